@@ -34,7 +34,19 @@ def command(
 ) -> None:
     """Compare RUN_B with RUN_A on the same problems, by paired tests with intervals.
 
-    Differences are B - A; above zero, B is better. Runs with different problems are an error.
+    Differences are B - A; above zero, B is better. Comparing runs with
+    different problems is an error.
+
+    \f
+    Args:
+        run_a: The first run directory.
+        run_b: The run directory to compare with it.
+        partial: Whether to leave out problems that a run has not finished.
+        output_path: Folder of the plots; None for a folder in `run_b`.
+        no_plots: Whether to write no plots.
+        html: Page to write, with the samples of both runs side by side.
+        all_filters: Whether to show the results of every filter, not only of the first.
+        **reading: Options of the group "reading", as for `load_run`.
     """
     from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.files import file_name

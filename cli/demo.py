@@ -83,8 +83,8 @@ def command(output_path: str | None) -> None:
     """Take a tour of treegen with the bundled model, without a GPU and without a download.
 
     The tour shows a prompt tree, self-consistency, retrieval from a long text, programs scored by
-    tests, and tree search. It takes about a minute and a half on two cores. Each part is a usual
-    run.
+    tests, and tree search. The tour takes about a minute and a half on two cores. You can open the
+    run of each part with the other commands.
     """
     from treegen import demo
     from treegen.cli.terminal.progress import Terminal

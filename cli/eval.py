@@ -90,7 +90,7 @@ def _read_samples(text_or_file: str) -> dict[str, list[int]]:
         samples: dict[str, list[int]] = json.loads(text)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"--samples must be JSON or the name of a JSON file: {error}; give such as "
+            f"--samples must be JSON or the name of a JSON file: {error}; give, for example, "
             """'{"TASK": [0, 5]}'"""
         ) from None
     is_valid = isinstance(samples, dict) and all(
@@ -99,7 +99,7 @@ def _read_samples(text_or_file: str) -> dict[str, list[int]]:
     )
     if not is_valid or not samples:
         raise InputError(
-            f"""--samples must be such as '{{"TASK": [0, 5]}}', got {text_or_file!r:.80}"""
+            f"""--samples must be like '{{"TASK": [0, 5]}}', got {text_or_file!r:.80}"""
         )
     return samples
 
@@ -119,7 +119,8 @@ def _choose_problems(samples: dict[str, list[int]], tasks: Sequence[str]) -> dic
     places = samples[tasks[0]]
     if places != list(range(places[0], places[0] + len(places))):
         raise InputError(
-            f"--samples of {tasks[0]} must be consecutive numbers; for others use --sample-id"
+            f"--samples of {tasks[0]} must be consecutive numbers; for other numbers, use "
+            "--sample-id"
         )
     return {"limit": f"{places[0] + 1}-{places[-1] + 1}"}
 
@@ -209,6 +210,19 @@ def command(
     With several --adapter, treegen loads the model once, makes a run in DIR/ADAPTER for each
     adapter, and compares the runs with the first. To continue, pass the same adapters and --resume
     DIR.
+
+    \f
+    Args:
+        output: Run directory.
+        resume: Directory of the run to continue.
+        write_out: Whether to print the first prompt of each task.
+        all_filters: Whether to show the results of every filter, not only of the first.
+        judge: Models that judge the samples.
+        rubric: Name of a rubric, or a .yaml or .jinja file.
+        wordings: Number of wordings of the rubric to use.
+        verdicts: How the judge gives its verdicts: by likelihood or by sampling.
+        adapter: LoRA adapters saved by peft, merged into the model on load.
+        **params: All other options, by parameter name.
     """
     from treegen.api.judge_plan import JudgingPlan
     from treegen.cli.terminal import render

@@ -1,4 +1,4 @@
-"""`treegen export`: a run in the format of another tool."""
+"""`treegen export` and `treegen import`: runs in the formats of other tools."""
 
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,18 @@ _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 )
 @add_option_groups("reading")
 @QUIET
-def command(run: Path, to: str, output_path: Path | None, **reading: Any) -> None:
+def export_to(run: Path, to: str, output_path: Path | None, **reading: Any) -> None:
     """Write the samples and scores of the directory RUN in the format of another tool.
 
     inspect writes a log of Inspect AI, every-eval-ever the shared schema of that name, lm-eval the
     results and samples files of lm-evaluation-harness, and parquet tables.
+
+    \f
+    Args:
+        run: The run directory.
+        to: Name of the format.
+        output_path: File (.eval) for inspect, folder for other formats.
+        **reading: Options of the group "reading", as for `load_run`.
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import safe_text
@@ -40,3 +47,43 @@ def command(run: Path, to: str, output_path: Path | None, **reading: Any) -> Non
     for file in files:
         echo(safe_text(f"{file} ({file.stat().st_size / 2**20:,.1f} MiB)"))
     json_line({"run": str(run), "to": to, "files": [str(file) for file in files]})
+
+
+@click.command("import")
+@click.argument("log", type=PATH)
+@option(
+    "--output-path -o DIR",
+    "Run directory, or the folder of the runs for several tasks. Default: a new one in runs/.",
+    type=PATH,
+)
+@option("--task NAME", "Import only this task; may be repeated.", "tasks", multiple=True)
+@QUIET
+def import_log(log: Path, output_path: Path | None, tasks: tuple[str, ...]) -> None:
+    """Convert LOG, another tool's log, to run directories for report, compare, score and show.
+
+    LOG is a log of Inspect AI, or results of lm-evaluation-harness with --log_samples: the folder,
+    or its results_TIME.json. The runs keep the verdicts of the log.
+
+    \f
+    Args:
+        log: The log of the other tool.
+        output_path: Run directory, or the folder of the runs for several tasks.
+        tasks: Tasks to import; none imports all.
+    """
+    from treegen.cli.terminal.render import echo, json_line, tell
+    from treegen.common.formatting import safe_text
+    from treegen.evals.pipeline.targets import new_path
+    from treegen.report.exchange import read_log
+    from treegen.report.exchange.external_log import make_runs
+
+    logs = read_log(log, tasks or None)
+    for part in logs:
+        for line in part.notices:
+            tell(f"{part.task}: {line}")
+    if output_path is None:
+        name = logs[0].task if len(logs) == 1 else log.stem
+        output_path = new_path(name, "imported")
+    runs = make_runs(logs, output_path)
+    for part, run in zip(logs, runs, strict=True):
+        echo(safe_text(f"{run}: {part.task}, {len(part.samples):,} samples of {part.model}"))
+    json_line({"log": str(log), "runs": [str(run) for run in runs]})

@@ -64,8 +64,10 @@ _GROUPS: Final = {
         "bench": "Measure treegen's speed on this machine.",
     },
 }
+# The modules of commands that share one; other commands have a module of their own name.
+_SHARED: Final = {"import": "export", "usc": "score", "verify": "score", "watch": "report"}
 _MODULES: Final = {
-    name: f"treegen.cli.{'import_log' if name == 'import' else name.replace('-', '_')}"
+    name: f"treegen.cli.{_SHARED.get(name, name).replace('-', '_')}"
     for group in _GROUPS.values()
     for name in group
 }
@@ -101,8 +103,8 @@ class LazyGroup(click.Group):
         """Import one command; return None if there is none with the name."""
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(_MODULES[cmd_name]).command
-        return command
+        members = vars(import_module(_MODULES[cmd_name])).values()
+        return next(m for m in members if isinstance(m, click.Command) and m.name == cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -241,8 +243,8 @@ def guarded_streams() -> Iterator[None]:
     """
     before = sys.stdout, sys.stderr
     _open_closed()
-    sys.stdout = cast(TextIO, _Guarded(sys.stdout or _nowhere(), _refuse))
-    sys.stderr = cast(TextIO, _Guarded(sys.stderr or _nowhere(), _lose))
+    sys.stdout = cast(TextIO, _Guarded(sys.stdout or _open_devnull(), _refuse))
+    sys.stderr = cast(TextIO, _Guarded(sys.stderr or _open_devnull(), _redirect_to_devnull))
     try:
         yield
     finally:
@@ -283,7 +285,7 @@ class _Guarded:
 
 
 def _refuse(stream: TextIO, error: OSError) -> None:
-    _lose(stream, error)
+    _redirect_to_devnull(stream, error)
     if error.errno == errno.EPIPE:  # for example `treegen ... | head`; click then exits silently
         raise error
     raise RunError(
@@ -292,7 +294,7 @@ def _refuse(stream: TextIO, error: OSError) -> None:
     ) from error
 
 
-def _lose(stream: TextIO, error: OSError) -> None:
+def _redirect_to_devnull(stream: TextIO, error: OSError) -> None:
     """Point the stream's descriptor to /dev/null, so that text in its buffer raises no error."""
     with suppress(OSError, ValueError):
         fd = os.open(os.devnull, os.O_WRONLY)
@@ -314,5 +316,5 @@ def _open_closed() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest descriptor that is free
 
 
-def _nowhere() -> TextIO:
+def _open_devnull() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")

@@ -57,6 +57,19 @@ def command(
 
     The command assumes the paired test of `treegen compare` on each problem's share of correct
     samples.
+
+    \f
+    Args:
+        difference: Difference of the accuracies of two runs.
+        runs: Run directories to take the variances from.
+        n_problems: Available problems.
+        num_samples: Samples per problem.
+        between: Variance over problems of p, the probability of a correct sample.
+        within: Mean of p (1 - p) over problems.
+        correlation: Correlation of p in the two runs.
+        wanted: Probability to detect the difference.
+        alpha: Probability to detect a difference if there is none.
+        **reading: Options of the group "reading", as for `load_run`.
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import safe_text

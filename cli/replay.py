@@ -37,7 +37,15 @@ def command(
     """Estimate what `--stop-when decided` would have saved in RUN, and how the vote would change.
 
     The command applies the rule to 32 random orders of each problem's samples. Intervals are over
-    problems. Differences are to the vote of all samples of the same problems.
+    problems. Each difference compares a vote with the vote of all samples of the same problems.
+
+    \f
+    Args:
+        run: The run directory.
+        stop_batch: Samples per problem between two checks of the rule.
+        chances: Probabilities P of the rule decided:P.
+        filter_name: Name of the filter that extracts answers.
+        **reading: Options of the group "reading", as for `load_run`.
     """
     from treegen.cli.terminal.render import echo, json_line, read_run
     from treegen.report.run_document import filter_of

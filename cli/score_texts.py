@@ -32,6 +32,13 @@ def command(file: Path, top: int, output: Path, **params: Any) -> None:
     Each line of FILE is a JSON object with "text", or with "prompt" and "completion", as text or
     token ids; "id" names the line. Shared beginnings of texts are computed once. To continue after
     an interruption, repeat the command.
+
+    \f
+    Args:
+        file: JSONL file of the texts.
+        top: Number of likeliest tokens to store at each position.
+        output: Folder for the Parquet files.
+        **params: Options of the model.
     """
     from dataclasses import asdict
 

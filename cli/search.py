@@ -15,7 +15,7 @@ from treegen.evals.search.methods import METHODS, methods_with_setting
 _BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int, "actions": int}
 
 
-def _either(names: Iterable[str]) -> str:
+def _join_names(names: Iterable[str]) -> str:
     *others, last = names
     return f"{', '.join(others)} or {last}"
 
@@ -42,12 +42,14 @@ def _own_arguments() -> str:
         "treegen search countdown --limit 4 --method beam --budget tokens=2000",
         "treegen search gsm8k --compare best-of-n,beam --limit 20 -o runs/both",
         "treegen search countdown --method path/to/file.py:function -a width=4",
-        "treegen search text-world --model DIR --method beam --budget actions=200",
+        "treegen search text-world --limit 10 --method beam --budget actions=200",
         "treegen search harbor --data TASKS --model DIR --allow-code-execution",
     ),
 )
 @click.argument("task", required=False)
-@option("--method -m NAME", f"{_either(METHODS)}; or path/to/file.py:function, your own search.")
+@option(
+    "--method -m NAME", f"{_join_names(METHODS)}; or path/to/file.py:function, your own search."
+)
 @option(
     "--method-arg -a NAME=VALUE",
     f"Argument of the method: {_own_arguments()}.",
@@ -63,7 +65,12 @@ def _own_arguments() -> str:
     f"Limits of each problem's search: {', '.join(_BUDGET)}. tokens counts decoded tokens.",
     multiple=True,
 )
-@option("--width", "Number of states to keep. Default: the task's.", type=int)
+@option(
+    "--width",
+    "States to keep per depth; dvts: subtrees; rebase: times --expand, steps per depth; sample, "
+    "majority: samples at once. Default: the task's.",
+    type=int,
+)
 @option("--depth", "Maximum steps of a solution. Default: the task's.", type=int)
 @option("--expand", "Number of next steps per state. Default: the task's.", type=int)
 @option(
@@ -91,7 +98,7 @@ def _own_arguments() -> str:
     "verifier_args",
     multiple=True,
 )
-@option("--verifier-memory SIZE", "Cache of the verifier. Default: 1GiB.")
+@option("--verifier-memory SIZE", "Size of the verifier's KV cache. Default: 1GiB.")
 @option("--prune-below", _of("prune_below", "prune states with a lower value."), type=float)
 @option("--exploration", _of("exploration", "constant c of UCT."), type=float)
 @option("--iterations", _of("iterations", "maximum number of visits."), type=int)
@@ -134,15 +141,23 @@ def command(
     """Search for solutions of each problem of TASK, and print the solved problems and the cost.
 
     Tasks with steps are countdown, game24 and gsm8k; in text-world, repair and harbor the steps
-    are tool calls. Every finished search is stored with its whole tree; a run that was stopped
-    continues with --resume.
+    are tool calls. Every finished search is stored with its whole tree; --resume continues a run
+    that was stopped.
+
+    \f
+    Args:
+        method: Name of the search method.
+        compare: Names of methods to run, each with the whole budget, and to compare.
+        output: Run directory.
+        resume: Directory of the run to continue.
+        **params: All other options, by parameter name.
     """
     choices = _collect_choices(params)
     places = make_placement(params, choices.get("device", "auto"))
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.execution import ModelLoader
-    from treegen.evals.pipeline.search import lacking, search_all
+    from treegen.evals.pipeline.search import describe_missing, search_all
     from treegen.report.text import cost_table
 
     terminal = Terminal(resume="search")
@@ -164,7 +179,7 @@ def command(
         render.echo(f"run: {result.path}")
     runs = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
     render.json_line({"runs": runs})
-    render.exit_with_complaints(lacking(results))
+    render.exit_with_complaints(describe_missing(results))
 
 
 def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:

@@ -111,7 +111,7 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
     "verifier_args",
     multiple=True,
 )
-@option("--verifier-memory SIZE", "Cache of the verifier. Default: 1GiB.")
+@option("--verifier-memory SIZE", "Size of the verifier's KV cache. Default: 1GiB.")
 @option(
     "--weights-dir DIR",
     "Folder of checkpoints that clients with a key may load with POST /v1/weights.",
@@ -146,6 +146,21 @@ def command(
     """Serve a model to OpenAI clients, until SIGTERM or Ctrl-C.
 
     The server computes and stores shared parts of prompts once, in whatever order requests arrive.
+
+    \f
+    Args:
+        host: Address to listen on.
+        port: Port to listen on.
+        api_key: Key that clients must send.
+        served_model_name: Name of the model for clients.
+        max_waiting: Maximum waiting samples.
+        tool_format: Format of the model's tool calls, such as hermes or qwen3_coder.
+        max_body: Maximum size of a request.
+        max_image_pixels: Maximum total pixels of the images of a request.
+        sampling: Sampling parameters that requests omit: from the checkpoint's
+            generation_config.json, or temperature 1 without filters.
+        drain_seconds: Seconds after SIGTERM to finish open requests.
+        **params: Options of the model, of nodes, searches, the verifier and keys.
     """
     _check_installed()
     from treegen.common.formatting import parse_bytes
@@ -155,12 +170,8 @@ def command(
     search_limits, load_verifier = _search_limits(params), _verifier_loader(params)
     engine = make_engine(params)
     keys = [*_read_keys(api_keys), *([api_key] if api_key else [])]
-    if not keys and host not in _LOCAL:
-        raise InputError(
-            f"other machines can reach {host}; give --api-key too, or set TREEGEN_API_KEY"
-        )
-    if weights_dir is not None and not keys:
-        raise InputError(f"{arg('weights_dir=')} needs a key; give {arg('api_key=')} too")
+    if not keys:
+        _check_needs_no_key(host, weights_dir)
     _check_limits(max_waiting, max_image_pixels, tool_format)
     body_bytes = parse_bytes(max_body)
     name = served_model_name or Path(engine.model).name or engine.model
@@ -203,6 +214,15 @@ def _check_installed() -> None:
         raise InputError(
             f"`treegen serve` needs {', '.join(missing)}; install it with: {install('serve')}"
         )
+
+
+def _check_needs_no_key(host: str, weights_dir: Path | None) -> None:
+    if host not in _LOCAL:
+        raise InputError(
+            f"other machines can reach {host}; give --api-key too, or set TREEGEN_API_KEY"
+        )
+    if weights_dir is not None:
+        raise InputError(f"{arg('weights_dir=')} needs a key; give {arg('api_key=')} too")
 
 
 def _check_limits(max_waiting: int | None, max_image_pixels: int, tool_format: str | None) -> None:

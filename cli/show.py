@@ -48,7 +48,19 @@ def command(
     all_filters: bool,
     **load_options: Any,
 ) -> None:
-    """Show the directory RUN: its metrics and problems, one problem, or one tree."""
+    """Show the directory RUN: its metrics and problems, one problem, or one tree.
+
+    \f
+    Args:
+        run: The run directory.
+        problem: Id of a problem to show with its samples and their votes.
+        tree: Id of a problem whose tree to show.
+        written_as: Form of the tree: dot or mermaid.
+        filter_name: Name of the filter that extracts answers.
+        full: Whether to print whole texts and list every problem.
+        all_filters: Whether to show the results of every filter, not only of the first.
+        **load_options: Options of the group "reading", as for `load_run`.
+    """
     from treegen.errors import InputError
 
     if problem is not None and tree is not None:
@@ -98,7 +110,7 @@ def _show_run(view: "RunView", filter: str, *, full: bool, all_filters: bool) ->
     from treegen.report import run_document
     from treegen.report.run_settings import describe_view
 
-    shares = run_document.shares_of(view, filter)
+    shares = run_document.get_vote_shares(view, filter)
     results = {
         "usage": view.usage,
         "done": view.num_done,

@@ -23,6 +23,12 @@ def command(names: tuple[str, ...], pattern: str | None, include_path: str | Non
 
     Name a task of your own by its file and class, path/to/file.py:Class, or by a YAML file in
     lm-eval's format, path/to/task.yaml.
+
+    \f
+    Args:
+        names: Tasks to describe; none lists all tasks.
+        pattern: Pattern of the names of lm-eval's tasks, groups and tags to list.
+        include_path: Additional folder of YAML files in lm-eval's format.
     """
     from treegen.errors import InputError
 
@@ -53,7 +59,7 @@ def _list_own(names: tuple[str, ...]) -> None:
     from treegen.evals.registry import describe_tasks
 
     documents = describe_tasks(names)
-    echo(_details(documents) if names else _overview(documents))
+    echo(_describe_tasks(documents) if names else _overview(documents))
     json_line({"tasks": documents})
 
 
@@ -85,7 +91,7 @@ def _overview(documents: Sequence[Mapping[str, Any]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _details(documents: Sequence[Mapping[str, Any]]) -> str:
+def _describe_tasks(documents: Sequence[Mapping[str, Any]]) -> str:
     """Return tables of the versions, defaults and arguments of tasks."""
     from treegen.common.formatting import format_table
 

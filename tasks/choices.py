@@ -221,7 +221,7 @@ class ARCEasy(ChoiceTask):
         labels = texts_of(choices.get("label"), "label")
         key = text_field({"answerKey": row.get("answerKey")}, "answerKey")
         if key not in labels:
-            raise ValueError(f"answerKey {key!r:.40} is none of its labels; it must be one of them")
+            raise ValueError(f"answerKey {key!r:.40} is not one of its labels")
         question_text = text_field({"question": question}, "question")
         texts = texts_of(choices.get("text"), "text")
         name = id_of(row, "id")
@@ -330,8 +330,8 @@ def _add_labels(rows: Rows, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     numbered = list(rows)
     if len(labels) != len(numbered):
         raise DataError(
-            f"{path} has {len(labels)} labels for {len(numbered)} rows; "
-            "take both files of one split"
+            f"{path} has {len(labels)} labels for {len(numbered)} rows; use both files of the "
+            "same split"
         )
     for (line, row), label in zip(numbered, labels, strict=True):
         yield line, {**row, "label": label}
@@ -371,7 +371,7 @@ class WinoGrande(ChoiceTask):
         if not blank:
             raise ValueError("sentence must have a blank (_)")
         if not after.strip():
-            raise ValueError("nothing of the sentence is left after the blank, so nothing to score")
+            raise ValueError("the sentence ends with the blank, so there is no text to score")
         options = text_field(row, "option1"), text_field(row, "option2")
         return check(
             ChoiceItem(

@@ -64,7 +64,9 @@ def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows
 
 def _check_whole(subset: str | None, what: str) -> None:
     if subset is not None:
-        raise InputError(f"{what} one set; a subset goes with hf or a folder with gpqa_*.csv")
+        raise InputError(
+            f"{what} a single set; choose a subset only with hf or a folder with gpqa_*.csv"
+        )
 
 
 _ANSWER: Final = re.compile(r"(?i)Answer[ \t]*:[ \t]*\$?([A-D])\$?")

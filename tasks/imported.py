@@ -65,7 +65,7 @@ class Imported(TextTask):
             DataError: The file cannot be read.
         """
         if options.data is None:
-            raise InputError("imported has no problems; `treegen import LOG` makes runs of it")
+            raise InputError("imported has no problems; create its runs with `treegen import LOG`")
         path = Path(options.data)
         problems, skipped = problems_of(read_rows(path), str(path), _problem)
         if skipped:
@@ -128,7 +128,8 @@ class Imported(TextTask):
             InputError: Always.
         """
         raise InputError(
-            "samples of an imported run have the verdicts of their log; others cannot be judged"
+            "treegen cannot score new samples of an imported run; it only keeps the verdicts "
+            "of the log"
         )
 
 

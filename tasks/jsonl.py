@@ -85,8 +85,8 @@ def parse_template(text: str) -> Template:
             form or conversion or not name.strip() or set(name) & set(".[]{}")
         ):
             raise DataError(
-                f"template {text!r}: {{...}} must hold the name of a field and nothing else; "
-                "write {{ or }} for a brace"
+                f"template {text!r}: {{...}} must contain only the name of a field; write "
+                "{{ or }} for a brace"
             )
         parts.append((literal, None if name is None else name.strip()))
     if not any(name for _, name in parts):
@@ -136,7 +136,7 @@ def chat_text(messages: tuple[dict[str, Any], ...]) -> str:
 
 def _message(message: Any, where: str, images: list[Any]) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise ValueError(f"{where} is no chat message; write an object with role and content")
+        raise ValueError(f"{where} is not a chat message; write an object with role and content")
     content = message.get("content")
     if not isinstance(content, list):
         if content is not None and not isinstance(content, str):
@@ -232,7 +232,7 @@ class QuestionAnswer(TextTask):
         """
         check_arguments(self.name, options.extra, self.arguments)
         if options.data is None:
-            raise InputError("jsonl has no problems of its own; give --data a JSONL file")
+            raise InputError("jsonl has no bundled problems; pass a JSONL file with --data")
         self._choose(options.extra)
         template = parse_template(_unescape(options.extra.get("template", _TEMPLATE)))
         numbered, source = _SOURCE.read(options.data, options.split)
@@ -271,13 +271,13 @@ class QuestionAnswer(TextTask):
             raise InputError(
                 f"{option} needs a pattern, such as pattern='answer is (.+)'"
                 if kind == "regex"
-                else f"{option} has no use for a pattern; leave it out, or use answer=regex"
+                else f"{option} does not use a pattern; leave out the pattern, or use answer=regex"
             )
         ignore_case = one_of(extra, "ignore_case", ("yes", "no"), "no") == "yes"
         if ignore_case and kind in ("number", "math", "choice"):
-            raise InputError(f"{option} has no use for ignore_case; leave it out")
+            raise InputError(f"{option} does not use ignore_case; leave it out")
         if "choices" in extra and kind != "choice":
-            raise InputError(f"{option} has no use for choices; leave it out, or use answer=choice")
+            raise InputError(f"{option} does not use choices; leave it out, or use answer=choice")
         make: Mapping[str, Callable[[], CanonicalAnswer | MathAnswer]] = {
             "text": lambda: TextAnswer(ignore_case=ignore_case),
             "contains": lambda: ContainedAnswer(ignore_case=ignore_case),
@@ -298,7 +298,7 @@ class QuestionAnswer(TextTask):
     ) -> Problem:
         answers = _answers(row, extra.get("answer_field", "answer"))
         if all(self._answer.canonical(answer) is None for answer in answers):
-            raise ValueError(f"answer {answers[0][:40]!r} is not one that can be compared")
+            raise ValueError(f"answer {answers[0][:40]!r} cannot be compared with answers")
         problem_id = _id(row, line, extra.get("id_field"))
         group_field, image_field = extra.get("group_field"), extra.get("image_field")
         group = row.get(group_field) if group_field else None
@@ -341,7 +341,7 @@ def _kind(extra: Mapping[str, str]) -> tuple[str, str]:
         kind = one_of(extra, "answer", ANSWERS, "regex" if "pattern" in extra else "text")
         return kind, f"answer={kind}"
     if "answer" in extra:
-        raise InputError("give answer or metric, not both, nor one after a run with the other")
+        raise InputError("give answer or metric, not both, and resume a run with the same one")
     metric = one_of(extra, "metric", tuple(METRICS), "exact")
     return METRICS[metric], f"metric {metric}"
 
@@ -379,9 +379,9 @@ def _check_free(rows: Sequence[tuple[int, Mapping[str, Any]]], source: str) -> N
     for line, row in rows:
         if isinstance(row.get("choices"), list):
             raise DataError(
-                f"{source}, line {line} has choices, but jsonl samples free answers; for the "
-                "likeliest choice write a task whose problems have choices (see "
-                "examples/own_task_package), or rename the field to sample all the same"
+                f"{source}, line {line} has choices, but jsonl samples free answers; to score "
+                "choices, write a task whose problems have choices (see "
+                "examples/own_task_package), or rename the field to sample answers"
             )
 
 

@@ -1,13 +1,12 @@
 """Tiny checkpoints in bitsandbytes' 4 and 8 bits, written and expanded in numpy."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from packed_checkpoints import store_projections
 from torch import Tensor
 
 _FOUR: dict[str, Any] = {"load_in_4bit": True, "load_in_8bit": False}
@@ -79,22 +78,10 @@ def store_bnb(source: Path, target: Path, layout: str) -> dict[str, Tensor]:
     The shapes of matrices and all other weights are those of a checkpoint `source`. Conv1D
     matrices are stored as those of linear layers, as transformers does.
     """
-    shutil.copytree(source, target)
-    generator = np.random.default_rng(0)
-    tensors: dict[str, Tensor] = {}
-    exact: dict[str, Tensor] = {}
-    for name, value in load_file(source / "model.safetensors").items():
-        is_conv = ".c_" in name and name.endswith(".weight")
-        if "_proj.weight" not in name and not is_conv:
-            tensors[name] = value
-            continue
-        outputs, inputs = value.shape[::-1] if is_conv else value.shape
-        parts, whole = pack((outputs, inputs), layout, generator)
-        prefix = name.removesuffix("weight")
-        tensors |= {f"{prefix}{part}": tensor for part, tensor in parts.items()}
-        exact[name] = whole.T.contiguous() if is_conv else whole
-    save_file(tensors, target / "model.safetensors", {"format": "pt"})
-    config = json.loads((target / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "bitsandbytes", **SETTINGS[layout]}
-    (target / "config.json").write_text(json.dumps(config))
-    return exact
+    return store_projections(
+        source,
+        target,
+        lambda outputs, inputs, generator: pack((outputs, inputs), layout, generator),
+        {"quant_method": "bitsandbytes", **SETTINGS[layout]},
+        transposed=False,
+    )

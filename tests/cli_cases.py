@@ -3,6 +3,7 @@
 import json
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -106,6 +107,19 @@ class Command:
             code = run_command(*args)
         printed = self._capsys.readouterr()
         return Done(code, printed.out, printed.err, documents[-1] if documents else None)
+
+
+@contextmanager
+def served(*options: str) -> Iterator[str]:
+    """Run `treegen serve` in another process; yield the address of its API."""
+    command = [sys.executable, "-m", "treegen", "serve", *options, "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        try:
+            yield next(line for line in server.stderr if "is served at" in line).split()[-1]
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.stderr.read()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from agent_cases import TEMPLATE, call_text, chat_tokenizer
 from tiny_models import config_of
-from transformers import AutoModelForCausalLM
+from trained_models import save_trained_model
 
 from treegen.common.bounded.templates import render_chat
 from treegen.prompts.replies.types import ToolCall
@@ -57,23 +57,14 @@ def save_writer_model(directory: Path) -> Path:
         "llama", max_position_embeddings=4096, hidden_size=64, vocab_size=len(tokenizer)
     )
     config.eos_token_id = tokenizer.eos_token_id
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        for _ in range(200):
-            losses = [model(input_ids=ids, labels=wanted).loss for ids, wanted in episodes]
-            loss = torch.stack(losses).sum()
-            if loss < 0.03:
-                break
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    assert loss < 0.1, loss
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
+
+    def loss_of(model: Any) -> torch.Tensor:
+        losses = [model(input_ids=ids, labels=wanted).loss for ids, wanted in episodes]
+        return torch.stack(losses).sum()
+
+    return save_trained_model(
+        directory, config, tokenizer, loss_of, steps=200, enough=0.03, most=0.1
+    )
 
 
 def _episode(tokenizer: Any, tools: list[dict[str, Any]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from treegen import LLM, Node
+from treegen.engine.segments.prefix_cache import PrefixCache
+from treegen.model.memory import new_state_cache
 from treegen.ops.attention import latent as latents
+from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.plan.cost_model import CostModel
 
 FAMILIES = [
@@ -47,10 +50,10 @@ def load(path: Path, **options: Any) -> LLM:
     return LLM(str(path), **{"check": False, "device": "cpu", "memory": "2MiB", **options})
 
 
-def ragged(samples: int = 1) -> Node:
+def ragged(samples: int = 1, trunk: str = TRUNK) -> Node:
     """Two levels, nodes of one token, nodes with an only child, samples of inner nodes."""
     return Node(
-        TRUNK,
+        trunk,
         children=[
             Node(
                 "Q: Bob has 14 pens.",
@@ -67,6 +70,18 @@ def ragged(samples: int = 1) -> Node:
         ],
         samples=0,
     )
+
+
+def with_room(llm: LLM, num_pages: int, num_states: int, **options: Any) -> LLM:
+    """The same model, with room for so many pages of 4 tokens and so many states."""
+    llm = LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", page_size=4, **options)
+    states = None
+    if llm.spec.states:
+        states = new_state_cache(llm.model, num_states, num_windows=llm.max_rows)
+    layers = llm.model.new_cache(num_pages + 1, 4)
+    llm.engine.cache = PagedCache(layers, num_pages, 4, states)
+    llm.engine.kept = PrefixCache(llm.cache, num_pages // 2)
+    return llm
 
 
 def small(llm: LLM, seed: int, **options: Any) -> LLM:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from agent_cases import TEMPLATE, call_text, chat_tokenizer
 from tiny_models import config_of
-from transformers import AutoModelForCausalLM
+from trained_models import save_trained_model
 
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.memory import MemoryEnvironment
@@ -114,21 +114,14 @@ def save_line_model(directory: Path) -> Path:
         "llama", max_position_embeddings=1024, hidden_size=64, vocab_size=len(tokenizer)
     )
     config.eos_token_id = tokenizer.eos_token_id
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=8e-3)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=220)
-        for _ in range(220):
-            loss = model(**batch).loss
-            if loss < 0.014:
-                break
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-    assert loss < 0.03, loss
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
+    return save_trained_model(
+        directory,
+        config,
+        tokenizer,
+        lambda model: model(**batch).loss,
+        steps=220,
+        enough=0.014,
+        most=0.03,
+        rate=8e-3,
+        one_cycle=True,
+    )

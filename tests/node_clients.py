@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,17 @@ async def evict_all(served: AsyncLLM) -> tuple[int, int]:
         return backend.scheduler.run.pool.num_used, len(set(store.segments) - needed)
 
     return await served.call_nodes(begin)
+
+
+@contextmanager
+def clean_client(url: str, key: str) -> Iterator[NodeClient]:
+    """Yield a client; in the end delete its trees, and check that none of their memory is left."""
+    client = NodeClient(url, key)
+    with closing(client.http):
+        yield client
+        for tree in client.ask("GET", "/v1/nodes")[1]["data"]:
+            client.ask("DELETE", f"/v1/nodes/{tree['id']}")
+        assert client.memory()["nodes"] == client.memory()["tokens"] == 0
 
 
 def is_near_tie(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,30 @@ def store_packed(
 
     The shapes of matrices and all other weights are those of a checkpoint `source`.
     """
+    return store_projections(
+        source,
+        target,
+        lambda outputs, inputs, generator: pack(inputs, outputs, layout, generator, scales),
+        settings_of(layout),
+    )
+
+
+def store_projections(
+    source: Path,
+    target: Path,
+    pack: Callable[[int, int, np.random.Generator], tuple[dict[str, Tensor], Tensor]],
+    settings: dict[str, Any],
+    *,
+    transposed: bool = True,
+) -> dict[str, Tensor]:
+    """Write a checkpoint with other projections; return their matrices.
+
+    Args:
+        source: The checkpoint with the shapes of matrices and all other weights.
+        pack: Returns the parts and the matrix for a number of outputs and inputs.
+        settings: The quantization_config.
+        transposed: Whether the matrices that `pack` returns are [inputs, outputs].
+    """
     shutil.copytree(source, target)
     generator = np.random.default_rng(0)
     tensors: dict[str, Tensor] = {}
@@ -100,16 +125,23 @@ def store_packed(
         if "_proj.weight" not in name and not is_conv:
             tensors[name] = value
             continue
-        inputs, outputs = value.shape if is_conv else value.shape[::-1]
-        parts, whole = pack(inputs, outputs, layout, generator, scales)
+        outputs, inputs = value.shape[::-1] if is_conv else value.shape
+        parts, whole = pack(outputs, inputs, generator)
         prefix = name.removesuffix("weight")
         tensors |= {f"{prefix}{part}": tensor for part, tensor in parts.items()}
-        exact[name] = whole if is_conv else whole.T.contiguous()
+        exact[name] = whole if is_conv == transposed else whole.T.contiguous()
     save_file(tensors, target / "model.safetensors", {"format": "pt"})
     config = json.loads((target / "config.json").read_text())
-    config["quantization_config"] = settings_of(layout)
+    config["quantization_config"] = settings
     (target / "config.json").write_text(json.dumps(config))
     return exact
+
+
+def edit(directory: Path, **fields: Any) -> None:
+    file = directory / "config.json"
+    config = json.loads(file.read_text())
+    config["quantization_config"].update(fields)
+    file.write_text(json.dumps(config))
 
 
 def store_exact(source: Path, target: Path, exact: dict[str, Tensor], dtype: torch.dtype) -> None:

@@ -1,5 +1,6 @@
 """Runs for the tests of reports: real run directories whose samples were made up, not sampled."""
 
+import hashlib
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,15 @@ HOSTILE = (
 )
 
 Draw = Callable[[random.Random, int, int], str]
+
+
+def content(folder: Path) -> dict[str, str]:
+    """Return a hash of every file below a folder."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def answer_with(rng: random.Random, number: int, index: int) -> str:

@@ -188,7 +188,7 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
         await good
         refused: list[tuple[str | list[int], SamplingParams, str]] = [
             ([10**6], SamplingParams(), "token id 1000000"),
-            (PROMPT, SamplingParams(n=9_999), "one call asks for"),
+            (PROMPT, SamplingParams(n=9_999), "one call requests"),
             (PROMPT, SamplingParams(logit_bias={10**6: 1}), "logit_bias has token"),
         ]
         for prompt, params, told in refused:
@@ -198,7 +198,7 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
         for call in (served.generate([PROMPT], many), anext(served.stream([PROMPT], many))):
             with pytest.raises(InputError, match="params is a list"):
                 await call
-        with pytest.raises(InputError, match="one call asks for"):
+        with pytest.raises(InputError, match="one call requests"):
             await served.encode([PROMPT] * 9_999)
         scores = await served.score([[5, 6, 7], [5, 6, 8]])
         assert [score.tokens for score in scores] == [(6, 7), (6, 8)]
@@ -245,7 +245,7 @@ def test_closing_waits_for_calls_or_ends_them(loaded: LLM) -> None:
         return await call
 
     assert asyncio.run(ask(True))[1][0][0].num_tokens
-    with pytest.raises(InputError, match="was not done"):
+    with pytest.raises(InputError, match="did not execute"):
         asyncio.run(ask(False))
 
 

@@ -56,7 +56,7 @@ def test_tags_of_reasoning() -> None:
 def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InputError, match=r"cuda:3 is not there; choose one of cuda:0, cuda:1$"):
+    with pytest.raises(InputError, match=r"cuda:3 does not exist; choose one of cuda:0, cuda:1$"):
         resolve_device("cuda:3")
 
 
@@ -104,5 +104,5 @@ def test_runs_of_the_other_command(treegen: Command, tmp_path: Path) -> None:
 
 def test_a_task_that_is_no_class(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text("T = 3\n")
-    with pytest.raises(InputError, match="is 3, not a class of a task"):
+    with pytest.raises(InputError, match="is 3, not the class of a task"):
         get_task(f"{tmp_path / 't.py'}:T")

@@ -136,7 +136,7 @@ def test_allowed_token_ids(llm: LLM) -> None:
     with pytest.raises(InputError, match="allowed_token_ids has token 1000000"):
         llm.generate(prompts, SamplingParams(allowed_token_ids=[1, 1_000_000]))
     ends = list(llm.spec.eos_token_ids)
-    with pytest.raises(InputError, match="min_tokens allows none"):
+    with pytest.raises(InputError, match="min_tokens excludes all"):
         llm.generate(prompts, SamplingParams(allowed_token_ids=ends, min_tokens=1))
     assert llm.generate(prompts[0], SamplingParams(allowed_token_ids=ends))[0][0].text == ""
 

@@ -351,5 +351,5 @@ def test_what_an_evaluation_gives_must_be_numbers() -> None:
         async def evaluate(nodes: Sequence[SearchNode], given: Any = given) -> Any:
             return given
 
-        with pytest.raises(InputError, match="evaluate must give a list of numbers, got"):
+        with pytest.raises(InputError, match="evaluate must return a list of numbers, got"):
             searched(treegen.search.best_of_n, n=2, evaluate=evaluate)

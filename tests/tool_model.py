@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from tiny_models import config_of, tiny_tokenizer
 from tool_texts import WRITERS
-from transformers import AutoModelForCausalLM
+from trained_models import save_trained_model
 
 QUESTION = "What is 17 + 25?"
 CALL = {"name": "add", "arguments": {"x": 17, "y": 25}}
@@ -54,17 +54,9 @@ def save_tool_model(directory: Path, writer: str = "hermes") -> Path:
             wanted += [-100 if is_said or turn["role"] != "assistant" else token for token in new]
             ids += new
     config = config_of("llama", max_position_embeddings=1024, hidden_size=64)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        for _ in range(120):
-            loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([wanted])).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    assert loss < 0.05
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    batch = {"input_ids": torch.tensor([ids]), "labels": torch.tensor([wanted])}
+    save_trained_model(
+        directory, config, tokenizer, lambda model: model(**batch).loss, steps=120, most=0.05
+    )
     (directory / "chat_template.jinja").write_text(template)
     return directory

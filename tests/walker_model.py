@@ -7,7 +7,7 @@ import torch
 from agent_cases import TEMPLATE, call_text, chat_tokenizer
 from agent_policies import solve_world
 from tiny_models import config_of
-from transformers import AutoModelForCausalLM
+from trained_models import save_trained_model
 
 from treegen.common.bounded.templates import render_chat
 from treegen.evals.task import TaskOptions
@@ -43,19 +43,13 @@ def save_walker_model(directory: Path) -> Path:
         "llama", max_position_embeddings=4096, hidden_size=64, vocab_size=len(tokenizer)
     )
     config.eos_token_id = tokenizer.eos_token_id
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-        for _ in range(150):
-            loss = model(input_ids=torch.tensor([ids]), labels=torch.tensor([wanted])).loss
-            if loss < 0.03:
-                break
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    assert loss < 0.05, loss
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
+    batch = {"input_ids": torch.tensor([ids]), "labels": torch.tensor([wanted])}
+    return save_trained_model(
+        directory,
+        config,
+        tokenizer,
+        lambda model: model(**batch).loss,
+        steps=150,
+        enough=0.03,
+        most=0.05,
+    )

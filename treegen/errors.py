@@ -149,7 +149,7 @@ class ModelWarning(UserWarning):
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra of treegen, for messages.
+    """Return the text of the command that installs an extra of treegen, for messages.
 
     The name `treegen` belongs to another project on PyPI, so no command uses it.
     """

@@ -28,6 +28,13 @@ def command(
     The audit reads the answers again by the rules of other tools, and checks prompts, samples and
     data. Each finding has a severity, a count, an example and advice. The audit runs no model. It
     runs the reference solutions of tasks with programs only with --allow-code-execution.
+
+    \f
+    Args:
+        runs: Run directories, or folders of them.
+        fail_on: Least severity of a finding that makes the exit code 1.
+        faulty_items: File of ids of faulty problems, one in each line.
+        **params: Options of the groups "reading", as for `load_run`, and "execution".
     """
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
     from treegen.common.formatting import safe_text

@@ -33,7 +33,17 @@ def attention(
     repeats: int,
     **options: Any,
 ) -> None:
-    """Time attention on the paper's grid, against attention without sharing."""
+    """Time attention with and without sharing, on the grid of sizes of the Hydragen paper.
+
+    \f
+    Args:
+        rows: Query rows.
+        prefix: Keys that all rows share.
+        suffix: Keys of each row after the prefix.
+        heads: Query heads, KV heads and head dimension.
+        repeats: Number of timed calls.
+        **options: Values of the options `DEVICE`.
+    """
     check_heads(heads)
     grid = [
         (number, shared, unshared) for unshared in suffix for shared in prefix for number in rows

@@ -45,6 +45,18 @@ def cluster(
     """Time the same job on one worker and on all workers.
 
     Workers on CPUs share the cores, so only GPUs show how the speed scales.
+
+    \f
+    Args:
+        model: Checkpoint directory.
+        shape: Shape of a model with random weights.
+        dtype: Type of the weights and activations.
+        memory: Size of each worker's KV cache.
+        eager: Whether to skip compiling and CUDA graphs on GPUs.
+        gpus: GPUs that each load the whole model and do a part of the work.
+        workers: CPU workers that each load the whole model, instead of GPUs.
+        ray: Address of the Ray cluster, or auto for one that runs here.
+        **params: Fields of `ClusterJob`.
     """
     if (gpus, workers, ray) == (None, None, None):
         workers = 2

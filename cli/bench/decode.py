@@ -48,7 +48,20 @@ def decode(
     refill: bool,
     **options: Any,
 ) -> None:
-    """Time decoding with all levels shared, one, none, and no attention, against the roofline."""
+    """Time decoding with all, one or no levels shared, without attention, and the roofline.
+
+    \f
+    Args:
+        shape: Name of the shape of a model with random weights; None for a checkpoint.
+        rows: Samples decoded at once.
+        prefix: Prompt tokens that all rows share.
+        modes: Sharing modes to time.
+        new_tokens: Tokens of each sample.
+        problems: Number of problems below the prefix, which divide the rows.
+        problem_tokens: Tokens of each problem.
+        refill: Whether new samples replace finished ones.
+        **options: Values of the options `RUNS`.
+    """
     if modes == ():
         raise InputError(f"--modes is empty; give some of {', '.join(DECODE_MODES)}")
     if refill and options["model"]:

@@ -27,12 +27,12 @@ def bounded_option(
         how: Further arguments of `click.option`.
     """
 
-    def check(_: click.Context, __: click.Parameter, value: Any) -> Any:
+    def _check(_: click.Context, __: click.Parameter, value: Any) -> Any:
         if value is not None and not is_good(value):
             raise InputError(f"{flag} must be {must}, got {value!r}")
         return value
 
-    return click.option(flag, *more, callback=check, **how)
+    return click.option(flag, *more, callback=_check, **how)
 
 
 def count(
@@ -63,14 +63,14 @@ def counts(flag: str, text: str, *, least: int = 1, once: bool = True, **how: An
         how: Further arguments of `click.option`.
     """
 
-    def check(_: click.Context, __: click.Parameter, value: str | None) -> list[int] | None:
+    def _check(_: click.Context, __: click.Parameter, value: str | None) -> list[int] | None:
         if value is None:
             return None
         numbers = whole_numbers(value, flag, least)
         return list(dict.fromkeys(numbers) if once else numbers)
 
     how = {"metavar": "N,...", "show_default": "default" in how, **how}
-    return click.option(flag, help=text, callback=check, **how)
+    return click.option(flag, help=text, callback=_check, **how)
 
 
 def some_of(flag: str, names: Sequence[str], text: str, **how: Any) -> Decorator:
@@ -83,7 +83,7 @@ def some_of(flag: str, names: Sequence[str], text: str, **how: Any) -> Decorator
         how: Further arguments of `click.option`.
     """
 
-    def check(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    def _check(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
         if value is None:
             return None
         chosen = tuple(name.strip() for name in value.split(",") if name.strip())
@@ -92,7 +92,7 @@ def some_of(flag: str, names: Sequence[str], text: str, **how: Any) -> Decorator
                 raise InputError(f"{flag} must be some of {', '.join(names)}, got {name!r}")
         return tuple(dict.fromkeys(chosen))
 
-    return click.option(flag, metavar="NAME,...", help=text, callback=check, **how)
+    return click.option(flag, metavar="NAME,...", help=text, callback=_check, **how)
 
 
 def _check_size(_: click.Context, __: click.Parameter, size: str | None) -> str | None:

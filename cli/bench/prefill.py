@@ -25,7 +25,18 @@ def prefill(
     repeats: int,
     **options: Any,
 ) -> None:
-    """Time prefill passes over few tokens, as searches run them, against the roofline."""
+    """Time prefill passes over few tokens, as searches run them, against the roofline.
+
+    \f
+    Args:
+        shape: Shape of a model with random weights, as in `treegen bench decode`.
+        model: Checkpoint to use instead of --shape.
+        tokens: Tokens per pass.
+        prefix: Prompt tokens that are already in the cache.
+        passes: Consecutive passes per run.
+        repeats: Number of timed runs, after one untimed run.
+        **options: Values of the options `ENGINE`.
+    """
     shape = shape_or_model(shape, model, "llama3-8b")
     from treegen.bench import ceilings
     from treegen.bench.prefill import measure, pass_table

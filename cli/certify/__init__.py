@@ -15,14 +15,14 @@ from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 @option(
     "--sign KEY", "Sign the certificate with this SSH key; ssh-keygen writes FILE.sig.", type=PATH
 )
-@option("--check FILE", "Check this certificate. RUN defaults to its folder.", type=PATH)
+@option("--check FILE", "Check this certificate. RUN defaults to the folder of FILE.", type=PATH)
 @option(
     "--signer FILE",
-    "Require a signature by this public SSH key, or by one in this allowed-signers file.",
+    "Require a signature by this public SSH key, or by a key in this allowed-signers file.",
     type=PATH,
 )
 @option("--redraw N", "Draw N random samples again; needs --model.", type=click.IntRange(min=1))
-@option("--redraw-seed N", "Seed that chooses these samples. Default: random.", type=int)
+@option("--redraw-seed N", "Seed that chooses the samples of --redraw. Default: random.", type=int)
 @option(
     "--tolerance X",
     "Allowed difference of a token's log-probability. Default: 0.001 for float32, else 0.1.",
@@ -30,9 +30,9 @@ from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 )
 @option(
     "--model -M DIR|NAME",
-    "Current place of the model. Default: the run's; with --check, no model is checked.",
+    "Where the model is now. Default: where the run found it; with --check, no model is checked.",
 )
-@option("--adapter DIR|NAME", "Current place of the adapter, if it has moved.", multiple=True)
+@option("--adapter DIR|NAME", "Where the adapter is now, if it has moved.", multiple=True)
 @option("--device NAME", "auto, cpu, cuda or cuda:N.")
 @add_option_groups("reading", "execution", "trust")
 @QUIET
@@ -52,6 +52,18 @@ def command(
     A certificate has hashes of the weights, tokenizer, prompts, data and samples, the settings and
     versions, the scores and the findings of the audit. --check computes all of them again from RUN
     and exits with code 1 if one differs.
+
+    \f
+    Args:
+        run: The run directory.
+        output_path: Certificate file.
+        sign: SSH key that signs the certificate.
+        check: Certificate to check.
+        signer: Public SSH key, or file of allowed signers, whose signature is required.
+        redraw: Number of random samples to draw again.
+        redraw_seed: Seed that chooses these samples.
+        tolerance: Allowed difference of a token's log-probability.
+        **params: Places of the model, and options of reading and execution.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
@@ -86,7 +98,9 @@ def command(
     from treegen.report.certify.check import check_certificate
 
     if redraw is None and (redraw_seed is not None or tolerance is not None):
-        raise InputError("--redraw-seed and --tolerance have no effect without --redraw N; add it")
+        raise InputError(
+            "--redraw-seed and --tolerance have no effect without --redraw N; add --redraw N"
+        )
     result = check_certificate(
         check,
         run,

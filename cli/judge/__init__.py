@@ -153,7 +153,7 @@ _READING = ("data", "task", "allow_task_code")
 )
 @option(
     "--half-width W",
-    "Print how many problems, answers, judges or wordings make the interval at most +-W.",
+    "Print how many problems, answers, judges or wordings narrow the interval to +-W.",
     type=float,
 )
 @add_option_groups("judge model", "reading")
@@ -173,6 +173,19 @@ def command(
 
     Each judgement is stored in RUN at once; to continue after an interruption, repeat the command.
     Without --judge, the command reports the stored judgements and loads no model.
+
+    \f
+    Args:
+        run: The run directory.
+        judge: Models that judge the samples.
+        rubric: Name of a rubric, or a .yaml or .jinja file.
+        pairs: Run whose answers are compared, in both orders, by the rubric pairwise.
+        labels: JSONL file of labels by people, which correct the mean.
+        weights: Weights of judges, as NAME=WEIGHT.
+        combine: How to combine the values of a jury.
+        half_width: Half width of the interval for which to print the necessary numbers of
+            problems, answers, judges and wordings.
+        **params: All other options, by parameter name.
     """
     from treegen.api import judging
     from treegen.cli.terminal.progress import Terminal

@@ -48,7 +48,7 @@ def collect_choices(params: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in _read_list(params.get(option, ()), flag, readers).items():
             if name in choices and choices[name] != value:
                 raise InputError(
-                    f"{name} is {choices[name]!r} by its own option and {value!r} in {flag}; "
+                    f"{name} is {choices[name]!r} by its own option, but {value!r} in {flag}; "
                     "give it once"
                 )
             choices[name] = value
@@ -122,7 +122,7 @@ def collect_tasks(params: Mapping[str, Any]) -> list[str]:
     folder = params.get("include_path")
     names = [name for word in words for name in _expand_tasks(word, folder)]
     if folder is not None and not any("@" in name for name in names):
-        raise InputError("--include-path is for tasks that are named lm-eval:TASK; leave it out")
+        raise InputError("--include-path needs tasks that are named lm-eval:TASK; leave it out")
     for number, name in enumerate(names):
         if name in names[:number]:
             raise InputError(f"task {name!r} is named twice; name each task once")

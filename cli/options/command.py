@@ -319,7 +319,7 @@ def _row(param: click.Parameter, ctx: click.Context, everything: bool) -> tuple[
 
 
 def _help_all() -> click.Option:
-    def show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    def _show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not ctx.resilient_parsing:
             ctx.meta[_ALL] = True
             click.echo(ctx.get_help())
@@ -330,6 +330,6 @@ def _help_all() -> click.Option:
         is_flag=True,
         is_eager=True,
         expose_value=False,
-        callback=show,
+        callback=_show,
         help="Show this message with all options.",
     )

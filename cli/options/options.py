@@ -121,7 +121,7 @@ _LOADING: Final = (
     option(
         "--sharing HOW",
         "Which shared prefixes to read once for all their samples: all, one (the first level), "
-        "off, or auto (those that pay). Default: auto.",
+        "off, or auto (those for which it saves time). Default: auto.",
     ),
     option(
         "--tensor-parallel-size --tp N",
@@ -135,7 +135,10 @@ _LOADING: Final = (
     option("--eager", "On a GPU, skip compiling and CUDA graphs: faster start, slower decoding."),
 )
 _MODEL: Final = (
-    option("--model -M DIR|NAME", "Checkpoint directory, hub name, or demo for the bundled model."),
+    option(
+        "--model -M DIR|NAME",
+        "Checkpoint directory, hub name, or a bundled model: demo, demo-agent.",
+    ),
     option(
         "--model-args K=V,...",
         f"Options of the model, by name: {', '.join(MODEL_ARGS)}.",
@@ -172,8 +175,8 @@ _CLUSTER: Final = (
     option("--workers N", "CPU workers that each load the whole model, instead of GPUs.", type=int),
     option(
         "--ray ADDRESS",
-        "Use the Ray cluster at HOST:PORT, or auto for one that runs here. Default: start a "
-        "private Ray.",
+        "Use the Ray cluster at HOST:PORT, or auto for the cluster of this machine. Default: "
+        "start a private Ray.",
     ),
 )
 _DRAWING: Final = (

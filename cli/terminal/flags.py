@@ -20,17 +20,17 @@ def rename_arguments(message: str, command: click.Command | None) -> str:
     """
     if command is None or not isinstance(message, Message):
         return str(message)
-    return message.rename(partial(_spell, _flags(command)))
+    return message.rename(partial(_rename_flag, _flags(command)))
 
 
-def _spell(flags: dict[str, str], reference: str) -> str:
+def _rename_flag(flags: dict[str, str], reference: str) -> str:
     name, _, value = reference.partition("=")
     if name not in flags:
         of_eval = _eval_flags()
         if not of_eval.get(name, "").startswith("--"):
             return reference
         # The option of another command, such as one that decides what `treegen eval` stores.
-        return f"`treegen eval {_spell(of_eval, reference)}`"
+        return f"`treegen eval {_rename_flag(of_eval, reference)}`"
     flag = flags[name]
     in_list = " " in flag  # --model-args page_size=16
     if not value or (value in ("True", "False") and not in_list):

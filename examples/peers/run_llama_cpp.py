@@ -100,7 +100,7 @@ def main() -> None:
     parser.set_defaults(dtype="float32")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
-    jobs = jobs_of(options.jobs)
+    jobs = jobs_of(options.jobs, options.tokens, kinds=("draw",))
     file = options.checkpoint / "model-f32.gguf"
     if not file.exists():
         write_gguf(options.checkpoint, file)

@@ -12,7 +12,7 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=0.88, help="mem_fraction_static")
     parser.add_argument("--max-rows", type=int, default=1024, help="max_running_requests at most")
     options = parser.parse_args()
-    jobs = jobs_of(options.jobs)
+    jobs = jobs_of(options.jobs, options.tokens, kinds=("draw",))
     rows, longest = most(jobs)
     settings: dict[str, Any] = {
         "disable_radix_cache": False,

@@ -21,7 +21,7 @@ def main() -> None:
     parser.add_argument("--attention", default="sdpa", help="attn_implementation")
     options = parser.parse_args()
     logging.set_verbosity_error()
-    jobs = jobs_of(options.jobs)
+    jobs = jobs_of(options.jobs, options.tokens, kinds=("draw",))
     most_rows, longest = most(jobs)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = getattr(torch, options.dtype)

@@ -19,6 +19,7 @@ from workload import (
     measure,
     most,
     run_job,
+    score_job,
     versions_of,
 )
 
@@ -30,7 +31,7 @@ from treegen.search import SearchNode
 def main() -> None:
     """Load the model, run the job and print the table."""
     options = arguments().parse_args()
-    jobs = jobs_of(options.jobs)
+    jobs = jobs_of(options.jobs, options.tokens)
     rows, _ = most(jobs)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if has_weights(options.checkpoint):
@@ -45,6 +46,18 @@ def main() -> None:
 
     def params(samples: int, new_tokens: int) -> SamplingParams:
         return SamplingParams(n=samples, max_tokens=new_tokens, ignore_eos=True)
+
+    def structured(job: Job, run: int) -> int:
+        asked = SamplingParams(n=job.samples, max_tokens=job.new_tokens, regex=job.pattern)
+
+        def draw(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
+            drawn = llm.generate(prompts, asked)
+            return [[[*each.tokens] for each in completions] for completions in drawn]
+
+        return run_job(job, run, draw)
+
+    def score(pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
+        return [[*each.logprobs] for each in llm.score(pairs)]
 
     def generate(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
         drawn = llm.generate(prompts, params(samples, new))
@@ -69,13 +82,20 @@ def main() -> None:
         assert not any(result.error for result in results)
         return sum(result.usage.tokens_decoded for result in results)
 
+    def work(job: Job, run: int) -> int:
+        if job.kind == "score":
+            return score_job(job, run, score)
+        if job.kind == "structured":
+            return structured(job, run)
+        return search(job, run) if job.steps > 1 else run_job(job, run, generate)
+
     measure(
         "treegen",
         {"treegen": __version__} | versions_of("torch", "transformers"),
         {"sharing": "auto", "max_rows": rows, "device": str(model.device), "searches": "live"},
         jobs,
         options,
-        lambda job, run: search(job, run) if job.steps > 1 else run_job(job, run, generate),
+        work,
     )
 
 

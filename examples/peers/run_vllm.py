@@ -1,6 +1,7 @@
 """Run jobs by vLLM: `python examples/peers/run_vllm.py JOB DIR`, in an environment with vllm.
 
 As vLLM runs by default, but for CUDA graphs of as many rows as it may run: its own limit is 512.
+Options turn on what vLLM leaves off, or off what it leaves on.
 """
 
 import os
@@ -9,7 +10,17 @@ from typing import Any
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from vllm import LLM, SamplingParams
-from workload import arguments, has_weights, jobs_of, measure, most, run_job, versions_of
+from workload import (
+    Job,
+    arguments,
+    has_weights,
+    jobs_of,
+    measure,
+    most,
+    run_job,
+    score_job,
+    versions_of,
+)
 
 
 def main() -> None:
@@ -19,8 +30,11 @@ def main() -> None:
     parser.add_argument("--batched-tokens", type=int, default=16384)
     parser.add_argument("--max-rows", type=int, default=1024, help="max_num_seqs at most")
     parser.add_argument("--graph-rows", type=int, help="rows of a CUDA graph; default: all")
+    parser.add_argument("--cascade", action="store_true", help="cascade attention, off by default")
+    parser.add_argument("--no-async", action="store_true", help="no asynchronous scheduling")
+    parser.add_argument("--attention", help="attention_backend, such as FLASHINFER")
     options = parser.parse_args()
-    jobs = jobs_of(options.jobs)
+    jobs = jobs_of(options.jobs, options.tokens)
     rows, longest = most(jobs)
     rows = min(rows, options.max_rows)
     settings: dict[str, Any] = {
@@ -30,32 +44,57 @@ def main() -> None:
         "max_model_len": longest + 1,
         "max_cudagraph_capture_size": options.graph_rows or rows,
         "gpu_memory_utilization": options.memory,
+        "disable_cascade_attn": not options.cascade,
+        "async_scheduling": not options.no_async,
         "load_format": "auto" if has_weights(options.checkpoint) else "dummy",
     }
+    if options.attention:
+        settings["attention_backend"] = options.attention
     llm = LLM(
         model=str(options.checkpoint),
-        skip_tokenizer_init=True,
+        skip_tokenizer_init=all(job.kind != "structured" for job in jobs),
         dtype=options.dtype,
         seed=0,
         **settings,
     )
 
-    def generate(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
+    def draw(
+        prompts: list[list[int]], samples: int, new: int, **more: Any
+    ) -> list[list[list[int]]]:
         params = SamplingParams(
-            n=samples, max_tokens=new, temperature=1.0, ignore_eos=True, detokenize=False
+            n=samples, max_tokens=new, temperature=1.0, detokenize=False, **more
         )
         asked = [{"prompt_token_ids": prompt} for prompt in prompts]
         done = llm.generate(asked, params, use_tqdm=False)
         return [[[*each.token_ids] for each in request.outputs] for request in done]
 
-    measure(
-        "vLLM",
-        versions_of("vllm", "torch", "transformers"),
-        settings,
-        jobs,
-        options,
-        lambda job, run: run_job(job, run, generate),
-    )
+    def generate(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
+        return draw(prompts, samples, new, ignore_eos=True)
+
+    def structured(job: Job, run: int) -> int:
+        from vllm.sampling_params import StructuredOutputsParams
+
+        asked = StructuredOutputsParams(regex=job.pattern)
+        return run_job(job, run, lambda *sizes: draw(*sizes, structured_outputs=asked))
+
+    def score(pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
+        params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        asked = [{"prompt_token_ids": prompt + more} for prompt, more in pairs]
+        done = llm.generate(asked, params, use_tqdm=False)
+        return [
+            [
+                numbers[token].logprob
+                for numbers, token in zip(request.prompt_logprobs[len(prompt) :], more, strict=True)
+            ]
+            for request, (prompt, more) in zip(done, pairs, strict=True)
+        ]
+
+    def work(job: Job, run: int) -> int:
+        if job.kind == "score":
+            return score_job(job, run, score)
+        return structured(job, run) if job.kind == "structured" else run_job(job, run, generate)
+
+    measure("vLLM", versions_of("vllm", "torch", "transformers"), settings, jobs, options, work)
 
 
 if __name__ == "__main__":

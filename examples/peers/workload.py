@@ -11,6 +11,7 @@ get equal ones, and no run finds its prompts in a cache. Nothing here imports an
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -36,6 +37,9 @@ HEAD = """\
 Generate = Callable[[list[list[int]], int, int], list[list[list[int]]]]
 """(prompts, samples, new tokens) -> the token ids of every sample of every prompt."""
 
+Score = Callable[[list[tuple[list[int], list[int]]]], list[list[float]]]
+"""(prompt, continuation) pairs -> the log-probability of each token of each continuation."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -44,6 +48,8 @@ class Job:
     levels: tokens of a node and nodes per parent, from the root down.
     steps, keep: a search draws `samples` continuations of every open node `steps` times, and keeps
         `keep` of a problem's, chosen at random.
+    kind: "score" asks for the log-probabilities of `samples` given continuations below each prompt
+        instead of drawing; "structured" draws samples that match `pattern`.
     """
 
     name: str
@@ -53,6 +59,7 @@ class Job:
     new_tokens: int
     steps: int = 1
     keep: int = 0
+    kind: str = "draw"
 
     @property
     def vocab_size(self) -> int:
@@ -75,6 +82,22 @@ class Job:
         """Tokens of a prompt with its samples."""
         return sum(tokens for tokens, _ in self.levels) + self.steps * self.new_tokens
 
+    @property
+    def pattern(self) -> str:
+        """A regular expression whose texts all have `new_tokens` bytes."""
+        return rf'\{{"answer": "[a-z ]{{{self.new_tokens - 29}}}", "score": [0-9]{{4}}\}}'
+
+    def continuations(self, run: int) -> list[list[list[int]]]:
+        """Return the continuations of each prompt that a job of kind "score" asks for."""
+        draws = random.Random(f"{self.name}/{run}/continuations")
+        return [
+            [
+                [draws.randrange(3, self.vocab_size) for _ in range(self.new_tokens)]
+                for _ in range(self.samples)
+            ]
+            for _ in range(self.num_problems)
+        ]
+
     def prompts(self, run: int) -> list[list[int]]:
         """Return the prompts of a run as token ids; those below one node share its tokens."""
         draws, paths = random.Random(f"{self.name}/{run}"), [[]]  # type: ignore[var-annotated]
@@ -94,9 +117,17 @@ def job_of(name: str) -> Job:
     return Job(name, **JOBS["jobs"][name])
 
 
-def jobs_of(names: str) -> list[Job]:
-    """Return jobs of one shape, whose names stand between commas."""
+def jobs_of(
+    names: str,
+    most_tokens: int | None = None,
+    kinds: tuple[str, ...] = ("draw", "score", "structured"),
+) -> list[Job]:
+    """Return jobs of one shape, whose names stand between commas; cut their samples if asked."""
     jobs = [job_of(name) for name in names.split(",")]
+    if refused := [job.name for job in jobs if job.kind not in kinds]:
+        sys.exit(f"this program runs no job like {', '.join(refused)}")
+    if most_tokens:
+        jobs = [replace(job, new_tokens=min(job.new_tokens, most_tokens)) for job in jobs]
     if len({job.shape for job in jobs}) > 1:
         told = ", ".join(f"{job.name} is of {job.shape}" for job in jobs)
         sys.exit(f"jobs of one call must be of one shape, but {told}")
@@ -106,6 +137,17 @@ def jobs_of(names: str) -> list[Job]:
 def most(jobs: list[Job]) -> tuple[int, int]:
     """Return how many samples a job can draw at once, and tokens of a prompt with them, at most."""
     return max(job.rows for job in jobs), max(job.longest for job in jobs)
+
+
+def score_job(job: Job, run: int, score: Score) -> int:
+    """Run a job of kind "score" and return how many tokens have log-probabilities."""
+    groups = zip(job.prompts(run), job.continuations(run), strict=True)
+    pairs = [(prompt, each) for prompt, continuations in groups for each in continuations]
+    numbers = score(pairs)
+    lengths = [len(each) for each in numbers]
+    assert lengths == [job.new_tokens] * len(pairs), "log-probabilities are missing"
+    assert all(-math.inf < number <= 0 for each in numbers for number in each), "not finite"
+    return sum(lengths)
 
 
 def run_job(job: Job, run: int, generate: Generate) -> int:
@@ -131,6 +173,13 @@ def config_of(shape: str) -> Any:
     from transformers import AutoConfig
 
     return AutoConfig.for_model(**JOBS["shapes"][shape], bos_token_id=1, eos_token_id=2)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """Write treegen's tokenizer of bytes, which structured jobs need in every engine."""
+    from treegen.bench.shapes import byte_tokenizer
+
+    byte_tokenizer().save_pretrained(folder)
 
 
 def save_checkpoint(shape: str, folder: Path, weights: bool, dtype: str) -> None:
@@ -159,6 +208,8 @@ def memory() -> str:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
     text = f"{peak / 2**30:.2f} GiB of RAM"
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    if cards := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={cards}")
     try:
         used = subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()
     except (OSError, subprocess.CalledProcessError):
@@ -177,6 +228,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("jobs", help="a job of jobs.json, or more of its shape, by commas")
     parser.add_argument("checkpoint", type=Path, help="what workload.py wrote for this shape")
     parser.add_argument("--dtype", default="bfloat16", help="of weights")
+    parser.add_argument("--tokens", type=int, help="new tokens of a sample, if fewer; for tuning")
     parser.add_argument("--repeats", type=int, default=3, help="timed runs")
     parser.add_argument("--warm-ups", type=int, default=1, help="runs before, not timed")
     parser.add_argument(
@@ -199,9 +251,8 @@ def measure(
     """
     for job in jobs:
         seconds, cpu_seconds, tokens = [], [], 0
-        short = replace(
-            job, new_tokens=min(options.warm_up_tokens or job.new_tokens, job.new_tokens)
-        )
+        warm = options.warm_up_tokens if job.kind == "draw" else None
+        short = replace(job, new_tokens=min(warm or job.new_tokens, job.new_tokens))
         for index in range(-options.warm_ups, options.repeats):
             start, cpu = time.perf_counter(), time.process_time()
             tokens = run(short if index < 0 else job, index)
@@ -235,8 +286,11 @@ def main() -> None:
     parser.add_argument("--config-only", action="store_true", help="no weights")
     parser.add_argument("--dtype", default="bfloat16", help="of weights")
     options = parser.parse_args()
-    shape = job_of(options.job).shape
+    job = job_of(options.job)
+    shape = job.shape
     save_checkpoint(shape, options.folder, not options.config_only, options.dtype)
+    if job.kind == "structured":
+        save_tokenizer(options.folder)
     print(f"{options.folder}: {shape}, {options.dtype}")
 
 

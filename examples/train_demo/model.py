@@ -1,5 +1,6 @@
 """The model, what it is optimised by, and the loss."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,16 +32,30 @@ def _causal(
 AttentionInterface.register("packed_causal", _causal)
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, *, tiny: bool) -> LlamaForCausalLM:
-    """Return a Llama with random weights: 5.2 million, or few."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Layers, and the width of them; there are four query heads on two key heads."""
+
+    layers: int
+    width: int
+    head: int
+
+
+DEMO: Final = Size(layers=6, width=256, head=64)
+AGENT: Final = Size(layers=4, width=128, head=32)
+TINY: Final = Size(layers=2, width=64, head=16)
+
+
+def build_model(tokenizer: PreTrainedTokenizerFast, size: Size) -> LlamaForCausalLM:
+    """Return a Llama with random weights."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64 if tiny else 256,
-        intermediate_size=128 if tiny else 768,
-        num_hidden_layers=2 if tiny else 6,
+        hidden_size=size.width,
+        intermediate_size=3 * size.width,
+        num_hidden_layers=size.layers,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16 if tiny else 64,
+        head_dim=size.head,
         max_position_embeddings=CONTEXT,
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
         tie_word_embeddings=True,

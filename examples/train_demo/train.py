@@ -20,7 +20,16 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from train_demo.batches import Group, Rows, Stage, Steps, encode, stage_of
 from train_demo.documents import LONG, LOOKUP, READ, SHORT
 from train_demo.evaluate import evaluate
-from train_demo.model import build_model, digit_tokens, loss_of, optimizers, save
+from train_demo.model import (
+    DEMO,
+    TINY,
+    Size,
+    build_model,
+    digit_tokens,
+    loss_of,
+    optimizers,
+    save,
+)
 from train_demo.tokenizer import CONTEXT, train_tokenizer
 
 # The shares of the steps in which the learning rates rise, and in which they fall to zero.
@@ -50,7 +59,7 @@ class Training:
     """A model on its way through the stages; its state is in `file` every so often."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, plan: tuple[Stage, ...], *, seed: int, tiny: bool
+        self, tokenizer: PreTrainedTokenizerFast, plan: tuple[Stage, ...], *, seed: int, size: Size
     ) -> None:
         """Begin with random weights."""
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -58,7 +67,7 @@ class Training:
         torch.manual_seed(seed)
         self.tokenizer, self.plan, self.seed = tokenizer, plan, seed
         self.steps = sum(stage.steps for stage in plan)
-        self.model: LlamaForCausalLM = build_model(tokenizer, tiny=tiny).to(self.device)
+        self.model: LlamaForCausalLM = build_model(tokenizer, size).to(self.device)
         self.tools = optimizers(self.model, self.device)
         self.step = 0
         self._rates = [options["lr"] for options in self._options()]
@@ -79,6 +88,46 @@ class Training:
             losses = self._learn(groups)
             self.step += 1
             yield losses
+
+    def train(self, out: Path, workers: int, *, save_every: int, is_short: bool) -> None:
+        """Go on from the state in a directory, take the steps that are left, and write the model.
+
+        Args:
+            out: The directory.
+            workers: Processes that make data.
+            save_every: Steps between saved states.
+            is_short: Whether to tell more often, of fewer documents.
+        """
+        out.mkdir(parents=True, exist_ok=True)
+        state, documents = out / "state.pt", 4 if is_short else 40
+        if state.exists():
+            self.restore(state)
+        stages = ", ".join(f"{one.steps:,} steps of {one.tokens:,} tokens" for one in self.plan)
+        print(
+            f"{self.model.num_parameters():,} parameters, {len(self.tokenizer):,} tokens in the "
+            f"vocabulary, {stages}, from step {self.step:,}",
+            flush=True,
+        )
+        start = since = time.monotonic()
+        seen = 0
+        for losses in self.run(workers):
+            seen += stage_of(self.plan, self.step - 1).tokens
+            if self.step % (10 if is_short else 100) == 0:
+                told = " ".join(f"{float(loss):.4f}" for loss in losses)
+                if not all(math.isfinite(loss) for loss in losses):
+                    raise SystemExit(
+                        f"step {self.step}: the loss is {told}; start again with another seed"
+                    )
+                speed = seen / (time.monotonic() - since)
+                print(f"step {self.step:6,}  loss {told}  {speed:,.0f} tokens/s", flush=True)
+                since, seen = time.monotonic(), 0
+            if self.step % save_every == 0 and self.step < self.steps:
+                self.store(state)
+                _tell(self.check(documents))
+        self.store(state)
+        _tell(self.check(documents))
+        save(self.model, self.tokenizer, out)
+        print(f"{out}: done in {time.monotonic() - start:,.0f} s", flush=True)
 
     def _learn(self, groups: list[Rows]) -> list[torch.Tensor]:
         stage = stage_of(self.plan, self.step)
@@ -134,7 +183,7 @@ class Training:
     def check(self, documents: int) -> dict[str, float]:
         """Return, by kind of document, how much of what is to be written is the likeliest."""
         found = {}
-        for maker, _ in (*SHORT, *LONG):
+        for maker, _ in (pair for group in self.plan[-1].groups for pair in group.mixture):
             draw = random.Random(f"check {self.seed} {maker.__name__}")
             right = total = 0
             for _ in range(documents):
@@ -177,38 +226,8 @@ def main(
     if workers is None:
         workers = 0 if tiny else max(1, (os.cpu_count() or 4) - 2)
     tokenizer = train_tokenizer(seed, 400 if tiny else 6000)
-    training = Training(tokenizer, plan, seed=seed, tiny=tiny)
-    out.mkdir(parents=True, exist_ok=True)
-    state = out / "state.pt"
-    if state.exists():
-        training.restore(state)
-    print(
-        f"{training.model.num_parameters():,} parameters, {len(tokenizer):,} tokens in the "
-        "vocabulary, "
-        + ", ".join(f"{stage.steps:,} steps of {stage.tokens:,} tokens" for stage in plan)
-        + f", from step {training.step:,}",
-        flush=True,
-    )
-    documents = 4 if tiny else 40
-    start = since = time.monotonic()
-    seen = 0
-    for losses in training.run(workers):
-        step = training.step
-        seen += stage_of(plan, step - 1).tokens
-        if step % (10 if tiny else 100) == 0:
-            told = " ".join(f"{float(loss):.4f}" for loss in losses)
-            if not all(math.isfinite(loss) for loss in losses):
-                raise SystemExit(f"step {step}: the loss is {told}; start again with another seed")
-            speed = seen / (time.monotonic() - since)
-            print(f"step {step:6,}  loss {told}  {speed:,.0f} tokens/s", flush=True)
-            since, seen = time.monotonic(), 0
-        if step % save_every == 0 and step < training.steps:
-            training.store(state)
-            _tell(training.check(documents))
-    training.store(state)
-    _tell(training.check(documents))
-    save(training.model, tokenizer, out)
-    print(f"{out}: done in {time.monotonic() - start:,.0f} s", flush=True)
+    training = Training(tokenizer, plan, seed=seed, size=TINY if tiny else DEMO)
+    training.train(out, workers, save_every=save_every, is_short=tiny)
     if limit:
         evaluate(out, limit)
 

@@ -25,38 +25,13 @@ _FACTORS: Final = (
 _LARGEST: Final = 1000  # factors and dividends above this are not multiplied or divided
 LEVELS: Final = len(_TERMS)
 
-_PEOPLE: Final = (
-    ("Ada", "she"),
-    ("Ben", "he"),
-    ("Carla", "she"),
-    ("Dev", "he"),
-    ("Elsa", "she"),
-    ("Farid", "he"),
-    ("Grete", "she"),
-    ("Hugo", "he"),
-    ("Ines", "she"),
-    ("Jon", "he"),
-    ("Kira", "she"),
-    ("Luis", "he"),
-    ("Mila", "she"),
-    ("Noah", "he"),
-    ("Olga", "she"),
-    ("Priya", "she"),
-    ("Quinn", "he"),
-    ("Rosa", "she"),
-    ("Sami", "he"),
-    ("Tara", "she"),
-    ("Umar", "he"),
-    ("Vera", "she"),
-    ("Wim", "he"),
-    ("Yuki", "she"),
-    ("Zoe", "she"),
-    ("Otto", "he"),
-    ("Leo", "he"),
-    ("Mia", "she"),
-    ("Anton", "he"),
-    ("Bea", "she"),
+_NAMES: Final = (
+    "Ada she, Ben he, Carla she, Dev he, Elsa she, Farid he, Grete she, Hugo he, Ines she, "
+    "Jon he, Kira she, Luis he, Mila she, Noah he, Olga she, Priya she, Quinn he, Rosa she, "
+    "Sami he, Tara she, Umar he, Vera she, Wim he, Yuki she, Zoe she, Otto he, Leo he, Mia "
+    "she, Anton he, Bea she"
 )
+_PEOPLE: Final = tuple((name, word) for name, word in map(str.split, _NAMES.split(", ")))
 _THINGS: Final = (
     "pears",
     "apples",

@@ -41,8 +41,8 @@ def open_backend(
     _, colon, place = options.name.partition(":")
     if colon and (options.backend == "local" or not place):
         raise InputError(
-            f"{arg('environment', options.name)} must be {options.backend} alone, or inspect:NAME "
-            "or e2b:TEMPLATE"
+            f"{arg('environment', options.name)} must be {options.backend}, inspect:NAME or "
+            "e2b:TEMPLATE"
         )
     more |= {"allow_code_execution": True, "files": files}
     if options.backend != "e2b":
@@ -62,8 +62,8 @@ def _open_inspect(place: str, execution: ExecutionOptions, more: dict[str, Any])
     provider = place or "docker"
     if provider == "local" and execution.sandbox != "none":
         raise InputError(
-            "inspect:local does not isolate anything: commands of the model run as your user; "
-            f"choose another environment, or give {arg('sandbox', 'none')}"
+            "inspect:local does not isolate anything, so commands of the model run as your "
+            f"user; choose another environment, or give {arg('sandbox', 'none')}"
         )
     if provider == "docker":
         _check_docker()

@@ -1,4 +1,4 @@
-"""Reads task folders of Harbor, and finds those whose environment can be built by copying files.
+"""Reads task folders of Harbor.
 
 A folder (https://www.harborframework.com/docs/tasks) has task.toml, instruction.md, environment/
 with a Dockerfile, tests/ with test.sh, and perhaps solution/, which is never read:
@@ -14,9 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import posixpath
 import re
-import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -29,14 +27,10 @@ from treegen.evals.problem import Problem, Skipped
 
 _MAX_BYTES: Final = 16 << 20
 _MAX_FILES: Final = 1000
-_MAX_WILDCARDS: Final = 8
-_MAX_STEPS: Final = 200
 _MAX_LINE: Final = 1000
-_WORKDIR: Final = "/app"
+WORKDIR: Final = "/app"
 """The directory of files without a Dockerfile."""
-_COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
-_NO_EFFECT: Final = ("FROM", "LABEL", "MAINTAINER", "CMD", "EXPOSE", "STOPSIGNAL")
-"""Instructions that change no file and no command. Programs get the sandbox's Python."""
+COMPOSE: Final = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 _SECONDS: Final = 600.0
 _SHELL_SETUP: Final = re.compile(
     r"set([ \t]+[-+]([eux]+|[eux]*o[ \t]+pipefail))+|mkdir[ \t]+-p[ \t]+/logs/verifier/?"
@@ -47,8 +41,6 @@ _SHELL_REWARD: Final = re.compile(
 )
 """What may follow the test: the reward is its exit status."""
 _SHELL_TEST: Final = re.compile(r"python3? /tests/([\w./-]+\.py)")
-_ARCHIVES: Final = (".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst")
-"""Files that ADD unpacks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +109,7 @@ def read_folder(path: Path) -> tuple[list[HarborTask], list[Skipped]]:
             skipped.append(Skipped(str(folder / "task.toml"), 1, str(error)))
     if not tasks:
         reason = f"; {skipped[0].reason}" if skipped else "; a task has a file task.toml"
-        raise DataError(f"{path} has no task folder of Harbor that can be read{reason}")
+        raise DataError(f"{path} has no readable task folder of Harbor{reason}")
     return tasks, skipped
 
 
@@ -129,6 +121,7 @@ def read_task(folder: Path) -> HarborTask:
     """
     if folder.is_symlink():
         raise DataError(f"{folder} is a symbolic link; name the folder itself")
+    _check_name(folder)
     config = _read_config(folder)
     instruction = _text(folder, "instruction.md")
     if config.get("steps"):
@@ -140,7 +133,7 @@ def read_task(folder: Path) -> HarborTask:
     )
     image = environment.get("docker_image")
     if not isinstance(image, str | None):
-        raise DataError(f"docker_image in {folder / 'task.toml'} is no text; write it in quotes")
+        raise DataError(f"docker_image in {folder / 'task.toml'} is not text; write it in quotes")
     places = {name: _files(folder / name) for name in ("environment", "tests")}
     names = [f"{place}/{name}" for place, files in places.items() for name in files]
     return HarborTask(
@@ -163,13 +156,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number can have too many digits
-        raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; mend it") from None
+        raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; fix the file") from None
 
 
 def _table(folder: Path, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = config.get(name, {})
     if not isinstance(table, Mapping):
-        raise DataError(f"{name} in {folder / 'task.toml'} is no table; write [{name}]")
+        raise DataError(f"{name} in {folder / 'task.toml'} is not a table; write [{name}]")
     return table
 
 
@@ -181,6 +174,19 @@ def _seconds(folder: Path, table: Mapping[str, Any]) -> float:
             "1,000,000"
         )
     return float(seconds)
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text can be part of a path: it is UTF-8 and has no NUL character."""
+    try:
+        return b"\0" not in text.encode()
+    except UnicodeEncodeError:
+        return False
+
+
+def _check_name(path: Path) -> None:
+    if not is_name(path.name):
+        raise DataError(f"the name {path.name!r:.80} in {path.parent} is not UTF-8; rename it")
 
 
 def _text(folder: Path, name: str) -> str:
@@ -223,6 +229,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
         folders.sort()
         for name in sorted([*names, *(each for each in folders if Path(place, each).is_symlink())]):
             path = Path(place, name)
+            _check_name(path)
             if path.is_symlink():
                 raise DataError(
                     f"{path} is a symbolic link, which may lead out of the task; copy the file"
@@ -237,170 +244,19 @@ def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(folder).as_posix(), data
 
 
-# What can be built by copying
-
-
-def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
-    """Return the files with which an episode begins, by path, and the working directory.
-
-    Paths are relative to the working directory.
-
-    Raises:
-        DataError: The environment needs more than copies of files.
-    """
-    compose = next((name for name in _COMPOSE if name in task.environment), None)
-    if compose is not None:
-        raise task.refuse(f"environment/{compose} starts containers")
-    if task.executables:  # copies have no modes
-        raise task.refuse(f"the file {task.executables[0]:.60} is executable")
-    if "Dockerfile" not in task.environment:
-        if task.image is not None:
-            raise task.refuse(f"it starts from the image {task.image}")
-        return dict(task.environment), _WORKDIR
-    workdir = "/"
-    copies: dict[str, bytes] = {}
-    context, num_stages = _context(task), 0
-    for word, rest in _instructions(task):
-        num_stages += word == "FROM"
-        step = f"{word} {rest:.60}".rstrip()
-        if num_stages > 1:
-            raise task.refuse("its Dockerfile has several stages")
-        if word not in (*_NO_EFFECT, "WORKDIR", "COPY", "ADD"):
-            raise task.refuse(f"its Dockerfile has the step {step}")
-        if word not in _NO_EFFECT and "$" in rest:
-            raise task.refuse(f"its Dockerfile has a variable in the step {step}")
-        if word == "WORKDIR":
-            workdir = posixpath.normpath(posixpath.join(workdir, rest.strip("\"'")))
-        elif word not in _NO_EFFECT:
-            copies |= _copy(task, context, word, rest, workdir)
-    files = {}
-    inside = workdir.rstrip("/") + "/"
-    for path, data in copies.items():
-        if not path.startswith(inside):
-            raise task.refuse(f"its Dockerfile copies to {path}, outside of {workdir}")
-        files[path.removeprefix(inside)] = data
-    return files, workdir
-
-
-def _instructions(task: HarborTask) -> Iterator[tuple[str, str]]:
-    text = task.environment["Dockerfile"].decode("utf-8", "replace")
-    if re.match(r"(\s*#.*\n)*\s*#\s*(?i:escape)\s*=", text):
-        raise task.refuse("its Dockerfile changes the escape character")
-    lines = [line.strip() for line in text.split("\n") if not line.lstrip().startswith("#")]
-    lines = re.sub(r"(?<!\\)\\[ \t]*\n", " ", "\n".join(lines)).split("\n")
-    steps = [line.strip() for line in lines if line.strip()]
-    if len(steps) > _MAX_STEPS:
-        raise task.refuse(f"its Dockerfile has more than {_MAX_STEPS} steps")
-    for step in steps:
-        word, *rest = step.split(maxsplit=1)
-        yield word.upper(), rest[0] if rest else ""
-
-
-def _context(task: HarborTask) -> dict[str, bytes]:
-    """Return the files that COPY may see: all that .dockerignore does not exclude."""
-    ignored = task.environment.get("Dockerfile.dockerignore")  # it wins over the other one
-    if ignored is None:
-        ignored = task.environment.get(".dockerignore", b"")
-    rules = []
-    for line in ignored.decode("utf-8", "replace").split("\n"):
-        line = line.strip()
-        is_exception = line.startswith("!")
-        pattern = posixpath.normpath("/" + line.removeprefix("!").strip()).lstrip("/")
-        if line and not line.startswith("#") and pattern:
-            rules.append((_glob(task, pattern), is_exception))
-    kept = {}
-    for path, data in task.environment.items():
-        is_kept = path not in ("Dockerfile", "Dockerfile.dockerignore", ".dockerignore")
-        for pattern_of, is_exception in rules:  # the last one that matches decides
-            if any(pattern_of.fullmatch(prefix) for prefix in _prefixes(path)):
-                is_kept = is_exception
-        if is_kept:
-            kept[path] = data
-    return kept
-
-
-def _glob(task: HarborTask, pattern: str) -> re.Pattern[str]:
-    """Return a pattern of Docker: * and ? stay within a name, ** does not."""
-    if re.search(r"[\[\]\\]", pattern):
-        raise task.refuse(f"the pattern {pattern!r:.60} has brackets or escapes")
-    if len(re.findall(r"[*?]", pattern)) > _MAX_WILDCARDS or pattern.count("**") > 2:
-        raise task.refuse(f"the pattern {pattern!r:.60} has too many wildcards")
-    # An earlier * of a name ends at the first match of the text after it: no search goes back.
-    parts = re.split(r"(\*\*/|\*\*|\*(?=[^*/]+\*)[^*/]+|\*|\?)", pattern)
-    special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    for part in parts:
-        if part.startswith("*") and part not in special:
-            special[part] = f"(?>[^/]*?{re.escape(part[1:])})".replace(r"\?", "[^/]")
-    return re.compile("".join(special.get(part, re.escape(part)) for part in parts), re.DOTALL)
-
-
-def _prefixes(path: str) -> list[str]:
-    """Return the directories above a path, the highest first, and the path itself."""
-    names = path.split("/")
-    return ["/".join(names[:end]) for end in range(1, len(names) + 1)]
-
-
-def _copy(
-    task: HarborTask, context: Mapping[str, bytes], word: str, rest: str, workdir: str
-) -> dict[str, bytes]:
-    """Return the files of a COPY by their absolute paths.
-
-    Args:
-        task: The task.
-        context: The files that can be copied.
-        word: COPY or ADD.
-        rest: The words after it.
-        workdir: The working directory.
-    """
-    unclear = f"its Dockerfile has the step {word} {rest:.60}, which is unclear"
-    try:
-        words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
-    except (ValueError, RecursionError):
-        raise task.refuse(unclear) from None
-    if not all(isinstance(each, str) and each for each in words):
-        raise task.refuse(unclear)
-    flags = [each for each in words if each.startswith("--")]
-    *sources, target = [each for each in words if not each.startswith("--")] or [""]
-    is_remote = any("://" in source or source.startswith("git@") for source in sources)
-    unpacks = word == "ADD" and any(source.endswith(_ARCHIVES) for source in sources)
-    if flags or is_remote or unpacks or not sources:
-        raise task.refuse(f"its Dockerfile has the step {word} {rest:.60}")
-    into_folder = target.endswith("/") or target in (".", "./") or len(sources) > 1
-    target = posixpath.normpath(posixpath.join(workdir, target))
-    copied: dict[str, bytes] = {}
-    for source in sources:
-        source = posixpath.normpath(source.lstrip("/") or ".")
-        if source.startswith(".."):
-            raise task.refuse(f"its Dockerfile copies {source}, outside of environment/")
-        pattern = _glob(task, source)
-        names = {}
-        for path in context:
-            above = next((each for each in _prefixes(path) if pattern.fullmatch(each)), None)
-            if source == ".":
-                names[path] = path
-            elif above == path:  # the target names the copy itself, unless it is a directory
-                is_named = not into_folder and path == source
-                names[path] = "" if is_named else posixpath.basename(path)
-            elif above is not None:  # a directory, whose content is copied
-                names[path] = path.removeprefix(f"{above}/")
-        if not names:
-            raise task.refuse(f"its Dockerfile copies {source}, which environment/ does not have")
-        for path, name in names.items():
-            copied[posixpath.join(target, name) if name else target] = context[path]
-    return copied
-
-
 def check_image(task: HarborTask) -> None:
     """Raise DataError unless docker can build the environment of a task from a Dockerfile."""
-    if any(name in task.environment for name in _COMPOSE):
+    if any(name in task.environment for name in COMPOSE):
         raise task.refuse("it starts several containers")
     if "Dockerfile" not in task.environment:
         raise task.refuse("it has no Dockerfile")
+    if not re.search(rb"(?mi)^[ \t]*FROM[ \t]", task.environment["Dockerfile"]):
+        raise task.refuse("its Dockerfile has no FROM")
     if "test.sh" not in task.tests:
         raise task.refuse("tests/test.sh is missing")
 
 
-def python_test(task: HarborTask, workdir: str = _WORKDIR) -> str:
+def python_test(task: HarborTask, workdir: str = WORKDIR) -> str:
     """Return the path in tests/ of the Python program whose exit status is the whole reward.
 
     Args:

@@ -28,11 +28,11 @@ from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.file_tools import FileWorld, ToolError
 from treegen.search.environments.protocol import Environment, World
 from treegen.tasks.agents.backends import BACKENDS, open_backend
+from treegen.tasks.agents.dockerfile import copied_files
 from treegen.tasks.agents.harbor import (
     HarborTask,
     as_problem,
     check_image,
-    copied_files,
     python_test,
     read_folder,
 )
@@ -105,8 +105,8 @@ class Harbor(AgentTask, TextTask):
         self.check_no_examples(options)
         if options.data is None or options.split is not None:
             raise InputError(
-                "harbor runs task folders of yours; name one, or a folder of them, with "
-                f"{arg('data=')}, and leave out split"
+                "harbor needs your own task folders; name a task folder, or a folder that "
+                f"contains task folders, with {arg('data=')}, and leave out split"
             )
         tasks, skipped = read_folder(Path(options.data))
         last = DataError("there is no task")
@@ -175,7 +175,7 @@ class Harbor(AgentTask, TextTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Raise InputError, because episodes are scored, and not texts."""
-        raise InputError("harbor scores what tool calls did, and not texts")
+        raise InputError("harbor scores the results of tool calls, not texts")
 
     def _folder_of(self, problem: Problem) -> Path:
         return self._setups[problem.id].task.folder / "environment"
@@ -198,7 +198,7 @@ def _prepare(task: HarborTask) -> _Setup:
     files, workdir = copied_files(task)
     if task.backend.startswith("e2b"):
         if workdir != _DIRECTORY:
-            raise task.refuse(f"its working directory is {workdir}, and not {_DIRECTORY}")
+            raise task.refuse(f"its working directory is {workdir}, not {_DIRECTORY}")
         if "test.sh" not in task.tests:
             raise task.refuse("tests/test.sh is missing")
         return _Setup(task, files)

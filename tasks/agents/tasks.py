@@ -101,7 +101,7 @@ class GameTask(AgentTask, TextTask):
         Raises:
             InputError: Always; use `assess`.
         """
-        raise InputError(f"{self.name} scores what tool calls did, and not texts")
+        raise InputError(f"{self.name} scores the results of tool calls, not texts")
 
 
 class TextWorldTask(GameTask):

@@ -135,8 +135,8 @@ class ChoiceAnswer(CanonicalAnswer):
         """
         if not 2 <= num_choices <= len(LETTERS):
             raise InputError(
-                f"there are 2 to {len(LETTERS)} choices, not {num_choices}; "
-                "give how many letters there are"
+                f"there are 2 to {len(LETTERS)} choices, not {num_choices}; give the number of "
+                "letters"
             )
         self._num: Final = num_choices
 

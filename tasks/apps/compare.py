@@ -75,10 +75,10 @@ def _same_token(output: str, expected: str) -> bool:
     if whole:
         return _near_whole(Decimal(output), Decimal(expected))
     ours, theirs = float(output), float(expected)
-    return math.isfinite(ours) and math.isfinite(theirs) and _near(ours, theirs)
+    return math.isfinite(ours) and math.isfinite(theirs) and _is_close(ours, theirs)
 
 
-def _near(output: float, expected: float) -> bool:
+def _is_close(output: float, expected: float) -> bool:
     if not (math.isfinite(output) and math.isfinite(expected)):
         return output == expected
     return abs(output - expected) <= _TOLERANCE * max(1.0, abs(expected))
@@ -133,7 +133,7 @@ def _same_number(output: Any, expected: Any) -> bool:
     if isinstance(expected, int):
         return bool(output == expected)  # Python compares int and float exactly
     try:
-        return _near(float(output), expected)
+        return _is_close(float(output), expected)
     except OverflowError:
         return False
 
@@ -211,7 +211,7 @@ def _round_sets(sets: Sequence[frozenset[str]]) -> list[list[float]]:
     """
     lines = [_distinct(round(float(token), 3) for token in tokens) for tokens in sets]
     if any(math.isnan(number) for line in lines for number in line):
-        raise ValueError("a set with NaN equals no other")
+        raise ValueError("a set with NaN is not equal to any other set")
     return _distinct(lines)
 
 

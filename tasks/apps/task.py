@@ -34,7 +34,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.selection import select
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
-from treegen.evals.truncation import droppable
+from treegen.evals.truncation import mark_droppable
 from treegen.prompts.tree import Node
 from treegen.runs import RunDir
 from treegen.tasks.apps.compare import COMPARERS, Comparer
@@ -221,8 +221,8 @@ def load_shots(
     if len(shots) < wanted:
         raise InputError(
             f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} solved "
-            f"examples {'with' if calls else 'without'} starter code that are no problems of this "
-            f"run; lower it, or name others with {arg('fewshot_data')}"
+            f"examples {'with' if calls else 'without'} starter code that are not problems of "
+            f"this run; lower it, or name other examples with {arg('fewshot_data')}"
         )
     return tuple(shots), source.source == bundled.source
 
@@ -252,7 +252,7 @@ def _source(options: TaskOptions) -> LoadedRows:
             return load_split(folder.parent, "train")
         if options.fewshot_data == "train":
             raise DataError(
-                f"there is no train split beside {data}; give {arg('fewshot_data')} a path"
+                f"there is no train split next to {data}; give {arg('fewshot_data')} a path"
             )
     elif options.fewshot_data == "train":
         raise DataError(
@@ -371,7 +371,7 @@ class APPS(ProgramTask):
         ]
         for shot in reversed(data.fewshot_of.get("", ())):
             question, answer, program = shot.rpartition(ANSWER)
-            node = droppable(Node(shot, children=children))
+            node = mark_droppable(Node(shot, children=children))
             children = [with_turns(node, [(f"{question}{answer}", program)])]
         return Node("", children=children)
 
@@ -431,5 +431,7 @@ def _select_rows(rows: Sequence[Row], difficulties: Sequence[str], starter: str)
         conditions = f"starter={starter}" + (
             f", difficulty={','.join(difficulties)}" * bool(difficulties)
         )
-        raise InputError(f"none of {len(rows)} problems is left by {conditions}; leave one out")
+        raise InputError(
+            f"none of {len(rows)} problems matches {conditions}; leave out one of the conditions"
+        )
     return chosen

@@ -126,13 +126,13 @@ def is_expected(
         expected: The expected result.
     """
     try:
-        return _same(kind, name, inputs, out, expected)
+        return _matches(kind, name, inputs, out, expected)
     except Exception:
         # As in EvalPlus, a result that cannot be compared is wrong.
         return False
 
 
-def _same(
+def _matches(
     kind: str, name: str, inputs: Sequence[Any], out: CallValue, expected: ExpectedResult
 ) -> bool:
     value = out.value

@@ -125,9 +125,11 @@ def packed_text(field: str) -> str:
             if code.name in _TEXTS:
                 texts.append(argument)
             elif code.name not in _HARMLESS:
-                raise ValueError(f"private tests hold more than a text: {code.name}")
+                raise ValueError(
+                    f"the pickle of private tests contains more than a text: {code.name}"
+                )
     except (ValueError, UnicodeDecodeError, IndexError, EOFError) as error:
-        raise ValueError(f"private tests are no pickled text: {error}") from None
+        raise ValueError(f"private tests are not a pickled text: {error}") from None
     if len(texts) != 1 or not isinstance(texts[0], str):
         raise ValueError("private tests are not one pickled text")
     return texts[0]
@@ -222,7 +224,7 @@ class LiveCodeBench(CodeTask):
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
         """Return the rows of the requested days and difficulty."""
         rows, source = self._all(options)
-        first, last = (_day(options.extra, name) for name in ("from", "to"))
+        first, last = (_parse_date(options.extra, name) for name in ("from", "to"))
         wanted = one_of(options.extra, "difficulty", ("all", *_DIFFICULTIES), "all")
         if first and last and first > last:
             raise InputError(f"task argument from={first} is after to={last}; swap them")
@@ -320,7 +322,7 @@ def _files_of(release: str) -> range:
         first = 1 if match[3] is None else 0
     if not 0 < first <= last:
         raise InputError(
-            f"task argument release must be as release_v6, v6 or v4_v6, got {release!r}"
+            f"task argument release must be like release_v6, v6 or v4_v6, got {release!r}"
         )
     return range(first, last + 1)
 
@@ -340,7 +342,7 @@ def _set_on(row: dict[str, Any]) -> date | None:
         return None
 
 
-def _day(arguments: Any, name: str) -> date | None:
+def _parse_date(arguments: Any, name: str) -> date | None:
     text = arguments.get(name)
     if text is None:
         return None

@@ -105,7 +105,8 @@ class MBPP(CodeTask):
         split = options.split or "test"
         if split not in SPLITS:
             raise InputError(
-                f"mbpp has the splits {', '.join(SPLITS)}, not {split!r}; give split one of them"
+                f"mbpp has the splits {', '.join(SPLITS)}, not {split!r}; choose one of these "
+                "splits"
             )
         rows, source = self._read(options, split)
         if self.source.on_hub(options.data):
@@ -149,15 +150,15 @@ class MBPP(CodeTask):
             tasks = [_task(row_of[number]) for number in numbers if number in row_of]
         if wanted is not None and wanted > len(tasks):
             raise InputError(
-                f"{arg('num_fewshot')} is {wanted} but {source} has {len(tasks)} of the tasks for "
+                f"{arg('num_fewshot')} is {wanted} but {source} has {len(tasks)} tasks for "
                 f"examples; lower it or give {arg('fewshot_file')}"
             )
         problem_ids = {problem.id for problem in problems}
         shown = tasks[:wanted]
         if any(f"MBPP/{task.number}" in problem_ids for task in shown):
             raise DataError(
-                f"an example of {source} is a problem itself; "
-                "leave it out by limit, or give other examples"
+                f"an example of {source} is also a problem of the run; exclude this problem "
+                "with --limit, or give other examples"
             )
         return tuple((f"{task.question}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shown)
 

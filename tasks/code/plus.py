@@ -109,7 +109,7 @@ def mbpp_arguments(task_id: str, arguments: Arguments) -> Arguments:
     try:
         return change(arguments)
     except (TypeError, LookupError, AttributeError) as error:
-        raise ValueError(f"an input has not the form of task {task_id}: {error}") from None
+        raise ValueError(f"an input does not have the form of task {task_id}: {error}") from None
 
 
 _STOPS: Final = ("\nif __name__", "\ndef main(", "\nprint(")

@@ -205,7 +205,7 @@ def flexible_extract(text: str) -> str | None:
         words = text.rsplit(None, size)
         text = words.pop(0) if len(words) > size else ""
         for word in reversed(words):  # a match has no spaces
-            if last := (_known_last if len(word) <= _SHORT else _last)(word):
+            if last := (_known_last if len(word) <= _SHORT else _find_last_number)(word):
                 return last
         size *= 8
     return None
@@ -268,14 +268,14 @@ def numeric_answer(text: str) -> str | None:
     return None
 
 
-def _last(word: str) -> str | None:
+def _find_last_number(word: str) -> str | None:
     matches = deque(_FLEXIBLE.finditer(word), maxlen=1)
     return matches[0][0] if matches else None
 
 
 # The texts of a run often end with the same words and lines, so short ones are cached.
 _SHORT: Final = 64
-_known_last: Final = lru_cache(maxsize=1 << 14)(_last)
+_known_last: Final = lru_cache(maxsize=1 << 14)(_find_last_number)
 _known_end: Final = lru_cache(maxsize=1 << 14)(_end)
 
 
@@ -295,14 +295,14 @@ def _find_boxed(text: str) -> tuple[int, tuple[str | None] | None]:
     """
     stop = len(text)
     while (at := text.rfind(_BOXED, 0, stop)) >= 0:
-        end = _closing(text, at + len(_BOXED), stop)
-        if end and (number := _only(text[at : end + 1])):
+        end = _find_closing_brace(text, at + len(_BOXED), stop)
+        if end and (number := _read_single_number(text[at : end + 1])):
             return at, number
         stop = at
     return 0, None
 
 
-def _closing(text: str, start: int, stop: int) -> int:
+def _find_closing_brace(text: str, start: int, stop: int) -> int:
     """Return where the brace open at `start` closes; 0 if it does not before `stop`."""
     depth = 1
     for brace in re.compile(r"[{}]").finditer(text, start, stop):
@@ -312,7 +312,7 @@ def _closing(text: str, start: int, stop: int) -> int:
     return 0
 
 
-def _only(box: str) -> tuple[str | None] | None:
+def _read_single_number(box: str) -> tuple[str | None] | None:
     """Return (number,) for a box with one number, (None,) for several numbers, None without one."""
     answer, end = _first_of(box, len(_BOXED))
     if not end:

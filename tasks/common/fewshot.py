@@ -136,8 +136,8 @@ def pick_examples(
     if wanted > len(examples):
         others = "" if options.fewshot_file else " that are not themselves problems of this run"
         raise InputError(
-            f"{arg('num_fewshot')} is {wanted} but {source} has {len(examples)} examples{others}; "
-            "lower it, give more, or run fewer problems"
+            f"{arg('num_fewshot')} is {wanted} but {source} has {len(examples)} "
+            f"examples{others}; lower it, give more examples, or run fewer problems"
         )
     for number, example in enumerate(examples[:wanted], start=1):
         if key(example) in problem_ids:

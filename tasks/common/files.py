@@ -70,13 +70,15 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         # By default jsonlines uses a faster decoder if one is installed, which accepts other JSON.
         row: dict[str, Any] = jsonlines.Reader([line], loads=json.loads).read(type=dict)
     except jsonlines.InvalidLineError as error:
-        raise DataError(f"{where} {_fault(error.__cause__)}; fix or remove the line") from None
+        raise DataError(
+            f"{where} {_describe_fault(error.__cause__)}; fix or remove the line"
+        ) from None
     except RecursionError:
         raise DataError(f"{where} is JSON nested too deeply; remove the line") from None
     return row
 
 
-def _fault(cause: BaseException | None) -> str:
+def _describe_fault(cause: BaseException | None) -> str:
     match cause:
         case None:
             return "is not a JSON object"
@@ -105,7 +107,9 @@ def text_field(row: dict[str, Any], name: str) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError(f"{name} holds half of a surrogate pair, which is no text") from None
+        raise ValueError(
+            f"{name} contains half of a surrogate pair, which is not valid text"
+        ) from None
     return value
 
 
@@ -152,8 +156,8 @@ def _decompress(content: bytes, source: str) -> bytes:
         raise DataError(f"{source} is not a gzip file: {error}; unpack or rename it") from None
     if len(unpacked) > most:
         raise DataError(
-            f"{source} unpacks to more than {most >> 20:,} MiB, far more than data of its size do; "
-            "if you trust it, unpack it with gunzip and name the file that comes out"
+            f"{source} unpacks to more than {most >> 20:,} MiB, far more than usual for its "
+            "size; if you trust it, unpack it with gunzip and name the unpacked file"
         )
     return unpacked
 
@@ -228,8 +232,8 @@ def _parquet_rows(path: Path) -> Rows:
         raise DataError(f"cannot read {path}: {reason}; is it a whole Parquet file?") from None
     if size > most:
         raise DataError(
-            f"{path} unpacks to more than {most >> 20:,} MiB, far more than data of its size do; "
-            "if you trust it, save its rows as JSON Lines and name that file"
+            f"{path} unpacks to more than {most >> 20:,} MiB, far more than usual for its size; "
+            "if you trust it, save its rows as JSON Lines and name the new file"
         )
     return enumerate(table, start=1)
 

@@ -64,7 +64,7 @@ class RowImages:
 
     def _path(self, text: str) -> Path:
         if self._folder is None:
-            raise InputError(f"image {text} has a path, but the data are in no folder")
+            raise InputError(f"image {text} has a relative path, but the data are not in a folder")
         return self._folder / text
 
     def _of_run(self, problem_id: str, number: int, path: str) -> ImageFile | None:

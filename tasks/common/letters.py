@@ -156,7 +156,7 @@ def letter_answer(text: str, num: int = 4) -> str | None:
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
-    mentions = _mentions(text)
+    mentions = _find_mentions(text)
     for among in ("is_stated", "is_chosen"):
         if last := next(
             (mention for mention in reversed(mentions) if getattr(mention, among)), None
@@ -195,19 +195,19 @@ def _form(text: str, end: int) -> str:
     return (text[end : end + 2].strip(" \t") or "\n")[:1] if text[end : end + 1] != " " else " "
 
 
-def _mentions(text: str) -> list[_Mention]:
+def _find_mentions(text: str) -> list[_Mention]:
     matches = list(_LETTER.finditer(text))
     matches = [*matches[:1], *matches[1:][-_MOST:]]
     groups: list[list[re.Match[str]]] = []
     for match in matches:
-        if groups and _belongs(text, groups[-1][-1], match):
+        if groups and _are_listed_together(text, groups[-1][-1], match):
             groups[-1].append(match)
         else:
             groups.append([match])
-    return [_mention(text, group) for group in groups]
+    return [_make_mention(text, group) for group in groups]
 
 
-def _belongs(text: str, before: re.Match[str], match: re.Match[str]) -> bool:
+def _are_listed_together(text: str, before: re.Match[str], match: re.Match[str]) -> bool:
     """Return whether two letters belong to one list. In "A, B is wrong" they do not."""
     if match.start() - before.end() > _WINDOW:
         return False
@@ -218,7 +218,7 @@ def _belongs(text: str, before: re.Match[str], match: re.Match[str]) -> bool:
     return bool(is_or) or not _SINGULAR.match(text, match.end())
 
 
-def _mention(text: str, group: list[re.Match[str]]) -> _Mention:
+def _make_mention(text: str, group: list[re.Match[str]]) -> _Mention:
     start, end = group[0].start(), group[-1].end()
     before = text[max(start - _WINDOW, 0) : start]
     bare = _OPENING.sub("", before)

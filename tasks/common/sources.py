@@ -200,7 +200,8 @@ EXAMPLES = "bundled examples"
 
 def is_bundled(data: str | None) -> bool:
     """Return whether the problems come with treegen instead of being the published ones."""
-    return data is None or Path(data).absolute().is_relative_to(_home())
+    package = Path(str(files("treegen"))).absolute()
+    return data is None or Path(data).absolute().is_relative_to(package)
 
 
 def make_data_label(data: str | None, *, own_examples: bool = False) -> str:
@@ -246,7 +247,3 @@ def describe_examples(options: TaskOptions, num: int) -> str:
         f"examples: {num} that come with treegen; {arg('fewshot_file=')} takes the published ones, "
         f"{arg('fewshot_data=')} draws from a file"
     )
-
-
-def _home() -> Path:
-    return Path(str(files("treegen"))).absolute()

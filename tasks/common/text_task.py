@@ -157,7 +157,8 @@ class TextTask(Task):
         """Raise InputError if the options request solved examples."""
         if options.num_fewshot or options.fewshot_file or options.fewshot_data:
             raise InputError(
-                f"{self.name} has no solved examples; leave out {arg('num_fewshot')} and the like"
+                f"{self.name} has no solved examples; leave out {arg('num_fewshot')} and "
+                "similar options"
             )
 
     def ask(self, problem: Problem) -> str:
@@ -281,10 +282,9 @@ def with_table(
             ids.setdefault(group, []).append(problem_id)
     if len(ids) < 2:
         return report
-    groups = [(str(group), ids[group]) for group in sorted(ids, key=_sortable)]
+    groups = [
+        (str(group), ids[group])
+        for group in sorted(ids, key=lambda group: (isinstance(group, str), group))
+    ]
     values = problem_values(scores, report.metrics[0].filter)
     return replace(report, tables=(*report.tables, table_by(title, column, groups, values)))
-
-
-def _sortable(value: str | int) -> tuple[bool, str | int]:
-    return isinstance(value, str), value

@@ -155,7 +155,7 @@ class LocalWorld(FileWorld):
         try:
             if isinstance(files, Path):
                 if not files.is_dir():
-                    raise InputError(f"the first files of a problem, {files}, are no directory")
+                    raise InputError(f"the first files of a problem, {files}, are not a directory")
                 with open_folder(files) as source, open_folder(self.workspace.path) as folder:
                     copy_tree(source, folder, self._storage.most, self.workspace.uid)
                     settle(folder, self._storage.most)

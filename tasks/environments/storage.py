@@ -281,8 +281,8 @@ def _list_entries(folder: Path, form: str) -> list[Path]:
     for path in paths:
         if not re.fullmatch(form, path.name) or not stat.S_ISDIR(os.lstat(path).st_mode):
             raise InputError(
-                f"{_show(path)} is nothing that treegen has stored; move it out of the folder, or "
-                f"name another {arg('folder')}"
+                f"{_show(path)} was not stored by treegen; move it out of the folder, or name "
+                f"another {arg('folder')}"
             )
     return paths
 

@@ -268,12 +268,12 @@ def title(arguments: Mapping[str, Any]) -> Check:
 
     def has_title(line: str) -> bool:
         start, end = line.find("<<"), line.rfind(">>")
-        return start >= 0 and end >= start + 3 and bool(_bare(line[start : end + 2]))
+        return start >= 0 and end >= start + 3 and bool(_strip_brackets(line[start : end + 2]))
 
     return lambda answer: any(map(has_title, answer.split("\n")))
 
 
-def _bare(mark: str) -> str:
+def _strip_brackets(mark: str) -> str:
     return mark.lstrip("<").rstrip(">").strip()
 
 

@@ -293,7 +293,8 @@ class IFEval(TextTask):
             if lacking is not None:
                 raise InputError(
                     f"ifeval needs nltk's data punkt_tab to check {', '.join(sorted(kinds))}: "
-                    f"{lacking}; or give -T sentences=rule, whose scores are not the published ones"
+                    f"{lacking}; or give -T sentences=rule, whose scores are not comparable "
+                    "with published scores"
                 )
 
 

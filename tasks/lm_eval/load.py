@@ -87,7 +87,7 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
         entry = next((e for e in index_of([path]).values() if e.yaml_path == path), None)
         if entry is None:
             raise InputError(
-                f"{path} is no task of lm-eval's kind: it needs a line such as `task: my_task`, or "
+                f"{path} is not a task of lm-eval: it needs a line such as `task: my_task`, or "
                 "`group:` above a list of tasks"
             )
         index = index_with(path)
@@ -108,7 +108,8 @@ def _index_with_folder(place: str | None) -> dict[str, Any]:
         return dict(own_index())
     if not (place and Path(place).is_dir()):  # Path("") would be the working directory
         raise InputError(
-            f"{place!r} is no folder; give {arg('include_path=')} one with YAML files of tasks"
+            f"{place!r} is not a folder; pass a folder with YAML files of tasks to "
+            f"{arg('include_path=')}"
         )
     return index_with(Path(place))
 
@@ -173,14 +174,15 @@ def _check_metric(name: str) -> None:
     program = Path(name) / f"{Path(name).name}.py"
     if not name.startswith((".", "/")) and not name.endswith(".py") and program.exists():
         raise InputError(
-            f"the task asks for the hub's metric {name}, and {program} in the working directory "
-            "would be run in its place; run the command elsewhere, or rename it"
+            f"the task asks for the hub's metric {name}, but lm-eval would run {program} in the "
+            "working directory instead; run the command in another directory, or rename the "
+            "file"
         )
 
 
 def _unsafe(name: str) -> InputError:
     return InputError(
-        f"lm-eval's {name} runs programs that the model wrote, unprotected; treegen's own "
+        f"lm-eval's {name} runs programs that the model wrote, without a sandbox; treegen's own "
         "humaneval, mbpp, apps and livecodebench run them in a sandbox"
     )
 
@@ -190,11 +192,11 @@ def _check(name: str, task: Any) -> None:
     if getattr(task, "UNSAFE_CODE", False):
         raise _unsafe(name)
     if task.get_config("doc_to_audio"):
-        raise InputError(f"lm-eval's {name} plays sounds, which treegen does not give to models")
+        raise InputError(f"lm-eval's {name} uses sound, which treegen does not support")
     if getattr(task, "MULTIMODAL", False) and task.OUTPUT_TYPE != "generate_until":
         raise InputError(
-            f"lm-eval's {name} scores given texts after images; treegen only draws answers to "
-            "images, so take a task of the type generate_until"
+            f"lm-eval's {name} scores given texts after images, but with images, treegen only "
+            "generates answers; use a task of the type generate_until"
         )
 
 
@@ -214,9 +216,9 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
         "FileNotFoundError",
     }:
         return DataError(
-            f"the data of lm-eval's {name} are not here: {reason}; they come from the Hugging Face "
-            "hub, so run it once where that can be reached, or give it data of your own in a YAML "
-            "file with dataset_path: json"
+            f"the data of lm-eval's {name} are not on this machine: {reason}; run the task once "
+            "with access to the Hugging Face hub, or name your own data in a YAML file with "
+            "dataset_path: json"
         )
     return InputError(f"lm-eval cannot make its task {name}: {reason}")
 
@@ -311,13 +313,9 @@ def _make_listing(name: str, entry: Any) -> TaskListing:
         members = config.get("task")
         num = len(members) if isinstance(members, list) else 0
         return TaskListing(name, "group", "", config.get("num_fewshot"), f"its {num:,} parts")
-    return TaskListing(
-        name, "task", _output(config), config.get("num_fewshot"), ", ".join(_needs(config))
-    )
-
-
-def _output(config: Mapping[str, Any]) -> str:
-    return "" if "class" in config else str(config.get("output_type", "generate_until"))
+    output = "" if "class" in config else str(config.get("output_type", "generate_until"))
+    needs = ", ".join(_needs(config))
+    return TaskListing(name, "task", output, config.get("num_fewshot"), needs)
 
 
 def _needs(config: Mapping[str, Any]) -> list[str]:

@@ -73,7 +73,8 @@ def is_scored(task: Any) -> bool:
     kind = task.OUTPUT_TYPE
     if kind not in KINDS:
         raise InputError(
-            f"a task of lm-eval has the output type {kind!r}, which is not known; take another task"
+            f"a task of lm-eval has the output type {kind!r}, which treegen does not know; use "
+            "another task"
         )
     return bool(kind != "generate_until")
 

@@ -163,7 +163,7 @@ def build_report(
     for part in parts:
         mine = [samples[problem] for problem in part.docs if problem in samples]
         values = _values(part, mine)
-        part_rows = [*_rows(part, values), *_missing(part, values)]
+        part_rows = [*_rows(part, values), *_iter_missing_rows(part, values)]
         rows += part_rows
         entry: dict[str, Any] = {"name": part.name, "alias": part.name, "sample_len": len(mine)}
         for row in part_rows:
@@ -219,7 +219,7 @@ def _judgements(
                 yield name, by_name[name].measures
 
 
-def _missing(part: TaskPart, values: Values) -> Iterator[MetricRow]:
+def _iter_missing_rows(part: TaskPart, values: Values) -> Iterator[MetricRow]:
     """Yield rows without a value for filters that need more samples than were drawn."""
     metrics = {name for _, name in values}
     for name in part.filters if values and part.repeats > 1 else ():

@@ -66,7 +66,7 @@ def build_requests(
     texts = _texts(settings, tokenizer)
     instances: dict[str, list[Instance]] = {}
     for part in parts:
-        instances |= _instances(part, settings, texts, has_images=table is not None)
+        instances |= _group_requests(part, settings, texts, has_images=table is not None)
     chosen = [instances[name] for name in ids]
     length = spec.context_length
     if parts[0].scored:
@@ -82,7 +82,8 @@ def build_requests(
     for name, (request, *more) in zip(ids, chosen, strict=True):
         if more:
             raise TaskError(
-                f"lm-eval asks several texts of {name}, which treegen cannot; leave the task out"
+                f"each problem of lm-eval's {name} needs several texts, which treegen does not "
+                "support; leave out the task"
             )
         context, gen_kwargs, *rest = request.args
         if (key := repr(gen_kwargs)) not in settings_of:
@@ -135,7 +136,7 @@ def _texts(settings: EvalSettings, tokenizer: Any) -> HarnessTokenizer:
     return HarnessTokenizer(tokenizer, chat_template_args=template)
 
 
-def _instances(
+def _group_requests(
     part: TaskPart, settings: EvalSettings, texts: HarnessTokenizer, *, has_images: bool
 ) -> dict[str, list[Instance]]:
     """Return a task's requests by problem, in their order."""
@@ -143,9 +144,9 @@ def _instances(
     if part.num_fewshot and _examples_hold_problems(task):
         warnings.warn(
             f"lm-eval's task {part.name} draws its {part.num_fewshot} solved examples from the "
-            "problems that are evaluated, so a problem may be among its own examples and results "
-            "too good; set fewshot_split in the task's file, or ask for no examples: "
-            "num_fewshot=0",
+            "problems that are evaluated, so a problem may be one of its own examples, and "
+            "results may be too good; set fewshot_split in the task's file, or use no examples "
+            "(num_fewshot=0)",
             ModelWarning,
             stacklevel=2,
         )
@@ -172,7 +173,7 @@ def _instances(
         if len(kinds) > 1 or ("generate_until" in kinds) == part.scored:
             listed = " and ".join(sorted(kinds))
             raise TaskError(
-                f"{part.name} asks for {listed}, which treegen cannot; leave the task out"
+                f"{part.name} needs {listed}, which treegen does not support; leave out the task"
             )
     return instances
 

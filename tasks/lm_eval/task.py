@@ -58,8 +58,8 @@ class LmEvalTask(Task):
         if len(kinds) > 1:
             names = ",".join(self._loaded.leaves)
             raise InputError(
-                f"{place} has tasks that draw answers and tasks that score given ones; name its "
-                f"tasks instead, each becomes a run: {LM_EVAL}{names}"
+                f"{place} mixes tasks that generate answers with tasks that score given "
+                f"answers; name its tasks instead, so that each task is a run: {LM_EVAL}{names}"
             )
         self._is_scored = kinds.pop()
 
@@ -116,9 +116,9 @@ class LmEvalTask(Task):
         for name in ("data", "split", "fewshot_file", "fewshot_data"):
             if getattr(options, name) is not None:
                 raise InputError(
-                    f"{arg(name + '=')} is not for tasks of lm-eval, whose YAML names their data; "
-                    "to change that, write a YAML file that includes the task's, and name it by "
-                    "its path"
+                    f"{arg(name + '=')} has no effect on tasks of lm-eval, because their YAML "
+                    "files name the data; to change the data, write a YAML file that includes "
+                    "the task's file, and name your file"
                 )
         seed = whole_number(options.extra, "fewshot_seed") or FEWSHOT_SEED
         parts = [part_of(name, task, options, seed) for name, task in self._loaded.leaves.items()]
@@ -128,7 +128,7 @@ class LmEvalTask(Task):
             problems = select(problems, options)
         if not problems:
             raise InputError(
-                f"{self._place} has no documents; look at the data that its YAML names"
+                f"{self._place} has no documents; check the data that its YAML file names"
             )
         shots = {part.num_fewshot for part in parts}
         return TaskData(
@@ -190,7 +190,7 @@ class LmEvalTask(Task):
         """
         if self._is_scored:
             raise InputError(
-                f"{self._place} scores given texts, and no text of a model; run it by evaluate"
+                f"{self._place} scores given texts, not texts of a model; run it with evaluate"
             )
         return self._score(problem, {}, text)
 

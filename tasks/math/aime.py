@@ -91,8 +91,8 @@ def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) ->
         available = ", ".join(sorted(in_data))
         have = f"has those of {available}" if available else "does not tell the year of its rows"
         raise InputError(
-            f"{source} has no problem of {' or '.join(years)}; it {have}; "
-            "leave out -T year or give another"
+            f"{source} has no problem of {' or '.join(years)}; it {have}; leave out -T year, or "
+            "choose another year"
         )
     return selected
 

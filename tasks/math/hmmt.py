@@ -47,7 +47,7 @@ class HMMT(Competition):
         if contests and (options.data != "hf" or not {*contests} <= {*CONTESTS}):
             raise InputError(
                 f"-T contest chooses among {', '.join(CONTESTS)} of {arg('data', 'hf')}; leave "
-                "it out of other data"
+                "it out for other data"
             )
         return problems_of_all(_tables(options, contests or CONTESTS))
 

@@ -125,7 +125,7 @@ def read_csv(path: Path, subject: str, skipped: list[Skipped] | None) -> list[Qu
     if rows and rows[0][1][-1].strip().casefold() in _ANSWER_HEADS:
         del rows[0]
     if any(row[-1].strip() == str(len(LETTERS)) for _, row in rows):
-        raise DataError(f"{path} counts answers from 1; they must be A to D, or 0 to 3")
+        raise DataError(f"{path} has answers from 1 to 4; answers must be A to D, or 0 to 3")
     numbered = ((line, index, _of_row(row)) for index, (line, row) in enumerate(rows))
     return _collect(numbered, subject, str(path), skipped)
 

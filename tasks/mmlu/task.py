@@ -33,7 +33,7 @@ from treegen.evals.statistics.estimators import mean_of_means
 from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions
 from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.task import TaskData, TaskOptions
-from treegen.evals.truncation import droppable
+from treegen.evals.truncation import mark_droppable
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
 from treegen.tasks.common.letters import first_capital, letter_answer
@@ -157,7 +157,8 @@ class MMLU(TextTask):
         # one letter.
         accuracy = tuple(row for row in overall.metrics if row.metric in ("exact_match", "acc"))
         report = by_subject(replace(overall, metrics=accuracy, majority=()), scores, options)
-        return replace(report, metrics=tuple(_as_acc(row) for row in report.metrics))
+        named = (replace(r, metric=r.metric.replace("exact_match", "acc")) for r in report.metrics)
+        return replace(report, metrics=tuple(named))
 
 
 class MMLUGenerate(TextTask):
@@ -213,10 +214,6 @@ class MMLUGenerate(TextTask):
         return by_subject(self.overall(scores, options), scores, options)
 
 
-def _as_acc(row: MetricRow) -> MetricRow:
-    return replace(row, metric=row.metric.replace("exact_match", "acc"))
-
-
 def _block(question: Question) -> str:
     return question.block
 
@@ -261,7 +258,7 @@ def _load(
 ) -> TaskData:
     if options.fewshot_file is not None or options.fewshot_data is not None:
         raise InputError(
-            f"{task} takes its examples from the dev split; give {arg('num_fewshot=')} alone"
+            f"{task} uses the examples of the dev split; give only {arg('num_fewshot=')}"
         )
     num_shots = _SHOTS if options.num_fewshot is None else options.num_fewshot
     loaded = load_questions(
@@ -326,6 +323,6 @@ def _tree(
             # An example ends with a space or a newline, and its letter.
             shown = shot.rstrip()
             turn = (shown[:-2], shown[-1])
-            children = [with_turns(droppable(Node(shot, children=children)), [turn])]
+            children = [with_turns(mark_droppable(Node(shot, children=children)), [turn])]
         subjects.append(replace(header(subject), children=children))
     return Node("", children=subjects)

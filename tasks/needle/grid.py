@@ -74,8 +74,8 @@ class NeedleGrid(TextTask):
         """
         arguments = NeedleOptions(options, self.name, self.arguments)
         self.check_no_examples(options)
-        lengths = arguments.wholes("lengths", _LENGTHS, 1, 10**9)
-        depths = arguments.wholes("depths", _DEPTHS, 0, 100)
+        lengths = arguments.read_ints("lengths", _LENGTHS, 1, 10**9)
+        depths = arguments.read_ints("depths", _DEPTHS, 0, 100)
         needle, question, facts = _needle(arguments)
         haystack = load_haystack(options.data)
         check_absent(haystack, needle)
@@ -164,7 +164,7 @@ def _needle(arguments: NeedleOptions) -> tuple[str, str, list[str]]:
             )
         if _contains(_plain(question), _plain(fact)):
             raise InputError(
-                f"the question {question!r} gives the fact {fact!r} away; ask otherwise"
+                f"the question {question!r} contains the fact {fact!r}; write another question"
             )
     return needle, question, facts
 
@@ -197,8 +197,8 @@ def _documents(
     for (upper, first), (lower, second) in pairwise(documents):
         if first.starts == second.starts:
             raise InputError(
-                f"length {length:,} is too short for so many depths: {upper}% and {lower}% are "
-                "the same place; give fewer depths or longer texts"
+                f"length {length:,} is too short for these depths: {upper}% and {lower}% are "
+                "the same position; choose fewer depths or longer texts"
             )
     return documents
 

@@ -217,7 +217,7 @@ def _keys(draw: random.Random, variant: Variant) -> Iterator[str]:
         if key not in used:
             used.add(key)
             yield key
-    raise InputError(f"a text of needles has at most {len(words):,} keys; ask for a shorter one")
+    raise InputError(f"a text of needles has at most {len(words):,} keys; choose a shorter text")
 
 
 def _draw_values(draw: random.Random, values: Values, num: int) -> list[str]:
@@ -267,8 +267,8 @@ class Ruler(TextTask):
         unused = () if self.variant.haystack == "essay" else ("data",)
         arguments = NeedleOptions(options, self.name, self.arguments, unused)
         self.check_no_examples(options)
-        lengths = arguments.wholes("lengths", _LENGTHS, 1, 10**9)
-        num = arguments.whole("questions", 100, 1, 100_000)
+        lengths = arguments.read_ints("lengths", _LENGTHS, 1, 10**9)
+        num = arguments.read_int("questions", 100, 1, 100_000)
         haystack = load_haystack(options.data)
         check_absent(haystack, "special magic")
         measure = measure_of(arguments)
@@ -289,8 +289,8 @@ class Ruler(TextTask):
         answer_room = self.defaults.sampling.max_tokens * measure.per_token
         if length <= answer_room:
             raise InputError(
-                f"length {length:,} leaves nothing for a prompt: the answer alone may take "
-                f"{answer_room:,} {measure.unit}; ask for a longer text"
+                f"length {length:,} leaves no room for a prompt: the answer alone may take "
+                f"{answer_room:,} {measure.unit}; choose a longer text"
             )
         size = 0
         for number in range(num):

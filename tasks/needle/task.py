@@ -83,7 +83,7 @@ class NeedleOptions:
         for name in (*_OTHERS, *unused):
             if getattr(options, name) is not None:
                 raise InputError(
-                    f"task {task!r} makes its own problems and has no use for {name}; leave it out"
+                    f"task {task!r} generates its problems, so {name} has no effect; leave it out"
                 )
         self._extra = options.extra
         self._task = task
@@ -103,7 +103,7 @@ class NeedleOptions:
             raise InputError(f"task argument {name} is empty; give a text, or leave it out")
         return value
 
-    def whole(self, name: str, default: int, low: int, high: int) -> int:
+    def read_int(self, name: str, default: int, low: int, high: int) -> int:
         """Return a whole number.
 
         Args:
@@ -118,7 +118,7 @@ class NeedleOptions:
         (number,) = _numbers(name, [self._extra.get(name, str(default))], low, high)
         return number
 
-    def wholes(self, name: str, default: Sequence[int], low: int, high: int) -> tuple[int, ...]:
+    def read_ints(self, name: str, default: Sequence[int], low: int, high: int) -> tuple[int, ...]:
         """Return ascending whole numbers from "1000,2000", or "1000-16000/16" for 16 even steps.
 
         Args:
@@ -223,7 +223,7 @@ def fit_length(
     if empty > length:
         raise InputError(
             f"{what} takes {empty:,} {measure.unit} without any filler, but the length is "
-            f"{length:,}; ask for a longer text or less in it"
+            f"{length:,}; choose a longer text or fewer needles"
         )
     # Texts grow nearly in proportion to their filler. So each guess lies on the straight line from
     # the text without filler through the last try. It stays between the largest size that is known
@@ -312,8 +312,8 @@ class Needle(TextTask):
             DataError: The haystack cannot be read, or mentions named dogs itself.
         """
         arguments = NeedleOptions(options, self.name, self.arguments)
-        num = arguments.whole("questions", 256, 1, 10_000)
-        length = arguments.whole("length", 80_000, 1, 10**9)
+        num = arguments.read_int("questions", 256, 1, 10_000)
+        length = arguments.read_int("length", 80_000, 1, 10**9)
         num_shots = options.num_fewshot
         if num_shots is None:
             num_shots = self.defaults.num_fewshot

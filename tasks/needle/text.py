@@ -42,7 +42,7 @@ def draw_names(draw: random.Random, num: int) -> list[str]:
     most = len(NAMES) * len(SECOND_NAMES)
     if num > most:
         raise InputError(
-            f"there are names for {most:,} dogs at most, but {num:,} are needed; ask for fewer"
+            f"there are names for {most:,} dogs at most, but {num:,} are needed; choose fewer"
         )
     rounds = -(-num // len(NAMES))
     seconds = {first: draw.sample(SECOND_NAMES, rounds) for first in NAMES}
@@ -176,7 +176,7 @@ def load_haystack(data: str | None) -> Haystack:
         raise DataError(f"{path} has no *.txt files; give a text, or a folder of *.txt")
     text = " ".join(" ".join(map(read_text, paths)).split())
     if not text:
-        raise DataError(f"{path} is empty; give a text for the needles to lie in")
+        raise DataError(f"{path} is empty; give a text that will hide the needles")
     return Haystack(text, str(path))
 
 
@@ -184,7 +184,7 @@ def check_absent(haystack: Haystack, phrase: str) -> None:
     """Raise DataError if the filler already contains the phrase of a needle."""
     if phrase.casefold() in haystack.text.casefold():
         raise DataError(
-            f"{haystack.source} already contains {phrase!r}; take another text as haystack"
+            f"{haystack.source} already contains {phrase!r}; use another text as haystack"
         )
 
 

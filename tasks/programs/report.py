@@ -104,20 +104,20 @@ def _outcome_rows(
         assert isinstance(verdict, ProgramVerdict)
         grouped.setdefault(sample.problem_id, []).append(verdict)
 
-    def row(metric: str, values: list[float], *, higher_is_better: bool = False) -> MetricRow:
+    def _row(metric: str, values: list[float], *, higher_is_better: bool = False) -> MetricRow:
         empty: dict[str, Any] = {"stderr": None, "low": None, "high": None, "reason": None}
         fields = {**empty, **mean_row(values), "higher_is_better": higher_is_better}
         return replace(like, metric=metric, **fields)
 
     # fsum does not depend on the order of the samples.
     passed = [math.fsum(v.credit or 0.0 for v in group) / len(group) for group in grouped.values()]
-    rows = [row("test_case_average", passed, higher_is_better=True)] if by_test else []
+    rows = [_row("test_case_average", passed, higher_is_better=True)] if by_test else []
     for outcome in _RATES:
         shares = [
             sum(verdict.outcome == outcome for verdict in group) / len(group)
             for group in grouped.values()
         ]
-        rows.append(row(str(outcome), shares))
+        rows.append(_row(str(outcome), shares))
     return rows
 
 

@@ -241,7 +241,7 @@ class ProgramTask(TextTask):
         Raises:
             InputError: Always; use `judging`.
         """
-        raise InputError(f"programs are scored by running them: with judging of {self.name}")
+        raise InputError(f"programs are scored only by running them, in judging of {self.name}")
 
 
 # Only this many characters at the end of a text are read.

@@ -280,7 +280,8 @@ class PuzzleTask(TextTask, SearchTask):
     def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> list[Puzzle]:
         if options.fewshot_data is not None:
             raise InputError(
-                f"{self.name} draws no examples; give solved puzzles in {arg('fewshot_file')}"
+                f"{self.name} does not draw examples at random; give solved puzzles in "
+                f"{arg('fewshot_file')}"
             )
         return pick_examples(
             options,

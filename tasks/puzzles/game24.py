@@ -177,7 +177,8 @@ class Game24(PuzzleTask):
         split = options.split or "test"
         if split not in _SPLITS:
             raise InputError(
-                f"game24 has the splits {', '.join(_SPLITS)}, not {split!r}; give split one of them"
+                f"game24 has the splits {', '.join(_SPLITS)}, not {split!r}; choose one of "
+                "these splits"
             )
         path = Path(options.data)
         path = path / "24.csv" if path.is_dir() else path
@@ -191,7 +192,7 @@ class Game24(PuzzleTask):
                 words = numbers.split()
                 if not all(word.isascii() and word.isdecimal() and len(word) < 8 for word in words):
                     raise ValueError(
-                        f"{numbers[:40]!r} is no puzzle; write whole numbers with spaces between"
+                        f"{numbers[:40]!r} is not a puzzle; write whole numbers separated by spaces"
                     )
                 row = {"numbers": [int(word) for word in words], "target": TARGET}
                 problems.append(as_problem(f"game24-{rank}", *read_puzzle(row), rank=rank))
@@ -223,7 +224,9 @@ class Game24(PuzzleTask):
             InputError: The form of solutions is not "steps".
         """
         if self._form != "steps":
-            raise InputError("only steps can be searched; leave --task-arg form=expression out")
+            raise InputError(
+                "a search needs solutions in steps; leave out --task-arg form=expression"
+            )
         return super().root(data, problem)
 
     def answer(self, problem: Problem, text: str) -> str | None:

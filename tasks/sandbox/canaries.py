@@ -223,7 +223,7 @@ def verify_tier(
         SandboxError: An attempt succeeds inside, or the canaries do not run.
     """
     _check_works(tier, runtime, make_workspace)
-    with _bait() as bait:
+    with _plant_targets() as bait:
         token = bait["token"]
         control = subprocess.run(
             [runtime.python, "-s", "-S", "-P", "-B", "-c", _CANARY],
@@ -236,10 +236,13 @@ def verify_tier(
         )
         Path(bait["drop"]).unlink(missing_ok=True)
         if (number := signal_of(control.returncode)) in FROM_OUTSIDE:
-            raise HelperKilledError(f"the canaries were ended by {name_of(number)}; try again")
+            raise HelperKilledError(
+                f"the test programs of the sandbox were ended by {name_of(number)}; try again"
+            )
         if control.returncode:
             raise SandboxError(
-                f"the canaries do not run even outside: {control.stderr[-300:]}; {_OTHER}"
+                "the test programs do not run even outside the sandbox: "
+                f"{control.stderr[-300:]}; {_OTHER}"
             )
         outside: dict[str, bool] = json.loads(control.stdout)
         bait["report"] = REPORT
@@ -250,8 +253,8 @@ def verify_tier(
     escaped = [name for name, success in inside.items() if success]
     if escaped:
         raise SandboxError(
-            f"the sandbox does not hold: from inside, a program could {', '.join(escaped)}; run no "
-            f"programs of models with it, and {_OTHER}"
+            "the sandbox does not isolate programs: a program inside could "
+            f"{', '.join(escaped)}; do not run programs of models in it, and {_OTHER}"
         )
     passed = tuple(name for name, success in outside.items() if success)
     return passed, tuple(name for name, success in outside.items() if not success)
@@ -260,7 +263,9 @@ def verify_tier(
 def _check_works(tier: SandboxTier, runtime: Runtime, make_workspace: MakeWorkspace) -> None:
     """Raise SandboxError if an honest program does not run in the sandbox."""
     if _run(tier, runtime, make_workspace, _USES_SCRATCH) != "works\n":
-        raise SandboxError(f"an honest program does not run in the sandbox {tier.name}; {_OTHER}")
+        raise SandboxError(
+            f"a harmless test program does not run in the sandbox {tier.name}; {_OTHER}"
+        )
 
 
 def _run(
@@ -275,15 +280,19 @@ def _run(
         outcome = cell.run(Program(source), TestCase(stdin=stdin))
     number = signal_of(outcome.ended["status"])
     if number in FROM_OUTSIDE and not outcome.ended["killed"]:
-        raise HelperKilledError(f"the canaries were ended by {name_of(number)}; try again")
+        raise HelperKilledError(
+            f"the test programs of the sandbox were ended by {name_of(number)}; try again"
+        )
     if outcome.ended["status"] != 0:
         words = (outcome.stderr or outcome.report).decode("utf-8", "replace").strip()
-        raise SandboxError(f"the canaries do not run inside: {words[-300:]}; {_OTHER}")
+        raise SandboxError(
+            f"the test programs do not run inside the sandbox: {words[-300:]}; {_OTHER}"
+        )
     return outcome.stdout.decode("utf-8", "replace")
 
 
 @contextlib.contextmanager
-def _bait() -> Iterator[dict[str, Any]]:
+def _plant_targets() -> Iterator[dict[str, Any]]:
     """Create targets that a program must not reach: a file, a variable, two servers, a process."""
     token = secrets.token_hex(16)
     above = Path(tempfile.gettempdir())

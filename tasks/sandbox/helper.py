@@ -56,7 +56,7 @@ def _confine(
         OSError: A right cannot be given up.
     """
     if setup["uid"] is not None:
-        _become(setup["uid"], keep_read=setup["keep_read"])
+        _drop_root(setup["uid"], keep_read=setup["keep_read"])
     # Set these after the change of user, which resets both.
     seccomp.prctl(_PR_SET_DUMPABLE, 0)
     seccomp.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -69,7 +69,7 @@ def _confine(
         seccomp.install(code, os.getpid())
 
 
-def _become(uid: int, *, keep_read: bool) -> None:
+def _drop_root(uid: int, *, keep_read: bool) -> None:
     """Change from root to a user that owns nothing.
 
     Args:

@@ -69,7 +69,7 @@ def ruleset(
     )
     for path in shown:
         _allow(rules, path, _LOOK)
-    for path, right in _around(read, hidden):
+    for path, right in _iter_allowed_paths(read, hidden):
         with contextlib.suppress(FileNotFoundError):  # gone since the directory was listed
             _allow(rules, path, right)
     for path in devices:
@@ -88,7 +88,7 @@ def restrict(rules: int) -> None:
     os.close(rules)
 
 
-def _around(paths: Sequence[str], hidden: Sequence[str]) -> Iterator[tuple[str, int]]:
+def _iter_allowed_paths(paths: Sequence[str], hidden: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yield (path, right) to allow, so that everything below `paths` can be read except `hidden`.
 
     A right holds for everything below a path, and no rule can take it away. So only the siblings of
@@ -99,7 +99,9 @@ def _around(paths: Sequence[str], hidden: Sequence[str]) -> Iterator[tuple[str, 
             continue
         if any(inside.startswith(path + "/") for inside in hidden):
             yield path, _READ_DIR
-            yield from _around([os.path.join(path, name) for name in os.listdir(path)], hidden)
+            yield from _iter_allowed_paths(
+                [os.path.join(path, name) for name in os.listdir(path)], hidden
+            )
         else:
             yield path, _LOOK
 

@@ -120,7 +120,7 @@ class SandboxProcess:
         except OSError:
             started = b""
         if not started:
-            death = self._death("while it started")
+            death = self._make_hangup_error("while it started")
             self.close()
             raise death
 
@@ -160,7 +160,7 @@ class SandboxProcess:
             handles = []
             return self._drain(*ours, cap=cap)
         except OSError as error:
-            raise self._death(f"while it was told of a program ({error})") from error
+            raise self._make_hangup_error(f"while it received a program ({error})") from error
         finally:
             for handle in (*handles, *ours):
                 os.close(handle)
@@ -196,7 +196,7 @@ class SandboxProcess:
                     if key.fileobj is self._control:
                         message = self._control.recv(_CHUNK)
                         if not message:
-                            raise self._death("while a program ran")
+                            raise self._make_hangup_error("while a program ran")
                         ended = json.loads(message)
                         continue
                     took = _take(key.fd, received[key.fd], caps.get(key.fd))
@@ -226,7 +226,7 @@ class SandboxProcess:
         lines = self._log.read(_CHUNK).decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else ""
 
-    def _death(self, when: str) -> SandboxError:
+    def _make_hangup_error(self, when: str) -> SandboxError:
         """Return the error that says why a helper has hung up.
 
         Args:

@@ -58,8 +58,9 @@ def unless_killed(check: Callable[[], _T]) -> _T:
     except HelperKilledError as error:
         reason = str(error).partition(";")[0]
         raise HelperKilledError(
-            f"no sandbox can be tried here: {reason}, and so were those before it; find out what "
-            "ends processes here (the kernel's out-of-memory killer writes to dmesg), and try again"
+            f"no sandbox can be tried here: {reason}, as were the earlier processes; find out "
+            "what ends processes here (the kernel's out-of-memory killer writes to dmesg), and "
+            "try again"
         ) from error
 
 
@@ -167,7 +168,8 @@ def _parts(python: str) -> list[str]:
         )
         kind = HelperKilledError if ended in FROM_OUTSIDE else SandboxError
         raise kind(
-            f"the interpreter for programs, {python}, {reason}; see that it runs, and try again"
+            f"the interpreter for programs, {python}, {reason}; make sure that it runs, and try "
+            "again"
         )
     return [line for line in done.stdout.splitlines() if line.startswith("/")]
 
@@ -177,7 +179,7 @@ def _package(name: str) -> list[str]:
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise InputError(
-            f"package {name!r} is not installed; install it, or do not offer it to programs"
+            f"package {name!r} is not installed; install it, or leave it out of packages"
         )
     folder = Path(next(iter(spec.submodule_search_locations)))
     return [str(path) for path in (folder, folder.with_name(f"{name}.libs")) if path.exists()]

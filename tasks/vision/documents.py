@@ -113,7 +113,7 @@ class ChartQA(VisionTask):
         question = f"{column(row, ('question', 'query'))}\nAnswer the question with a single word."
         kind = row.get("type", row.get("human_or_machine"))
         if not isinstance(kind, str | int | float | None):
-            raise ValueError(f"type is {kind!r:.40}, not a text or a number")
+            raise ValueError(f"type is {kind!r:.40}, neither text nor number")
         kind_of = {0: "human", 1: "augmented", "human_test": "human", "augmented_test": "augmented"}
         return Problem(
             name,
@@ -129,7 +129,10 @@ class ChartQA(VisionTask):
         finals = _FINAL.findall(text)
         # Keep a full stop at the start, because it may begin a number such as .5.
         last = finals[-1].strip(" *_").rstrip(".* _") if finals else text.strip()
-        return {"relaxed": _near(text.strip(), answers), "final": _near(last, answers)}
+        return {
+            "relaxed": _is_close_number(text.strip(), answers),
+            "final": _is_close_number(last, answers),
+        }
 
 
 class DocVQA(VisionTask):
@@ -172,7 +175,7 @@ class DocVQA(VisionTask):
         return replace(report, metrics=(row, *report.metrics))
 
 
-def _near(text: str, answers: Sequence[str]) -> Verdict:
+def _is_close_number(text: str, answers: Sequence[str]) -> Verdict:
     number = number_of(text)
     shown = text.lower()
     # If 0 is right, answers are compared as texts: 0.0 is wrong, so it must not vote with 0.

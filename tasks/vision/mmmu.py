@@ -150,7 +150,9 @@ class MMMUPro(VisionTask):
         question = _PRO[prompt, is_seen]
         if is_seen:
             if row.get("image") is None:
-                raise ValueError("no image, which has the question in this setting")
+                raise ValueError(
+                    "no image, although the image contains the question in this setting"
+                )
             image_values = [row["image"]]
         else:
             image_values = numbered_images(row)
@@ -201,7 +203,7 @@ def _parse_list(value: Any, name: str) -> Any:
             return ast.literal_eval(value.strip())
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             if name == "options":
-                raise ValueError(f"{name} is no list") from None
+                raise ValueError(f"{name} is not a list") from None
     return value
 
 
@@ -224,7 +226,7 @@ def _answers(row: Mapping[str, Any]) -> list[str]:
     values = values_of_row if isinstance(values_of_row, list) else [values_of_row]
     answers = [str(value) for value in values if isinstance(value, str | int | float)]
     if not answers or any(not answer.strip() or answer.strip() == "?" for answer in answers):
-        raise ValueError("answer is no text; the test split has none")
+        raise ValueError("answer is not text; the test split has no answers")
     return answers
 
 
@@ -238,10 +240,10 @@ def mmmu_letter(text: str, options: Sequence[str]) -> str | None:
 
     It is the first of these: the last "(B)", the last "B" between spaces, the choice quoted last.
     """
-    text = _bare(text)
-    for form in (_in_brackets, _alone):
+    text = _strip_marks(text)
+    for form in (_in_brackets, _pad_letter):
         forms = [(letter, form(letter)) for letter in LETTERS[: len(options)]]
-        if last := _last(text, forms):
+        if last := _find_last_form(text, forms):
             return last
     return _find_quoted_option(text, options)
 
@@ -258,12 +260,12 @@ def mmmu_pro_letter(text: str, options: Sequence[str]) -> str | None:
     _, announced, after = text.rpartition("Answer:")
     if announced and len(named := [letter for letter in letters if letter in after]) == 1:
         return named[0]
-    text = _bare(text)
-    if last := _last(text, [(letter, _in_brackets(letter)) for letter in letters]):
+    text = _strip_marks(text)
+    if last := _find_last_form(text, [(letter, _in_brackets(letter)) for letter in letters]):
         return last
     for end in (" ", "."):
         if named := [letter for letter in letters if f"{letter}{end}" in text]:
-            return max(named, key=lambda letter: text.rfind(_alone(letter)))
+            return max(named, key=lambda letter: text.rfind(_pad_letter(letter)))
     return _find_quoted_option(text, options)
 
 
@@ -285,11 +287,11 @@ def _in_brackets(letter: str) -> str:
     return f"({letter})"
 
 
-def _alone(letter: str) -> str:
+def _pad_letter(letter: str) -> str:
     return f" {letter} "
 
 
-def _bare(text: str) -> str:
+def _strip_marks(text: str) -> str:
     """Return a text without the marks around it, between two spaces."""
     for mark in _STRIPPED:  # strip one mark at a time, as published, so an inner mark may stay
         text = text.strip(mark)
@@ -299,10 +301,10 @@ def _bare(text: str) -> str:
 def _find_quoted_option(text: str, options: Sequence[str]) -> str | None:
     if len(text.split()) <= _LONG:
         return None
-    return _last(text.lower(), list(zip(LETTERS, (option.lower() for option in options))))  # noqa: B905
+    return _find_last_form(text.lower(), list(zip(LETTERS, (option.lower() for option in options))))  # noqa: B905
 
 
-def _last(text: str, forms: Sequence[tuple[str, str]]) -> str | None:
+def _find_last_form(text: str, forms: Sequence[tuple[str, str]]) -> str | None:
     """Return the letter whose form begins last in a text; the first of equal ones."""
     places = {letter: text.rfind(form) for letter, form in forms}
     best = max(places, key=lambda letter: places[letter], default=None)

@@ -1,6 +1,7 @@
 """The programs of examples/peers, on their smallest jobs."""
 
 import json
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -78,6 +79,22 @@ def test_runners_draw_the_same_numbers_of_tokens(
         assert cells[6] == f"{tokens:,}"
 
 
+def test_treegen_scores_and_keeps_a_structure(
+    workload: Any,
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    workload.save_checkpoint("tiny", tmp_path, weights=False, dtype="float32")
+    names = "score-cpu,structured-cpu"
+    rows = _rows(repository, monkeypatch, capsys, "run_treegen.py", names, str(tmp_path))
+    assert [cells[6] for cells in rows] == ["256", "320"]
+    job = workload.job_of("structured-cpu")
+    text = '{"answer": "%s", "score": 1234}' % ("a" * (job.new_tokens - 29))
+    assert re.fullmatch(job.pattern, text) and len(text) == job.new_tokens
+
+
 @pytest.mark.parametrize("job", ["mla-cpu", "hybrid-cpu", "experts-cpu"])
 def test_treegen_makes_up_weights_where_a_checkpoint_has_none(
     job: str,
@@ -110,8 +127,16 @@ def test_jobs_of_one_shape_share_an_engine(
     assert [(cells[0], cells[6]) for cells in rows] == [("tiny", "24"), ("search-cpu", "2,560")]
     with pytest.raises(SystemExit, match="tiny is of tiny, mla-cpu is of tiny-mla"):
         workload.jobs_of("tiny,mla-cpu")
+    with pytest.raises(SystemExit, match="runs no job like score-cpu"):
+        workload.jobs_of("tiny,score-cpu", kinds=("draw",))
     jobs = workload.jobs_of("tiny,judged-cpu")
     assert workload.most(jobs) == (16 * 4, 96 + 64 + 32 + 16)
+
+
+def _scored(tokens: list[int]) -> SimpleNamespace:
+    """Return what vLLM reports for a prompt: nothing predicts its first token."""
+    numbers = [{token: SimpleNamespace(logprob=-1.0)} for token in tokens]
+    return SimpleNamespace(prompt_logprobs=[None, *numbers[1:]])
 
 
 def test_vllm_gets_room_and_graphs_for_the_largest_of_its_jobs(
@@ -131,13 +156,19 @@ def test_vllm_gets_room_and_graphs_for_the_largest_of_its_jobs(
         def generate(self, prompts: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
             longest = max(len(prompt["prompt_token_ids"]) for prompt in prompts)
             assert longest + params.max_tokens < asked["max_model_len"]
-            assert params.ignore_eos and params.temperature == 1.0
+            if hasattr(params, "prompt_logprobs"):
+                return [_scored(prompt["prompt_token_ids"]) for prompt in prompts]
+            assert params.temperature == 1.0
+            assert hasattr(params, "ignore_eos") != hasattr(params, "structured_outputs")
             drawn = [SimpleNamespace(token_ids=[7] * params.max_tokens) for _ in range(params.n)]
             return [SimpleNamespace(outputs=drawn) for _ in prompts]
 
     vllm: Any = ModuleType("vllm")
     vllm.LLM, vllm.SamplingParams = LLM, SimpleNamespace
+    params: Any = ModuleType("vllm.sampling_params")
+    params.StructuredOutputsParams = SimpleNamespace
     monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", params)
     monkeypatch.setattr(workload, "versions_of", lambda *names: dict.fromkeys(names, "0"))
     monkeypatch.setenv("VLLM_NO_USAGE_STATS", "1")
     names = "tiny,search-cpu,monkeys-cpu"
@@ -151,6 +182,19 @@ def test_vllm_gets_room_and_graphs_for_the_largest_of_its_jobs(
         repository, monkeypatch, capsys, "run_vllm.py", "tiny", str(tmp_path), "--graph-rows", "4"
     )
     assert (asked["max_num_seqs"], asked["max_cudagraph_capture_size"]) == (6, 4)
+    assert asked["skip_tokenizer_init"] and asked["disable_cascade_attn"]
+    assert asked["async_scheduling"] and "attention_backend" not in asked
+    options = ("--cascade", "--no-async", "--attention", "FLASHINFER", "--tokens", "3")
+    (cells,) = _rows(
+        repository, monkeypatch, capsys, "run_vllm.py", "tiny", str(tmp_path), *options
+    )
+    assert cells[6] == "18"
+    assert (asked["disable_cascade_attn"], asked["async_scheduling"]) == (False, False)
+    assert asked["attention_backend"] == "FLASHINFER"
+    names = "score-cpu,structured-cpu"
+    rows = _rows(repository, monkeypatch, capsys, "run_vllm.py", names, str(tmp_path))
+    assert [cells[6] for cells in rows] == ["256", "320"]
+    assert not asked["skip_tokenizer_init"]
 
 
 def test_a_warm_up_may_be_short_and_is_not_timed(

@@ -146,7 +146,7 @@ def test_decode_on_a_checkpoint(treegen: Command, tiny: Path) -> None:
     assert {r["mode"] for r in results if not r["skipped"]} == {"all", "off", "no-attention"}
     assert all(bool(r["skipped"]) == (r["workload"]["prefix"] == 9000) for r in results)
     told = done.out + done.err
-    assert "not run: 9,003 tokens are more than the model's 4,096; ask for fewer" in told
+    assert "not run: 9,003 tokens are more than the model's 4,096; request fewer" in told
 
 
 def test_decode_has_no_columns_of_images_without_one(treegen: Command) -> None:

@@ -9,6 +9,7 @@ import pytest
 from cli_cases import Command
 from walker_model import EXTRA, save_walker_model
 
+from treegen.evals.search.cut_replies import find_cut
 from treegen.runs import RecordFile, SearchRunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -89,6 +90,42 @@ def test_every_reply_calls_a_tool_if_forced(treegen: Command, walker: Path, tmp_
     for record in records_of(run):
         steps = [node["data"] for node in record["nodes"] if node.get("data")]
         assert steps and all("calls" in step or "failure" in step for step in steps)
+
+
+def test_a_hint_names_the_option_if_replies_are_cut_off(
+    treegen: Command, walker: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    args = ["search", "text-world", *TASK, "-M", walker, *FEW, "-n", "2", "-o", run]
+    done = treegen(*args, "--max-tokens", "5")
+    assert done.code == 0
+    assert "in 2 of 2 searches, every branch ended because its reply was cut off; raise" in done.err
+    assert "--max-tokens" in done.err.splitlines()[-1]
+    assert json.loads((run / "results.json").read_text())["cut_off"] == {"max_tokens": 2}
+    done = treegen(*args[:-1], tmp_path / "other")
+    assert done.code == 0 and "cut off" not in done.err
+    assert "cut_off" not in json.loads((tmp_path / "other" / "results.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "stopped", "end", "limit"),
+    [
+        (64, "", "failed", "max_tokens"),
+        (64, "budget of 64 tokens reached", "failed", "max_tokens"),
+        (63, "budget of 63 tokens reached", "failed", "budget"),
+        (63, "", "failed", "context"),
+        (63, "", "done", None),
+    ],
+)
+def test_what_has_cut_off_replies(
+    num_tokens: int, stopped: str, end: str, limit: str | None
+) -> None:
+    root = {"leaf": False, "parent_id": None}
+    child = {"leaf": True, "parent_id": 0, "n_tokens": num_tokens, "finish_reason": "length"}
+    nodes = [root, {**child, "n_tokens": 9, "data": {"end": "failed"}}]
+    record = {"nodes": [*nodes, {**child, "data": {"end": end}}], "stopped": stopped}
+    assert find_cut(record, 64) == limit
+    assert find_cut({"nodes": [{**root, "leaf": True}], "stopped": stopped}, 64) is None
 
 
 def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_a_tree_that_does_not_fit_even_alone(
     error = treegen(command, "gsm8k", "-M", tiny, "--memory", "64KiB").error
     assert re.search(r"needs [\d,]+ cache tokens even alone, but 112 fit", error)
     error = treegen(command, "gsm8k", "-M", tiny, "--memory", "9KiB").error
-    assert "hold no page of 16 tokens" in error
+    assert "cannot hold a page of 16 tokens" in error
 
 
 # Models
@@ -210,7 +210,7 @@ def without(name: str) -> Callable[[Path], None]:
         (lambda m: (m / "config.json").write_text('{"model_type": "bloom"}'), "bloom models"),
         (lambda m: edit_config(m, hidden_size="wide"), "'hidden_size': .*expected int, got str"),
         (lambda m: edit_config(m, model_type="nothing"), "'nothing' in .* is not known"),
-        (lambda m: edit_config(m, auto_map={"AutoConfig": "x.Y"}), "names code of its own"),
+        (lambda m: edit_config(m, auto_map={"AutoConfig": "x.Y"}), "names its own code"),
         (lambda m: (m / "config.json").write_text("{"), "config.json cannot be read as JSON"),
         (shutil.rmtree, "model directory .* does not exist"),
     ],

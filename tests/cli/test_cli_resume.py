@@ -66,8 +66,11 @@ def test_what_a_finished_run_cannot_record(
 ) -> None:
     before = (run_path / "run.json").read_bytes()
     error = treegen("eval", "--resume", run_path, *option).error
-    assert f"{run_path} is finished, and {option[0]} only applies while samples are drawn" in error
-    assert "start a new run with it" in error
+    assert (
+        f"{run_path} is finished, and {option[0]} has an effect only while treegen draws samples"
+        in error
+    )
+    assert "start a new run" in error
     assert (run_path / "run.json").read_bytes() == before
 
 

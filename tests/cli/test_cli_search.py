@@ -142,7 +142,7 @@ def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
     ("args", "message"),
     [
         ([], "no task is given"),
-        (["mmlu"], "task 'mmlu' has no steps to search over"),
+        (["mmlu"], "task 'mmlu' cannot be searched"),
         (["cuontdown"], "there is no task 'cuontdown'; did you mean 'countdown'"),
         (["countdown", "-m", "tot"], "there is no method 'tot'"),
         (["countdown", "--compare", "beam,beam"], "--compare names 'beam' twice"),
@@ -186,7 +186,7 @@ def test_refusals_of_a_run_that_is_there(
         (["--resume", run, "-m", "beam"], 'search.method: "sample" -> "beam" (--method)'),
         (["--resume", run, "--budget", "tokens=9"], "budget.tokens: 150 -> 9 (--budget tokens)"),
         (["--resume", run, "--limit", "2"], "(--data, --split, --limit or --sample-id)"),
-        (["--resume", run, "--compare", "beam"], "is the run of one method"),
+        (["--resume", run, "--compare", "beam"], "is the run of a single method"),
         (["gsm8k", "--resume", run], f"{run} is a run of countdown, not of gsm8k"),
     ):
         assert message in treegen("search", *args).error

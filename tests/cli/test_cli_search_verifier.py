@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from cli_cases import Command
-from tiny_models import spread_weights, tiny_tokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForTokenClassification
+from tiny_models import config_of, spread_weights, tiny_tokenizer
+from transformers import LlamaForCausalLM, LlamaForTokenClassification
 
 from treegen.report.load import load_run
 from treegen.runs import SearchRunDir
@@ -25,16 +25,10 @@ SPLIT = r"separator=\n"
 @pytest.fixture(scope="module")
 def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("verifier")
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+    config = config_of(
+        "llama",
         max_position_embeddings=400,
         num_labels=2,
-        pad_token_id=2,
     )
     for name, kind in (("tokens", LlamaForTokenClassification), ("marks", LlamaForCausalLM)):
         model = kind(config)

@@ -134,8 +134,11 @@ def test_the_parts_are_shown(treegen: Command, thinker: Path, tmp_path: Path) ->
         ([*CHAT, "--reasoning", "high"], "it has enable_thinking only"),
         ([*CHAT, "--reasoning", "maybe"], "reasoning must be one of auto, on, off"),
         ([*CHAT, "--max-thinking-tokens", 30], "must be less than --max-tokens 30"),
-        ([*CHAT, "--max-thinking-tokens", 3, "--stop", r"\n"], "would end a sample in the text"),
-        ([*CHAT, "--max-thinking-tokens", 3, "--thinking-end", "ok"], "must have the tag"),
+        (
+            [*CHAT, "--max-thinking-tokens", 3, "--stop", r"\n"],
+            "would end a sample within the text",
+        ),
+        ([*CHAT, "--max-thinking-tokens", 3, "--thinking-end", "ok"], "must contain the tag"),
     ],
 )
 def test_what_cannot_be_done_is_said_before_weights_are_loaded(

@@ -227,7 +227,7 @@ def test_bad_input_is_told_as_by_one_engine(cluster: Cluster) -> None:
         cluster.run(Node("word " * 9000, samples=1))
     with pytest.raises(InputError, match="logit_bias has token"):
         cluster.run(TREE, SamplingParams(logit_bias={10**6: 1.0}))
-    with pytest.raises(InputError, match="a budget for thinking needs the tags"):
+    with pytest.raises(InputError, match="a reasoning budget needs the tags"):
         cluster.run(TREE, SamplingParams(max_thinking_tokens=3))
     for name in (
         "cache",
@@ -238,7 +238,9 @@ def test_bad_input_is_told_as_by_one_engine(cluster: Cluster) -> None:
         "keep",
         "list_prefixes",
     ):
-        with pytest.raises(AttributeError, match=f"no {name}: that lives in one model; use an LLM"):
+        with pytest.raises(
+            AttributeError, match=f"no {name}, because it belongs to a single model; use an LLM"
+        ):
             getattr(cluster, name)
 
 

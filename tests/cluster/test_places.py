@@ -40,7 +40,7 @@ def test_gpus_are_all_some_or_named_ones() -> None:
 
 
 WRONG = [
-    (["--gpus", "5"], "5 GPUs were asked for (--gpus) but this machine has 4"),
+    (["--gpus", "5"], "5 GPUs were requested (--gpus), but this machine has 4"),
     (["--gpus", "0,4"], "GPU 4 was asked for (--gpus) but this machine has 4"),
     (["--gpus", "0"], "must be at least 1"),
     (["--gpus", "1,1"], "names a GPU twice"),
@@ -49,7 +49,7 @@ WRONG = [
     (["--gpus", "2", "--device", "cpu"], "contradict each other"),
     (["--gpus", "2", "--device", "cuda:1"], "contradict each other"),
     (["--gpus", "2", "--model-args", "device=cpu"], "contradict each other"),
-    (["--gpus", "0,1", "--ray", "auto"], "are those of this machine"),
+    (["--gpus", "0,1", "--ray", "auto"], "apply only to this machine"),
     (["--workers", "0"], "workers must be at least 1"),
     (["--workers", "1000000"], "1,000,000 of them are too many for the"),
     (["--workers", "2", "--device", "cuda"], "run on CPUs"),

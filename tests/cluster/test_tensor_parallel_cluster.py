@@ -58,5 +58,5 @@ def test_gpus_that_make_no_whole_groups_are_refused(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    with pytest.raises(InputError, match=r"into groups of 3 \(--tp\); ask for 3"):
+    with pytest.raises(InputError, match=r"into groups of 3 \(--tp\); request 3"):
         Cluster(str(tiny), gpus=4, tensor_parallel_size=3)

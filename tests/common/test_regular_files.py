@@ -103,7 +103,9 @@ def test_only_regular_files_are_read(
         if path.exists() and not path.is_file():
             with pytest.raises(NotRegularError) as caught:
                 read(path)
-            assert "no regular file but a pipe or device" in describe_read_error(path, caught.value)
+            assert "not a regular file but a pipe or device" in describe_read_error(
+                path, caught.value
+            )
     with pytest.raises(IsADirectoryError):
         read(tmp_path)
     with pytest.raises(FileNotFoundError):

@@ -75,6 +75,7 @@ def test_the_name_is_the_model_wherever_one_is(
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)
     assert locate("demo", None, weights=True) == demo.model_path()
+    assert locate("demo-agent", None, weights=True) == demo.model_path("demo-agent")
     assert locate("./demo", None, weights=True) == Path("demo")
     assert resolve_eval_settings({"task": "gsm8k", "model": "demo"}).engine.model == "demo"
     assert resolve_eval_settings({"task": "gsm8k", "model": "./demo"}).engine.model == str(
@@ -91,6 +92,8 @@ def test_another_model_that_is_named_brings_nothing_with_it() -> None:
     assert demo.fill_defaults({"task": "gsm8k", "model": "demo"}) == no_model
     assert demo.fill_defaults({"task": "mmlu"}) == {"task": "mmlu"}
     assert demo.fill_defaults({"seed": 3}) == {"seed": 3}
+    for given in ({"task": "text-world", "model": "demo"}, {"task": "gsm8k", "model": demo.AGENT}):
+        assert demo.fill_defaults(given, search=True) == given
 
 
 def test_what_a_user_says_stands() -> None:
@@ -105,6 +108,8 @@ def test_what_a_user_says_stands() -> None:
     assert needle["extra"] == {"questions": "100", "length": "5000"}
     search = demo.fill_defaults({"task": "countdown", "method": "beam"}, search=True)
     assert search["method"] == "beam" and search["budget"] == {"tokens": 500}
+    world = demo.fill_defaults({"task": "text-world", "extra": {"problems": "3"}}, search=True)
+    assert world["model"] == demo.AGENT and world["extra"] == {"level": "easy", "problems": "3"}
 
 
 # What it can do, against generous bounds

@@ -15,7 +15,7 @@ from train_demo.bundle import ways
 from train_demo.documents import LONG, LOOKUP, SHORT, Document
 from train_demo.evaluate import TASKS
 from train_demo.held_out import SHARE, reserved
-from train_demo.model import SMOOTHING, build_model, digit_tokens, loss_of
+from train_demo.model import SMOOTHING, TINY, build_model, digit_tokens, loss_of
 from train_demo.programs import MAX_STEPS, Program, program
 from train_demo.puzzles import judge, key, puzzle, reachable, state
 from train_demo.tokenizer import train_tokenizer
@@ -200,7 +200,7 @@ def test_a_training_that_was_stopped_goes_on_as_if_it_had_not(
     plan = (Stage(3, (Group(LOOKUP, 2, 64),)), Stage(3, (Group(SHORT, 2, 96), Group(LONG, 1, 128))))
 
     def begin() -> Training:
-        return Training(tokenizer, plan, seed=4, tiny=True)
+        return Training(tokenizer, plan, seed=4, size=TINY)
 
     whole, part, later = begin(), begin(), begin()
     losses = [torch.stack(step) for step in whole.run(0)]
@@ -218,7 +218,7 @@ def test_a_training_that_was_stopped_goes_on_as_if_it_had_not(
 def test_smoothing_is_for_digits_of_word_problems_alone(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    model = build_model(tokenizer, tiny=True)
+    model = build_model(tokenizer, TINY)
     digits = digit_tokens(tokenizer)
     ids = tokenizer(" 12 + 7 = 19 pears", return_tensors="pt")["input_ids"]
 

@@ -5,13 +5,13 @@ import io
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cli_cases import served
 
 _SHOWN = re.compile(r"```(bash|py)\n((?:(?!```).)*)```\n\n```text\n(.*?)```", re.DOTALL)
 _BLOCKS = re.compile(r"```py\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
@@ -21,14 +21,8 @@ _BLOCKS = re.compile(r"```py\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
 def _url() -> Iterator[str]:
     for name in ("starlette", "uvicorn", "prometheus_client"):
         pytest.importorskip(name)
-    command = [sys.executable, "-m", "treegen", "serve", "--model", "demo", "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        try:
-            yield next(line for line in server.stderr if "is served at" in line).split()[-1]
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.stderr.read()
+    with served("--model", "demo") as url:
+        yield url
 
 
 def test_the_client_of_the_page_gets_what_it_shows(repository: Path, url: str) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from cli_cases import served
 
 for _name in ("httpx2", "openai", "prometheus_client", "starlette", "uvicorn"):
     pytest.importorskip(_name)
@@ -24,15 +22,9 @@ _URL = "http://127.0.0.1:8000/v1"
 @pytest.fixture(name="url", scope="module")
 def _url(repository: Path) -> Iterator[str]:
     page = (repository / "docs" / "integrations" / "search-methods.md").read_text()
-    (line,) = re.findall(r"^treegen (serve .*)$", page, re.MULTILINE)
-    command = [sys.executable, "-m", "treegen", *shlex.split(line), "--port", "0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        assert server.stderr is not None
-        try:
-            yield next(line for line in server.stderr if "is served at" in line).split()[-1]
-        finally:
-            server.send_signal(signal.SIGTERM)
-            server.stderr.read()
+    (line,) = re.findall(r"^treegen serve (.*)$", page, re.MULTILINE)
+    with served(*shlex.split(line)) as url:
+        yield url
 
 
 @pytest.mark.parametrize("name", ["search-methods", "client"])

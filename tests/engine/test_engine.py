@@ -240,7 +240,7 @@ def test_kept_prefixes_leave_least_recently_used_first(checkpoint: Path) -> None
     plan = llm.plan(Node("z" * 100), SamplingParams(max_tokens=20))
     assert plan.get_single_row_pages(0, 4) > llm.cache.pool.num_free
     assert len(llm.run(Node("z" * 100), SamplingParams(max_tokens=20)).completions) == 1
-    with pytest.raises(CapacityError, match="needs 152 cache tokens but at most 76 are kept"):
+    with pytest.raises(CapacityError, match="needs 152 cache tokens, but at most 76 are available"):
         llm.keep("d" * 150)
 
 
@@ -473,7 +473,7 @@ def test_prompts_that_cannot_be_run_are_refused_with_the_numbers(
     tiny = load(checkpoint, memory=10 * 16 * llm.spec.kv_bytes_per_token)
     with pytest.raises(CapacityError, match=r"needs 176 cache tokens even alone, but 144 fit"):
         tiny.run(Node([5] * 130), SamplingParams(max_tokens=20))
-    with pytest.raises(CapacityError, match="hold no page of 16 tokens"):
+    with pytest.raises(CapacityError, match="cannot hold a page of 16 tokens"):
         load(checkpoint, memory=1000)
     for bad in ("lots", "-1", 0, "0GiB"):
         with pytest.raises(InputError, match="memory must be a number of bytes"):
@@ -486,7 +486,7 @@ def test_prompts_that_cannot_be_run_are_refused_with_the_numbers(
         llm.stream(tree_of(), skip=[("q0", 9)])
     with pytest.raises(InputError, match="prompts must be a list"):
         llm.generate(5)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="the continuation has no token of its own"):
+    with pytest.raises(InputError, match="the continuation adds no token to the context"):
         llm.score([("abc", "")])
     with pytest.raises(InputError, match="give context and continuation both as text"):
         llm.score([("abc", [1])])

@@ -8,24 +8,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import latent_cases
 import numpy as np
 import pytest
 import torch
+from latent_cases import with_room
 from tiny_models import HYBRID, known, save_tiny_model
 from transformers import AutoConfig
 
 from treegen import LLM, Node, SamplingParams
 from treegen.engine.compute import model_runner
-from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.errors import CacheFullError, CapacityError
 from treegen.model.checkpoint.text_part import auto_class
-from treegen.model.memory import new_state_cache
 from treegen.model.recurrent.state_batch import fold_lists
-from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import StateCache
 from treegen.prompts.plan.requests import build_sample_requests
 
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n"
+ragged = functools.partial(latent_cases.ragged, trunk=TRUNK)
 GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
 # Gated delta rule; convolutions alone; a scan that goes on from a state by single tokens; Mamba2.
 SOME = ["qwen3_next", "lfm2", "jamba", "bamba"]
@@ -42,28 +42,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return save_tiny_model(tmp_path_factory.mktemp(family), family, seed=1)
 
     return save
-
-
-def ragged(samples: int = 1) -> Node:
-    """Two levels, nodes of one token, nodes with an only child, samples of inner nodes."""
-    return Node(
-        TRUNK,
-        children=[
-            Node(
-                "Q: Bob has 14 pens.",
-                children=[
-                    Node(" How many?\nA:", samples=samples, id="a"),
-                    Node("\n", samples=samples, id="b"),
-                    Node(" 5", children=[Node(" or 6", samples=samples, id="c")], samples=0),
-                ],
-                samples=samples,
-                id="inner",
-            ),
-            Node("Q", children=[Node("?", samples=samples, id="d")], samples=0),
-            Node("X", samples=samples, id="e"),
-        ],
-        samples=0,
-    )
 
 
 def tokens_of(completions: Any) -> dict[tuple[str, int], tuple[int, ...]]:
@@ -107,16 +85,6 @@ def test_a_ragged_tree_decodes_like_generate(family: str, saved: Callable[[str],
         want = logprobs_alone(stock, requests[c.prompt_id].tokens.tolist(), c.tokens)
         assert c.logprobs == pytest.approx(want, abs=1e-4)
     assert len({c.tokens for c in result.completions}) > 3, "the test would see little"
-
-
-def with_room(llm: LLM, num_pages: int, num_states: int) -> LLM:
-    """The same model, with room for so many pages of 4 tokens and so many states."""
-    llm = LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", page_size=4)
-    states = new_state_cache(llm.model, num_states, num_windows=llm.max_rows)
-    layers = llm.model.new_cache(num_pages + 1, 4)
-    llm.engine.cache = PagedCache(layers, num_pages, 4, states)
-    llm.engine.kept = PrefixCache(llm.cache, num_pages // 2)
-    return llm
 
 
 @pytest.mark.parametrize("family", SOME)

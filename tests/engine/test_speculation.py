@@ -298,7 +298,7 @@ def test_what_cannot_be_guessed_is_refused(tmp_path: Path, checkpoint: Path) -> 
     with pytest.raises(InputError, match="demo has another tokenizer"):
         load(checkpoint, draft_model="demo")
     tiny_models.save_tiny_model(tmp_path, "qwen3_next")
-    with pytest.raises(InputError, match="recurrent layers, which cannot guess"):
+    with pytest.raises(InputError, match="recurrent layers, so it cannot draft tokens"):
         load(checkpoint, draft_model=str(tmp_path))
-    with pytest.raises(InputError, match="recurrent layers, whose states cannot go back"):
+    with pytest.raises(InputError, match="recurrent layers, whose states cannot be reset"):
         load(tmp_path, speculate="ngram")

@@ -216,9 +216,9 @@ def test_what_cannot_close_a_thinking_is_refused(llm: LLM, tmp_path: Path) -> No
         with pytest.raises(InputError, match=message):
             llm.run(tree_of(1), params_of(3, **given))
 
-    refused("would end a sample in the text", stop=["\n\n"])
+    refused("would end a sample within the text", stop=["\n\n"])
     refused("which ends a sample", stop_token_ids=[CLOSE_ID])
-    refused("must have the tag that ends", thinking_end="so")
+    refused("must contain the tag that ends", thinking_end="so")
     with pytest.raises(InputError, match="reasoning_tags"):
         SamplingParams(reasoning_tags=("a",))
     with pytest.raises(InputError, match="max_thinking_tokens must be at least 0"):

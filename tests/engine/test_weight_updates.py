@@ -9,49 +9,25 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import latent_cases
 import numpy as np
 import pytest
 import torch
 from image_cases import tree_of
+from latent_cases import with_room
 from tiny_images import picture, save_tiny_vision_model
 from tiny_models import save_tiny_model
 from transformers import AutoConfig, DynamicCache
 
 from treegen import LLM, Completion, Node, SamplingParams
 from treegen.common.checks import CACHE_MODES
-from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.errors import InputError
 from treegen.model.checkpoint.text_part import auto_class
-from treegen.model.memory import new_state_cache
-from treegen.ops.cache.pool import PagedCache
 
 FAMILIES = ["llama", "deepseek_v3", "mixtral", "qwen3_next", "lfm2", "jamba", "bamba"]
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
-
-
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n"
-
-
-def ragged() -> Node:
-    """Two levels, nodes of one token, nodes with an only child, samples of inner nodes."""
-    return Node(
-        TRUNK,
-        children=[
-            Node(
-                "Q: Bob has 14 pens.",
-                children=[
-                    Node(" How many?\nA:", id="a"),
-                    Node("\n", id="b"),
-                    Node(" 5", children=[Node(" or 6", id="c")], samples=0),
-                ],
-                samples=1,
-                id="inner",
-            ),
-            Node("Q", children=[Node("?", id="d")], samples=0),
-            Node("X", id="e"),
-        ],
-        samples=0,
-    )
+ragged = functools.partial(latent_cases.ragged, trunk=TRUNK)
 
 
 @pytest.fixture(scope="module")
@@ -396,18 +372,6 @@ def test_prompts_with_images_are_computed_again(family: str, tmp_path: Path) -> 
         for c in got:
             assert c.tokens == want[c.prompt_id].tokens and len(c.versions) == 2
             assert c.logprobs == pytest.approx(want[c.prompt_id].logprobs, abs=2e-5)
-
-
-def with_room(llm: LLM, num_pages: int, num_states: int, **options: Any) -> LLM:
-    """The same model, with room for so many pages of 4 tokens and so many states."""
-    llm = LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", page_size=4, **options)
-    states = None
-    if llm.spec.states:
-        states = new_state_cache(llm.model, num_states, num_windows=llm.max_rows)
-    layers = llm.model.new_cache(num_pages + 1, 4)
-    llm.engine.cache = PagedCache(layers, num_pages, 4, states)
-    llm.engine.kept = PrefixCache(llm.cache, num_pages // 2)
-    return llm
 
 
 @pytest.mark.parametrize("seed", range(4))

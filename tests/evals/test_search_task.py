@@ -365,7 +365,7 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
         ({"top_p": 2.0}, "top_p must be in"),
         ({"budget": {"tokens": 0}}, "budget tokens must be"),
         ({"nonsense": 1}, "there is no setting 'nonsense'"),
-        ({"task": "apps"}, "has no steps to search over"),
+        ({"task": "apps"}, "cannot be searched"),
         ({"task": ""}, "no task is given"),
     ],
 )
@@ -544,7 +544,7 @@ def test_a_changed_setting_is_refused_by_name(data: str, whole: Path, job: Searc
         ({"step_tokens": 5}, "draw.step_tokens: 48 -> 5"),
     ):
         changed = job_of(data, **{"method": "best-first", **choices})
-        with pytest.raises(RunError, match="begun with other settings") as error:
+        with pytest.raises(RunError, match="started with other settings") as error:
             SearchRunDir.resume(whole, asked_by(changed))
         assert told in str(error.value)
     free = job_of(data, method="best-first", concurrency=3, memory="1GiB")

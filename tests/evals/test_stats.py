@@ -20,8 +20,8 @@ from treegen.evals.statistics.estimators import (
     pass_at_k,
 )
 from treegen.evals.statistics.majority import (
+    _remove_answer,
     _win_probability_float,
-    _without,
     maj_at_k,
     tie_at_k,
     votes_at,
@@ -153,7 +153,7 @@ def test_chances_of_votes_are_right_to_the_last_digits() -> None:
         others = list(sizes)
         others.remove(size)
         for k in {1, rng.randint(1, num), num}:
-            counts = (size, _without(sizes, size), invalid, k)
+            counts = (size, _remove_answer(sizes, size), invalid, k)
             won = float(count_wins(size, others, invalid, k, True))
             assert maj_at_k([size], others, invalid, k) == pytest.approx(won, rel=1e-15, abs=0)
             single = float(count_wins(size, others, invalid, k, False))

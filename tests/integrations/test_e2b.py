@@ -178,7 +178,7 @@ def test_answers_are_limited_in_bytes_and_time(
         cloud.status = status
         if is_slow:
             monkeypatch.setattr(e2b_server, "_ANSWER_SECONDS", 1.0)
-        late = "does not end its answer in 1 s"
+        late = "did not finish its answer within 1 s"
         cloud.endless = "/files"
         try:
             shown = await call(world, "read_file", path="note.txt")

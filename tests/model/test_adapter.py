@@ -189,7 +189,7 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
 
     refused("does not exist", tmp_path / "nothing")
     refused("has no adapter_config.json", base)
-    refused("only LORA is merged", changed("ia3", peft_type="IA3"))
+    refused("merges only LORA", changed("ia3", peft_type="IA3"))
     refused(
         "uses alora_invocation_tokens, new_thing",
         changed("new", alora_invocation_tokens=[1, 2], new_thing={"a": 1}),
@@ -209,7 +209,7 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
     save_file(weights, file, {"format": "pt"})
     refused("has matrices of rank 0 for model.layers.0", nothing)
     other = save_tiny_model(tmp_path / "other", hidden_size=64)
-    refused("is of another model", changed("wide"), other)
+    refused("was trained for another model", changed("wide"), other)
     single = changed("single")
     file = single / "adapter_model.safetensors"
     weights = {name: weight for name, weight in load_file(file).items() if "lora_A" in name}

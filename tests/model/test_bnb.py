@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 import transformers
 from bnb_checkpoints import SETTINGS, pack, store_bnb
 from packaging.version import Version
-from packed_checkpoints import store_exact
+from packed_checkpoints import edit, store_exact
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 
@@ -32,13 +31,6 @@ def drawn(path: Path) -> list[list[int]]:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     llm = LLM(str(path), memory="8MiB", device="cpu", check=False)
     return [list(c.tokens) for c in llm.run(TREE, params).completions]
-
-
-def edit(directory: Path, **fields: Any) -> None:
-    file = directory / "config.json"
-    config = json.loads(file.read_text())
-    config["quantization_config"].update(fields)
-    file.write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(

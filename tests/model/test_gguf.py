@@ -138,7 +138,7 @@ def test_missing_packages_are_named(file: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_file_itself_must_be_given(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert f"give one: {file}" in refusal(lambda: load_spec(file.parent))
+    assert f"name one of the files: {file}" in refusal(lambda: load_spec(file.parent))
     copy = save_tiny_model(tmp_path / "model")
     (copy / "model.safetensors").unlink()
     (copy / "tiny.gguf").touch()

@@ -39,7 +39,7 @@ PRODUCT = (
 )
 RELU = "scores = F.relu(scores)"
 SUM = "index_scores = torch.matmul(weights.unsqueeze(-2), scores).squeeze(-2)"
-UNKNOWN_CODE = "code of DeepseekV32Indexer .* is not the one that treegen knows.*transformers>="
+UNKNOWN_CODE = "code of DeepseekV32Indexer .* is not the code that treegen knows.*transformers>="
 OTHER_KEYS = "small random copy that selects few keys does not give the logits"
 CHANGES = {
     "per-key scale": (PRODUCT, f"{PRODUCT} * k.abs().amax(-1)[:, None, None, :]", UNKNOWN_CODE),

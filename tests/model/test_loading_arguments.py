@@ -23,7 +23,7 @@ TOLD = {
     "kv_cache_dtype": "kv_cache_dtype must be auto or fp8, got ",
     "impl": "impl",
     "check": "check must be True or False, got ",
-    "ranks": "ranks must be those of a group of processes, got .*leave it out",
+    "ranks": "ranks must belong to a group of processes, got .*leave it out",
     "images": "images must be True or False, got ",
     "trust_remote_code": "trust_remote_code must be True or False, got ",
 }
@@ -60,7 +60,7 @@ def test_what_predicts_no_tokens_is_no_language_model(checkpoint: Path, check: b
         transformers.LlamaForSequenceClassification(config),
         transformers.LlamaForTokenClassification(config),
     ):
-        told = f"{type(module).__name__} has no head that predicts tokens; load it by "
+        told = f"{type(module).__name__} has no head that predicts tokens; load the model with "
         with pytest.raises(InputError, match=told):
             from_module(module, check=check)
     of_class: Any = transformers.LlamaForCausalLM
@@ -75,5 +75,7 @@ def test_where_and_how_a_verifier_is_read_is_told_of(checkpoint: Path, share: bo
             with pytest.raises(InputError, match=told):
                 load_verifier(checkpoint, share=share, **{name: wrong})
         if not isinstance(wrong, str):
-            with pytest.raises(InputError, match="a model is a directory or a name on the hub"):
+            with pytest.raises(
+                InputError, match="a model must be a directory or a name on the hub"
+            ):
                 load_verifier(wrong, share=share)

@@ -138,11 +138,11 @@ def test_weights_that_transformers_would_make_up_are_refused(copy: Path) -> None
     assert name in refusal(lambda: load_model(copy))
     save_file(tensors | {name: tensors[name][:3].clone()}, weights, {"format": "pt"})
     told = refusal(lambda: load_model(copy))
-    assert f"{name} is [3, 32] where the configuration makes it [16, 32]" in told
+    assert f"{name} is [3, 32], but the configuration requires [16, 32]" in told
     save_file(tensors, weights, {"format": "pt"})
     edit(copy, intermediate_size=40)
     told = refusal(lambda: load_model(copy))
-    assert "down_proj.weight is [32, 48] where the configuration makes it [32, 40], and 5" in told
+    assert "down_proj.weight is [32, 48], but the configuration requires [32, 40], and 5" in told
 
 
 def test_experts_that_do_not_fit_are_named(tmp_path: Path) -> None:

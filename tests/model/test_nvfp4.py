@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fp4_checkpoints import LAYOUTS, rounded, store_in_fp4
-from packed_checkpoints import store_exact
+from packed_checkpoints import edit, store_exact
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 
@@ -200,13 +200,6 @@ def test_tensors_that_are_no_matrix_are_refused(
         load_model(tmp_path / "packed", device="cpu")
 
 
-def edit_settings(directory: Path, **fields: Any) -> None:
-    file = directory / "config.json"
-    config = json.loads(file.read_text())
-    config["quantization_config"].update(fields)
-    file.write_text(json.dumps(config))
-
-
 @pytest.mark.parametrize(
     ("layout", "fields", "message"),
     [
@@ -235,7 +228,7 @@ def test_settings_that_cannot_be_used_are_refused(
     monkeypatch.setattr("treegen.common.bounded.patterns.MATCH_SECONDS", 1.0)
     save_tiny_model(tmp_path / "source")
     store_in_fp4(tmp_path / "source", tmp_path / "packed", layout)
-    edit_settings(tmp_path / "packed", **fields)
+    edit(tmp_path / "packed", **fields)
     with pytest.raises(ModelError, match=message):
         load_model(tmp_path / "packed", device="cpu")
 
@@ -260,7 +253,7 @@ def test_a_target_that_matches_norms_too_means_matrices(target: str, tmp_path: P
     ignored = ["lm_head", "model.embed_tokens"]
     text = file.read_text().replace('["Linear"]', json.dumps([target]))
     file.write_text(text)
-    edit_settings(tmp_path / "packed", ignore=ignored)
+    edit(tmp_path / "packed", ignore=ignored)
     with pytest.warns(ModelWarning, match="NVFP4 were expanded"):
         load_model(tmp_path / "packed", device="cpu", check=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from packed_checkpoints import SETTINGS, pack, settings_of, store_exact, store_packed
+from packed_checkpoints import SETTINGS, edit, pack, settings_of, store_exact, store_packed
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 
@@ -29,13 +29,6 @@ def drawn(path: Path) -> list[list[int]]:
     params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
     llm = LLM(str(path), memory="8MiB", device="cpu")
     return [list(c.tokens) for c in llm.run(TREE, params).completions]
-
-
-def edit(directory: Path, **fields: Any) -> None:
-    file = directory / "config.json"
-    config = json.loads(file.read_text())
-    config["quantization_config"].update(fields)
-    file.write_text(json.dumps(config))
 
 
 def packing_of(directory: Path) -> Packing:
@@ -137,14 +130,14 @@ def test_a_zero_of_zero_that_borrowed_from_the_next_is_read() -> None:
         ("gptq", {"checkpoint_format": "marlin"}, r"the layout marlin \(not gptq or gptq_v2\)"),
         ("gptq", {"pack_dtype": "int16"}, r"words of 32 bits"),
         ("gptq", {"rotation": "hadamard"}, r"with rotation"),
-        ("gptq", {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"settings of its own for \+:"),
-        ("gptq", {"dynamic": {"x": {"group_size": 8}}}, r"settings of its own for x"),
+        ("gptq", {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"separate settings for \+:"),
+        ("gptq", {"dynamic": {"x": {"group_size": 8}}}, r"separate settings for x"),
         ("awq", {"version": "gemv"}, r"in awq cannot be used with the layout gemv \(not gemm\)"),
         ("awq", {"version": "marlin"}, r"the layout marlin"),
         ("round-gptq", {"packing_format": "auto_round"}, r"the layout auto_round \(not"),
         ("round-gptq", {"packing_format": None}, r"the layout unnamed"),
         ("round-gptq", {"data_type": "mx_fp"}, r"other numbers"),
-        ("round-awq", {"extra_config": {"a.b": {"bits": 8}}}, r"settings of its own for a\.b"),
+        ("round-awq", {"extra_config": {"a.b": {"bits": 8}}}, r"separate settings for a\.b"),
     ],
 )
 def test_other_packings_are_refused_by_name(

@@ -65,18 +65,22 @@ def test_rows_have_states_of_their_own_on_a_gpu(tmp_path: Path) -> None:
 
 def test_latents_are_refused_on_a_gpu(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path, "deepseek_v3")
-    with pytest.raises(InputError, match="how queries are multiplied to meet latents depends on"):
+    with pytest.raises(InputError, match="the product of queries with latents depends on"):
         reproducible_spec(load_spec(tmp_path, device="cpu"), CUDA)
 
 
 def test_recurrent_layers_that_are_refused(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path / "a", "jamba")
     llm = LLM(str(tmp_path / "a"), device="cpu", memory="4MiB", check=False)
-    with pytest.raises(InputError, match=r"\(jamba\) .*layers are transformers' own; leave it out"):
+    with pytest.raises(
+        InputError, match=r"\(jamba\) .*layers run on transformers' code; leave out reproducible"
+    ):
         llm.engine.model.make_reproducible()
     tiny_models.save_tiny_model(tmp_path / "b", "bamba", time_step_limit=(0.01, 1.0))
     llm = LLM(str(tmp_path / "b"), device="cpu", memory="4MiB", check=False)
-    with pytest.raises(InputError, match="its time steps have limits, which a single token"):
+    with pytest.raises(
+        InputError, match="its time steps have limits that do not apply to single tokens"
+    ):
         llm.engine.model.make_reproducible()
 
 

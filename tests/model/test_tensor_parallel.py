@@ -257,7 +257,7 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path)
     with pytest.raises(InputError, match="tensor_parallel_size must be"):
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=0)
-    with pytest.raises(InputError, match="reproducible is for one GPU or two"):
+    with pytest.raises(InputError, match="reproducible works only on one or two GPUs"):
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=3, reproducible=True)
 
 
@@ -269,7 +269,7 @@ def test_columns_that_ranks_gather_are_dense(group: RankGroup) -> None:
 
 
 def test_a_second_group_in_one_process_is_refused(group: RankGroup) -> None:
-    with pytest.raises(InputError, match="this process has a tensor-parallel model already"):
+    with pytest.raises(InputError, match="this process already has a tensor-parallel model"):
         RankGroup(2, "cpu")
 
 

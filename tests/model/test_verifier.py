@@ -10,9 +10,8 @@ import pytest
 import tiny_models
 import torch
 from cli_cases import Command
-from tiny_models import spread_weights, tiny_tokenizer
+from tiny_models import config_of, spread_weights, tiny_tokenizer
 from transformers import (
-    LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
@@ -37,16 +36,10 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{
 
 
 def save(folder: Path, form: str, *, labels: int = 2, chat: bool = False) -> Any:
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+    config = config_of(
+        "llama",
         max_position_embeddings=200,
         num_labels=labels,
-        pad_token_id=2,
     )
     model = CLASSES[form](config)
     spread_weights(model, 7)
@@ -119,7 +112,7 @@ def test_steps_become_one_number(tmp_path: Path) -> None:
     ("form", "options", "told"),
     [
         ("causal", {}, "judges steps at a mark"),
-        ("sequence", {"mark": "#"}, "leave the mark out"),
+        ("sequence", {"mark": "#"}, "leave out the mark"),
         ("sequence", {"label": 2}, "label must be less than 2"),
         ("token", {"reduce": "max"}, "reduce must be one of"),
     ],
@@ -140,7 +133,7 @@ def test_texts_and_models_that_cannot_be_read(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["LlamaModel"]
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(ModelError, match="not a model that judges"):
+    with pytest.raises(ModelError, match="not a reward model that treegen supports"):
         load_scorer(tmp_path)
 
 

@@ -278,7 +278,7 @@ def test_a_template_that_refuses_the_messages_is_an_input_error() -> None:
     tokenizer = chat_tokenizer()
     tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
     root = Node([{"role": "user", "content": "Hi"}], id="chat")
-    with pytest.raises(InputError, match="refuses prompt 'chat': roles must alternate"):
+    with pytest.raises(InputError, match="rejects prompt 'chat': roles must alternate"):
         tokenize(root, tokenizer)
 
 

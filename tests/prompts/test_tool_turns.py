@@ -120,7 +120,7 @@ def test_a_reply_whose_end_is_not_known_ends_as_the_template_ends_it() -> None:
             HEAD + "{% elif m.role == 'tool' %}[R]{{ m.content }}{% elif m.tool_calls %}"
             "{% if loop.last %}calls:{% endif %}" + CALL + "{% endfor %}<|im_end|>"
             "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}",
-            "shows a reply differently once the results are known",
+            "shows a reply differently when results follow",
         ),
         (
             HEAD + "{% elif m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"

@@ -17,7 +17,7 @@ from treegen.report.calibration import (
     by_tokens,
     compute_within_problem_auc,
     expected_error,
-    middle_lengths,
+    lengths_by_right,
     problem_points,
     token_probability,
 )
@@ -129,8 +129,8 @@ def test_points_are_the_votes_of_the_report(run: RunView) -> None:
 def test_lengths_of_right_and_wrong_are_told_apart(run: RunView) -> None:
     samples = [("a", "1", True, None, n) for n in (1, 2, 30)]
     samples += [("a", "2", False, None, n) for n in (10, 20)]
-    assert middle_lengths(with_samples(run, samples), "numeric") == (2, 15)
-    assert middle_lengths(with_samples(run, samples[:3]), "numeric") is None
+    assert lengths_by_right(with_samples(run, samples), "numeric") == ([1, 2, 30], [10, 20])
+    assert lengths_by_right(with_samples(run, samples[:3]), "numeric") == ([1, 2, 30], [])
 
 
 def test_pictures_need_numbers(run: RunView, tmp_path: Path) -> None:

@@ -190,13 +190,13 @@ def test_equal_verdicts_are_one_object() -> None:
 
 
 def test_votes_of_equal_counts_are_computed_once() -> None:
-    majority._tops.cache_clear()
+    majority._count_wins.cache_clear()
     tallies = [votes.Tally((1, 3), (2,), 2), votes.Tally((3,), (1, 2), 2)]
     for tally in tallies * 2:
         ways = tally.votes_at((1, 4, 8))
         assert ways == tuple((tally.maj_at_k(k), tally.tie_at_k(k)) for k in (1, 4, 8))
     # Of each answer that may win, and of ties: for all k at once.
-    assert majority._tops.cache_info().misses == 3
+    assert majority._count_wins.cache_info().misses == 3
     votes._maj_at_k.cache_clear()
     votes._tie_at_k.cache_clear()
     counts = [((3, 1), (2,)), ((1, 3), (2,)), ((2,), (1, 3)), ((), (1, 2, 3))]

@@ -139,7 +139,7 @@ def test_what_is_written_in_a_run_stays_there(run: Path, mine: Path, name: str) 
 def test_no_folder_in_a_run_leads_out_of_it(run: Path, tmp_path: Path, name: str) -> None:
     (other := tmp_path / "other").mkdir()
     replaced(run / name, other)
-    with pytest.raises(RunError, match="is a link out of the run"):
+    with pytest.raises(RunError, match="is a link that leads out of the run"):
         WRITTEN[name.partition("_")[0]](run)
     assert not [*other.iterdir()]
 
@@ -148,7 +148,7 @@ def test_plots_of_a_comparison_stay_in_the_run(treegen: Command, run: Path, tmp_
     (other := tmp_path / "other").mkdir()
     replaced(run / "compared_with_run", other)
     done = treegen("compare", run, run)
-    assert done.code == 2 and "is a link out of the run" in done.err
+    assert done.code == 2 and "is a link that leads out of the run" in done.err
     assert not [*other.iterdir()]
 
 
@@ -171,10 +171,10 @@ def test_what_is_no_file_is_not_waited_for(run: Path, name: str, kind: str) -> N
     if name == "progress.jsonl":  # nothing depends on it
         assert read_timeline(run) == [] and load_run(run).num_done == 4
     elif name == "results.json":
-        with pytest.raises(RunError, match="no regular file"):
+        with pytest.raises(RunError, match="not a regular file"):
             read_json(file)
     else:
-        with pytest.raises(RunError, match="no regular file"):
+        with pytest.raises(RunError, match="not a regular file"):
             load_run(run)
 
 
@@ -198,5 +198,5 @@ def test_trees_too(tmp_path: Path) -> None:
     run = make_search_run(tmp_path / "run", num_problems=2)
     (run / "trees.jsonl").unlink()
     os.mkfifo(run / "trees.jsonl")
-    with pytest.raises(TreegenError, match="no regular file"):
+    with pytest.raises(TreegenError, match="not a regular file"):
         load_run(run)

@@ -295,7 +295,7 @@ def test_a_record_that_could_not_be_read_back_is_not_written(
         with pytest.raises(InputError, match=message):
             run.append(SAMPLES[0] | change)
         run.append(SAMPLES[0])
-        with pytest.raises(RunError, match="is there already"):
+        with pytest.raises(RunError, match="already exists"):
             run.append(SAMPLES[0])
         assert list(run.records()) == SAMPLES[:1]
 
@@ -633,7 +633,7 @@ def test_equal_settings_are_equal_however_they_are_written(run_path: Path) -> No
         ({"identity": {"x": {1: 2}}}, "x has the key 1"),
         ({"identity": {"planned": 3}}, "'planned'"),
         ({"free": {"device": object()}}, "device is a object"),
-        ({"problem_ids": ["a", "b", "a"]}, "'a' is there twice"),
+        ({"problem_ids": ["a", "b", "a"]}, "'a' occurs twice"),
         ({"problem_ids": ["\ud83d\ude00"]}, "surrogate pair"),
         ({"problem_ids": [7]}, "must be text, got 7"),
         ({"planned": 0}, "planned must be"),
@@ -725,7 +725,7 @@ def test_results_of_a_part_never_replace_those_of_more(fast: Path) -> None:
             reader.write_results({"done": 0})
         run.append(SAMPLES[0])
         run.write_results({"done": 1})
-    with pytest.raises(RunInUseError, match="has new samples since it was read"):
+    with pytest.raises(RunInUseError, match="has new samples since treegen read it"):
         reader.write_results({"done": 0})
     with RunDir.open(path) as later:
         assert later.results() == {"done": 1}
@@ -1113,7 +1113,7 @@ def test_a_file_system_without_locks_is_told_of_and_left_clean(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("treegen.runs.files.fcntl.flock", no_locks)
-    with pytest.raises(RunError, match="may have no locks: choose a directory on a local disk"):
+    with pytest.raises(RunError, match="may not support locks: choose a directory on a local disk"):
         Lock(tmp_path / "run.lock")
     assert not list(tmp_path.iterdir())
 

@@ -294,7 +294,7 @@ def test_texts_that_nothing_counts_are_refused_under_a_budget_of_tokens() -> Non
     with AskTell(once, ["a"], budget=Budget(tokens=50)) as searches:
         (request,) = searches.ask()
         assert isinstance(request, SampleRequest)
-        with pytest.raises(InputError, match="give AskTell count_tokens"):
+        with pytest.raises(InputError, match="pass count_tokens to AskTell"):
             searches.tell(request, ["a"])
         counted = Completion("a", 0, 0, "abc", (1, 2, 3), (-1.0, -1.0, -1.0), "stop", 0)
         assert searches.tell(request, [counted])

@@ -188,7 +188,9 @@ def test_a_log_probability_is_no_weight() -> None:
     async def fn(root: SearchNode) -> SearchOutcome:
         found = await best_of_n(root, 60, sum_logprob)
         for wrong in (lambda node: node.value, lambda node: math.nan, lambda node: math.inf):
-            with pytest.raises(InputError, match="votes; weigh by finite numbers from 0 on"):
+            with pytest.raises(
+                InputError, match="votes; weight votes by finite numbers of at least 0"
+            ):
                 vote(found, letter, wrong)
         return vote(found, letter, lambda node: math.exp(node.logprob))
 

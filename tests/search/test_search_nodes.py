@@ -60,7 +60,9 @@ def test_pickling_says_why_not() -> None:
     session = session_of()
     root = session.root("acde")
     for live in (root.search, session, {"searches": [root.search]}):
-        with pytest.raises(InputError, match="cannot be pickled: it lives in the memory"):
+        with pytest.raises(
+            InputError, match="cannot be pickled, because it belongs to a model in memory"
+        ):
             pickle.dumps(live)
 
 
@@ -145,7 +147,7 @@ def test_a_call_of_another_session_is_refused_and_leaves_nothing_behind() -> Non
     for call in calls:
         asked = mine.start(call)
         assert asked in mine.step()
-        with pytest.raises(InputError, match="waits for nothing of this session"):
+        with pytest.raises(InputError, match="waits for nothing in this session"):
             _ = asked.result
     assert not other.backend.has_work
     assert len(other.sample({foreign: 2})[foreign]) == 2
@@ -196,7 +198,7 @@ def other_root() -> SearchNode:
         (lambda root: [root.children[0], other_root()], "'other/', which is not in its tree"),
         (lambda root: SearchOutcome(other_root()), "'other/', which is not in its tree"),
         (lambda root: SearchOutcome(None, (other_root(),)), "'other/', which is not in its tree"),
-        (lambda root: SearchOutcome(cast(Any, "text")), "with 'text', which is no node"),
+        (lambda root: SearchOutcome(cast(Any, "text")), "with 'text', which is not a node"),
         (lambda root: root.search.prompt("b"), "'toy/@1/', which is not in its tree"),
     ],
 )

@@ -10,10 +10,9 @@ import pytest
 import torch
 from fakes import HistoryModel
 from live_search import backend_of, run_of
-from tiny_models import spread_weights, tiny_tokenizer
+from tiny_models import config_of, spread_weights, tiny_tokenizer
 from toy_search import hashed, run, start
 from transformers import (
-    LlamaConfig,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
@@ -37,13 +36,8 @@ def save(
     pad: bool = True,
     length: int = 64,
 ) -> Any:
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+    config = config_of(
+        "llama",
         max_position_embeddings=length,
         num_labels=num_labels,
         pad_token_id=2 if pad else None,

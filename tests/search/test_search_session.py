@@ -857,5 +857,5 @@ def test_a_second_thread_is_refused_and_disturbs_nothing() -> None:
     while not asked.is_done:
         session.step()
     assert asked.result == 2
-    assert len(told) == 5 and all("another thread is at work" in str(each) for each in told)
+    assert len(told) == 5 and all("another thread is using" in str(each) for each in told)
     session.close()

@@ -86,9 +86,11 @@ def test_what_several_llms_cannot_do_is_refused(llms: dict[str, LLM]) -> None:
 
     with pytest.warns(RuntimeWarning, match="there is no LLM 'opt'; known: llama, gpt2"):
         search_with(llms, other, PROMPTS[:1], PARAMS)
-    with pytest.warns(RuntimeWarning, match="this search has one LLM, so none is named 'opt'"):
+    with pytest.warns(
+        RuntimeWarning, match="this search has only one LLM, and it has no name, got 'opt'"
+    ):
         llms["llama"].search(other, PROMPTS[:1], PARAMS)
-    with pytest.raises(InputError, match="give several LLMs text or messages"):
+    with pytest.raises(InputError, match="for several LLMs, use text or messages"):
         search_with(llms, other, [[1, 2, 3]], PARAMS)
     with pytest.raises(InputError, match="concurrency must be at least 1"):
         search_with(llms, other, PROMPTS, PARAMS, concurrency=0)

@@ -220,7 +220,7 @@ def test_value_heads_are_read_at_newlines(tmp_path: Path) -> None:
     for verifier in (shared, whole):
         (values,) = verifier.values([("How many?", "One and\ntwo.\nSo 3.")])
         assert values == pytest.approx(logits.sigmoid()[:, 0].tolist(), abs=1e-5)
-    with pytest.raises(InputError, match="a mark of white space is for texts without a chat"):
+    with pytest.raises(InputError, match="a mark of white space works only without a chat"):
         load_verifier(folder, device="cpu", mark="\n", chat=True)
 
 
@@ -230,7 +230,10 @@ def test_models_that_cannot_be_read_as_published_are_refused_by_name(tmp_path: P
     code = {"AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating"}
     for architecture, told in (
         ("LlamaForRewardModelWithGating", "its architecture is LlamaForRewardModelWithGating"),
-        ("LlamaForSequenceClassification", "comes with code of its own .* is not run to judge"),
+        (
+            "LlamaForSequenceClassification",
+            "has its own code .* treegen does not run for reward models",
+        ),
     ):
         changed = {**config, "architectures": [architecture], "auto_map": code}
         (tmp_path / "config.json").write_text(json.dumps(changed), encoding="utf-8")
@@ -246,7 +249,7 @@ def test_turns_are_read_where_the_model_would_answer(tmp_path: Path) -> None:
     second = f"{first}+</assistant><user>Two.</user><assistant>"
     texts = [verifier.scorer.tokenizer.decode(ids[: end + 1]) for end in ends]
     assert texts == [first, second]
-    with pytest.raises(InputError, match="turns are for"):
+    with pytest.raises(InputError, match="turns need"):
         load_verifier(save(tmp_path / "other"), device="cpu", turns=True)
 
 

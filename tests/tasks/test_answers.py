@@ -303,8 +303,8 @@ def _plain_number(text: str) -> str | None:
     first = 0
     ends = [*boxes[1:], *[len(text)] * bool(boxes)]
     for at, stop in reversed([*zip(boxes, ends, strict=True)]):
-        end = answers._closing(text, at + len(answers._BOXED), stop)
-        if end and (found := answers._only(text[at : end + 1])):
+        end = answers._find_closing_brace(text, at + len(answers._BOXED), stop)
+        if end and (found := answers._read_single_number(text[at : end + 1])):
             first, boxed = at, found
             break
     else:

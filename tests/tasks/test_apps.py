@@ -121,7 +121,7 @@ def test_filters_go_by_what_the_data_say(tmp_path: Path) -> None:
     assert ids(starter="with") == ["0002"]
     with pytest.raises(InputError, match="did you mean 'interview'"):
         ids(difficulty="intervew")
-    with pytest.raises(InputError, match="none of 3 problems is left"):
+    with pytest.raises(InputError, match="none of 3 problems matches"):
         ids(difficulty="interview", starter="with")
     with pytest.raises(InputError, match="timeout must be seconds"):
         ids(timeout="nan")

@@ -119,7 +119,7 @@ def test_mbpp_is_asked_as_published_with_tasks_2_to_4(tmp_path: Path) -> None:
     task = MBPP()
     task.load(TaskOptions(data=str(tmp_path), num_fewshot=0, extra={"set": "sanitized"}))
     assert task.records["MBPP/12"].setup == "import math"
-    with pytest.raises(InputError, match="has 0 of the tasks for examples"):
+    with pytest.raises(InputError, match="has 0 tasks for examples"):
         task.load(TaskOptions(data=str(tmp_path), extra={"set": "sanitized"}))
     with pytest.raises(InputError, match="has the splits test, prompt"):
         task.load(TaskOptions(data=path, split="dev"))
@@ -179,7 +179,7 @@ def test_livecodebench_releases_are_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert ids("release_v5") == "12345" and ids("release_v8") == "12345678"
     assert ids("v6") == "6" and ids("v4_v6") == "456"
     for wrong in ("v0", "v6_v4", "release_v4_v6", "6", "v7x", "latest"):
-        with pytest.raises(InputError, match="release must be as release_v6"):
+        with pytest.raises(InputError, match="release must be like release_v6"):
             ids(wrong)
     with pytest.raises(DataError, match=r"has no test9\.jsonl"):
         ids("v9")

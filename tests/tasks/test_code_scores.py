@@ -12,7 +12,7 @@ import random
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,15 @@ def humaneval() -> tuple[HumanEval, dict[str, dict[str, Any]]]:
     return task, {row["task_id"]: row for _, row in rows}
 
 
+def compare(samples: list[Any], ours: list[Any], theirs: Callable[[Any], bool]) -> None:
+    """Check that verdicts are those of another scorer, and that both kinds are frequent."""
+    with ThreadPoolExecutor(2) as pool:
+        want = list(pool.map(theirs, samples))
+    assert 0.2 * len(samples) < sum(want) < 0.8 * len(samples)
+    wrong = [sample for sample, a, b in zip(samples, ours, want, strict=True) if a != b]
+    assert not wrong, wrong[:3]
+
+
 def compare_humaneval(num: int, official: Any = None) -> None:
     task, rows = humaneval()
     rng = random.Random(num)
@@ -113,11 +122,7 @@ def compare_humaneval(num: int, official: Any = None) -> None:
             f"{row['prompt']}{pair[1]}\n{row['test']}\ncheck({row['entry_point']})"
         )
 
-    with ThreadPoolExecutor(2) as pool:
-        want = list(pool.map(theirs, samples))
-    assert 0.2 * num < sum(want) < 0.8 * num
-    wrong = [samples[at] for at in range(num) if ours[at] != want[at]]
-    assert not wrong, wrong[:3]
+    compare(samples, ours, theirs)
 
 
 def test_humaneval_scores_are_those_of_a_plain_run() -> None:
@@ -149,11 +154,7 @@ def compare_mbpp(num: int) -> None:
         record = task.records[pair[0]]
         return runs_to_the_end("\n".join([pair[1], record.setup, *record.tests]))
 
-    with ThreadPoolExecutor(2) as pool:
-        want = list(pool.map(theirs, samples))
-    assert 0.2 * num < sum(want) < 0.8 * num
-    wrong = [samples[at] for at in range(num) if ours[at] != want[at]]
-    assert not wrong, wrong[:3]
+    compare(samples, ours, theirs)
 
 
 def test_mbpp_scores_are_those_of_a_plain_run() -> None:
@@ -364,11 +365,7 @@ def compare_contest(num: int, folder: Path) -> None:
         source = task.program(*pair)
         return source is not None and passes_contest(folder, source, task.records[pair[0]].cases)
 
-    with ThreadPoolExecutor(2) as pool:
-        want = list(pool.map(theirs, samples))
-    assert 0.2 * num < sum(want) < 0.8 * num
-    wrong = [(samples[at], ours[at]) for at in range(num) if ours[at] != want[at]]
-    assert not wrong, wrong[:3]
+    compare(samples, ours, theirs)
 
 
 def test_livecodebench_scores_are_those_of_plain_runs(tmp_path: Path) -> None:

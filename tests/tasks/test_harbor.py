@@ -7,9 +7,10 @@ import pytest
 
 from treegen.errors import DataError
 from treegen.evals.task import TaskOptions
+from treegen.tasks.agents.dockerfile import copied_files
 from treegen.tasks.agents.harbor import (
     as_problem,
-    copied_files,
+    check_image,
     python_test,
     read_folder,
     read_task,
@@ -93,7 +94,7 @@ def test_a_folder_of_folders_is_read_in_order(tmp_path: Path) -> None:
     assert [task.name for task in tasks] == ["a", "b"]
     assert "is not TOML" in skipped[0].reason and "c" in skipped[0].source
     assert [task.name for task in read_folder(tmp_path / "a")[0]] == ["a"]
-    with pytest.raises(DataError, match="has no task folder"):
+    with pytest.raises(DataError, match="has no readable task folder"):
         read_folder(tmp_path / "a" / "tests")
 
 
@@ -161,7 +162,7 @@ def test_links_never_lead_out_of_a_folder(tmp_path: Path, place: str, is_folder:
 def test_wrong_configurations_are_errors(tmp_path: Path) -> None:
     for toml, reason in (
         ("[agent]\ntimeout_sec = -1\n", "timeout_sec"),
-        ("agent = 3\n", "agent in .* is no table"),
+        ("agent = 3\n", "agent in .* is not a table"),
         ("[[steps]]\nname = 'a'\n", "several steps"),
     ):
         with pytest.raises(DataError, match=reason):
@@ -206,6 +207,16 @@ def test_a_problem_depends_on_all_files(tmp_path: Path) -> None:
         ("FROM x\nCOPY --chmod=400 main.py /app/\n", "the step COPY --chmod=400"),
         ("FROM x\nCOPY --chown=nobody main.py /app/\n", "the step COPY --chown=nobody"),
         ('FROM x\nENTRYPOINT ["setup"]\n', 'the step ENTRYPOINT ["setup"]'),
+        ("", "no FROM"),
+        ("# FROM x\n", "no FROM"),
+        ("WORKDIR /app\nFROM x\nCOPY . .\n", "the step WORKDIR /app before FROM"),
+        ("FROM x\nWORKDIR /app\nCOPY data/*.* all\n", "copies data/*.* to /app/all, which is no"),
+        ("FROM x\nWORKDIR /app\nCOPY main.py a\nCOPY lib a/\n", "a file to /app/a, which is a"),
+        ("FROM x\nWORKDIR /app\nCOPY main.py a/b\nCOPY lib a/b\n", "to /app/a/b, which is a"),
+        ("FROM x\nCOPY main.py /app\nWORKDIR /app\n", "a file to /app, which is a directory"),
+        ("FROM x\nWORKDIR /a\0pp\n", "NUL"),
+        ('FROM x\nCOPY ["main.py", "/app/\\u0000"]\n', "unclear"),
+        ('FROM x\nCOPY ["main.py", "/app/\\ud800"]\n', "unclear"),
     ],
 )
 def test_dockerfiles_that_would_be_read_wrongly_are_refused(
@@ -238,6 +249,54 @@ def test_patterns_stay_within_one_name(tmp_path: Path) -> None:
     both = {"util.py", "deep/more.py", "a.txt", "b.bin", "d.txt", "sub/c.txt"}
     flat = {"flat/a.txt", "flat/d.txt"}
     assert set(copied) == flat | {f"both/{name}" for name in both}
+
+
+@pytest.mark.parametrize(
+    ("steps", "wanted"),
+    [
+        ("COPY data/a.* x", {"x"}),  # one file, so the target names it
+        ("COPY data/a.* x/", {"x/a.txt"}),
+        ("COPY main.py x/y\nCOPY data/a.* x", {"x/y", "x/a.txt"}),  # x is a directory by now
+        ("COPY main.py x/y\nADD data/*.* x", {"x/y", "x/a.txt", "x/b.bin"}),
+        ("COPY main.py x/y\nCOPY data/a.txt x", {"x/y", "x/a.txt"}),
+        ("COPY data/a.txt /app", {"a.txt"}),  # the working directory is one, too
+        ("COPY data/a.txt .", {"a.txt"}),
+        ("WORKDIR sub/deep\nWORKDIR ..\nCOPY data/*.* deep", {"deep/a.txt", "deep/b.bin"}),
+        ("COPY main.py x\nCOPY data/a.txt x", {"x"}),
+        ("COPY d* x", {"x/a.txt", "x/b.bin"}),
+        ("COPY data x\nCOPY main.py x", {"x/a.txt", "x/b.bin", "x/main.py"}),
+    ],
+)
+def test_a_target_that_is_a_directory_gets_the_copies(
+    tmp_path: Path, steps: str, wanted: set[str]
+) -> None:
+    text = f"FROM x\nWORKDIR /app\n{steps}\n"
+    task = read_task(make_task(tmp_path / "onto", **{"environment/Dockerfile": text}))
+    assert set(copied_files(task)[0]) == wanted
+
+
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    for place in ("environment", "tests"):
+        folder = make_task(tmp_path / place)
+        (folder / place / os.fsdecode(b"a\xff.py")).write_text("")
+        with pytest.raises(DataError, match=r"the name 'a\\udcff.py' .* is not UTF-8; rename it"):
+            read_task(folder)
+    (tmp_path / "tests").rename(tmp_path / os.fsdecode(b"\xff"))
+    tasks, skipped = read_folder(make_task(tmp_path / "good").parent)
+    assert [task.name for task in tasks] == ["good"]
+    assert [row.reason for row in skipped][-1].startswith("the name '\\udcff'")
+    with pytest.raises(DataError):
+        read_folder(tmp_path / "a\0b")
+
+
+def test_docker_builds_nothing_without_from(tmp_path: Path) -> None:
+    for text, is_built in (("from x\n", True), ("# FROM x\nWORKDIR /app\n", False)):
+        task = read_task(make_task(tmp_path / "image", **{"environment/Dockerfile": text}))
+        if is_built:
+            check_image(task)
+        else:
+            with pytest.raises(DataError, match="its Dockerfile has no FROM"):
+                check_image(task)
 
 
 @pytest.mark.parametrize(

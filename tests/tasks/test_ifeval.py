@@ -403,7 +403,7 @@ def test_rows_that_cannot_be_checked_are_skipped_by_name(tmp_path: Path) -> None
         "no instruction 'punctuation:none'",
         "relation is 'more'",
         "num_words is None",
-        "is no pattern",
+        "is not a valid pattern",
         "one object for each",
     ):
         assert told in reasons

@@ -215,7 +215,7 @@ def test_math_500_rows_of_all_kinds_of_files(tmp_path: Path) -> None:
             ["test/algebra/7.json", "Why?", "\\frac{1}{2}"]
         ]
         assert data.problems[0].metadata["level"] == 3
-    assert "line 2: no answer, and the solution boxes none" in str(data.skipped[0])
+    assert "line 2: no answer, and the solution has no boxed answer" in str(data.skipped[0])
 
 
 def test_math_has_minervas_prompt() -> None:

@@ -59,28 +59,22 @@ def problem(answer: str) -> Problem:
 
 @AMOUNTS
 @pytest.mark.slow
-def test_aime_scores_as_math_verify_and_lm_eval(num: int) -> None:
-    task, right = AIME(), 0
-    for text, answer in aime_outputs(num, seed=1):
+@pytest.mark.parametrize(
+    ("task", "outputs", "seed", "least"),
+    [(AIME(), aime_outputs, 1, 0.3), (Math500(), math_outputs, 2, 0.2)],
+    ids=["aime", "math500"],
+)
+def test_competitions_score_as_math_verify_and_lm_eval(
+    task: Any, outputs: Any, seed: int, least: float, num: int
+) -> None:
+    right = 0
+    for text, answer in outputs(num, seed=seed):
         verdicts = task.score(problem(answer), text)
         assert verdicts["math-verify"].correct == math_verify_says(text, answer), (text, answer)
         theirs = lm_eval_aime.process_results({"answer": answer}, [text])["exact_match"]
         assert verdicts["hendrycks"].correct == bool(theirs), (text, answer)
         right += verdicts["math-verify"].correct
-    assert 0.3 * num < right < 0.7 * num
-
-
-@AMOUNTS
-@pytest.mark.slow
-def test_math500_scores_as_math_verify_and_lm_eval(num: int) -> None:
-    task, right = Math500(), 0
-    for text, answer in math_outputs(num, seed=2):
-        verdicts = task.score(problem(answer), text)
-        assert verdicts["math-verify"].correct == math_verify_says(text, answer), (text, answer)
-        theirs = lm_eval_aime.process_results({"answer": answer}, [text])["exact_match"]
-        assert verdicts["hendrycks"].correct == bool(theirs), (text, answer)
-        right += verdicts["math-verify"].correct
-    assert 0.2 * num < right < 0.7 * num
+    assert least * num < right < 0.7 * num
 
 
 @pytest.mark.slow

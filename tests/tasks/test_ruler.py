@@ -202,7 +202,7 @@ def test_problems_are_the_same_on_every_machine() -> None:
 
 @pytest.mark.parametrize("variant", SHAPES)
 def test_a_length_that_nothing_fits_in_is_refused_at_once(variant: str) -> None:
-    with pytest.raises(InputError, match="leaves nothing for a prompt: the answer alone may take"):
+    with pytest.raises(InputError, match="leaves no room for a prompt: the answer alone may take"):
         load(variant, lengths="512")
     with pytest.raises(InputError, match=f"a prompt of ruler-niah-{variant} takes"):
         load(variant, lengths="600")

@@ -242,7 +242,7 @@ def test_no_sandbox_must_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_canaries_get_out_of_what_does_not_hold() -> None:
-    with pytest.raises(SandboxError, match=r"does not hold: .*read_host_file.*fork"):
+    with pytest.raises(SandboxError, match=r"does not isolate programs: .*read_host_file.*fork"):
         canaries.verify_tier(TIERS["none"], find_runtime())
 
 
@@ -260,7 +260,7 @@ def test_folders_of_canaries_that_died_are_removed(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "treegen-canary-dead").mkdir()
     (tmp_path / "treegen-canary-dead" / "secret").touch()
-    with canaries._bait() as living, canaries._bait() as other:
+    with canaries._plant_targets() as living, canaries._plant_targets() as other:
         folders = {str(folder) for folder in tmp_path.iterdir()}
         assert folders == {os.path.dirname(bait["secret"]) for bait in (living, other)}
     assert not list(tmp_path.iterdir())

@@ -103,7 +103,7 @@ class JudgingPlan:
             plan.check()
         except TreegenError as error:
             raise type(error)(
-                f"the run is to be judged by {', '.join(map(str, plan.judges))}: "
+                f"the run's judges {', '.join(map(str, plan.judges))} cannot be used: "
                 f"{error.message.marked}; or name "
                 f"other models with {arg('judge=')}, or give {arg('judge', 'none')}"
             ) from error

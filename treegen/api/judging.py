@@ -182,7 +182,10 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
         raise InputError(f"{arg('pairs')} must be a list of directories, got {pairs!r:.60}")
     if not judges:
-        raise InputError(f"{arg('judge=')} names no model; `treegen.judgings` reads what is stored")
+        raise InputError(
+            f"{arg('judge=')} names no model; name a model, or read the stored judgements "
+            "with `treegen.judgings`"
+        )
     weights = check_jury(len(judges), weights, combine)
     check_int("repeats", repeats)
     _check_told(listener, follow, models)
@@ -207,7 +210,7 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
             "seed": seed,
         }
         settings = resolve_judge_settings(judge_rubric, choices)
-        people = None if labels is None else _people(labels, judge_rubric, runs.answers)
+        people = None if labels is None else _load_human_labels(labels, judge_rubric, runs.answers)
         resolved = resolve_judges(judges, options or {})
         if models is None:
             models = stack.enter_context(JudgeLoader())
@@ -301,7 +304,7 @@ def judgings(
         rubric = group[0].judging.settings.rubric
         people = None
         if labels is not None and not rubric.pairs:
-            people = _people(labels, rubric, runs.answers)
+            people = _load_human_labels(labels, rubric, runs.answers)
         how: dict[str, Any] = {"labels": people}
         if len(group) > 1:
             how |= {"weights": weights, "combine": combine}
@@ -337,16 +340,18 @@ def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | B
     return tuple(judge)
 
 
-def _people(labels: str | Path, rubric: Rubric, answers: AnswerSet) -> dict[tuple[str, int], float]:
+def _load_human_labels(
+    labels: str | Path, rubric: Rubric, answers: AnswerSet
+) -> dict[tuple[str, int], float]:
     """Return people's labels of a run's answers."""
     if rubric.pairs:
         raise InputError(
-            f"{arg('labels=')} are of single answers, and this rubric compares pairs; leave them "
-            "out"
+            f"{arg('labels=')} are for single answers, and this rubric compares pairs; leave "
+            "out the labels"
         )
     labelled = labels_of(given_path("labels", labels), rubric.choices)
     if not any((0, index) in answers.texts.get(problem, ()) for problem, index in labelled):
-        raise InputError(f"{labels} has no label of an answer of this run; name labels of this run")
+        raise InputError(f"{labels} has no label for an answer of this run; use labels of this run")
     return labelled
 
 

@@ -224,7 +224,7 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
     if include_path is not None:
         if not isinstance(task, str) or not task.startswith(LM_EVAL):
             raise InputError(
-                f"{arg('include_path=')} is for a task that is named lm-eval:TASK; leave it out"
+                f"{arg('include_path=')} needs a task that is named lm-eval:TASK; leave it out"
             )
         task = f"{task}@{include_path}"
     instance = _instantiate_task(task)

@@ -64,7 +64,8 @@ def measure(
     kernels = dict(_attention(device, dtype, seconds))
     if not kernels:
         raise CapacityError(
-            f"no attention of torch runs in {dtype} in what is free on {device}; free some"
+            f"torch's attention does not fit into the free memory of {device} in {dtype}; free "
+            "some memory"
         )
     best = max(kernels, key=kernels.__getitem__)
     rates = Ceilings(

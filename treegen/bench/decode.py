@@ -296,7 +296,7 @@ class Bench:
         if length > llm.spec.context_length:
             raise CapacityError(
                 f"{length:,} tokens are more than the model's {llm.spec.context_length:,}; "
-                "ask for fewer"
+                "request fewer"
             )
         plan = self.plan(llm, workload, mode, rows)
         fit = rows_that_fit(llm, plan)

@@ -214,7 +214,8 @@ def _build(
     elif quantization == "mxfp4":
         if shape.model_type != "gpt_oss":
             raise InputError(
-                f"mxfp4 is for shapes of gpt-oss, and {shape.name} is none; choose one of those"
+                f"mxfp4 is only for shapes of gpt-oss, and {shape.name} is not one of them; "
+                "choose another --shape"
             )
         size = int(shape.num_weights * BYTES_PER_NUMBER) + shape.vocab_size * shape.hidden * 4
     elif quantization == "nvfp4":

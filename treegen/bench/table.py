@@ -28,7 +28,7 @@ def result_line(result: WorkloadResult) -> str:
             text += f", {result.share:.0%} of the roofline"
     elif not text and result.job is not None:
         text = f"{result.job.median:,.0f} tokens/s with prefill"
-    return f"{_where(result)}, {result.mode}: {text}"
+    return f"{_describe_workload(result)}, {result.mode}: {text}"
 
 
 def results_table(results: Sequence[WorkloadResult]) -> PrintableTable:
@@ -36,7 +36,7 @@ def results_table(results: Sequence[WorkloadResult]) -> PrintableTable:
     order = list(dict.fromkeys(result.workload for result in results))
     ordered = sorted(results, key=lambda result: order.index(result.workload))
     remarks = [
-        f"{_where(result)}, {result.mode}: {result.skipped or '; '.join(result.notes)}"
+        f"{_describe_workload(result)}, {result.mode}: {result.skipped or '; '.join(result.notes)}"
         for result in ordered
         if result.skipped or any(result.notes)
     ]
@@ -47,7 +47,7 @@ def results_table(results: Sequence[WorkloadResult]) -> PrintableTable:
     return PrintableTable.of(ordered, filled, words=_WORDS, lines=remarks)
 
 
-def _where(result: WorkloadResult) -> str:
+def _describe_workload(result: WorkloadResult) -> str:
     workload = result.workload
     problems = f", {workload.problems:,} problems" if workload.problem_tokens else ""
     return f"{workload.name}, prefix {workload.prefix:,}{problems}, {result.rows:,} rows"
@@ -139,8 +139,10 @@ def attention_table(results: Sequence[AttentionResult]) -> PrintableTable:
     """Return a table of the operator and attention without sharing; one column for each kernel."""
     shared = list(dict.fromkeys(name for r in results for name in r.shared))
     unshared = list(dict.fromkeys(name for r in results for name in r.unshared))
-    times = {f"{name} us": lambda r, name=name: us(r.shared.get(name)) for name in shared}
-    others = {f"{name} us": lambda r, name=name: us(r.unshared.get(name)) for name in unshared}
+    times = {f"{n} us": lambda r, n=n: format_us(r.shared.get(n)) for n in shared}
+    others = {
+        f"{name} us": lambda r, name=name: format_us(r.unshared.get(name)) for name in unshared
+    }
     columns: dict[str, str | Callable[[AttentionResult], str]] = {
         "Rows": "{0.rows:,}",
         "Prefix": "{0.prefix:,}",
@@ -166,6 +168,6 @@ def skip_reasons(cases: Iterable[tuple[str, Mapping[str, str]]]) -> list[str]:
     return [f"{case}, {name}: {why}" for case, skipped in cases for name, why in skipped.items()]
 
 
-def us(spread: Spread | None) -> str:
+def format_us(spread: Spread | None) -> str:
     """Return a median of microseconds, or nothing if none was measured."""
     return f"{spread.median:,.1f}" if spread else ""

@@ -131,7 +131,7 @@ def read_limited(path: Path, most: int) -> bytes:
         why = describe_read_error(path, error) if isinstance(error, OSError) else f"{path}: {error}"
         raise InputError(why) from None
     if content is None or len(content) > most:
-        raise InputError(f"{path} is no file of at most {format_bytes(most)}; name another file")
+        raise InputError(f"{path} is not a file of at most {format_bytes(most)}; name another file")
     return content
 
 
@@ -139,7 +139,7 @@ def _check_regular(mode: int, path: str | os.PathLike[str]) -> None:
     if S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(path))
     if not S_ISREG(mode):
-        raise NotRegularError(errno.EINVAL, "it is no regular file", os.fspath(path))
+        raise NotRegularError(errno.EINVAL, "it is not a regular file", os.fspath(path))
 
 
 # Limits the listing of a very large folder that is searched for a similar name.
@@ -151,15 +151,15 @@ def describe_read_error(path: Path | str, error: OSError) -> str:
     path = Path(path)
     match error:
         case FileNotFoundError():
-            return f"{path} does not exist{_like(path)}"
+            return f"{path} does not exist{_suggest_path(path)}"
         case IsADirectoryError():
             return f"cannot read {path}: it is a folder; name a file in it{_such_as(path)}"
         case NotADirectoryError():
             return f"cannot read {path}: a part of the path is a file; check the path"
         case NotRegularError():
             return (
-                f"cannot read {path}: it is no regular file but a pipe or device, which may never "
-                "end; save its content in a file and name that"
+                f"cannot read {path}: it is not a regular file but a pipe or device, which may "
+                "never end; save its content in a file and name that"
             )
         case PermissionError():
             return f"cannot read {path}: permission denied; let your user read it (chmod u+r)"
@@ -168,7 +168,7 @@ def describe_read_error(path: Path | str, error: OSError) -> str:
             return f"cannot read {path}: {why}; check the disk, or copy the file again"
 
 
-def _like(path: Path) -> str:
+def _suggest_path(path: Path) -> str:
     """Return a hint: the closest names in the file's folder, or the missing part of the path."""
     for above in path.parents:
         if above.is_dir():

@@ -57,8 +57,9 @@ class NonCopyable:
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(
-            f"a {type(self).__name__} cannot be pickled: it lives in the memory of a model. Keep "
-            "its key, path_text or data, or the records of its tree (SearchTree, SearchResult)"
+            f"a {type(self).__name__} cannot be pickled, because it belongs to a model in "
+            "memory. Store its key, path_text or data, or the records of its tree (SearchTree, "
+            "SearchResult)"
         )
 
 

@@ -184,8 +184,8 @@ class SamplingParams:
             check_number("min_confidence", self.min_confidence)
             if not self.confidence:
                 raise InputError(
-                    f"{arg('min_confidence')} needs confidence: of how many likeliest tokens, such "
-                    "as 20"
+                    f"{arg('min_confidence')} needs confidence=N, the number of likeliest "
+                    "tokens to average, such as confidence=20"
                 )
         self._check_temperature()
         if not 0 < self.top_p <= 1:
@@ -296,8 +296,8 @@ class SamplingParams:
             )
         if names and (self.ignore_eos or self.min_tokens):
             raise InputError(
-                f"{arg(names[0])} says where a sample ends; leave out {arg('ignore_eos')} and "
-                "min_tokens"
+                f"{arg(names[0])} defines where a sample ends; leave out {arg('ignore_eos')} "
+                "and min_tokens"
             )
 
     def _check_thinking(self) -> None:
@@ -333,8 +333,8 @@ class SamplingParams:
         spec = getattr(llm, "spec", None) or llm.llm.spec
         if not spec.recommended:
             raise InputError(
-                f"{spec.name} recommends no sampling: it has no generation_config.json that says "
-                "how; give the parameters yourself"
+                f"{spec.name} has no generation_config.json with recommended sampling "
+                "parameters; give the parameters yourself"
             )
         return cls(**{**spec.take_recommended(), **others})
 
@@ -443,7 +443,7 @@ def check_tree_params(params: Params | None) -> SamplingParams:
     params = check_params(params)
     if params.n != 1:
         raise InputError(
-            f"n={params.n} is for LLM.generate; a tree says how many per node (Node(samples=)), a "
-            "search what it samples (node.sample(n))"
+            f"n={params.n} has an effect only in LLM.generate; in a tree, use Node(samples=), "
+            "and in a search, node.sample(n)"
         )
     return params

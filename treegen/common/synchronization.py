@@ -78,7 +78,7 @@ class ExclusiveSection:
         """Hold the section; raise InputError if another thread holds it."""
         if not self._lock.acquire(blocking=False):
             raise InputError(
-                f"another thread is at work with this {self._what}; use it in one thread at a time"
+                f"another thread is using this {self._what}; use it in one thread at a time"
             )
         try:
             yield

@@ -34,7 +34,8 @@ def warn_untested() -> None:
 
         names = " ".join(f"'{tested_versions(name)}'" for name in TESTED)
         warnings.warn(
-            f"{'; '.join(problems)}; models may fail to load or be wrong: pip install {names}",
+            f"{'; '.join(problems)}; models may fail to load or compute wrong results; install "
+            f"supported versions: pip install {names}",
             ModelWarning,
             stacklevel=3,
         )

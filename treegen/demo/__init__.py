@@ -1,7 +1,7 @@
-"""The small model that comes with treegen, and problems for it: `LLM("demo")`, `treegen demo`.
+"""The small models that come with treegen, and problems for them: `LLM("demo")`, `treegen demo`.
 
-examples/train_demo in the repository trained it on synthetic problems, which do not include the
-problems here. MODEL_CARD.md says what it can do, and how that was measured.
+examples/train_demo in the repository trained them on synthetic problems, which do not include the
+problems here. MODEL_CARD.md and AGENT_CARD.md say what they can do, and how that was measured.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,17 @@ from typing import Any, Final
 NAME: Final = "demo"
 """Names the model where a checkpoint directory or a hub name is expected."""
 
+AGENT: Final = "demo-agent"
+"""Names the model that calls tools."""
+
+MODELS: Final = {NAME: "model", AGENT: "agent"}
+"""By name, the directory of each model."""
+
 NOTICE: Final = "bundled demo model, synthetic problems"
 
 MODEL_NOTICE: Final = "bundled demo model"
 
-# By task, the default settings for the demo model.
+# By task, the default settings for the bundled model that knows it: NAME unless "model" says so.
 _EVALUATIONS: Final[dict[str, dict[str, Any]]] = {
     # The model was trained to end an answer with a blank line.
     "gsm8k": {
@@ -32,13 +38,15 @@ _EVALUATIONS: Final[dict[str, dict[str, Any]]] = {
 _SEARCHES: Final[dict[str, dict[str, Any]]] = {
     "gsm8k": _EVALUATIONS["gsm8k"],
     "countdown": {"data": "puzzles.jsonl", "method": "tot-dfs", "budget": {"tokens": 500}},
+    "text-world": {"model": AGENT, "extra": {"level": "easy"}},
+    "repair": {"model": AGENT},
 }
 _FILES: Final = ("data", "fewshot_file")
 
 
-def model_path() -> Path:
-    """Return the directory of the checkpoint, in transformers' format."""
-    return Path(str(files("treegen.demo").joinpath("model")))
+def model_path(name: str = NAME) -> Path:
+    """Return the directory of a bundled checkpoint, in transformers' format."""
+    return Path(str(files("treegen.demo").joinpath(MODELS[name])))
 
 
 def data_path(name: str) -> Path:
@@ -47,23 +55,27 @@ def data_path(name: str) -> Path:
 
 
 def task_arguments(task: str) -> Mapping[str, str]:
-    """Return the arguments of a task that have other defaults with the demo model."""
-    arguments: Mapping[str, str] = _EVALUATIONS.get(task, {}).get("extra", {})
+    """Return the arguments of a task that have other defaults with a bundled model."""
+    settings = _EVALUATIONS.get(task) or _SEARCHES.get(task, {})
+    arguments: Mapping[str, str] = settings.get("extra", {})
     return arguments
 
 
 def fill_defaults(given: Mapping[str, Any], *, search: bool = False) -> dict[str, Any]:
-    """Add the demo model and its settings for the task to a user's settings.
+    """Add the bundled model and its settings for the task to a user's settings.
 
-    The settings are returned unchanged if they name another model, or if the demo model does not
-    know the task. The demo's problems and solved examples are left out if the user names data.
+    The settings are returned unchanged if they name another model, or if no bundled model knows
+    the task. The bundled problems and solved examples are left out if the user names data.
 
     Args:
         given: The user's settings.
         search: Whether the task is searched.
     """
     known = (_SEARCHES if search else _EVALUATIONS).get(str(given.get("task")))
-    if str(given.get("model", NAME)) != NAME or known is None:
+    if known is None:
+        return dict(given)
+    model = known.get("model", NAME)
+    if str(given.get("model", model)) != model:
         return dict(given)
     added: dict[str, Any] = {
         name: str(data_path(value)) if name in _FILES else value for name, value in known.items()
@@ -73,5 +85,5 @@ def fill_defaults(given: Mapping[str, Any], *, search: bool = False) -> dict[str
             added.pop(name, None)
     if "extra" in added:
         added["extra"] = {**added["extra"], **given.get("extra", {})}
-        return {**added, **given, "extra": added["extra"], "model": NAME}
-    return {**added, **given, "model": NAME}
+        given = {**given, "extra": added["extra"]}
+    return {**added, **given, "model": model}

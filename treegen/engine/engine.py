@@ -152,7 +152,7 @@ class Engine:
             sharing=self.sharing,
             max_rows=self.max_rows,
             align=self.align,
-            # With "one" the only level is the whole root; a kept prefix then supplies a part of it.
+            # With "one" the only level is the whole root; a cached prefix then supplies part of it.
             split_at=[p.tokens for p in self.kept] if self.sharing != "one" else [],
         )
 
@@ -225,12 +225,14 @@ class Engine:
         if self._is_running():
             gc.collect()  # a search and its event loop refer to each other
         if self._is_running():
-            raise InputError("another run of this LLM is not finished; use it up or close() it")
+            raise InputError(
+                "another run of this LLM is not finished; read it to its end, or close() it"
+            )
         if self._ranks is not None:
             self._ranks.check()
         self.gate.check()
         version = self.model.check_weights()
-        if version != self._version:  # kept prefixes were computed with the old weights
+        if version != self._version:  # cached prefixes were computed with the old weights
             self.kept.clear()
             self._version = version
 
@@ -342,16 +344,16 @@ def _check_room(name: str, plan: Plan, cache: PagedCache, kept: PrefixCache) -> 
     needed = sum(plan.table_pages(segment, page_size) for segment in plan.segments)
     if needed > most:
         raise CapacityError(
-            f"prefix {name!r} needs {needed * page_size:,} cache tokens but at most "
-            f"{most * page_size:,} are kept; give more memory"
+            f"prefix {name!r} needs {needed * page_size:,} cache tokens, but at most "
+            f"{most * page_size:,} are available for kept prefixes; raise {arg('memory=')}"
         )
     if cache.states is not None:
-        # Each segment has two states while it is computed, and kept prefixes get copies.
+        # Each segment has two states while it is computed, and cached prefixes get copies.
         states = 2 * (len(plan.segments) + len(plan.requests))
         if states > cache.states.num_slots:
             raise CapacityError(
                 f"prefix {name!r} needs {states:,} recurrent states while it is computed, but "
-                f"{cache.states.num_slots:,} fit; give more memory"
+                f"{cache.states.num_slots:,} fit; raise {arg('memory=')}"
             )
 
 
@@ -362,7 +364,7 @@ def _make_room(name: str, wanted: int, states: StateCache, kept: PrefixCache) ->
     if states.num_free < wanted:
         raise CapacityError(
             f"prefix {name!r} needs {wanted} slots for recurrent states, but {states.num_free} are "
-            "free; give more memory"
+            f"free; raise {arg('memory=')}"
         )
 
 

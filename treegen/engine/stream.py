@@ -165,8 +165,8 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         samples = self.plan.requests[self._place[prompt_id]].samples
         if sample_index is not None and not 0 <= sample_index < samples:
             raise InputError(
-                f"prompt {prompt_id!r} has {samples} samples, none is {sample_index}; "
-                "name one of those"
+                f"prompt {prompt_id!r} has {samples} samples, numbered from 0, but not "
+                f"{sample_index}; name one of these samples"
             )
         self.scheduler.cancel(self._place[prompt_id], sample_index)
 

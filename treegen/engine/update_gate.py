@@ -49,7 +49,7 @@ class UpdateGate:
             InputError: a function that a step calls, such as a draft function, updates the weights.
         """
         if self._stepping == threading.get_ident():
-            raise InputError("a step is being computed; update the weights between two steps")
+            raise InputError("treegen is computing a step; update the weights between two steps")
         with self._turnstile, self._lock:
             self._is_mixed = True
             yield self.version + 1

@@ -174,8 +174,8 @@ def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
     now = _hash([problem.content for problem in job.data.problems])
     if now != _entry(stored, "data", "problems"):
         raise InputError(
-            f"the problems in {job.data.source} are not those that {name} was sampled from; name "
-            f"the right data with {arg('data=')}"
+            f"the problems in {job.data.source} are not the problems of {name}; name the data "
+            f"of the run with {arg('data=')}"
         )
 
 

@@ -23,7 +23,7 @@ from treegen.evals.registry import get_task
 from treegen.evals.selection import select_if_needed
 from treegen.evals.task import Task, TaskData, TaskOptions
 from treegen.evals.task_calls import load_data, wrap_task_method
-from treegen.evals.truncation import barest, truncate_prompts
+from treegen.evals.truncation import drop_all_droppable, truncate_prompts
 from treegen.evals.verdict import check_ready
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.tree import Node, prompts_of
@@ -136,9 +136,9 @@ def load_job(settings: EvalSettings) -> Job:
     wanted = {(problem.id, settings.num_samples) for problem in data.problems}
     if {(prompt.id, prompt.samples) for prompt in prompts} != wanted:
         raise InputError(
-            f"task {task.name!r} made a tree whose sampled nodes are not its "
-            f"{len(data.problems)} problems with {settings.num_samples} samples each; "
-            "fix its tree()"
+            f"task {task.name!r} made a tree whose sampled nodes do not match its "
+            f"{len(data.problems)} problems with {settings.num_samples} samples each; fix its "
+            "tree()"
         )
     images = {p.id: [i.sha256 for i in p.images] for p in data.problems if p.images}
     return Job(settings, task, data, _apply_chat_format(tree, settings), tree, images=images)
@@ -279,7 +279,7 @@ def fit_job(job: Job, facts: "ModelInfo") -> FittedJob:
         prompts.update((prompt.id, prompt) for prompt in drawn)
         return {prompt.id: len(prompt.tokens) for prompt in drawn}
 
-    shortest = _apply_chat_format(barest(job.bare), job.settings)
+    shortest = _apply_chat_format(drop_all_droppable(job.bare), job.settings)
     check_length(shortest, tokenizer, spec, images, drawn=not choices)
     room = 0 if choices else job.settings.sampling.max_tokens
     truncated = truncate_prompts(job.bare, measure, spec.context_length - room)

@@ -226,5 +226,7 @@ def load_llm(
         llm = Cluster.at(places, engine, before)
     if llm.fingerprint != fingerprint:
         llm.close()
-        raise ModelError(f"the files of {engine.model} changed while they were read; start again")
+        raise ModelError(
+            f"the files of {engine.model} changed while treegen read them; start again"
+        )
     return llm

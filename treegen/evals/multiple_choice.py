@@ -70,12 +70,12 @@ def is_multiple_choice(data: TaskData) -> bool:
         if problem.openings and len(problem.openings) != len(problem.choices):
             raise InputError(
                 f"problem {problem.id!r} has {len(problem.openings)} openings for "
-                f"{len(problem.choices)} choices; each choice needs one, or none has any"
+                f"{len(problem.choices)} choices; give each choice one opening, or give none"
             )
         if len(problem.choices) < 2 or len(set(problem.candidates)) < len(problem.choices):
             raise InputError(
-                f"problem {problem.id!r} has the choices {list(problem.candidates)}; where "
-                "problems have any, each needs two or more that differ"
+                f"problem {problem.id!r} has the choices {list(problem.candidates)}; each "
+                "problem needs two or more different choices"
             )
     return True
 
@@ -175,9 +175,9 @@ def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[
         excess = prompt.longest - 1 - spec.context_length  # the last token is only scored
         if excess > 0:
             raise CapacityError(
-                f"prompt {prompt.id!r} and a choice have {prompt.longest:,} tokens, {excess:,} too "
-                f"many for the model's context of {spec.context_length:,} and one token after it; "
-                "shorten it or use fewer shots"
+                f"prompt {prompt.id!r} and a choice have {prompt.longest:,} tokens, {excess:,} "
+                f"too many for the model's context of {spec.context_length:,} and one token "
+                "after it; shorten the prompt or use fewer examples"
             )
         for index, (whole, start) in enumerate(zip(prompt.whole, prompt.start, strict=True)):
             name = f"{prompt.id}/{index}"
@@ -185,8 +185,8 @@ def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[
             if not 0 < start < len(whole):
                 what = "prompt" if start == 0 else f"choice {index}"
                 raise InputError(
-                    f"problem {prompt.id!r}: the {what} has no token of its own; "
-                    "fix its text, or leave the problem out"
+                    f"problem {prompt.id!r}: the {what} adds no token to the prompt; fix its "
+                    "text, or leave the problem out"
                 )
             requests.append(Request(name, whole, samples=0, rows=0, max_tokens=1, score_from=start))
     return requests

@@ -303,12 +303,12 @@ def load_file(path: Path) -> ModuleType:
 
 def _make(make: object, name: str) -> Task:
     if not callable(make):
-        raise InputError(f"{name!r} is {make!r:.40}, not a class of a task")
+        raise InputError(f"{name!r} is {make!r:.40}, not the class of a task")
     try:
         made = make()
         missing = find_missing(made, Task)
         task: Task | None = None if missing else adapt_task(made, Task)
-        wrong = _wrong(task) if task else ""
+        wrong = _describe_fault(task) if task else ""
     except (Exception, SystemExit) as error:
         raise InputError(
             f"cannot make task {name!r}: {format_error(error)}; fix its code"
@@ -348,7 +348,7 @@ def adapt_task(task: object, base: ABCMeta) -> Any:
     return type(kind.__name__, (base,), {**members, **names})()
 
 
-def _wrong(task: Task) -> str:
+def _describe_fault(task: Task) -> str:
     """Return what is wrong with a task's name, version, filters, defaults or arguments, or ""."""
     for member in ("name", "version"):
         value = getattr(task, member)

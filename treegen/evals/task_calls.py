@@ -59,15 +59,19 @@ def format_error(error: BaseException) -> str:
 def load_data(task: Task, data: object) -> TaskData:
     """Return `data`, which a task has loaded; raise TaskError if it is not a valid TaskData."""
     if not isinstance(data, TaskData):
-        raise _wrong(task, "load", f"gives a {type(data).__name__}; it must give a TaskData")
+        raise _make_task_error(
+            task, "load", f"returns a {type(data).__name__}; it must return a TaskData"
+        )
     for number, problem in enumerate(data.problems):
         if not isinstance(problem, Problem):
-            raise _wrong(task, "load", f"has {problem!r:.60} as problem {number}, not a Problem")
+            raise _make_task_error(
+                task, "load", f"has {problem!r:.60} as problem {number}, not a Problem"
+            )
         for name in ("id", "question", "answer"):
             value = getattr(problem, name)
             if not isinstance(value, str):
                 what = f"gives problem {problem.id!r} the {name} {value!r:.60}; it must be text"
-                raise _wrong(task, "load", what)
+                raise _make_task_error(task, "load", what)
     return data
 
 
@@ -91,7 +95,7 @@ def score_text(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
     known = verdicts if type(verdicts) is dict or isinstance(verdicts, Mapping) else {}
     for name in task.filters:
         if not isinstance(known.get(name), Verdict):
-            raise _wrong(
+            raise _make_task_error(
                 task,
                 f"score of problem {problem.id!r}",
                 f"gives {verdicts!r:.80}; it must "
@@ -122,5 +126,5 @@ def score_record(task: Task, problem: Problem, record: Mapping[str, Any]) -> Map
     return score_text(task, problem, get_answer_text(record))
 
 
-def _wrong(task: Task, method: str, what: str) -> TaskError:
+def _make_task_error(task: Task, method: str, what: str) -> TaskError:
     return TaskError(f"{method} of task {task.name!r} {what}; fix the task")

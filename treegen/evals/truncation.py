@@ -9,7 +9,7 @@ from treegen.prompts.tree import Node, prompts_of
 _MARK: Final = "droppable"
 
 
-def droppable(node: Node) -> Node:
+def mark_droppable(node: Node) -> Node:
     """Mark a node that may be left out of a prompt; a prompt's last such node is dropped first."""
     return replace(node, metadata={**node.metadata, _MARK: True})
 
@@ -59,7 +59,7 @@ def truncate_prompts(
     return TruncatedTree(_from_paths(whole), dropped)
 
 
-def barest(tree: Node) -> Node:
+def drop_all_droppable(tree: Node) -> Node:
     """Return a tree of the same prompts without any droppable node."""
     if not any(_places(prompt.path) for prompt in prompts_of(tree)):
         return tree

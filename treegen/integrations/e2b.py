@@ -83,8 +83,8 @@ class E2BEnvironment:
         check_consent(allow_code_execution, "in sandboxes of your E2B account")
         if command_seconds <= 0 or timeout < 2 * command_seconds:
             raise InputError(
-                "command_seconds must be more than 0, and timeout at least twice as many; got "
-                f"command_seconds={command_seconds:g} and timeout={timeout}"
+                "command_seconds must be more than 0, and timeout at least twice "
+                f"command_seconds; got command_seconds={command_seconds:g} and timeout={timeout}"
             )
         self._server = E2BServer()
         self._new: dict[str, Any] = {

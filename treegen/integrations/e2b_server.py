@@ -73,7 +73,7 @@ class Answer:
             return json.loads(self.body)
         except (ValueError, RecursionError):
             raise WorldError(
-                f"{self.host} answers with text that is no JSON; check E2B_API_URL"
+                f"{self.host} answers with text that is not JSON; check E2B_API_URL"
             ) from None
 
 
@@ -120,7 +120,7 @@ class E2BServer:
         ):
             if url and not _is_address(url):
                 raise InputError(
-                    f"{name} is no valid address; write "
+                    f"{name} is not a valid address; write "
                     + ("HOST" if name == "E2B_DOMAIN" else "https://HOST or http://HOST:PORT")
                 )
         self._key = key
@@ -231,8 +231,8 @@ class E2BServer:
                 return await _read(response, most if response.status_code < 300 else _MAX_ERROR)
         except TimeoutError:
             raise WorldError(
-                f"{self._name(url)} does not end its answer in {_ANSWER_SECONDS:g} s; run the "
-                "search again"
+                f"{self._name(url)} did not finish its answer within {_ANSWER_SECONDS:g} s; run "
+                "the search again"
             ) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise _UnreachableError(
@@ -278,7 +278,9 @@ class E2BServer:
         except TimeoutError:
             failure = f"more than {seconds:g} s"
         if end is None and not failure:
-            raise WorldError("a sandbox does not say how its command ended; check its version")
+            raise WorldError(
+                "the answer of a sandbox has no exit status; check the version of the server"
+            )
         status = -1  # killed; JSON leaves out numbers that are 0 and values that are false
         if end is not None:
             with check_form():
@@ -421,7 +423,7 @@ async def _read_messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str
             try:
                 message: dict[str, Any] = json.loads(buffer[5 : 5 + size])
             except (ValueError, RecursionError):
-                raise WorldError("a sandbox answers with text that is no JSON") from None
+                raise WorldError("a sandbox answers with text that is not JSON") from None
             buffer = buffer[5 + size :]
             yield message
             if flags & _END_OF_STREAM:

@@ -103,15 +103,16 @@ def read_extent(folder: Path) -> WrittenExtent:
     for path in sorted(folder.glob(_PATTERN)):
         if path.name != f"scores-{at.rows:09d}.parquet":
             raise RunError(
-                f"{path} does not follow on the files before it; "
-                "restore those from a copy, or give another folder"
+                f"{path} does not continue the files before it; restore these files from a "
+                "copy, or give another folder"
             )
         try:
             at = _reached_by(path, at)
         except (pa.ArrowException, OSError, KeyError, AttributeError, ValueError) as error:
             reason = format_os_error(error) if isinstance(error, OSError) else error
             raise RunError(
-                f"{path} is damaged ({reason}); remove it and those after it to score them anew"
+                f"{path} is damaged ({reason}); remove this file and all later files, so that "
+                "treegen scores their texts again"
             ) from None
     return at
 
@@ -123,9 +124,9 @@ def _reached_by(path: Path, start: WrittenExtent) -> WrittenExtent:
         extent = json.loads((parquet.schema_arrow.metadata or {})[_META])
         kinds = {name: type(value) for name, value in extent.items()}
         if kinds != {"rows": int, "tokens": int, "seen": str}:
-            raise ValueError("it does not say what rows it has")
+            raise ValueError("it does not state which rows it has")
         if extent["rows"] != start.rows + parquet.metadata.num_rows:
-            raise ValueError("it has not the rows that it says")
+            raise ValueError("it does not have the rows that it states")
     return WrittenExtent(**extent)
 
 
@@ -263,7 +264,7 @@ def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None
         stored = stored if isinstance(stored, dict) else {}
         names = [name for name in settings if stored.get(name) != settings[name]]
         raise RunError(
-            f"{folder} has columns of another {' and '.join(names)}; choose another folder"
+            f"{folder} has scores of another {' and '.join(names)}; choose another folder"
         )
 
 
@@ -274,7 +275,8 @@ def _pass(texts: Iterator[InputText], at: WrittenExtent, path: Path, folder: Pat
     last = next(islice(texts, at.rows - 1, None), None)
     if last is None or last.seen != at.seen:
         raise RunError(
-            f"{folder} has columns of other texts than {path} begins with; choose another folder"
+            f"{folder} has scores of other texts than {path} has at its beginning; choose "
+            "another folder"
         )
 
 
@@ -339,15 +341,15 @@ def _text_of(line: bytes, where: str, number: int, seen: str) -> InputText:
     try:
         row = parse_json(line.decode())
     except ValueError as error:
-        raise DataError(f"{where} is not JSON ({error}); fix the line or take it out") from None
+        raise DataError(f"{where} is not JSON ({error}); fix or remove the line") from None
     if not isinstance(row, dict) or not (
         {"text"} <= row.keys() or {"prompt", "completion"} <= row.keys()
     ):
         raise DataError(f"{where} has no text, and no prompt with a completion; give one of them")
     if unknown := row.keys() - _KEYS:
         raise DataError(
-            f"{where} has {', '.join(sorted(unknown))}, which is not known; a line has id, and "
-            "text or prompt and completion"
+            f"{where} has {', '.join(sorted(unknown))}, which treegen does not know; a line has "
+            "id, and either text or prompt and completion"
         )
     if "text" in row and len(row.keys() & _KEYS - {"id"}) > 1:
         raise DataError(f"{where} has both text and prompt or completion; give one of them")
@@ -355,7 +357,9 @@ def _text_of(line: bytes, where: str, number: int, seen: str) -> InputText:
     empty: ScoreInput = "" if isinstance(text, str) else []
     context = empty if "text" in row else _get_content(where, "prompt", row)
     if isinstance(context, str) != isinstance(text, str):
-        raise DataError(f"{where}: give prompt and completion both as text or both as token ids")
+        raise DataError(
+            f"{where}: give prompt and completion in the same form, as text or as token ids"
+        )
     return InputText(_id_of(row.get("id", number), where), where, context, text, seen)
 
 

@@ -134,7 +134,9 @@ class Rollouts:
         """Return the token ids of prompts."""
         prompt_ids, images, _ = trainer._tokenize_prompts(prompts)
         if images is not None:
-            raise InputError("prompts have images; take them out, treegen trains on text alone")
+            raise InputError(
+                "prompts have images, but treegen trains only on text; remove the images"
+            )
         return [list(ids) for ids in prompt_ids]
 
     def _draw(
@@ -237,7 +239,10 @@ def _module_of(trainer: Any) -> Any:
         InputError: The weights are sharded, vLLM holds a second copy, or an adapter learns prompts.
     """
     if trainer.use_vllm:
-        raise InputError("use_vllm keeps a second copy of the weights; leave it out")
+        raise InputError(
+            "treegen does not support use_vllm, which would keep a second copy of the "
+            "weights; leave it out"
+        )
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise InputError(
             "weights that are sharded by DeepSpeed or FSDP are not supported; "
@@ -247,8 +252,7 @@ def _module_of(trainer: Any) -> Any:
     if hasattr(module, "get_base_model"):
         if any(config.is_prompt_learning for config in module.peft_config.values()):
             raise InputError(
-                "adapters that learn prompts are not supported; LoRA and the like are; "
-                "use one of those"
+                "adapters that learn prompts are not supported; use LoRA or a similar kind"
             )
         module = module.get_base_model()
     return module
@@ -273,8 +277,8 @@ def _sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
     refused = [name for name in set_kwargs if name not in (*_NAMES, *_KNOWN)]
     if refused:
         raise InputError(
-            f"treegen cannot honour {', '.join(refused)} of the trainer's generation_kwargs; "
-            f"it knows {', '.join((*_NAMES, *_KNOWN))}; leave out the others"
+            f"treegen does not support {', '.join(refused)} of the trainer's generation_kwargs; "
+            f"treegen supports {', '.join((*_NAMES, *_KNOWN))}; leave out the others"
         )
     settings = {ours: set_kwargs[theirs] for theirs, ours in _NAMES.items() if theirs in set_kwargs}
     if not set_kwargs.get("do_sample", True):

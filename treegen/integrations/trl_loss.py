@@ -116,8 +116,8 @@ class _TreeModel:
         if not fused_lm_head:
             if torch.is_grad_enabled():
                 raise InputError(
-                    "the tree loss has log-probabilities alone, and this loss is of logits; leave "
-                    "out compute_loss_func and label_smoothing_factor"
+                    "the tree loss computes only log-probabilities, but this loss needs "
+                    "logits; leave out compute_loss_func and label_smoothing_factor"
                 )
             return self._model(**inputs)
         input_ids, labels = inputs.pop("input_ids"), inputs.pop("labels")
@@ -152,9 +152,7 @@ def _check_inputs(inputs: Mapping[str, Any]) -> None:
     """Raise InputError for inputs that a packed tree has no place for, such as images."""
     for name, value in inputs.items():
         if value is not None and not name.startswith(_NEEDLESS):
-            raise InputError(
-                f"the batch has {name}, which the tree loss does not support; it takes text alone"
-            )
+            raise InputError(f"the batch has {name}, but the tree loss supports only text")
 
 
 class _PackedBatch:
@@ -188,7 +186,10 @@ class _PackedBatch:
         is_text = np.ones_like(ids, bool) if mask_BL is None else mask_BL.cpu().numpy() != 0
         is_first = is_text & ~np.pad(is_text, ((0, 0), (1, 0)))[:, :-1]
         if (is_first.sum(1) > 1).any():
-            raise InputError("a row of the batch has padding between its tokens; put it at an end")
+            raise InputError(
+                "a row of the batch has padding between its tokens; pad only at the "
+                "beginning or the end"
+            )
         if positions_BL is not None:
             is_first |= is_text & (positions_BL.cpu().numpy() == 0)
         keys, keys_N = np.unique(_join(ids, next_ids)[is_text], return_inverse=True)

@@ -87,8 +87,8 @@ class ToolRollouts(Rollouts, Closeable):
             check_int("max_actions", max_actions, least=1)
         if lacks := [name for name in _NEEDED if not hasattr(environment, name)]:
             raise InputError(
-                f"{type(environment).__name__} is no environment that treegen can fork: it has no "
-                f"{', '.join(lacks)}; use MemoryEnvironment for a Python object"
+                f"{type(environment).__name__} is not an environment that treegen can fork: it "
+                f"has no {', '.join(lacks)}; use MemoryEnvironment for a Python object"
             )
         if not environment.tools:
             raise InputError("the environment has no tools; use treegen.integrations.trl.rollout")
@@ -140,15 +140,15 @@ class ToolRollouts(Rollouts, Closeable):
             )
             if turns.replies.format is None and not turns.replies.by_template:
                 raise InputError(
-                    "the chat template does not tell how this model writes tool calls; name the "
-                    f"format: {arg('tool_format=')}"
+                    "treegen does not recognise this model's format of tool calls in the chat "
+                    f"template; name the format: {arg('tool_format=')}"
                 )
         self._agent.turns = self._turns[trainer]
         template = chat_arguments(tools, trainer.chat_template_kwargs)
         if texts := [prompt for prompt in prompts if isinstance(prompt, str)]:
             raise InputError(
-                f"the prompt {texts[0]!r:.60} is text, and only a chat shows tools; give lists of "
-                "messages"
+                f"the prompt {texts[0]!r:.60} is text, but only chat messages can show tools; "
+                "give lists of messages"
             )
         return [list(map(int, flat_content(chat, tokenizer, template))) for chat in prompts]
 
@@ -160,7 +160,9 @@ class ToolRollouts(Rollouts, Closeable):
         params: SamplingParams,
     ) -> RolloutResult:
         if params.stop:
-            raise InputError("replies with tool calls end by themselves; leave out stop_strings")
+            raise InputError(
+                "the model itself ends replies with tool calls; leave out stop_strings"
+            )
         groups: dict[str, list[int]] = {}
         for place, prompt in enumerate(prompts):
             groups.setdefault(json.dumps(prompt, sort_keys=True, default=str), []).append(place)
@@ -301,6 +303,6 @@ def _check_trainer(trainer: Any) -> None:
         )
     if trainer.tools or trainer.environment_factories:
         raise InputError(
-            "the trainer has tools of its own; leave out tools and environment_factory, because "
-            "the rollouts run those of their environment"
+            "the trainer must not have its own tools; leave out tools and environment_factory, "
+            "because the rollouts run the tools of their environment"
         )

@@ -126,7 +126,9 @@ def choose_name(name: str, value: Any, alias: str, other: Any) -> Any:
         InputError: both are given.
     """
     if value is not None and other is not None:
-        raise InputError(f"{name} and {alias} are two names of one argument; give one of them")
+        raise InputError(
+            f"{name} and {alias} are two names of the same argument; give only one of them"
+        )
     return other if value is None else value
 
 
@@ -193,7 +195,8 @@ def find_missing_samples(
         num = num_of.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
         if not isinstance(index, int) or not 0 <= index < num:
             raise InputError(
-                f"skip names sample {index} of {prompt_id!r}, not in the tree; leave it out"
+                f"skip names sample {index} of {prompt_id!r}, which is not in the tree; leave "
+                "it out"
             )
         skipped[prompt_id].add(index)
     samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]

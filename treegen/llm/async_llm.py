@@ -69,9 +69,10 @@ class AsyncLLM(Closeable):
             raise InputError(f"AsyncLLM serves an LLM, not {llm!r:.60}; give AsyncLLM(LLM(model))")
         if not isinstance(llm, LLM):
             raise InputError(
-                f"AsyncLLM takes an LLM, not a {type(llm).__name__}: calls come one at a time, and "
-                "workers are dealt runs that are known whole. Serve an LLM in a process for each "
-                "GPU, or use run, generate or search of the Cluster"
+                f"AsyncLLM needs an LLM, not a {type(llm).__name__}, because workers need all "
+                "prompts of a run at once, and calls of an AsyncLLM arrive one by one. Serve "
+                "an LLM in a process for each GPU, or use run, generate or search of the "
+                "Cluster"
             )
         if max_waiting is not None:
             check_int("max_waiting", max_waiting, least=1)
@@ -392,7 +393,7 @@ class AsyncLLM(Closeable):
     def _check_num(self, num: int, what: str) -> None:
         most = self.max_waiting + self.llm.max_rows
         if num > most:
-            raise InputError(f"one call asks for {num:,} {what}; ask for {most:,} at most")
+            raise InputError(f"one call requests {num:,} {what}; ask for {most:,} at most")
 
     def _check_waiting(self, num_rows: int) -> None:
         waiting = self.num_waiting
@@ -406,7 +407,7 @@ class AsyncLLM(Closeable):
         if self._stepper.failure is not None:
             raise self._stepper.failure
         if self._stepper.closing:
-            raise StoppedError("this AsyncLLM is closed, or about to be; make another")
+            raise StoppedError("this AsyncLLM is closed or closing; make another")
 
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for.

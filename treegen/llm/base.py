@@ -104,8 +104,8 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(
-            f"no {type(self).__name__} can be pickled: it lives in the memory of its process. Make "
-            "one in each process that samples"
+            f"no {type(self).__name__} can be pickled, because its model is in the memory of "
+            "this process. Make one in each process that samples"
         )
 
     @abstractmethod
@@ -410,7 +410,9 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             scores_of_texts = iter(self.score([pair for pair in split if pair[1]], top=top))
             return [next(scores_of_texts) if pair[1] else Score((), (), True) for pair in split]
         if prompt_lengths is not None:
-            raise InputError(f"{arg('prompt_lengths')} is for a tree of rollouts; leave it out")
+            raise InputError(
+                f"{arg('prompt_lengths')} has an effect only with a RolloutTree; leave it out"
+            )
         pairs = as_list("pairs", pairs)
         if not pairs:
             return []

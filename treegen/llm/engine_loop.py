@@ -125,7 +125,7 @@ class EngineLoop:
     def join(self, *, drain: bool) -> None:
         """Wait until all calls are complete; cancel them first unless `drain`."""
         if not drain:
-            stopped = StoppedError("the server stops, and this call was not done")
+            stopped = StoppedError("the server is stopping, and did not execute this call")
             self._post(lambda: self._finish_open_calls(stopped))
         self._thread.join()
 
@@ -336,7 +336,7 @@ class EngineLoop:
             call.is_over = True
             if call.started is not None:
                 del self._node_calls[call.started]
-                call.started.fail(StoppedError("nobody waits for this call"))
+                call.started.fail(StoppedError("nothing waits for this call"))
         elif call.future.done() and not call.future.cancelled():
             self._discard(call)
 

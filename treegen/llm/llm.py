@@ -161,7 +161,7 @@ class LLM(BaseLLM):
             **{field.name: arguments[field.name] for field in fields(EngineOptions)}
         )
         if isinstance(model, Model) != (tokenizer is not None):
-            raise InputError("a loaded Model needs tokenizer=; a model's name must not have one")
+            raise InputError("pass tokenizer= with a loaded Model, and only then")
         check_machine(options, model.device if isinstance(model, Model) else resolve_device(device))
         if isinstance(model, Model):
             self.tokenizer, self.model = prepare_loaded(model, tokenizer, options), model
@@ -286,14 +286,14 @@ class LLM(BaseLLM):
         for name, tokens in (("logit_bias", biased), ("allowed_token_ids", allowed)):
             if tokens and tokens[-1] >= spec.vocab_size:
                 raise InputError(
-                    f"{name} has token {tokens[-1]}, and the model's ids are 0 to "
+                    f"{name} has token {tokens[-1]}, but the model's ids are 0 to "
                     f"{spec.vocab_size - 1}; leave it out"
                 )
         stopping = self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
         if allowed is not None and params.min_tokens and stopping.ids.issuperset(allowed):
             raise InputError(
-                f"every token of {arg('allowed_token_ids')} ends a sample, so min_tokens allows "
-                "none; leave out min_tokens"
+                f"every token of {arg('allowed_token_ids')} ends a sample, so min_tokens "
+                "excludes all of them; leave out min_tokens"
             )
         return stopping
 

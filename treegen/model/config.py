@@ -65,7 +65,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         )
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         there = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
-        raise InputError(f"device {device} is not there; choose one of {there}")
+        raise InputError(f"device {device} does not exist; choose one of {there}")
     return resolved
 
 
@@ -180,8 +180,8 @@ def _gguf_config(file: Path) -> PretrainedConfig:
 def _refuse_silent(config: PretrainedConfig) -> None:
     if not generates_text(config):
         raise ModelError(
-            f"{config.model_type} is not a causal language model: transformers has no class that "
-            "generates text from it; give a model that does"
+            f"{config.model_type} is not a causal language model: transformers has no class "
+            "that generates text from it; use a model that generates text"
         )
 
 
@@ -312,7 +312,7 @@ def _declared_length(text: PretrainedConfig) -> int:
 
 def _limits(text: PretrainedConfig) -> Iterator[tuple[int, str]]:
     """Yield lengths at which the context must end, and why."""
-    for rope in _ropes(text):
+    for rope in _iter_rope_settings(text):
         # Once one row is longer than the original length, longrope rotates every position of the
         # batch by different factors. ("dynamic" does so beyond max_position_embeddings.)
         if "longrope" in (rope.get("rope_type"), rope.get("type")):
@@ -344,7 +344,7 @@ def warn_context(name: str, declared: int, length: int, reason: str) -> None:
     )
 
 
-def _ropes(text: PretrainedConfig) -> Iterator[dict[str, Any]]:
+def _iter_rope_settings(text: PretrainedConfig) -> Iterator[dict[str, Any]]:
     """Yield the RoPE settings: one for the model, or one for each type of layer."""
     settings = getattr(text, "rope_parameters", None) or {}
     if settings and all(isinstance(value, dict) for value in settings.values()):
@@ -357,8 +357,8 @@ def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[in
     """Return every id that ends a text, from generation_config.json and from the configuration."""
     file = directory / "generation_config.json" if directory else None
     settings = [read_object(file).get("eos_token_id")] if file and file.is_file() else []
-    for source in (config, config.get_text_config(decoder=True)):
-        settings.append(getattr(source, "eos_token_id", None))
+    sources = (config, config.get_text_config(decoder=True))
+    settings += [getattr(source, "eos_token_id", None) for source in sources]
     eos_ids: list[Any] = []
     for ids in settings:
         eos_ids += ids if isinstance(ids, list | tuple) else [ids]

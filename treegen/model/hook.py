@@ -171,7 +171,7 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
     if is_selecting_layer(module) and selected is not None and (sliding_window or softcap):
         also = "window" if sliding_window else "soft cap"
         raise ModelError(
-            f"{name} of layer {layer} selects keys and has a {also} as well, which is not "
+            f"{name} of layer {layer} both selects keys and has a {also}, which is not "
             f"supported; {_OTHER}"
         )
     form = index_form_of(module)
@@ -392,8 +392,8 @@ def _probe(
 def make_keyword_error(module: nn.Module) -> ModelError:
     """Return the error for a layer that calls attention without treegen's keyword."""
     return ModelError(
-        f"{type(module).__name__} drops keyword arguments on their way to attention; "
-        "the model cannot be used; take another model (docs/limitations.md)"
+        f"{type(module).__name__} drops the keyword arguments of attention, so treegen cannot "
+        "use the model; use another model (docs/limitations.md)"
     )
 
 

@@ -259,8 +259,8 @@ class _IndexProducts(TorchFunctionMode):
     def _check(self, is_known: bool) -> None:
         if not is_known:
             raise ModelError(
-                f"the code of {self._name} in transformers {transformers.__version__} is not the "
-                "one that treegen knows, so it would select other keys; install "
+                f"the code of {self._name} in transformers {transformers.__version__} is not "
+                "the code that treegen knows, so treegen might select other keys; install "
                 f"'{tested_versions('transformers')}'"
             )
 

@@ -184,13 +184,13 @@ def from_module(
     kind = module.__name__ if isinstance(module, type) else type(module).__name__
     if isinstance(module, type) or not callable(getattr(module, "set_attn_implementation", None)):
         raise InputError(
-            f"from_module takes a model of transformers, got {kind}; for a checkpoint give its "
+            f"from_module needs a transformers model, got {kind}; for a checkpoint give its "
             "directory or name to LLM or load_model"
         )
     if module.get_output_embeddings() is None:
         raise InputError(
-            f"from_module takes a language model, and {kind} has no head that predicts tokens; "
-            "load it by AutoModelForCausalLM"
+            f"from_module needs a language model, but {kind} has no head that predicts tokens; "
+            "load the model with AutoModelForCausalLM"
         )
     check_bool("check", check)
     check_stored(quantization, kv_cache_dtype)

@@ -91,11 +91,11 @@ def check_model(model: "Model") -> None:
         ) from None
     if not error <= limit:
         raise ModelError(
-            f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ from "
-            f"transformers' own attention by {error:.2g} of their spread in {model.dtype} (limit "
-            f"{limit:.2g}), so samples would be wrong; {arg('dtype', 'float32')} shows whether it "
-            f"is rounding, and if it is not, please report the model. {arg('check', False)} loads "
-            "it all the same"
+            f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ "
+            f"from transformers' own attention by {error:.2g} of their spread in {model.dtype} "
+            f"(limit {limit:.2g}), so samples would be wrong; {arg('dtype', 'float32')} shows "
+            "whether rounding is the cause; if it is not, please report the model. "
+            f"{arg('check', False)} loads the model without this check"
         )
 
 
@@ -121,19 +121,22 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     if is_stock and any(map(is_tested, names)):
         return
     boundaries = find_boundaries(config, declared)
-    if not boundaries or all(_crosses(model, dict.fromkeys(boundaries, low), wrap) for low in _LOW):
+    if not boundaries or all(
+        _matches_stock_attention(model, dict.fromkeys(boundaries, low), wrap) for low in _LOW
+    ):
         return
     uncrossed = {
         name: length
         for name, length in boundaries.items()
-        if not all(_crosses(model, {name: low}, wrap) for low in _LOW)
+        if not all(_matches_stock_attention(model, {name: low}, wrap) for low in _LOW)
     }
     name, length = min((uncrossed or boundaries).items(), key=lambda item: item[1])
     if length < _LEAST_CONTEXT:
         raise ModelError(
-            f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}) the "
-            "logits of a small random copy differ from transformers' own attention, so samples "
-            f"would be wrong; please report the model. {arg('check', False)} loads it anyway"
+            f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}) "
+            "the logits of a small random copy differ from transformers' own attention, so "
+            f"samples would be wrong; please report the model. {arg('check', False)} loads the "
+            "model without this check"
         )
     warn_context(
         model.spec.name,
@@ -148,7 +151,7 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
 def _check_selection(model: "Model", wrap: _Wrap) -> None:
     """Check that a random copy of a model selects the keys that transformers selects."""
     name, topk = model.spec.model_type, model.spec.index_topk
-    crosses = _crosses(model, low_selection(model.module.config), wrap)
+    crosses = _matches_stock_attention(model, low_selection(model.module.config), wrap)
     if crosses is None:
         warnings.warn(
             f"no small copy of this {name} model can be built, so its samples beyond {topk:,} "
@@ -161,11 +164,13 @@ def _check_selection(model: "Model", wrap: _Wrap) -> None:
             f"{name} models cannot be used beyond {topk:,} tokens: a small random copy that "
             "selects few keys does not give the logits of transformers' own attention; install "
             f"'{tested_versions('transformers')}', or report the model. {arg('check', False)} "
-            "loads it anyway"
+            "loads the model without this check"
         )
 
 
-def _crosses(model: "Model", boundaries: Mapping[str, int], wrap: _Wrap) -> bool | None:
+def _matches_stock_attention(
+    model: "Model", boundaries: Mapping[str, int], wrap: _Wrap
+) -> bool | None:
     """Return whether a random copy with these boundaries gives the logits of stock attention.
 
     None stands for a model of which no copy can be built or run.
@@ -402,13 +407,13 @@ def _stock_logits(
     module: nn.Module = model.module
     generator = torch.Generator(model.device).manual_seed(0)
 
-    def round_again(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
+    def _round_again(_module: nn.Module, _inputs: Any, embedded: Tensor) -> Tensor:
         """Add noise of one rounding error to the embeddings; a forward hook."""
         noise = torch.randn(embedded.shape, generator=generator, device=model.device)
         return (embedded * (1 + torch.finfo(model.dtype).eps * noise)).to(embedded.dtype)
 
     embeddings = model.module.get_input_embeddings()
-    hook = embeddings.register_forward_hook(round_again) if perturb else contextlib.nullcontext()
+    hook = embeddings.register_forward_hook(_round_again) if perturb else contextlib.nullcontext()
     config = model.module.config
     model.module.set_attn_implementation(attention_of_text(config, "eager"))
     # Some recurrent layers use other formulas for single tokens than for a whole text. Follow

@@ -54,7 +54,7 @@ def check_cache_bytes(size: int, device: torch.device) -> None:
     if size > total:
         raise CapacityError(
             f"memory {format_bytes(size)} is more than {device} has ({format_bytes(total)}); "
-            f"give the cache less memory ({arg('memory=')})"
+            f"set a smaller cache ({arg('memory=')})"
         )
 
 
@@ -227,7 +227,7 @@ def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
     pages = memory // page_bytes - 1
     if pages < 1:
         raise CacheFullError(
-            f"{format_bytes(memory)} hold no page of {page_size} tokens at "
+            f"{format_bytes(memory)} cannot hold a page of {page_size} tokens at "
             f"{spec.kv_bytes_per_token:,} bytes each; give at least {2 * page_bytes:,} bytes"
         )
     return int(pages)

@@ -209,8 +209,9 @@ class Model:
         addresses = _addresses(weights)
         if self._weights_at not in (None, addresses):
             raise ModelError(
-                "weights of the module were replaced after it was compiled or captured; write into "
-                "them in place, as load_state_dict does without assign, or make a new LLM of it"
+                "weights of the module were replaced after it was compiled or captured; write "
+                "into the old tensors, as load_state_dict does without assign=True, or make a "
+                "new LLM from the module"
             )
         return (*addresses, *get_versions(weights))
 
@@ -242,8 +243,8 @@ class Model:
         except (torch.OutOfMemoryError, MemoryError):
             size = num_pages * page_size * self.spec.kv_bytes_per_token
         raise CapacityError(
-            f"a cache of {format_bytes(size)} is more than is free on {self.device}; give it less "
-            f"({arg('memory=')})"
+            f"a cache of {format_bytes(size)} is more than the free memory of {self.device}; "
+            f"set a smaller cache ({arg('memory=')})"
         )
 
     def new_states(self, num_slots: int, num_windows: int = 0) -> list[list[Tensor]]:
@@ -272,9 +273,9 @@ class Model:
         except (torch.OutOfMemoryError, MemoryError):
             size = num_slots * self.spec.state_bytes
         raise CapacityError(
-            f"{num_slots:,} states of {format_bytes(self.spec.state_bytes)} ({format_bytes(size)}) "
-            f"are more than is free on {self.device}; give the cache less ({arg('memory=')}, "
-            "--memory)"
+            f"{num_slots:,} states of {format_bytes(self.spec.state_bytes)} "
+            f"({format_bytes(size)}) are more than the free memory of {self.device}; set a "
+            f"smaller cache ({arg('memory=')}, --memory)"
         )
 
     def _new_cache(self, num_pages: int, page_size: int, dtype: torch.dtype) -> list[LayerKV]:

@@ -93,14 +93,15 @@ class EngineOptions:
         if self.tensor_parallel_size > 2 and self.reproducible:
             # A sum of two numbers does not depend on their order, a sum of more does.
             raise InputError(
-                "reproducible is for one GPU or two: in which order more ranks add up depends on "
-                f"the rows; set {arg('tensor_parallel_size')} to 2, or leave reproducible out"
+                "reproducible works only on one or two GPUs, because the order in which more "
+                f"ranks add numbers depends on the rows; set {arg('tensor_parallel_size')} to "
+                "2, or leave reproducible out"
             )
         self._check_drafting()
         if self.adapter is not None and self.tensor_parallel_size > 1:
             raise InputError(
-                f"adapter does not work with {arg('tensor_parallel_size')} yet; merge it into the "
-                "model first, with peft"
+                f"adapter does not work with {arg('tensor_parallel_size')}; merge the adapter "
+                "into the model first, with peft"
             )
         if self.draft_model is not None and self.tensor_parallel_size > 1:
             raise InputError(

@@ -173,7 +173,7 @@ def _probe(
         raise ModelError(f"{config.model_type} models cannot be used: {error}; {OTHERS}") from None
     except Exception as error:
         raise ModelError(
-            f"{config.model_type} models cannot be used: {_reason(error)}; {OTHERS}"
+            f"{config.model_type} models cannot be used: {_explain_failure(error)}; {OTHERS}"
         ) from None
     if recurrent:
         _check_hybrid(config, probe, states, len(recurrent))
@@ -298,7 +298,7 @@ def _calls() -> Iterator[set[nn.Module]]:
         yield called
 
 
-def _reason(error: Exception) -> str:
+def _explain_failure(error: Exception) -> str:
     """Return why a pass without data failed, as far as the error shows."""
     if isinstance(error, KeyError) and error.args == (PROBE,):
         return OWN_ATTENTION

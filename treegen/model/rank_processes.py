@@ -232,13 +232,13 @@ def devices_of(size: int, device: str) -> torch.device:
         return resolved
     if resolved.index is not None:
         raise InputError(
-            f"device {device!r} is one GPU, and {arg('tensor_parallel_size', size)} takes the "
-            f"first {size}; choose them by CUDA_VISIBLE_DEVICES"
+            f"device {device!r} is one GPU, and {arg('tensor_parallel_size', size)} uses the "
+            f"first {size} GPUs; choose them by CUDA_VISIBLE_DEVICES"
         )
     if size > (there := torch.cuda.device_count()):
         raise InputError(
-            f"{arg('tensor_parallel_size', size)} needs {size} GPUs, and there are "
-            f"{there}; CUDA_VISIBLE_DEVICES counts"
+            f"{arg('tensor_parallel_size', size)} needs {size} GPUs, but only {there} are "
+            "visible; check CUDA_VISIBLE_DEVICES"
         )
     return torch.device("cuda", 0)
 
@@ -375,7 +375,8 @@ def prepare_loaded(model: Model, tokenizer: Any, options: EngineOptions) -> Any:
     for name in LOADING:
         if getattr(options, name) != getattr(usual, name):
             raise InputError(
-                f"{arg(name + '=')} is for loading a model, and this one is loaded; leave it out"
+                f"{arg(name + '=')} has an effect only when a model is loaded, and this model "
+                "is already loaded; leave it out"
             )
     if (template := read_chat_template(options.chat_template)) is not None:
         tokenizer.chat_template = template

@@ -83,8 +83,9 @@ def reproducible_spec(spec: ModelSpec, device: torch.device) -> ModelSpec:
     """
     if device.type == "cuda" and any(layer.latent is not None for layer in spec.layers):
         raise InputError(
-            f"reproducible does not take {spec.name} ({spec.model_type}) on a GPU: how queries are "
-            "multiplied to meet latents depends on the other rows; leave it out"
+            f"reproducible does not support {spec.name} ({spec.model_type}) on a GPU, because "
+            "the product of queries with latents depends on the other rows; leave out "
+            "reproducible"
         )
     return replace(spec, delta=None) if device.type == "cuda" else spec
 
@@ -100,15 +101,17 @@ def check_recurrence(module: nn.Module, spec: ModelSpec, by_operators: bool) -> 
     Raises:
         InputError: they do not, or their time steps have limits.
     """
-    about = f"reproducible does not take {spec.name} ({spec.model_type}) on a GPU: "
+    about = f"reproducible does not support {spec.name} ({spec.model_type}) on a GPU: "
     if spec.states and not by_operators:
-        raise InputError(f"{about}its recurrent layers are transformers' own; leave it out")
+        raise InputError(
+            f"{about}its recurrent layers run on transformers' code; leave out reproducible"
+        )
     for part in module.modules():
         least, most = getattr(part, "time_step_limit", (0.0, float("inf")))
         if spec.states and (least > 0 or most < float("inf")):
             raise InputError(
-                f"{about}its time steps have limits, which a single token does not heed; leave it "
-                "out"
+                f"{about}its time steps have limits that do not apply to single tokens; leave "
+                "out reproducible"
             )
 
 
@@ -121,8 +124,9 @@ def check_experts(module: nn.Module, spec: ModelSpec) -> None:
     for name, part in module.named_modules():
         if name.rpartition(".")[2] == "experts" and not isinstance(part, GroupedExperts):
             raise InputError(
-                f"reproducible does not take {spec.name} ({spec.model_type}) on a GPU: what its "
-                f"experts ({name}) compute for a row depends on the other rows; leave it out"
+                f"reproducible does not support {spec.name} ({spec.model_type}) on a GPU, "
+                f"because the result of its experts ({name}) for a row depends on the other "
+                "rows; leave out reproducible"
             )
 
 

@@ -111,8 +111,8 @@ def read_chat_template(text_or_file: str | None) -> str | None:
         return read_text(text_or_file)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{arg('chat_template')} {text_or_file!r} is no template and no file: {error}; give "
-            "one of them"
+            f"{arg('chat_template')} {text_or_file!r} is neither a template nor a file: "
+            f"{error}; give one of them"
         ) from error
 
 
@@ -237,7 +237,7 @@ def check_growth(directory: Path) -> None:
     except ModelError:  # the library's own error is clearer
         return
     for name in ("normalizer", "decoder"):
-        times, added = _growth(settings.get(name))
+        times, added = _bound_growth(settings.get(name))
         if times > MOST_TIMES or added > MOST_ADDED:
             raise ModelError(
                 f"{file}: its {name} may make a text {times:,.3g} times as long and add "
@@ -276,7 +276,7 @@ def _steps(settings: Any) -> Iterator[Mapping[str, Any]]:
             yield step
 
 
-def _growth(settings: Any) -> tuple[float, float]:
+def _bound_growth(settings: Any) -> tuple[float, float]:
     """Return the maximum factor by which a text may grow, and how many characters are added."""
     times, added = 1.0, 0.0
     for step in _steps(settings):

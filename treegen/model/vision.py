@@ -241,8 +241,8 @@ class VisionTower:
         except ValueError as error:
             raise ModelError(
                 f"the model cannot encode an image: {summarize_error(error)}; "
-                "processor_config.json, "
-                "preprocessor_config.json and config.json may not be of one model: download them"
+                "processor_config.json, preprocessor_config.json and config.json may belong to "
+                "different models; download all three again"
             ) from None
         else:
             raise ModelError("the model does not call its language model")

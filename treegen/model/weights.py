@@ -61,7 +61,7 @@ _open: list[_CachedBase] = []
 
 @contextmanager
 def share_base_weights() -> Iterator[None]:
-    """While open, read the base weights of models with adapters only once. Models share no tensor.
+    """Read the base weights of models with adapters only once inside. Models share no tensor.
 
     The host keeps one copy of the weights in 16 or 32 bits.
     """
@@ -286,8 +286,8 @@ def _move_to_device(
     except torch.cuda.OutOfMemoryError:
         size = sum(p.numel() * p.element_size() for p in module.parameters())
     raise ModelError(
-        f"the weights take {size / 2**30:.1f} GiB, more than is free on {device}; use another "
-        "device or a smaller dtype"
+        f"the weights take {size / 2**30:.1f} GiB, more than the free memory of {device}; use "
+        "another device or a smaller dtype"
     )
 
 
@@ -342,7 +342,7 @@ def _warn_converted(
         before, after = map(format_bytes, sizes)
         message = (
             f"weights in {stored.stores} were expanded to {kind}{why}: {before} of files became "
-            f"{after}{_keeping(plan, stored)}"
+            f"{after}{_advise_quantization(plan, stored)}"
         )
     else:
         message = f"{restored.count:,} matrices stay in {'FP8' if stored.is_fp4 else stored.stores}"
@@ -357,14 +357,14 @@ def _warn_converted(
             before, after = map(format_bytes, sizes)
             message += (
                 f"; those in NVFP4 were expanded to {kind}: {before} of files became {after}"
-                f"{_keeping(plan, stored)}"
+                f"{_advise_quantization(plan, stored)}"
             )
         elif not restored.rounded and not restored.expanded:
             return
     warnings.warn(f"{plan.spec.name}: {message}", ModelWarning, stacklevel=1)
 
 
-def _keeping(plan: LoadPlan, stored: QuantizationInfo) -> str:
+def _advise_quantization(plan: LoadPlan, stored: QuantizationInfo) -> str:
     """Return how to keep weights in 4 bits that were expanded; empty if they cannot be kept."""
     form = "nvfp4" if stored.is_fp4 else "mxfp4" if stored.method == "mxfp4" else ""
     if not form or plan.quantization is not None or not replace(plan, quantization=form).four_bits:
@@ -402,8 +402,8 @@ def _refuse_bare_fp8(directory: Path) -> None:
         return
     if matrices:
         raise ModelError(
-            f"{directory} has weights in FP8 ({next(iter(matrices))}), and config.json has no "
-            "quantization_config that tells how they are scaled; use another copy of the model"
+            f"{directory} has weights in FP8 ({next(iter(matrices))}), but config.json has no "
+            "quantization_config that defines their scales; use another copy of the model"
         )
 
 

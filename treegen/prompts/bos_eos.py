@@ -66,9 +66,10 @@ def warn_of_unended_turns(
     if all(id in p.stop_token_ids or name in p.stops or p.ignore_eos for p in params):
         return
     warnings.warn(
-        f"the chat template ends a turn with {name!r} (token {id}), but this token ends no sample: "
-        "the model's files name other tokens, so an answer may go on with turns of its own. Name "
-        f"it as eos_token_id in generation_config.json, or stop there: stop_token_ids=[{id}]",
+        f"the chat template ends a turn with {name!r} (token {id}), but this token does not end "
+        "a sample, because the model's files name other tokens, so the model may continue with "
+        "turns that it makes up. Set it as eos_token_id in generation_config.json, or pass "
+        f"stop_token_ids=[{id}]",
         ModelWarning,
         stacklevel=2,
     )

@@ -33,8 +33,8 @@ def extract_images(
     if table is None:
         if any(map(is_image, parts)):
             raise InputError(
-                f"prompt {name!r} has an image, but images are not taken here; load a model that "
-                f"takes them with {arg('images', True)}"
+                f"prompt {name!r} has an image, but this model was loaded without images; load "
+                f"a model that takes images with {arg('images', True)}"
             )
         message["content"] = "\n".join(part["text"] for part in parts)
         return []
@@ -137,7 +137,7 @@ def get_reply_prefix(content: str | Sequence[Mapping[str, Any]], name: str) -> s
     if isinstance(content, str):
         return content
     if any(part["type"] == "image" for part in content):
-        raise InputError(f"prompt {name!r} begins a reply with an image; give text")
+        raise InputError(f"prompt {name!r} begins a reply with an image; use text")
     return "".join(part["text"] for part in content)
 
 
@@ -198,7 +198,7 @@ def render_turns(
             f"{arg('chat_template', 'FILE')}, or append text"
         )
     if not turns or turns[0].get("role") == "assistant":
-        raise InputError("messages after a reply start with another role than assistant")
+        raise InputError("messages after a reply must begin with a role other than assistant")
     Node(list(turns))  # checks their form
     rendered = [dict(message) for message in turns]
     images = [image for message in rendered for image in extract_images(message, _NAME, table)]
@@ -215,7 +215,7 @@ def render_turns(
     try:
         text = render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
     except (TemplateError, TypeError) as error:
-        raise InputError(f"the chat template refuses the messages: {error}; fix them") from error
+        raise InputError(f"the chat template rejects the messages: {error}; fix them") from error
     _, separator, after = text.rpartition(reply)
     if not separator:
         raise InputError("the chat template does not show the reply; append text instead")

@@ -181,8 +181,8 @@ def _compile_structure(kind: str, text: str) -> str:
             schema = json.loads(text)
             if not has_finite_value(schema):
                 raise InputError(
-                    f"{arg('json_schema')} can never end: what it requires has no end; leave a "
-                    "property that holds itself out of required"
+                    f"{arg('json_schema')} has no finite text, because a required property "
+                    "contains itself; remove it from required"
                 )
             if schema is True:  # any JSON
                 schema = {}
@@ -199,7 +199,8 @@ def _compile_structure(kind: str, text: str) -> str:
         raise _make_grammar_error(kind, str(error)) from None
     if not has_finite_text(grammar):
         raise InputError(
-            "grammar can never end: its rule start leads back to itself for ever; give it an end"
+            "grammar can never end: its rule start never leads to an end; add an alternative "
+            "that ends"
         )
     return grammar
 
@@ -267,5 +268,5 @@ def _tokens_of(
         return LLTokenizer(speller, eos_token=ends, slices=slices), speller.names
     except Exception as error:
         raise InputError(
-            f"llguidance cannot read the tokenizer: {error}; leave the structure out"
+            f"llguidance cannot read the tokenizer: {error}; leave out the structure"
         ) from None

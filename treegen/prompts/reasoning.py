@@ -57,8 +57,9 @@ def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:
     if unknown := sorted(set(arguments) - names):
         readable = ", ".join(sorted(names - _ALWAYS)) or "none"
         raise InputError(
-            f"the model's chat template does not read {', '.join(unknown)}, so the model would not "
-            f"see it; leave it out, or give a chat template that does. This one reads: {readable}"
+            f"the model's chat template does not read {', '.join(unknown)}, so the model would "
+            "not see it; leave it out, or use another chat template. This template reads: "
+            f"{readable}"
         )
 
 
@@ -84,7 +85,8 @@ def _get_reasoning_arguments(choice: str, tokenizer: Any) -> dict[str, Any]:
     has = f"of these it has {', '.join(supported)} only" if supported else "it has none of these"
     raise InputError(
         f"reasoning {choice!r} needs a chat template with one of {', '.join(_SWITCHES)} or "
-        f"{_EFFORT}; {has}. Leave it at auto, or pass what the template knows by its own name"
+        f"{_EFFORT}; {has}. Leave reasoning at auto, or pass the template's own argument by its "
+        "name"
     )
 
 

@@ -117,14 +117,14 @@ def tree_of(texts: Sequence[Sequence[int]]) -> RolloutTree:
         node, parent, start = waiting.pop()
         here = len(segments)
         tokens = tuple(arrays[node.first][start : node.stop].tolist())
-        segments.append(Segment(tokens, parent, tuple(sorted(_below(node)))))
+        segments.append(Segment(tokens, parent, tuple(sorted(_list_samples(node)))))
         for sample in node.sequences:
             last[sample] = here
         waiting += [(child, here, node.stop) for child in node.children[::-1]]
     return RolloutTree(tuple(segments), tuple(last))
 
 
-def _below(node: RadixNode) -> list[int]:
+def _list_samples(node: RadixNode) -> list[int]:
     samples: list[int] = []
     waiting = [node]
     while waiting:

@@ -92,8 +92,8 @@ class StopConditions:
                 f"token {bad[0]}, which ends a sample or is none of the model's" if bad else "none"
             )
             raise InputError(
-                f"the text that closes a thinking, {thinking.tags.end!r}, has {what}; give another "
-                f"{arg('thinking_end')}"
+                f"the text that ends the reasoning, {thinking.tags.end!r}, has {what}; give "
+                f"another {arg('thinking_end')}"
             )
 
     def endings(

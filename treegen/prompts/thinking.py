@@ -97,23 +97,23 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
     if tags is None:
         if has_budget:
             raise InputError(
-                "a budget for thinking needs the tags around it, and the model's chat template and "
-                "tokens have none that are known; give them: "
+                "a reasoning budget needs the tags around the reasoning, but the model's chat "
+                "template and tokens have no known tags; give the tags: "
                 f"{arg('reasoning_tags', ('<think>', '</think>'))}"
             )
         return None
     if params.thinking_end is not None:
         if tags.close not in params.thinking_end:
             raise InputError(
-                f"{arg('thinking_end')} must have the tag that ends a thinking, {tags.close!r}; "
-                f"got {params.thinking_end!r}"
+                f"{arg('thinking_end')} must contain the tag that ends the reasoning, "
+                f"{tags.close!r}; got {params.thinking_end!r}"
             )
         tags = Tags(tags.open, tags.close, params.thinking_end)
     thinking = ThinkingTags(tags, tokenizer)
     if has_budget and (ends := [stop for stop in params.stops if stop in tags.end]):
         raise InputError(
-            f"stop string {ends[0]!r} would end a sample in the text that closes its thinking, "
-            f"{tags.end!r}; leave it out, or give another {arg('thinking_end')}"
+            f"stop string {ends[0]!r} would end a sample within the text that ends the "
+            f"reasoning, {tags.end!r}; leave it out, or give another {arg('thinking_end')}"
         )
     return thinking
 

@@ -241,7 +241,7 @@ class TokenLowerBound:
         normalizers = list(component_parts(backend.normalizer))
         cutters = list(component_parts(backend.pre_tokenizer))
         vocab = backend.get_vocab(with_added_tokens=True)
-        shrinks = _shrinks(normalizers)
+        shrinks = _bound_shrinkage(normalizers)
         if (
             type(backend.model).__name__ != "BPE"
             or shrinks is None
@@ -260,7 +260,7 @@ class TokenLowerBound:
         self._most = shrinks * max(map(len, vocab), default=0)
 
 
-def _shrinks(normalizers: Sequence[Mapping[str, Any]]) -> int | None:
+def _bound_shrinkage(normalizers: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the largest factor by which normalizers shorten a text; None if it is not known."""
     times = 1
     for part in normalizers:

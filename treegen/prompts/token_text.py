@@ -238,9 +238,9 @@ class TokenText:
             pieces.add(self._bytes(token), "")
         every = zip(tokens, logprobs, tops or [()] * len(tokens), strict=True)
         for token, logprob, top in every:
-            shown = self._after(context, token)
+            shown = self._decode_next(context, token)
             likeliest = tuple(
-                NamedToken(*self._name_token(self._after(context, other), other), value)
+                NamedToken(*self._name_token(self._decode_next(context, other), other), value)
                 for other, value in top
             )
             num = pieces.add(self._bytes(token), shown)
@@ -249,9 +249,9 @@ class TokenText:
 
     def token(self, before: Sequence[int], token: int) -> str:
         """Return the text of one token, in the form of `NamedToken.text`."""
-        return self._name_token(self._after(before, token), token)[0]
+        return self._name_token(self._decode_next(before, token), token)[0]
 
-    def _after(self, before: Sequence[int], token: int) -> str:
+    def _decode_next(self, before: Sequence[int], token: int) -> str:
         """Return the text that a token adds after the tokens `before`."""
         data = self._bytes(token)
         if len(before) and data and not _is_piece(data):
@@ -276,7 +276,7 @@ class TokenText:
         return str(name or f"<{token}>"), b""
 
     def _bytes(self, token: int) -> bytes:
-        return _bytes_of(self.tokenizer, len(self.tokenizer)).get(token, b"")
+        return _read_token_bytes(self.tokenizer, len(self.tokenizer)).get(token, b"")
 
 
 class _Pieces:
@@ -307,7 +307,7 @@ def _is_piece(data: bytes) -> bool:
 
 
 @functools.lru_cache(maxsize=4)
-def _bytes_of(tokenizer: Any, size: int) -> Mapping[int, bytes]:
+def _read_token_bytes(tokenizer: Any, size: int) -> Mapping[int, bytes]:
     """Return the bytes of tokens; empty if unknown.
 
     Args:

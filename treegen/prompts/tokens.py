@@ -411,7 +411,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
             return render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
         except (TemplateError, TypeError) as error:  # an argument may have been passed twice
             raise InputError(
-                f"the chat template refuses prompt {prompt.id!r}: {error}; fix its messages"
+                f"the chat template rejects prompt {prompt.id!r}: {error}; fix its messages"
             ) from error
 
     text = apply_template(arguments)

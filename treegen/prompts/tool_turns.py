@@ -48,7 +48,8 @@ class ToolTurns:
         if not getattr(tokenizer, "chat_template", None):
             raise InputError(
                 "the tokenizer has no chat template, which tool calls need; load the model with "
-                f"{arg('chat_template', 'FILE')}, or use a chat model"
+                f"{arg('chat_template', 'FILE')}, or use a chat model, such as the bundled "
+                "demo-agent"
             )
         self.tools, self.replies = list(tools), ReplyReader(tokenizer, tool_format)
         self._tokenizer = tokenizer
@@ -130,9 +131,9 @@ class ToolTurns:
             # The template does not write the token with which the model has stopped.
             at = len(without) - len(self._reply_end())
             if not without.endswith(self._reply_end()):
-                raise self._refusal("a reply with calls ends unlike others")
+                raise self._refusal("a reply with calls ends differently from other replies")
         if shown[:at] != without[:at]:
-            raise self._refusal("it shows a reply differently once the results are known")
+            raise self._refusal("it shows a reply differently when results follow")
         return shown[:at]
 
     def _stop_text(self, stop: int | str | None) -> str:

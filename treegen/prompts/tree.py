@@ -151,7 +151,7 @@ def expansions_of(root: Node) -> list[Expansion]:
     if sampled:
         raise TreeError(
             f"node {sampled[0]!r} is sampled (a leaf is, unless samples=0), but others generate "
-            "levels (expand); run the two kinds as two trees"
+            "levels (expand); run the two kinds of nodes as two trees"
         )
     if not paths:
         raise TreeError("the tree generates no levels; give at least one node expand=[Expand(...)]")
@@ -190,7 +190,7 @@ def as_list(name: str, values: Iterable[Any]) -> list[Any]:
     """
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InputError(
-            f"{name} must be a list, not a {type(values).__name__}; write a single one as [value]"
+            f"{name} must be a list, not a {type(values).__name__}; write a single value as [value]"
         )
     return list(values)
 
@@ -235,7 +235,7 @@ def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
         if node.content and above is not None and node.has_messages != above.has_messages:
             raise TreeError(
                 f"node {_name(node, indices)!r} and a node above it mix chat messages with text "
-                "or token ids; use one of them along a path"
+                "or token ids; use only one kind along a path"
             )
         if node.num_samples or node.expand:
             name = _name(node, indices)
@@ -305,8 +305,8 @@ def _check_template(template: object) -> None:
     for name in template:
         if not isinstance(name, str) or name in _OWN_ARGUMENTS:
             raise TreeError(
-                f"template has {name!r}; give arguments of the chat template, such as tools (what "
-                "ends a prompt is decided by its last message)"
+                f"template has {name!r}; give arguments of the chat template, such as tools "
+                "(the last message decides how a prompt ends)"
             )
 
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 from typing import Final
 
 import numpy as np
@@ -173,9 +172,3 @@ def lengths_by_right(view: RunView, filter: str) -> tuple[list[int], list[int]]:
     for sample, right in get_scored_samples(view, filter):
         lengths[not right].append(sample.num_tokens)
     return lengths
-
-
-def middle_lengths(view: RunView, filter: str) -> tuple[float, float] | None:
-    """Return the median tokens of correct and of wrong samples; None unless there are both."""
-    rights, wrong = lengths_by_right(view, filter)
-    return (median(rights), median(wrong)) if wrong and rights else None

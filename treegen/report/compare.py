@@ -168,7 +168,7 @@ class Comparison:
                 ),
                 f"differ in: {', '.join(self.differ_in) or 'no setting'}",
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
-                _conclude(shown),
+                _summarise(shown),
             )
         )
         lines = []
@@ -200,7 +200,7 @@ class Comparison:
         return self.listing()._repr_html_()
 
 
-def _conclude(rows: Sequence[Difference]) -> str:
+def _summarise(rows: Sequence[Difference]) -> str:
     """Return one line that says which run is better in which metrics, by the adjusted p-values."""
     several = len({row.filter for row in rows}) > 1
     metrics: dict[str, list[str]] = {}
@@ -251,15 +251,17 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     if not shared:
         filters = [f"{view.path} has {', '.join(view.filters) or 'none'}" for view in (a, b)]
         raise InputError(
-            f"the runs have no verdicts by a common filter: {'; '.join(filters)}; score both"
+            f"the runs have no filter in common: {'; '.join(filters)}; score both runs with the "
+            "same filter"
         )
     clusters = clusters_of(a.problems, ids)
     differences = _compare_verdicts(a, b, ids, shared, clusters)
     differences += _compare_judgements(a, b, ids, clusters)
     if not differences:
         raise InputError(
-            f"no metric of {a.task} says from 0 to 1 how well a problem went, as for perplexities, "
-            "so problems cannot be compared; compare the metrics that `treegen score` prints"
+            f"no metric of {a.task} gives each problem a value from 0 to 1 (a perplexity does "
+            "not), so treegen cannot compare the problems; compare the metrics that `treegen "
+            "score` prints"
         )
     kept = [[p for p in view.problems if p.id not in left_out] for view in (a, b)]
     spent = [[sum(s.num_tokens for s in p.samples) for p in problems] for problems in kept]

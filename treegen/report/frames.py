@@ -47,7 +47,7 @@ class Frames:
             key = sample.problem_id, sample.index
             if key not in self._records:  # finished after the samples were read
                 continue
-            row = _flat(self._records[key])
+            row = _flatten(self._records[key])
             verdicts = {} if self.view.searched else sample.verdicts or {}  # searches store it
             for name, verdict in verdicts.items():
                 row |= {f"{name}.answer": verdict.answer, f"{name}.correct": verdict.correct}
@@ -106,7 +106,7 @@ class Frames:
             InputError: pandas is not installed.
         """
         rows = [
-            {"problem_id": tree.problem_id, "sample_index": tree.repeat, **_flat(node)}
+            {"problem_id": tree.problem_id, "sample_index": tree.repeat, **_flatten(node)}
             for tree in self.view.trees
             for node in tree.nodes
         ]
@@ -118,7 +118,7 @@ class Frames:
         Raises:
             InputError: pandas is not installed.
         """
-        return _frame([_flat(row) for row in self.view.timeline], ["part", "seconds"])
+        return _frame([_flatten(row) for row in self.view.timeline], ["part", "seconds"])
 
     @cached_property
     def _records(self) -> Mapping[Key, Mapping[str, Any]]:
@@ -127,7 +127,7 @@ class Frames:
             return {(row["problem_id"], row["sample_index"]): row for row in run.records()}
 
 
-def _flat(record: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a record; fields of nested objects have dotted names."""
     fields = {name: value for name, value in record.items() if name != "nodes"}  # in another frame
     return {name: value for name, value in flatten(fields) if not isinstance(value, Mapping)}

@@ -86,8 +86,7 @@ def load_summaries(
     summaries: list[Summary] = []
     try:
         juries = load_juries(path)
-        for jury in juries:
-            summaries.append(summarise(jury, groups=groups))
+        summaries += (summarise(jury, groups=groups) for jury in juries)
         notices += describe_missing(*count_judgements(path, juries, samples))
     except (InputError, RunError) as error:
         notices.append(f"judgements cannot be shown: {error}")

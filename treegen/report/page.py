@@ -86,7 +86,7 @@ def draw_all(
         _key(number): [Picture.of(plot) for plot in run_plots(view)]
         for number, view in enumerate(views)
     }
-    plots = _across(views) if comparison is None else comparison_plots(comparison)
+    plots = _draw_comparisons(views) if comparison is None else comparison_plots(comparison)
     return drawn, [Picture.of(plot) for plot in plots]
 
 
@@ -94,7 +94,7 @@ def _key(number: int) -> str:
     return f"run-{number + 1}"
 
 
-def _across(views: Sequence[RunView]) -> list[Plot]:
+def _draw_comparisons(views: Sequence[RunView]) -> list[Plot]:
     """Return the pictures that show several runs together."""
     if len(views) < 2:
         return []

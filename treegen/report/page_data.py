@@ -103,7 +103,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
         _parts([[safe_text(p.question), safe_text(p.reference)] for p in view.problems])
     )
     trees = list(_parts([_tree(tree) for tree in view.trees]))
-    yield _blob(
+    yield _compress_part(
         f"{name}-index",
         {
             "problems": {
@@ -111,9 +111,9 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
                 "prompt_tokens": [problem.prompt_tokens for problem in view.problems],
                 "tokens": [_mean_tokens(problem) for problem in view.problems],
                 "group": [safe_text(problem.group) for problem in view.problems],
-                "asked": [_beginning(problem.question) for problem in view.problems],
+                "asked": [_shorten_question(problem.question) for problem in view.problems],
                 "reference": [
-                    _beginning(problem.reference)[:_REFERENCE] for problem in view.problems
+                    _shorten_question(problem.reference)[:_REFERENCE] for problem in view.problems
                 ],
                 **_images(view.problems, list(shown)),
             },
@@ -136,13 +136,13 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
     kinds = {"texts": texts, "problems": problems, "trees": trees, "images": images}
     for kind, parts in kinds.items():
         for _, items in parts[:1]:
-            yield _blob(f"{name}-{kind}-0", items)
+            yield _compress_part(f"{name}-{kind}-0", items)
     for kind in ("problems", "trees", "texts", "images"):
         for number, (_, items) in enumerate(kinds[kind][1:], start=1):
-            yield _blob(f"{name}-{kind}-{number}", items)
+            yield _compress_part(f"{name}-{kind}-{number}", items)
 
 
-def _blob(id: str, value: Any) -> PageData:
+def _compress_part(id: str, value: Any) -> PageData:
     packed = gzip.compress(json.dumps(value, separators=(",", ":")).encode("ascii"), 5, mtime=0)
     return PageData(id, base64.b64encode(packed).decode("ascii"))
 
@@ -163,7 +163,7 @@ def _mean_tokens(problem: ProblemView) -> float | None:
     return round(sum(s.num_tokens for s in problem.samples) / len(problem.samples), 1)
 
 
-def _beginning(question: str) -> str:
+def _shorten_question(question: str) -> str:
     """Return the start of a question, in one line."""
     return safe_text(" ".join(question[: 2 * _ASKED].split())[:_ASKED])
 

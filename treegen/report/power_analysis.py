@@ -34,11 +34,11 @@ def spread_of_runs(
     """
     if len(runs) > 2:
         raise InputError(f"give {arg('runs=')} once or twice, not {len(runs)} times")
-    rights_of_runs = [_rights(run) for run in runs]
+    rights_of_runs = [_read_correctness(run) for run in runs]
     if len(rights_of_runs) == 2:
         shared = [i for i in rights_of_runs[0] if i in rights_of_runs[1]]
         if len(shared) < 2:
-            raise InputError("the runs have fewer than two problems in common; give others")
+            raise InputError("the runs have fewer than two problems in common; name other runs")
         rights_of_runs = [{i: rights[i] for i in shared} for rights in rights_of_runs]
     variances = [estimate_variances(list(rights.values())) for rights in rights_of_runs]
     means = [sum(column) / len(variances) for column in zip(*variances, strict=True)]
@@ -111,7 +111,7 @@ def _format_difference(row: dict[str, Any]) -> str:
     return "none" if difference is None else f"{difference:.4f}"
 
 
-def _rights(view: RunView) -> dict[str, tuple[int, int]]:
+def _read_correctness(view: RunView) -> dict[str, tuple[int, int]]:
     if not view.filters:
         raise InputError(f"the samples of {view.path} are not scored; score the run first")
     verdicts = view.verdicts(view.filters[0], fixed=True)

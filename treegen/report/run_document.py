@@ -42,7 +42,7 @@ def run_document(view: RunView, shares: Sequence[VoteShares]) -> dict[str, Any]:
 
     Args:
         view: The run.
-        shares: The votes that `shares_of` returns.
+        shares: The votes that `get_vote_shares` returns.
     """
     return {
         "task": view.task,
@@ -65,7 +65,7 @@ def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) ->
 
     Args:
         view: The run.
-        shares: As `shares_of` returns them.
+        shares: As `get_vote_shares` returns them.
         full: Whether to list all problems and searches; otherwise only the first ones.
     """
     lines = [f"\n{table_listing(table)}" for table in view.judged]
@@ -88,7 +88,7 @@ def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) ->
     return "\n".join(lines)
 
 
-def shares_of(view: RunView, filter: str) -> list[VoteShares]:
+def get_vote_shares(view: RunView, filter: str) -> list[VoteShares]:
     """Return the votes of a run's problems.
 
     Args:

@@ -121,8 +121,8 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
             complete[problem.id] = DrawnProblem(verdicts, [sample.num_tokens for sample in scored])
     if not complete:
         raise InputError(
-            f"no problem of {view.path} has all its samples, two or more, for a vote; draw more "
-            f"with {arg('num_samples=')}"
+            f"no problem of {view.path} is finished and has two or more samples for a vote; "
+            f"draw more with {arg('num_samples=')}"
         )
     return complete
 

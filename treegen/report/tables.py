@@ -108,10 +108,11 @@ def headline_cards_of(report: Report) -> list[Card]:
     if not report.metrics:
         return []
     first = report.metrics[0]
-    cards = [_card(_name(first.metric), first)]
     votes = [row for row in report.majority if row.filter == first.filter and row.k > 1]
-    for last in votes[-1:]:
-        cards.append(Card(f"maj@{last.k}", number(last.value), interval(last.low, last.high)))
+    cards = [
+        _card(_name(first.metric), first),
+        *(Card(f"maj@{v.k}", number(v.value), interval(v.low, v.high)) for v in votes[-1:]),
+    ]
     passes = [
         row
         for row in report.metrics
@@ -227,7 +228,8 @@ def _format_metric(row: MetricRow | MajorityRow) -> list[str]:
 
 def other_tables(view: RunView) -> list[PrintableTable]:
     """Return the tables that only this task has, and those of judgements."""
-    return [table_listing(table) for table in (*_tables_of(view), *view.judged)]
+    tables = view.report.tables if view.report else ()
+    return [table_listing(table) for table in (*tables, *view.judged)]
 
 
 def table_listing(table: Table) -> PrintableTable:
@@ -257,10 +259,6 @@ def table_listing(table: Table) -> PrintableTable:
         numbers=range(1, len(places)),
         title=table.title,
     )
-
-
-def _tables_of(view: RunView) -> Sequence[Table]:
-    return view.report.tables if view.report else ()
 
 
 def sharing(view: RunView) -> PrintableTable | None:

@@ -33,6 +33,7 @@ _COSTS: Final = {
     "Re-prompting": "tokens_reprompted",
     "Calls": "calls",
     "Nodes": "nodes",
+    "Actions": "actions",
 }
 
 
@@ -62,14 +63,12 @@ def run_text(
         votes_shown = None if shown is None else next(iter(shown.values()), ())
         if votes := _majority(report, votes_shown):
             lines.append("\n" + votes)
-        for table in report.tables:
-            lines.append(f"\n{table_listing(_of_filters(table, shown))}")
-        for grid in report.grids:
-            lines.append(f"\n{safe_text(draw_text(grid, ascii=ascii))}")
+        lines += [f"\n{table_listing(_of_filters(table, shown))}" for table in report.tables]
+        lines += [f"\n{safe_text(draw_text(grid, ascii=ascii))}" for grid in report.grids]
         if hidden := _hidden_filters(report, shown):
             how = f"; {more}" if more else ""
             lines.append(f"\nother filters: {safe_text(', '.join(hidden))}{how}")
-        if remarks := [*_remarks(report), *_notes(results)]:
+        if remarks := [*_list_remarks(report), *_notes(results)]:
             lines += ["", *remarks]
         lines.append("")
     usage = results["usage"]
@@ -98,19 +97,21 @@ def run_text(
 def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with one line for each run.
 
-    Costs are means over problems. They are in tokens, except for calls and nodes. Re-prompting is
-    the cost of prefilling the whole context of each call again. Seconds are those of the whole run.
+    Costs are means over problems. They are in tokens, except for calls, nodes and actions.
+    Re-prompting is the cost of prefilling the whole context of each call again. Seconds are those
+    of the whole run.
 
     Args:
         results: The content of each results.json.
     """
-    head = ["Method", "Solved", "Share", "95% interval", *_COSTS, "Failed", "Seconds"]
+    costs = {title: name for title, name in _COSTS.items() if name in results[0]["cost"]}
+    head = ["Method", "Solved", "Share", "95% interval", *costs, "Failed", "Seconds"]
     rows = [
         [
             result["method"],
             f"{result['num_solved']}/{result['done']}",
             *_share(result["solved"]),
-            *(_mean(result["cost"][name]["mean"]) for name in _COSTS.values()),
+            *(_mean(result["cost"][name]["mean"]) for name in costs.values()),
             str(len(result["errors"])),
             f"{result['seconds']:,.1f}",
         ]
@@ -226,7 +227,7 @@ def _majority(report: Report, shown: Sequence[str] | None) -> str:
     return format_table(head, rows, right=(1, 2, 3, 4)) if rows else ""
 
 
-def _remarks(report: Report) -> list[str]:
+def _list_remarks(report: Report) -> list[str]:
     """Return why values are missing, and which problems have too few samples."""
     lines = {f"n/a: {row.metric}: {row.reason}" for row in report.metrics if row.reason}
     lines |= {f"n/a: maj@{row.k}: {row.reason}" for row in report.majority if row.reason}

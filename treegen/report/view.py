@@ -116,9 +116,9 @@ def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
     try:
         for node in record["nodes"]:
             if (node["parent_id"] is None) == bool(known) or node["id"] in known:
-                raise ValueError("its nodes are not one tree, parents first")
+                raise ValueError("its nodes do not form one tree with parents first")
             if known and node["parent_id"] not in known:
-                raise ValueError(f"node {node['id']} stands before its parent")
+                raise ValueError(f"node {node['id']} is listed before its parent")
             known.add(node["id"])
             if lacking := [name for name in _READ if name not in node]:
                 raise ValueError(f"node {node['id']} lacks {lacking[0]}")

@@ -148,8 +148,9 @@ class RunDir:
             if info.fingerprint != settings.fingerprint:
                 changes = differences(info, settings)
                 raise RunError(
-                    f"{path} was begun with other settings, so its samples would not go with new "
-                    f"ones: {'; '.join(changes)}; resume with the old values or start a new run"
+                    f"{path} was started with other settings, so new samples would not match "
+                    f"the stored samples: {'; '.join(changes)}; resume with the old values or "
+                    "start a new run"
                 )
             remove_scratch_files(path)
             samples = _read_samples(path / cls.records_file, info, writable=True)
@@ -261,7 +262,9 @@ class RunDir:
             except RunError:  # the file system has no locks, or refuses the write as well
                 pass
             if self._samples.has_grown:
-                raise RunInUseError(f"{self.path} has new samples since it was read; read it again")
+                raise RunInUseError(
+                    f"{self.path} has new samples since treegen read it; read it again"
+                )
             write_json(path, results)
 
     def results(self) -> Any:
@@ -359,8 +362,8 @@ def _check_not_lost(path: Path) -> None:
         file = path / name
         if os.path.exists(file) and os.path.getsize(file):
             raise RunError(
-                f"{path} has lost its run.json, without which nobody knows how {name} was made; "
-                "restore it from a copy, or begin a new run in another directory"
+                f"{path} has lost its run.json, which records how {name} was made; restore "
+                "run.json from a copy, or start a new run in another directory"
             )
 
 
@@ -400,7 +403,7 @@ def _read_samples(path: Path, info: RunInfo, *, writable: bool) -> RecordFile:
     if strangers:
         samples.close()
         raise RunError(
-            f"{samples.path} has samples of {len(strangers):,} problems that are not of this run, "
-            f"such as {min(strangers)!r}; it belongs to another run"
+            f"{samples.path} has samples of {len(strangers):,} problems that do not belong to "
+            f"this run, such as {min(strangers)!r}; it belongs to another run"
         )
     return samples

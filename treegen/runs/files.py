@@ -48,7 +48,7 @@ def to_json_value(value: object, name: str = "") -> Any:
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise InputError(f"{name or 'the value'} is {value}; JSON has finite numbers only")
+            raise InputError(f"{name or 'the value'} is {value}; JSON has only finite numbers")
         return int(value) if value.is_integer() and abs(value) < 2**53 else float(value)
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
@@ -59,7 +59,9 @@ def to_json_value(value: object, name: str = "") -> Any:
         return {key: to_json_value(v, f"{name}.{key}" if name else key) for key, v in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         return [to_json_value(v, f"{name}[{i}]") for i, v in enumerate(value)]
-    raise InputError(f"{name or 'the value'} is a {type(value).__name__}, which JSON cannot hold")
+    raise InputError(
+        f"{name or 'the value'} is a {type(value).__name__}, which JSON cannot represent"
+    )
 
 
 def check_id(problem_id: str) -> None:
@@ -161,8 +163,8 @@ def check_no_link(run: Path, path: Path) -> None:
             return
         if place.is_symlink():
             raise RunError(
-                f"cannot write {path}: {place} is a link out of the run; remove it, or name "
-                "another place"
+                f"cannot write {path}: {place} is a link that leads out of the run; remove it, "
+                "or name another path"
             )
 
 
@@ -218,7 +220,7 @@ class Lock:
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()} {os.uname().nodename}\n".encode(), 0)
         except BlockingIOError:
-            holder = _holder(fd)
+            holder = _read_lock_holder(fd)
             os.close(fd)
             raise RunInUseError(
                 f"{path.parent} is in use by {holder}; wait until it ends, or stop it first"
@@ -229,9 +231,8 @@ class Lock:
                 with suppress(OSError):
                     path.unlink()
             raise RunError(
-                f"cannot lock {path}: {format_os_error(error)}; the file system may have no "
-                "locks: choose a "
-                "directory on a local disk, or mount it with locks"
+                f"cannot lock {path}: {format_os_error(error)}; the file system may not support "
+                "locks: choose a directory on a local disk, or mount the file system with locks"
             ) from error
         return fd
 
@@ -270,7 +271,7 @@ class Lock:
             self._fd = -1
 
 
-def _holder(fd: int) -> str:
+def _read_lock_holder(fd: int) -> str:
     words = os.pread(fd, 300, 0).decode("ascii", "replace").split()
     if len(words) != 2 or not words[0].isdigit():
         return "another process"

@@ -83,7 +83,7 @@ class RunImages:
         if not os.path.lexists(index):
             return cls(path)
         if index.is_symlink() or not index.is_file():
-            raise RunError(f"{index} is no regular file; put a copy in its place, or remove it")
+            raise RunError(f"{index} is not a regular file; replace it by a copy, or remove it")
         index_content = read_json(index)
         try:
             images = {entry["sha256"]: _image(entry) for entry in index_content["images"]}
@@ -91,11 +91,11 @@ class RunImages:
                 str(name): tuple(hashes) for name, hashes in index_content["problems"].items()
             }
             if any(sha256 not in images for hashes in problems.values() for sha256 in hashes):
-                raise ValueError("a problem has an image that is not there")
+                raise ValueError("a problem has an image that the list does not have")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{index} is damaged ({error}); restore it from a copy, or remove it and resume "
-                "the run where the originals are, which makes it again"
+                "the run on the machine with the original images"
             ) from None
         return cls(path, images, problems)
 
@@ -124,8 +124,8 @@ class RunImages:
             raise RunError(f"cannot read {file}: {format_os_error(error)}") from error
         if data is None or hashlib.sha256(data).hexdigest() != sha256:
             raise RunError(
-                f"{file} is damaged; restore it from a copy, or remove it and resume the run where "
-                "the original is, which keeps it again"
+                f"{file} is damaged; restore it from a copy, or remove it and resume the run on "
+                "the machine with the original image"
             )
         return data
 
@@ -158,8 +158,8 @@ def keep_images(
     try:
         if folder.is_symlink():
             raise RunError(
-                f"cannot keep images in {folder}: it is a link out of the run; put a folder in its "
-                "place, or remove it"
+                f"cannot keep images in {folder}: it is a link that leads out of the run; "
+                "replace it by a folder, or remove it"
             )
         folder.mkdir(exist_ok=True)
         sweep(folder, _SCRATCH)
@@ -189,12 +189,12 @@ def keep_images(
 def _image(entry: Mapping[str, Any]) -> RunImage:
     sha256, tokens = str(entry["sha256"]), entry["tokens"]
     if not _HASH.fullmatch(sha256):  # it becomes a part of a path
-        raise ValueError(f"{sha256!r:.80} is no hash")
+        raise ValueError(f"{sha256!r:.80} is not a hash")
     size = _number(entry["width"]), _number(entry["height"])
     return RunImage(sha256, str(entry["name"]), size, None if tokens is None else _number(tokens))
 
 
 def _number(value: object) -> int:
     if type(value) is not int or not 0 < value <= _MOST_SIDE:  # true is an int too
-        raise ValueError(f"{value!r:.80} is no number of pixels or tokens")
+        raise ValueError(f"{value!r:.80} is not a number of pixels or tokens")
     return value

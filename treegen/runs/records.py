@@ -80,7 +80,7 @@ class RecordFile:
             self._read = self._end + (tail[1] if tail else 0)
             if writable:
                 self._fd = open_regular(path, os.O_RDWR | os.O_APPEND)
-                self._mend(whole_newline, tail)
+                self._repair_tail(whole_newline, tail)
             elif tail is not None:
                 self.notices.append(
                     f"line {tail[0]} of {path.name}, the last, is unfinished and left out"
@@ -133,7 +133,7 @@ class RecordFile:
         """
         key = key_of(record)
         if key in self._offsets:
-            raise RunError(f"{self.path}: sample {key[1]} of problem {key[0]!r} is there already")
+            raise RunError(f"{self.path}: sample {key[1]} of problem {key[0]!r} already exists")
         line = encode_record(record)
         self._check_writable()
         start = self._end
@@ -286,7 +286,7 @@ class RecordFile:
             f"this line and {self._again} to sample it again"
         )
 
-    def _mend(self, whole_newline: bool, torn: tuple[int, int, str] | None) -> None:
+    def _repair_tail(self, whole_newline: bool, torn: tuple[int, int, str] | None) -> None:
         if not whole_newline:
             try:
                 self._write(b"\n")

@@ -62,7 +62,7 @@ class RunSettings:
                 raise InputError(f"problem ids must be text, got {problem_id!r}")
             if problem_id in seen:
                 raise InputError(
-                    f"the problem id {problem_id!r} is there twice; rename one of the problems"
+                    f"the problem id {problem_id!r} occurs twice; rename one of the problems"
                 )
             check_id(problem_id)
             seen.add(problem_id)
@@ -201,8 +201,8 @@ def from_json(value: Any, name: str) -> RunInfo:
         != info.fingerprint
     ):
         raise RunError(
-            f"{name} was changed after it was written (its settings do not give its fingerprint); "
-            f"restore it from a copy"
+            f"{name} was changed after it was written (its settings do not match its "
+            "fingerprint); restore it from a copy"
         )
     return info
 

@@ -138,7 +138,9 @@ class _RequestBackend:
         assert isinstance(context, TextContext)
         if not isinstance(content, str):
             if any(part.get("type") != "text" for part in content):
-                raise InputError("this search takes texts; images go with LLM.search and sessions")
+                raise InputError(
+                    "this search supports only text; for images, use LLM.search or a session"
+                )
             content = "".join(part["text"] for part in content)
         return context.append_text(content, self._count(content))
 
@@ -296,7 +298,7 @@ class AskTell(Closeable):
                 if problem.is_named
                 else before.origin_of_search(hash_prompt(problem.content)),
             )
-            for problem in name_problems(problems, _flat)
+            for problem in name_problems(problems, _flatten_content)
         ]
         self.results: list[SearchResult | None] = [None] * len(self._searches)
         """Results in the order of the problems; None for a search that has not ended."""
@@ -370,15 +372,15 @@ class AskTell(Closeable):
             wanted = len(request.texts)
         if len(answers) != wanted or not all(isinstance(answer, kind) for answer in answers):
             raise InputError(
-                f"request {request.id!r} takes {wanted} answers, each a {kind.__name__}; "
-                "give as many"
+                f"request {request.id!r} needs {wanted} answers, each a {kind.__name__}; give "
+                "this number of answers"
             )
         completions = [answer for answer in answers if isinstance(answer, Completion)]
         uncounted = any(completion.text and not completion.tokens for completion in completions)
         if uncounted and search.budget.tokens and self._mail.count_tokens is None:
             raise InputError(
-                "a budget of tokens needs to know how many tokens an answer has; give AskTell "
-                "count_tokens, or answer with Completions that have their tokens"
+                "a budget of tokens needs the number of tokens of each answer; pass "
+                "count_tokens to AskTell, or answer with Completions that have tokens"
             )
         pending.answers = answers
         if line is None or call is None:
@@ -419,13 +421,13 @@ class AskTell(Closeable):
         return False
 
 
-def _flat(content: Any) -> str | Sequence[int]:
+def _flatten_content(content: Any) -> str | Sequence[int]:
     if isinstance(content, str):
         return content
     is_list = isinstance(content, Iterable) and not isinstance(content, bytes)
     if not is_list or not all(type(token) is int for token in content):
         raise InputError(
-            "a prompt is text or token ids; "
-            "render chat messages before, by the tokenizer's chat template"
+            "a prompt must be text or token ids; render chat messages first, with the "
+            "tokenizer's chat template"
         )
     return tuple(content)

@@ -115,14 +115,14 @@ class BudgetedSearch(NonCopyable):
         self.check()
         granted = min(n, self.check_room("nodes", "tokens"))
         self._num_drawing += granted
-        with self.asking():
+        with self.count_pending_call():
             try:
                 yield granted
             finally:
                 self._num_drawing -= granted
 
     @contextmanager
-    def asking(self) -> Iterator[None]:
+    def count_pending_call(self) -> Iterator[None]:
         """Count the code inside as a pending call of the model."""
         self.num_asked += 1
         try:

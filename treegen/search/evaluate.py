@@ -41,14 +41,14 @@ async def evaluate_nodes(nodes: Sequence[SearchNode], evaluate: Evaluate) -> lis
     try:
         values = [float(value) for value in returned]
     except (TypeError, ValueError):
-        raise InputError(f"evaluate must give a list of numbers, got {returned!r:.200}") from None
+        raise InputError(f"evaluate must return a list of numbers, got {returned!r:.200}") from None
     if len(values) != len(nodes):
         raise InputError(
-            f"evaluate gave {len(values)} values for {len(nodes)} nodes; "
-            "return one for each, in order"
+            f"evaluate returned {len(values)} values for {len(nodes)} nodes; return one value "
+            "for each node, in order"
         )
     if not all(math.isfinite(value) for value in values):
-        raise InputError(f"evaluate must give finite numbers, got {values}")
+        raise InputError(f"evaluate must return finite numbers, got {values}")
     return values
 
 

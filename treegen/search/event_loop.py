@@ -131,13 +131,14 @@ def check_loop(backend: object) -> None:
     own_loop = _loops.get(id(backend))
     if own_loop is not None and own_loop is not loop and not isinstance(loop, IdleLoop):
         raise InputError(
-            "a node is awaited in another event loop than that of its search, such as in a thread; "
-            "await it in the search function, or in a task of its loop"
+            "a node is awaited outside of the event loop of its search, for example in a "
+            "thread; await the node in the search function, or in a task of the search's event "
+            "loop"
         )
     if isinstance(loop, IdleLoop) and loop.backend is not backend:
         raise InputError(
-            "a search awaits a node of another session or run, which computes nothing meanwhile; "
-            "call `sample` and `score` of that session instead, which do not need to be awaited"
+            "a search awaits a node of another session or run, which does not compute while "
+            "the search waits; call `sample` and `score` of that session instead, without await"
         )
 
 

@@ -108,9 +108,9 @@ class ExternalCallQueue:
             for call in sorted(self._calls.pop(search), key=lambda call: call.place):
                 if not call.turn.done():
                     call.turn.set_result(None)
-        return bool(ready) or (busy and self._linger())
+        return bool(ready) or (busy and self._wait_for_more())
 
-    def _linger(self) -> bool:
+    def _wait_for_more(self) -> bool:
         """Wait a moment for new functions, so that quick ones do not cost their searches a pass."""
         new = [
             call
@@ -197,7 +197,7 @@ class BatchedFunction(Generic[X, Y]):
         If `compute` fails, each search's items are computed separately, and only those that fail
         raise.
         """
-        queue = _aside()
+        queue = _get_call_queue()
         if not items:
             return []
         if queue is None:  # not in a loop of searches, so there is nothing to batch with
@@ -271,7 +271,7 @@ async def in_thread(
     if loop is None:  # a session drives the coroutine, and nothing else could run meanwhile
         return function(*args)
     call = partial(contextvars.copy_context().run, function, *args)
-    queue = _aside()
+    queue = _get_call_queue()
     if queue is None:
         return await loop.run_in_executor(threads, call)
     work = loop.run_in_executor(threads or queue.threads(), call)
@@ -293,7 +293,7 @@ async def await_external(node: NodeLike, futures: Sequence[ConcurrentFuture[T]])
         return [future.result() for future in futures]
     work = asyncio.gather(*(asyncio.shield(asyncio.wrap_future(future)) for future in futures))
     work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may read it
-    queue = _aside()
+    queue = _get_call_queue()
     if queue is None:
         return await work
     return await queue.run_call(node.search, work, place_of(node), by_itself=True)
@@ -304,7 +304,7 @@ def place_of(node: NodeLike) -> Place:
     return tuple(above.order for above in node.path)
 
 
-def _aside() -> ExternalCallQueue | None:
+def _get_call_queue() -> ExternalCallQueue | None:
     """Return the external calls of the running loop of searches; None outside such a loop."""
     return getattr(running_loop(), "aside", None)
 

@@ -159,7 +159,7 @@ class MultiModelBackend:
     def prompt(self, content: Content, usage: SearchUsage) -> Context:
         """Return the context of a text prompt; token ids raise InputError."""
         if not isinstance(content, str):
-            raise InputError("token ids mean one LLM's tokens; give several LLMs text")
+            raise InputError("token ids depend on the LLM; for several LLMs, use text")
         return CrossModelContext(None, dict.fromkeys(self._backends, content), self._backends)
 
     def extend(self, context: Context, content: str | Parts) -> Context:
@@ -301,5 +301,5 @@ def search_with(
 def _as_given(content: Any) -> Any:
     is_list = isinstance(content, Iterable) and not isinstance(content, str)
     if is_list and all(isinstance(token, int) for token in content):
-        raise InputError("token ids mean one LLM's tokens; give several LLMs text or messages")
+        raise InputError("token ids depend on the LLM; for several LLMs, use text or messages")
     return content

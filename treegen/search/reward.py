@@ -82,7 +82,8 @@ def load_verifier(
         reason = str(error).split("\n")[0]
     del verifier  # its layers may already use treegen's attention, and two models may not fit
     warnings.warn(
-        f"{os.fspath(name)} reads each text whole, because treegen cannot compute it: {reason}",
+        f"{os.fspath(name)} computes each whole text separately, because treegen cannot share "
+        f"its computation: {reason}",
         ModelWarning,
         stacklevel=2,
     )
@@ -101,7 +102,7 @@ def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
         head: Any = slice_head(module.get_output_embeddings(), verifier.token_ids())
     else:
         head, column = head_of(module), verifier.column
-    row = _toy(scorer)
+    row = _pick_ordinary_tokens(scorer)
     parts = [row[: len(row) // 2], row]
     want = [verifier.read([part], [[len(part) - 1]])[0][0] for part in parts]
     model = as_tree_model(module, head, column, name)
@@ -115,7 +116,7 @@ def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
     return reader
 
 
-def _toy(scorer: Scorer) -> list[int]:
+def _pick_ordinary_tokens(scorer: Scorer) -> list[int]:
     """Return a fixed list of ordinary (not special) token ids."""
     special = set(scorer.tokenizer.all_special_ids)
     plain = [token for token in range(min(len(scorer.tokenizer), 5000)) if token not in special]
@@ -145,7 +146,10 @@ def prompt_text(node: SearchNode) -> str:
     """Return the prompt of a node's tree."""
     prompt = node.path[0].text
     if not prompt:
-        raise InputError("the prompt was given as token ids; say what the model reads by text_of")
+        raise InputError(
+            "the prompt was given as token ids; define the text that the verifier reads "
+            "with text_of"
+        )
     return prompt
 
 

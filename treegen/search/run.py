@@ -93,7 +93,7 @@ class RunningSearch:
             if isinstance(error, KeyboardInterrupt | SystemExit) and not self._loop.ending:
                 raise
             failure = error  # it goes into the result, and other searches continue
-            failure.__traceback__ = _outside(error.__traceback__)
+            failure.__traceback__ = _trim_traceback(error.__traceback__)
         self._end(returned, failure)
 
     def _end(self, returned: object, failure: BaseException | None) -> None:
@@ -156,7 +156,7 @@ def resume_any(loop: IdleLoop, running: set[RunningSearch], *, busy: bool) -> bo
     return loop.aside.resume_searches(busy=busy)
 
 
-def _outside(trace: TracebackType | None) -> TracebackType | None:
+def _trim_traceback(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback that starts in the search function, or its last entry otherwise."""
     while trace is not None and trace.tb_next and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next

@@ -51,7 +51,7 @@ class Started(Generic[T]):
         if self.error is not None:
             raise self.error
         if not self.is_done:
-            raise InputError("what was started is not done; call step() until it returns it")
+            raise InputError("the call is not done; call step() until it returns this call")
         return cast(T, self._result)
 
     def advance(self) -> None:
@@ -123,7 +123,9 @@ class Session(Closeable, NonCopyable):
         flat = flat_content(content, self.backend.tokenizer, template, self.backend.images)
         params = self.params if params is None else check_params(params)
         if params.n != 1:
-            raise InputError(f"n={params.n} is for LLM.generate; a search says it as it samples")
+            raise InputError(
+                f"n={params.n} has an effect only in LLM.generate; in a search, use node.sample(n)"
+            )
         context = self.backend.prompt(flat, SearchUsage())
         origin = None
         if name is None:
@@ -188,7 +190,7 @@ class Session(Closeable, NonCopyable):
             if not isinstance(node, SearchNode):
                 raise InputError(f"give nodes of the session, got {node!r:.80}")
             if node.search.backend is not self.backend:
-                raise InputError(f"node {node.key!r} is of another session; ask that one")
+                raise InputError(f"node {node.key!r} belongs to another session; use that session")
 
     def _wait(self, calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
         started = [self.start(call) for call in calls]
@@ -247,7 +249,7 @@ class Session(Closeable, NonCopyable):
         if not started.is_done and not started.tickets:
             started.fail(
                 InputError(
-                    "what was started waits for nothing of this session; start calls of its own "
+                    "the call waits for nothing in this session; start calls of the session's "
                     "nodes, such as node.sample(5)"
                 )
             )

@@ -282,7 +282,7 @@ def test_strengths_are_those_of_a_logistic_regression() -> None:
     # Pairs that one run always wins do not tell how much stronger it is.
     assert always[0].low is not None and -0.3 < always[0].low < 0 and always[0].high is None
     assert always[1].high == pytest.approx(-always[0].low) and always[1].low is None
-    with pytest.raises(InputError, match="compared with none"):
+    with pytest.raises(InputError, match="not compared with any other"):
         bradley_terry([("p", 0, 1, 1.0)], 3)
 
 

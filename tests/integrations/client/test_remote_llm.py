@@ -348,7 +348,7 @@ def test_a_prompt_that_needs_more_operations_than_a_request_has_is_an_error() ->
         remote = RemoteLLM(f"{running.url}/v1", KEY)
         with pytest.warns(RuntimeWarning, match="all 1 searches failed"):
             (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
-    assert "a batch of this server has at most 2" in str(result.error)
+    assert "the server accepts at most 2" in str(result.error)
 
 
 def test_a_search_chooses_its_lease(running: Running) -> None:
@@ -401,7 +401,7 @@ def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
             assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
             assert ours.finish_reason == theirs.finish_reason
     assert remote.generate([]) == []
-    with pytest.raises(InputError, match="leave out logprobs"):
+    with pytest.raises(InputError, match="returns no logprobs"):
         remote.generate(prompts, SamplingParams(logprobs=2))
 
 

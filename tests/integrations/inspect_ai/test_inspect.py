@@ -300,14 +300,14 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
             ({"best_of": 3}, "best_of"),
             ({"effort": "low"}, "effort"),
             ({"verbosity": "low"}, "verbosity"),
-            ({"reasoning_tokens": 5}, "a budget for thinking needs the tags around it"),
+            ({"reasoning_tokens": 5}, "a reasoning budget needs the tags around the reasoning"),
             ({"top_logprobs": 2}, "needs logprobs"),
             ({"extra_body": {"wings": 2}}, "wings"),
             ({"extra_body": {"chat_template_kwargs": {"wide": True}}}, "does not read wide"),
             ({"reasoning_effort": "low"}, "does not read reasoning_effort"),
             ({"temperature": -1.0}, "temperature"),
             ({"logit_bias": {99_999: 1.0}}, "logit_bias"),
-            ({"asked": [ChatMessageUser(content=[image])]}, "images are not taken here"),
+            ({"asked": [ChatMessageUser(content=[image])]}, "was loaded without images"),
         ):
             with pytest.raises(Exception, match=told):
                 await ask(**settings)
@@ -330,7 +330,7 @@ def test_a_model_that_cannot_be_loaded_is_a_clear_error(directory: Path) -> None
         loaded(directory, wings=2)
     with pytest.raises(PrerequisiteError, match="base_url"):
         get_model(f"treegen/{directory}", base_url="http://x", memoize=False)
-    with pytest.raises(PrerequisiteError, match="no template and no file"):
+    with pytest.raises(PrerequisiteError, match="neither a template nor a file"):
         loaded(directory, chat_template="no/such.jinja")
     with pytest.raises(PrerequisiteError, match="chat_template_kwargs"):
         loaded(directory, chat_template_kwargs="thinking")

@@ -244,7 +244,7 @@ def test_problems_have_dockerfiles_of_their_own(empty: Path) -> None:
     use(body, Prepared, config=lambda problem: f"{problem.id}/Dockerfile")
     assert _configs == ["a/Dockerfile", "b/Dockerfile", "a/Dockerfile"]
     assert _prepared == ["a/Dockerfile", "b/Dockerfile"]
-    with pytest.raises(InputError, match="except for docker"):
+    with pytest.raises(InputError, match="unless the sandbox is docker"):
         InspectEnvironment("local", str, allow_code_execution=True)
 
 
@@ -374,7 +374,7 @@ def test_images_of_a_killed_run_are_found_by_their_label(
             await environment.restore(second)
         compose = folder / first
         compose.write_text(compose.read_text() + "    volumes: ['/:/host']\n")
-        with pytest.raises(InputError, match="is not as treegen wrote it; remove it"):
+        with pytest.raises(InputError, match="was changed after treegen wrote it; remove it"):
             await environment.restore(first)
         for snapshot in (first, second):
             await environment.delete(snapshot)

@@ -263,7 +263,7 @@ def test_options_of_the_data_are_those_of_lm_eval(folder: Path) -> None:
     ]
     chosen = ["local_arts/3", "local_stem/1"]
     assert [p.id for p in task.load(options(ids=chosen)).problems] == chosen
-    with pytest.raises(InputError, match="names their data"):
+    with pytest.raises(InputError, match="name the data"):
         task.load(options(data="x"))
     with pytest.raises(InputError, match="no problem"):
         task.load(options(ids=["local_stem/99"]))
@@ -300,7 +300,7 @@ def test_an_empty_folder_is_not_the_working_directory(
     for command in ("show", "score"):
         done = CliRunner().invoke(cli, [command, "."])
         assert "--allow-task-code" in done.output and not marker.exists()
-    with pytest.raises(InputError, match="'' is no folder"):
+    with pytest.raises(InputError, match="'' is not a folder"):
         treegen.evaluate("lm-eval:theirs@", llm, output=tmp_path / "new", progress=False)
     assert not marker.exists()
 

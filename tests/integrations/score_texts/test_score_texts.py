@@ -124,18 +124,18 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
     with pytest.raises(RunError, match="columns of another top; choose another folder"):
         next(score_texts(llm, path, out, top=3))
     written(path, [{"text": "other"}, *LINES[1:]])
-    with pytest.raises(RunError, match="columns of other texts than"):
+    with pytest.raises(RunError, match="scores of other texts than"):
         next(score_texts(llm, path, out, top=2))
     written(path, LINES)
     first, second, *_ = sorted(out.glob("*.parquet"))
     damaged = first.read_bytes()
     first.write_bytes(damaged[: len(damaged) // 2])
-    told = r"is damaged .* remove it and those after it to score them anew"
+    told = r"is damaged .* remove this file and all later files"
     with pytest.raises(RunError, match=told):
         next(score_texts(llm, path, out, top=2))
     first.write_bytes(damaged)
     second.unlink()
-    with pytest.raises(RunError, match="does not follow on the files before it"):
+    with pytest.raises(RunError, match="does not continue the files before it"):
         next(score_texts(llm, path, out, top=2))
 
 
@@ -172,7 +172,7 @@ def test_a_pipe_in_the_place_of_columns_is_not_waited_for(llm: LLM, tmp_path: Pa
     (first,) = out.glob("*.parquet")
     first.unlink()
     os.mkfifo(first)
-    with pytest.raises(RunError, match=r"is damaged \(it is no regular file\)"):
+    with pytest.raises(RunError, match=r"is damaged \(it is not a regular file\)"):
         next(score_texts(llm, path, out, top=2))
 
 
@@ -199,8 +199,8 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
         ('{"id": null, "text": "a"}', "2: id must be text"),
         ('{"id": "b", "text": "a \\ud800"}', "jsonl:2"),
         ('{"text": 5}', "2: text must be text or a list of token ids, got 5"),
-        ('{"prompt": "a", "completion": [1]}', "2: give prompt and completion both as text"),
-        ('{"id": "b", "prompt": "a", "completion": ""}', "jsonl:2: the continuation has no token"),
+        ('{"prompt": "a", "completion": [1]}', "2: give prompt and completion in the same form"),
+        ('{"id": "b", "prompt": "a", "completion": ""}', "jsonl:2: the continuation adds no token"),
         ('{"id": "b", "text": [99999]}', "^[^']*jsonl:2 has token id 99999"),
         ('{"id": "b", "text": [-1]}', "jsonl:2 has token ids beyond"),
     ],

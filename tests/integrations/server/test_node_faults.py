@@ -39,7 +39,7 @@ from treegen.search.live.run import LiveRun
 
 pytest.importorskip("jsonschema")
 import httpx2
-from node_clients import NodeClient, tiny_llm
+from node_clients import NodeClient, clean_client, tiny_llm
 
 
 class Panic(BaseException):
@@ -63,11 +63,8 @@ def _running(model: LLM) -> Iterator[Running]:
 
 @pytest.fixture(name="client")
 def _client(running: Running) -> Iterator[NodeClient]:
-    client = NodeClient(running.url, KEY)
-    with closing(client.http):
+    with clean_client(running.url, KEY) as client:
         yield client
-        for tree in client.ask("GET", "/v1/nodes")[1]["data"]:
-            client.ask("DELETE", f"/v1/nodes/{tree['id']}")
     running.wait_until_idle()
 
 

@@ -21,7 +21,7 @@ from treegen.search.live.run import LiveRun
 
 pytest.importorskip("jsonschema")
 import httpx2
-from node_clients import LIMIT, NodeClient, difference, evict_all, tiny_llm
+from node_clients import LIMIT, NodeClient, clean_client, difference, evict_all, tiny_llm
 
 PROMPT = "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n"
 OTHER = "another key"
@@ -51,12 +51,8 @@ def _running(model: LLM) -> Iterator[Running]:
 
 @pytest.fixture(name="client")
 def _client(running: Running) -> Iterator[NodeClient]:
-    client = NodeClient(running.url, KEY)
-    with closing(client.http):
+    with clean_client(running.url, KEY) as client:
         yield client
-        for tree in client.ask("GET", "/v1/nodes")[1]["data"]:
-            client.ask("DELETE", f"/v1/nodes/{tree['id']}")
-        assert client.memory()["nodes"] == client.memory()["tokens"] == 0
     running.wait_until_idle()
 
 

@@ -34,7 +34,7 @@ def test_a_link_out_of_a_run_is_not_followed(tmp_path: Path) -> None:
     run.mkdir()
     (project / "notes.tmp").write_text("mine")
     (run / "images").symlink_to(project)
-    with pytest.raises(RunError, match="link out of the run; put a folder in its place"):
+    with pytest.raises(RunError, match="link that leads out of the run; replace it by a folder"):
         _keep(run)
     assert [each.name for each in project.iterdir()] == ["notes.tmp"]
     assert not (run / "images.json").exists()
@@ -55,11 +55,11 @@ def test_an_index_that_is_no_file_is_refused(tmp_path: Path) -> None:
     index = tmp_path / "images.json"
     (tmp_path / "other.json").write_text('{"images": [], "problems": {}}')
     index.symlink_to("other.json")
-    with pytest.raises(RunError, match="no regular file"):
+    with pytest.raises(RunError, match="not a regular file"):
         RunImages.read(tmp_path)
     index.unlink()
     os.mkfifo(index)
-    with pytest.raises(RunError, match="no regular file"):
+    with pytest.raises(RunError, match="not a regular file"):
         RunImages.read(tmp_path)
 
 
@@ -85,7 +85,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.png"
     os.mkfifo(pipe)
     for path in (pipe, tmp_path, Path("/dev/zero")):
-        with pytest.raises(InputError, match="no regular file; give one that is"):
+        with pytest.raises(InputError, match="not a regular file; give a regular file"):
             ImageFile.of(path)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / NAME).symlink_to("/dev/zero")

@@ -366,7 +366,7 @@ def lm_eval_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_log_of_lm_eval_is_a_run_for_each_task(lm_eval_log: Path, tmp_path: Path) -> None:
     (results,) = lm_eval_log.glob("*/results_*.json")
     document = json.loads(results.read_text())
-    with pytest.raises(InputError, match="no scores that say right or wrong"):
+    with pytest.raises(InputError, match="no scores of right or wrong"):
         import_log(lm_eval_log, tmp_path / "none", tasks=["local_wikitext"])  # perplexity
     names = [name for name in task_names() if name != "local_wikitext"]
     runs = import_log(lm_eval_log, tmp_path / "runs", tasks=names)
@@ -392,7 +392,7 @@ def test_what_cannot_be_taken_is_told(
 ) -> None:
     with pytest.raises(InputError, match="did you mean 'parquet'"):
         export_run(run, "parket")
-    with pytest.raises(InputError, match=r"ends in \.eval or \.json"):
+    with pytest.raises(InputError, match=r"must end in \.eval or \.json"):
         export_run(run, "inspect", tmp_path / "made.log")
     empty = make_run(tmp_path / "empty", num_problems=2, done=[0, 0])
     for to in FORMATS:

@@ -1,6 +1,5 @@
 """Imports that are killed at any moment: no half run, nothing lost, and the next import works."""
 
-import hashlib
 import os
 import random
 import shutil
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from foreign_logs import generated_rows, write_lm_eval
-from report_cases import make_run
+from report_cases import content, make_run
 
 from treegen.report.exchange import import_log
 from treegen.report.load import load_run
@@ -27,14 +26,6 @@ def killed(log: Path, out: Path, seconds: float) -> bool:
     time.sleep(seconds)
     os.kill(child, signal.SIGKILL)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
-
-
-def content(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def check(log: Path, out: Path) -> None:

@@ -30,7 +30,7 @@ from treegen.report.compare import compare_runs
 from treegen.report.exchange import FORMATS, export_run, import_log
 from treegen.report.load import load_run
 from treegen.report.page import _render
-from treegen.report.run_document import problem_text, problems_text, run_document, shares_of
+from treegen.report.run_document import get_vote_shares, problem_text, problems_text, run_document
 
 DEEP: Any = []
 for _ in range(60):
@@ -118,7 +118,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 def read_all(path: Path) -> None:
     """Read a run as `show`, `score`, `compare`, `report` and `export` do."""
     view = load_run(path)
-    shares = shares_of(view, view.filters[0]) if view.filters else []
+    shares = get_vote_shares(view, view.filters[0]) if view.filters else []
     json.dumps(run_document(view, shares), allow_nan=False)
     problems_text(view, shares, full=True)
     for problem in view.problems:

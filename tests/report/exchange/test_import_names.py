@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_cases import Command
 from foreign_logs import STAMP, generated_rows, write_lm_eval
-from report_cases import make_run
+from report_cases import content, make_run
 
 from treegen.common.files import file_name, is_path_component, path_component
 from treegen.errors import InputError, ModelError, RunError, TreegenError
@@ -19,15 +19,6 @@ from treegen.report.load import load_run
 from treegen.runs.settings import RunInfo, from_json, to_json
 
 BAD = ["..", ".", "", "a/b", "/etc", "../out", "a\\b", "a\0b", "a\nb", "x" * 300, "\ud800"]
-
-
-def content(folder: Path) -> dict[str, str]:
-    """Every file below a folder with a hash of it."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 @pytest.fixture

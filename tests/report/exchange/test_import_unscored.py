@@ -127,7 +127,7 @@ def test_a_scorer_that_counts_is_left_out_as_a_whole(tmp_path: Path, treegen: Co
     assert done.code == 0 and load_run(tmp_path / "run").filters == ("match",)
     for name in ("words", "said"):
         assert f"the scores of {name} are no numbers from 0 to 1 and are left out" in done.err
-    with pytest.raises(InputError, match="no scores that say right or wrong"):
+    with pytest.raises(InputError, match="no scores of right or wrong"):
         import_log(scored(tmp_path / "none", [None, {}]), tmp_path / "other")
 
 
@@ -142,7 +142,7 @@ def test_documents_without_a_metric_do_not_count(tmp_path: Path, treegen: Comman
     done = treegen("import", log, "-o", tmp_path / "run")
     assert done.code == 0, done.err
     assert "2 samples have no score and are left out" in done.err
-    assert "bleu is no number from 0 to 1 of single documents and is left out" in done.err
+    assert "bleu does not give each document a number from 0 to 1, so treegen leaves" in done.err
     view = load_run(tmp_path / "run")
     assert (view.num_done, len(view.problems), value(view, "strict")) == (2, 4, 1.0)
 

@@ -66,7 +66,7 @@ def fragile(how: str) -> MemoryEnvironment:
         ("raises", "ValueError: the wheel came off"),
         ("stops", "StopIteration"),
         ("exits", "SystemExit: 3"),
-        ("text", "the environment returned 17, which is no Observation"),
+        ("text", "the environment returned 17, which is not an Observation"),
         ("reward", "the environment returned an Observation whose reward is nan"),
         ("flag", "the environment returned an Observation whose is_done is 'yes'"),
         ("says so", "the disk is full"),
@@ -277,7 +277,7 @@ def test_snapshots_that_are_gone_are_input_errors() -> None:
             await MemoryEnvironment(lambda problem: object(), TOOLS).start(0)  # type: ignore[arg-type, return-value]
 
     asyncio.run(check())
-    with pytest.raises(InputError, match="none of the tools"):
+    with pytest.raises(InputError, match="not one of the tools"):
         machines(pure_tools=["fly"])
 
 

@@ -52,8 +52,8 @@ class Pattern:
             ) from None
         if groups > 1:
             raise InputError(
-                f"pattern {text!r} has {groups} groups; the answer is the only group, or the whole "
-                "match without one; write (?:...) for the others"
+                f"pattern {text!r} has {groups} groups, but at most one is allowed, which is "
+                "the answer; write (?:...) for the other groups"
             )
         self._worker = _worker(["last", text], f"that matches {text!r}")
 
@@ -88,7 +88,7 @@ class CountedPattern:
         try:
             self._pattern = re.compile(source, flags)
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"{word[:40]!r} is no pattern: {error}") from None
+            raise ValueError(f"{word[:40]!r} is not a valid pattern: {error}") from None
         # Most patterns are plain words, which match in time linear in the text.
         self._is_plain = not set(word) & set("*+?{}()[]|\\.^$")
 

@@ -71,9 +71,9 @@ class TokenChecksum:
             (sums,) = before.wait()
             if (sums != sums[0]).any():
                 raise WorkerError(
-                    "the ranks of a tensor-parallel model have drawn different tokens, so samples "
-                    "of the last steps may be wrong; check the GPUs (dmesg, nvidia-smi -q), and "
-                    "make a new LLM to go on"
+                    "the ranks of a tensor-parallel model have drawn different tokens, so "
+                    "samples of the last steps may be wrong; check the GPUs (dmesg, nvidia-smi "
+                    "-q), and make a new LLM to continue"
                 )
 
 

@@ -132,8 +132,8 @@ class RowGrammars:
             tokens[at] = tokens[at][: int(failed[at])]
             endings[at] = "error", None, stopping.text(spec.tokens, tokens[at])
             warnings.warn(
-                f"a sample of prompt {spec.id!r} ends with finish_reason 'error', because nothing "
-                f"can follow its text in its structure: {self._reasons[int(slots[at])]}",
+                f"a sample of prompt {spec.id!r} ends with finish_reason 'error', because its "
+                f"structure allows no further token: {self._reasons[int(slots[at])]}",
                 ModelWarning,
                 stacklevel=2,
             )

@@ -145,7 +145,7 @@ class RecurrentSegmentStates(SegmentStates):
             segment.last_state, spare = (before, NO_STATE) if keeps_last else (NO_STATE, before)
         self.cache.free([spare])
 
-    # Kept prefixes
+    # Cached prefixes
 
     def find_state_position(self, prefix: CachedPrefix, most: int) -> int:
         """Return the last position up to `most` at which a prefix has a state, or 0."""
@@ -154,10 +154,10 @@ class RecurrentSegmentStates(SegmentStates):
         return max((p for p, slot in at.items() if slot != NO_STATE and p <= most), default=0)
 
     def copy_from(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> None:
-        """Copy the state of a kept prefix at a position into a segment.
+        """Copy the state of a cached prefix at a position into a segment.
 
         Args:
-            prefix: The kept prefix.
+            prefix: The cached prefix.
             segment: The segment.
             covered: The position, which is within the segment.
         """
@@ -176,7 +176,7 @@ class RecurrentSegmentStates(SegmentStates):
                 segment.last_state = NO_STATE
 
     def reset(self, kept: Slots) -> None:
-        """Free all slots but those of kept prefixes."""
+        """Free all slots but those of cached prefixes."""
         self.cache.reset(kept)
 
 

@@ -17,7 +17,7 @@ from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.table import RowPhase
 from treegen.engine.segments.scores import collect_score
 from treegen.engine.segments.segment import LiveRequest, LiveSegment, RequestPhase, check_transition
-from treegen.errors import CapacityError
+from treegen.errors import CapacityError, arg
 
 _, WAITING, UNDRAWN, OPEN, OVER = RequestPhase
 
@@ -135,7 +135,7 @@ class AdmissionController:
 
     def _activate_requests(self, requests: Iterable[LiveRequest]) -> None:
         """Continue requests whose segments are all computed: parked rows become ready."""
-        going = [request for request in requests if not self._waits(request)]
+        going = [request for request in requests if not self._needs_prefill(request)]
         for request in going:
             if not request.spec.rows and request.phase.is_open:
                 self._finish_prefilled(request)
@@ -153,7 +153,7 @@ class AdmissionController:
             self._on_prefilled(request)
         self._close(request, OVER)
 
-    def _waits(self, request: LiveRequest) -> bool:
+    def _needs_prefill(self, request: LiveRequest) -> bool:
         """Return whether an open request needs a segment that is not computed."""
         return any(segment.index in self.to_compute for segment in request.opened or ())
 
@@ -211,17 +211,17 @@ class AdmissionController:
                 if slots_short():
                     raise CapacityError(
                         f"prompt {request.spec.id!r} needs {slots_short()} more slots for "
-                        "recurrent states than can be had; give more memory"
+                        f"recurrent states than are free; raise {arg('memory=')}"
                     )
                 raise CapacityError(
-                    f"prompt {request.spec.id!r} needs {needed()} cache pages but "
-                    f"only {self._pool.num_free} can be had; give more memory"
+                    f"prompt {request.spec.id!r} needs {needed()} cache pages, but only "
+                    f"{self._pool.num_free} are free; raise {arg('memory=')}"
                 )
 
     def reclaim_pages(self, keep: LiveRequest | None = None) -> bool:
         """Free some pages, but none of request `keep`. Return False if nothing can be freed.
 
-        The candidates, in this order: an idle segment, a kept prefix, an open request without
+        The candidates, in this order: an idle segment, a cached prefix, an open request without
         active rows, the last active row.
         """
         if self._run.store.evict_idle(keep) or self._run.kept.evict_one() or self._close_idle(keep):
@@ -326,7 +326,7 @@ class AdmissionController:
             else:
                 assert request.slots is not None, "a request is never drawn"
             goes_on = request.slots and (phases != RowPhase.PARKED).all()
-            assert goes_on or self._waits(request), "an open request waits for nothing"
+            assert goes_on or self._needs_prefill(request), "an open request waits for nothing"
 
     def clear(self) -> None:
         """Drop all requests, for example when a run is abandoned."""

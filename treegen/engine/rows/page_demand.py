@@ -40,7 +40,9 @@ class PageDemandEstimator:
 
     def estimate_new_row_pages(self, request: LiveRequest) -> int:
         """Return the number of pages that a new row of a request is expected to take."""
-        length = int(self._guess(np.zeros(1, np.int64), np.array([request.spec.max_tokens]))[0])
+        length = int(
+            self._estimate_lengths(np.zeros(1, np.int64), np.array([request.spec.max_tokens]))[0]
+        )
         segment = request.segment
         return row_pages(segment.base_below, segment.stop, length, self._page_size)
 
@@ -86,9 +88,9 @@ class PageDemandEstimator:
 
     def _lengths(self, slots: Ints) -> Ints:
         """Return the number of tokens that each row is expected to have at its end."""
-        return self._guess(self._run.rows.count[slots], self._run.rows.limit[slots])
+        return self._estimate_lengths(self._run.rows.count[slots], self._run.rows.limit[slots])
 
-    def _guess(self, count: Ints, limit: Ints) -> Ints:
+    def _estimate_lengths(self, count: Ints, limit: Ints) -> Ints:
         if self._ended_rows:
             mean = int(1.25 * self._ended_tokens / self._ended_rows)
             guess = np.maximum(count + count // 2, mean) + self._page_size

@@ -1,7 +1,7 @@
 """Completes the page tables of segments, and fills their first pages.
 
-A table shares the full pages of a folded segment above, or the pages of a kept prefix. Tokens that
-do not fill a page there are copied into the segment's own first page.
+A table shares the full pages of a folded segment above, or the pages of a cached prefix. Tokens
+that do not fill a page there are copied into the segment's own first page.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from treegen.prompts.radix import common_prefix
 
 
 class PrefixMatcher:
-    """Finds the kept prefix that has a segment's first tokens, and up to where it is usable."""
+    """Finds the cached prefix that has a segment's first tokens, and up to where it is usable."""
 
     def __init__(self, kept: PrefixCache, states: SegmentStates) -> None:
-        """Set up a matcher of kept prefixes; `states` has the recurrent states of segments."""
+        """Set up a matcher of cached prefixes; `states` has the recurrent states of segments."""
         self._kept, self._states = kept, states
 
     def match_roots(self, roots: list[LiveSegment]) -> None:
@@ -39,10 +39,10 @@ class PrefixMatcher:
             self._offer(prefix, segment, common_prefix(prefix.tokens, segment.path_tokens()))
 
     def find_match(self, segment: LiveSegment) -> tuple[CachedPrefix | None, int]:
-        """Return the kept prefix that supplies a segment's first tokens, and up to which position.
+        """Return the cached prefix that supplies a segment's first tokens, and the last position.
 
-        It is used only if the segment above is computed. Otherwise the segment above would be
-        computed although this one counts as computed already.
+        The prefix is used only if the segment above is computed. Otherwise the segment above would
+        be computed although this one counts as computed already.
         """
         prefix, covered = segment.reuse or (None, segment.start)
         covered = min(covered, segment.first_logit)
@@ -58,7 +58,7 @@ class PrefixMatcher:
         """Record that a prefix supplied tokens; return how many were never computed before.
 
         Args:
-            prefix: The kept prefix.
+            prefix: The cached prefix.
             segment: The segment.
             covered: Position up to which the prefix supplied tokens.
         """
@@ -83,13 +83,13 @@ class SegmentPageTables:
 
         Args:
             cache: The paged KV cache.
-            supply: Finds kept prefixes that have tokens of segments.
+            supply: Finds cached prefixes that have tokens of segments.
             states: Recurrent states of the segments.
         """
         self._cache, self._supply, self._states = cache, supply, states
 
     def place(self, segment: LiveSegment) -> int:
-        """Complete a segment's page table; return how many tokens kept prefixes supplied."""
+        """Complete a segment's page table; return how many tokens cached prefixes supplied."""
         page_size, pool = self._cache.page_size, self._cache.pool
         missing = segment.missing_pages(page_size)
         if segment.table is None:

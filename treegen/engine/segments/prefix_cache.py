@@ -1,7 +1,7 @@
 """Prefixes whose keys, values and recurrent states stay in memory between calls.
 
-A kept prefix has a name and a page table from position 0, and holds a reference to its pages. All
-kept prefixes together have a limit of pages. Beyond it the least recently used prefix is dropped.
+A cached prefix has a name and a page table from position 0, and holds a reference to its pages. All
+cached prefixes together have a limit of pages. Beyond it the least recently used prefix is dropped.
 Pages of a dropped prefix that running work uses stay until that work ends.
 """
 
@@ -20,7 +20,7 @@ from treegen.prompts.radix import Tokens
 
 @dataclass(slots=True, eq=False)
 class CachedPrefix:
-    """One kept prefix."""
+    """One cached prefix."""
 
     name: str
     """The caller's name for it; several prefixes may have one name."""
@@ -37,7 +37,7 @@ class CachedPrefix:
 
 
 class PrefixCache:
-    """All kept prefixes of one cache, at most `max_pages` pages together."""
+    """All cached prefixes of one cache, at most `max_pages` pages together."""
 
     def __init__(self, cache: PagedCache, max_pages: int) -> None:
         """Set up an empty prefix cache."""
@@ -97,9 +97,9 @@ class PrefixCache:
         return len(chosen)
 
     def evict_one(self) -> bool:
-        """Drop the least recently used prefix that has a page used only by kept prefixes.
+        """Drop the least recently used prefix that has a page used only by cached prefixes.
 
-        Such a page is freed once no kept prefix has it any more. If there is no such prefix, drop
+        Such a page is freed once no cached prefix has it any more. If there is no such prefix, drop
         the least recently used one with recurrent states, which frees their slots. Return False if
         there is none of either.
         """
@@ -142,13 +142,13 @@ class PrefixCache:
 
     @property
     def num_pages(self) -> int:
-        """Number of distinct pages of all kept prefixes."""
+        """Number of distinct pages of all cached prefixes."""
         tables = list(self.tables())
         return len(np.unique(np.concatenate(tables))) if tables else 0
 
 
 class Kept:
-    """A kept prefix. Leaving its `with` block drops it.
+    """A cached prefix. Leaving its `with` block drops it.
 
     Attributes:
         name: Its name, for `LLM.drop`.

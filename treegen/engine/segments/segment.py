@@ -133,7 +133,7 @@ class LiveSegment:
     requests: list[LiveRequest] = field(default_factory=list)
     """Unfinished requests whose prompts end with it."""
     reuse: tuple[CachedPrefix, int] | None = None
-    """A kept prefix that has its first tokens, and the position up to which it has them."""
+    """A cached prefix that has its first tokens, and the position up to which it has them."""
     logprobs: NDArray[np.float32] | None = None
     """Log-probabilities as far as they are known, [tokens]."""
     is_best: NDArray[np.bool_] | None = None
@@ -344,17 +344,17 @@ class SegmentStates:
         """
 
     def find_state_position(self, prefix: CachedPrefix, most: int) -> int:
-        """Return the last position up to `most` from which a kept prefix can be continued, or 0."""
+        """Return the last position up to `most` where a cached prefix can be continued, or 0."""
         return most
 
     def copy_from(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> None:
-        """Copy the state of a kept prefix at a position into a segment.
+        """Copy the state of a cached prefix at a position into a segment.
 
         Args:
-            prefix: The kept prefix.
+            prefix: The cached prefix.
             segment: The segment.
             covered: The position, which is within the segment.
         """
 
     def reset(self, kept: Slots) -> None:
-        """Free all slots but those of kept prefixes."""
+        """Free all slots but those of cached prefixes."""

@@ -281,7 +281,7 @@ class SegmentStore:
         """Allocate the pages of every segment that a request needs.
 
         Returns:
-            The segments that are not computed yet, root first, and how many tokens kept prefixes
+            The segments that are not computed yet, root first, and how many tokens cached prefixes
             supplied.
         """
         request.opened = self._list_required(request)

@@ -59,15 +59,16 @@ def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dty
     other = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
     if tokenizer.get_vocab() != other.get_vocab():
         raise InputError(
-            f"{arg('draft_model')} {name} has another tokenizer; it must be that of the model "
-            "whose tokens it guesses"
+            f"{arg('draft_model')} {name} has another tokenizer than the model; use a draft "
+            "model with the same tokenizer"
         )
     spec = load_spec(
         name, dtype, device="cpu", ranks=1, trust_remote_code=options.trust_remote_code
     )
     if spec.states:
         raise InputError(
-            f"{arg('draft_model')} {name} has recurrent layers, which cannot guess; choose another"
+            f"{arg('draft_model')} {name} has recurrent layers, so it cannot draft tokens; "
+            "choose another model"
         )
     return spec
 

@@ -55,8 +55,8 @@ def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
     """Raise InputError if a model cannot verify draft tokens."""
     if options.speculates and spec.states:
         raise InputError(
-            f"{spec.name} has recurrent layers, whose states cannot go back to before a guess that "
-            "was wrong; leave out speculate"
+            f"{spec.name} has recurrent layers, whose states cannot be reset after a rejected "
+            "draft token; leave out speculate"
         )
 
 
@@ -349,9 +349,9 @@ class DrafterFactory:
         if how == "off" or (how is None and beside is None):
             return None
 
-        def make(run: EngineRun, queue: RowQueue, features: Features) -> Drafter:
+        def _make(run: EngineRun, queue: RowQueue, features: Features) -> Drafter:
             if beside is not None:
                 return ModelDrafter(run, queue, features, beside)
             return FunctionDrafter(how) if callable(how) else NgramDrafter()
 
-        return SpeculationOptions(make, self._most, self._pace, _SCOUTS if how == "ngram" else 0)
+        return SpeculationOptions(_make, self._most, self._pace, _SCOUTS if how == "ngram" else 0)

@@ -159,16 +159,17 @@ def _check_stored(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> No
         task = str(stored.get("task"))
         if code := code_of(task):
             raise InputError(
-                f"the run's task has its own code, {code}, which does not run without permission; "
-                f"read it, then give {arg('task', task)} or {arg(ALLOW_TASK_CODE, True)}"
+                f"the run's task has its own code, {code}, which does not run without "
+                f"permission; read the code, then give {arg('task', task)} or "
+                f"{arg(ALLOW_TASK_CODE, True)}"
             )
     for name in (*_PATHS_OR_NAMES, "fewshot_file"):
         place = str(stored.get(name) or "")
         is_data = os.path.isfile(place) or os.path.isdir(place)
         if name not in requested and os.path.exists(place) and not is_data:
             raise InputError(
-                f"the run names {place} as its {name}, which is a pipe or a device; name the file "
-                f"that was meant ({arg(name + '=')})"
+                f"the run names {place} as its {name}, which is a pipe or a device; name a "
+                f"regular file ({arg(name + '=')})"
             )
 
 
@@ -176,7 +177,7 @@ def _is_path(name: str, value: Any) -> bool:
     """Return whether a choice may be a path, and is not a name that the task or treegen knows."""
     if name in _PATHS_OR_NAMES:
         return not str(value).isidentifier()
-    return name in _PATHS and not (name in ("model", "draft_model") and value == demo.NAME)
+    return name in _PATHS and not (name in ("model", "draft_model") and value in tuple(demo.MODELS))
 
 
 def _check_names(

@@ -113,7 +113,7 @@ class EvalSettings(BaseSettings):
         check_votes(self.votes)
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise InputError(
-                f"{arg('fewshot_as_multiturn')} needs chat: give "
+                f"{arg('fewshot_as_multiturn')} needs chat messages; give "
                 f"{arg('apply_chat_template', True)} too"
             )
         self._check_reasoning()
@@ -122,8 +122,8 @@ class EvalSettings(BaseSettings):
                 if not 1 <= k <= self.num_samples:
                     raise InputError(
                         f"{arg(name, k)} is not possible with {self.num_samples} samples per "
-                        f"problem; choose from 1 to {self.num_samples}, or draw more "
-                        f"({arg('num_samples=')})"
+                        f"problem; choose a number from 1 to {self.num_samples}, or draw more "
+                        f"samples ({arg('num_samples=')})"
                     )
 
     def _check_stops(self) -> None:
@@ -198,7 +198,7 @@ class EvalSettings(BaseSettings):
         if budget is not None and budget >= most:
             raise InputError(
                 f"{arg('max_thinking_tokens', budget)} must be less than "
-                f"{arg('max_tokens', most)}, which counts the thinking and the answer"
+                f"{arg('max_tokens', most)}, which counts the reasoning and the answer"
             )
 
     def explain_unused(self, name: str) -> str | None:
@@ -366,5 +366,5 @@ def _read_reported(name: str, value: Any, choices: Mapping[str, Any]) -> Any:
     if not isinstance(value, list) or not all(
         type(k) is int and 1 <= k <= choices["num_samples"] for k in value
     ):
-        raise InputError(f"{name} must be numbers of samples")
+        raise InputError(f"{name} must be a list of numbers of samples")
     return value

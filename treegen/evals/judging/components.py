@@ -51,9 +51,7 @@ def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells
         InputError: there are no rows.
     """
     if not rows:
-        raise InputError(
-            "there is no judgement that can be read; `treegen show` has what the judge wrote"
-        )
+        raise InputError("there is no readable judgement; `treegen show` prints the judge's texts")
     names = ("problem", "answer", "judge", "wording")
     levels = {}
     for place, name in enumerate(names, 1):
@@ -80,14 +78,16 @@ def components(values: Cells) -> dict[str, float | None]:
     for name, parts in FACTORS.items():
         level = _levels(values, parts)
         count = len(np.unique(level))
-        if 1 < count < len(values.y) and not any(_same(level, other) for other in kept):
+        if 1 < count < len(values.y) and not any(
+            _are_equal_groupings(level, other) for other in kept
+        ):
             names.append(name)
             kept.append(level)
     result: dict[str, float | None] = dict.fromkeys((*FACTORS, REST))
     if len(values.y) < 2:
         return result
     groups = [np.zeros(len(values.y), dtype=np.int64), *kept]
-    squares = np.array([_within(values.y, group) for group in groups])
+    squares = np.array([_sum_squares_within(values.y, group) for group in groups])
     matrix = np.array([[_coefficient(f, g) for g in [*kept, None]] for f in groups])
     with require_extra("variances need scipy", "judge"):
         from scipy.optimize import nnls
@@ -143,13 +143,13 @@ def _levels(values: Cells, parts: Sequence[str]) -> Ints:
     return numbered.astype(np.int64)
 
 
-def _same(first: Ints, second: Ints) -> bool:
+def _are_equal_groupings(first: Ints, second: Ints) -> bool:
     """Return whether two groupings of observations are the same."""
     num = len(np.unique(first * (int(second.max()) + 1) + second))
     return num == len(np.unique(first)) == len(np.unique(second))
 
 
-def _within(y: Floats, group: Ints) -> float:
+def _sum_squares_within(y: Floats, group: Ints) -> float:
     """Return the sum of squares around the means of groups."""
     counts = np.bincount(group)
     means = np.bincount(group, weights=y) / counts
@@ -157,7 +157,7 @@ def _within(y: Floats, group: Ints) -> float:
 
 
 def _coefficient(group: Ints, effect: Ints | None) -> float:
-    """Return the coefficient of a variance in the expectation of `_within` for a grouping.
+    """Return the coefficient of a variance in the expectation of `_sum_squares_within`.
 
     Args:
         group: [N] the group of each observation.
@@ -246,11 +246,11 @@ def required_numbers(
                 return half(design, number)
             return half(replace(design, **{what: number}), repeats)
 
-        needs.append(Need(what, now, _least(with_number, half_width)))
+        needs.append(Need(what, now, _find_least_number(with_number, half_width)))
     return needs
 
 
-def _least(half, half_width: float) -> int | None:  # type: ignore[no-untyped-def]
+def _find_least_number(half, half_width: float) -> int | None:  # type: ignore[no-untyped-def]
     """Return the smallest sufficient number; None if 10^7 is not enough."""
     if half(_MOST) > half_width:
         return None

@@ -216,7 +216,7 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
         value = rubric_choices.get(str(label), label)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(
-                f"{path}, line {number}: {label!r:.40} is none of "
+                f"{path}, line {number}: {label!r:.40} is not one of "
                 f"{', '.join(map(str, rubric_choices))}; give one of them"
             )
         if not least <= value <= most:
@@ -225,11 +225,12 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
             )
         if key in labels:
             raise InputError(
-                f"{path}, line {number}: that sample has a label already; remove one of the two"
+                f"{path}, line {number}: this sample already has a label; remove one of the two "
+                "lines"
             )
         labels[key] = (value - least) / (most - least)
     if not labels:
-        raise InputError(f"{path} has no label; give one in each line")
+        raise InputError(f"{path} has no labels; write one label in each line")
     return labels
 
 
@@ -296,8 +297,8 @@ def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
         pairs.append((problem, pair[0][0], pair[1][0], (first + second) / 2))
     if not pairs:
         raise InputError(
-            "no pair has verdicts in both orders that can be read; "
-            f"give more samples= or another {arg('judge=')}"
+            "no pair has readable verdicts in both orders; give more samples= or another "
+            f"{arg('judge=')}"
         )
     return Pairs(runs, tuple(bradley_terry(pairs, len(runs))), estimate_position_bias(orders))
 

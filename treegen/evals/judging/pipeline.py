@@ -154,9 +154,7 @@ def open_runs(paths: Sequence[Path], choices: Mapping[str, Any], stack: ExitStac
     """
     real = [path.resolve() for path in paths]
     if len(set(real)) < len(real):
-        raise InputError(
-            f"{arg('pairs=')} names a run twice, and a run is not compared with itself"
-        )
+        raise InputError(f"{arg('pairs=')} names a run twice; name different runs")
     runs = tuple(stack.enter_context(RunDir.open(path)) for path in paths)
     jobs = tuple(load_stored_job(choices, run) for run in runs)
     return OpenRuns(runs, jobs, AnswerSet(jobs, runs))
@@ -187,7 +185,7 @@ def judge_all(
     rubric = settings.rubric
     if rubric.pairs != (len(open_runs.runs) > 1):
         raise InputError(
-            f"the rubric {rubric.name} compares pairs; give {arg('pairs=')} with another run"
+            f"the rubric {rubric.name} compares pairs; name another run with {arg('pairs=')}"
             if rubric.pairs
             else f"{arg('pairs=')} needs a rubric that compares pairs, and {rubric.name} does not; "
             f"use {arg('rubric', 'pairwise')}, or write `pairs: true` into its file"
@@ -261,6 +259,7 @@ def _check_references(settings: JudgeSettings, answers: AnswerSet) -> None:
     lacking = [problem for problem, text in answers.references.items() if not text]
     if lacking and settings.rubric.name in ("correctness", "simpleqa"):
         raise InputError(
-            f"{len(lacking):,} problems have no reference, such as {lacking[0]!r}, and the rubric "
-            f"{settings.rubric.name} needs one; use {arg('rubric', 'rating')}, or one of your own"
+            f"{len(lacking):,} problems have no reference, such as {lacking[0]!r}, and the "
+            f"rubric {settings.rubric.name} needs a reference; use {arg('rubric', 'rating')}, "
+            "or one of your own"
         )

@@ -144,7 +144,7 @@ def _check_connected(pairs: Sequence[tuple[str, int, int, float]], num_runs: int
         before = len(reached)
         reached |= {i for _, a, b, _ in pairs if {a, b} & reached for i in (a, b)}
     if len(reached) < num_runs:
-        raise InputError("some runs are compared with none of the others; give pairs of all")
+        raise InputError("some runs are not compared with any other run; judge pairs of all runs")
 
 
 def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[float, float]:
@@ -261,7 +261,7 @@ def estimate_position_bias(orders: Mapping[str, Sequence[tuple[float, float]]]) 
 
     both = {problem: list(pairs) for problem, pairs in orders.items() if pairs}
     if not both:
-        raise InputError("no pair was judged in both orders; let the judging come to its end")
+        raise InputError("no pair was judged in both orders; let the judging finish")
     # `a` is a win of the answer shown first. In the other order, the answer shown first won 1 - b.
     firsts = [math.fsum(a + 1 - b for a, b in pairs) / (2 * len(pairs)) for pairs in both.values()]
     low, high = mean_interval([min(1.0, max(0.0, share)) for share in firsts], 0.0, 1.0)

@@ -28,7 +28,7 @@ class RepeatScheduler:
             cases: All prompts of the judge run.
             lines: The stored judgements.
         """
-        self._settings, self._cases = settings, cases
+        self._settings = settings
         self._verdicts: dict[str, dict[int, Verdict]] = {case.id: {} for case in cases}
         self._dealt: dict[str, set[int]] = {}
         self.done = 0
@@ -66,7 +66,7 @@ class RepeatScheduler:
         self.done += 1
         if self._is_decided(case):
             self.planned -= self._settings.repeats - len(
-                self._verdicts[case.id] | self._waiting(case)
+                self._verdicts[case.id] | self._get_pending(case)
             )
             self._touched.pop(case.id, None)
         else:
@@ -92,7 +92,7 @@ class RepeatScheduler:
         self._touched = {}
         return due
 
-    def _waiting(self, case: JudgedCase) -> dict[int, Verdict]:
+    def _get_pending(self, case: JudgedCase) -> dict[int, Verdict]:
         return dict.fromkeys(self._dealt.get(case.id, ()))
 
     def _next(self, verdicts: dict[int, Verdict]) -> int:

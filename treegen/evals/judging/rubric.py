@@ -59,8 +59,8 @@ def simpleqa(text: str, choices: Sequence[str]) -> str | None:
 def mt_bench(text: str, choices: Sequence[str]) -> str | None:
     """Read the rating like MT-Bench's single-answer grading: first [[rating]], or else [rating].
 
-    Source: lm-sys/FastChat, llm_judge/common.py. There a text without a rating has the score -1,
-    and show_result.py leaves it out.
+    The rule is that of lm-sys/FastChat, llm_judge/common.py. There a text without a rating has the
+    score -1, and show_result.py leaves it out.
     """
     match = _RATING.search(text) or _RATING_BACKUP.search(text)
     return match[1] if match else None
@@ -69,7 +69,8 @@ def mt_bench(text: str, choices: Sequence[str]) -> str | None:
 def mt_bench_pair(text: str, choices: Sequence[str]) -> str | None:
     """Read the verdict like MT-Bench's pairwise grading: [[A]], or else [[B]], or else [[C]] (tie).
 
-    Source: lm-sys/FastChat, llm_judge/common.py, where a text without a verdict is an "error".
+    The rule is that of lm-sys/FastChat, llm_judge/common.py, where a text without a verdict is an
+    "error".
     """
     return next((letter for letter in "ABC" if f"[[{letter}]]" in text), None)
 
@@ -339,14 +340,14 @@ def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         choices = {item: item for item in choices}  # the value of each number is the number itself
     if not isinstance(choices, Mapping) or len(choices) < 2:
-        raise InputError(f"{name} needs choices: two or more verdicts and what each counts")
+        raise InputError(f"{name} needs choices: two or more verdicts and their values")
     if isinstance(wordings, str):
         wordings = [wordings]
     if not isinstance(wordings, Sequence) or not wordings:
         raise InputError(f"{name} needs wordings: a list of one or more texts")
     return Rubric(
         name=str(content.get("name", name)),
-        choices={_word(key): _value(value, name) for key, value in choices.items()},
+        choices={_format_value(key): _value(value, name) for key, value in choices.items()},
         wordings=tuple(_text(item, name) for item in wordings),
         criteria=tuple(_criterion(item, name) for item in content.get("criteria") or ()),
         reader=str(content.get("reader", "last-line")),
@@ -376,8 +377,9 @@ def _check(rubric: Rubric) -> None:
         len(rubric.choices) not in (2, 3) or list(rubric.choices.values()) not in _PAIRS
     ):
         raise InputError(
-            f"{name} compares pairs, so its choices count 1 (the first is better), 0 (the second "
-            "is) and, if there is a third, 0.5 (a tie), in this order"
+            f"{name} compares pairs, so its choices must have the values 1 (the first answer is "
+            "better), 0 (the second is better) and, if there is a third choice, 0.5 (a tie), "
+            "in this order"
         )
 
 
@@ -407,20 +409,20 @@ def _set_in(text: str, name: str) -> dict[str, Any]:
     return values
 
 
-def _word(value: object) -> str:
+def _format_value(value: object) -> str:
     # YAML reads a bare yes as True.
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
 def _value(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{name}: a choice counts a number, not {value!r:.40}")
+        raise InputError(f"{name}: the value of a choice must be a number, not {value!r:.40}")
     return float(value)
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{name}: a wording is a text, not {value!r:.40}")
+        raise InputError(f"{name}: a wording must be a text, not {value!r:.40}")
     return value
 
 

@@ -45,19 +45,18 @@ class JudgeSettings:
         there = len(self.rubric.wordings)
         if self.wordings > there:
             raise InputError(
-                f"{arg('wordings', self.wordings)} is more than the {there} that the rubric "
-                f"{self.rubric.name} has; add some to its file"
+                f"{arg('wordings', self.wordings)} is more than the {there} wordings of the "
+                f"rubric {self.rubric.name}; add wordings to its file"
             )
         if self.verdicts == "likelihood" and (self.repeats > 1 or self.decided):
             raise InputError(
-                f"likelihoods are the same each time, so {arg('repeats=')} and {arg('stop_when=')} "
-                f"are for {arg('verdicts', 'samples')}"
+                f"likelihood verdicts are the same in each repeat, so {arg('repeats=')} and "
+                f"{arg('stop_when=')} need {arg('verdicts', 'samples')}"
             )
         if self.verdicts == "likelihood" and self.rubric.has_own_form:
             raise InputError(
-                f"the rubric {self.rubric.name} has a form of verdicts of its own "
-                f"({self.rubric.reader}), which is read out of texts; use "
-                f"{arg('verdicts', 'samples')}"
+                f"the rubric {self.rubric.name} reads its verdicts from texts (reader "
+                f"{self.rubric.reader}); use {arg('verdicts', 'samples')}"
             )
         if self.verdicts == "samples":
             self.params()  # raises for invalid numbers before any model is loaded
@@ -72,8 +71,8 @@ class JudgeSettings:
             )
         if self.decided and self.rubric.criteria:
             raise InputError(
-                f"{arg('stop_when=')} goes by the majority of an answer's verdicts, and this "
-                "rubric has criteria; leave one out"
+                f"{arg('stop_when=')} depends on the majority of an answer's verdicts, and a "
+                f"rubric with criteria has no such majority; leave out {arg('stop_when=')}"
             )
 
     def params(self, *, chat: bool = False) -> SamplingParams:
@@ -123,8 +122,8 @@ def resolve_judge_settings(rubric: Rubric, choices: Mapping[str, Any]) -> JudgeS
     verdicts = chosen.setdefault("verdicts", "samples" if need_texts else "likelihood")
     if verdicts == "likelihood" and (drawn := [name for name in _DRAWN if name in chosen]):
         raise InputError(
-            f"{arg(drawn[0] + '=')} is of verdicts by samples; give {arg('verdicts', 'samples')} "
-            "too"
+            f"{arg(drawn[0] + '=')} needs verdicts by samples; give "
+            f"{arg('verdicts', 'samples')} too"
         )
     return JudgeSettings(rubric=rubric, **{"wordings": len(rubric.wordings), **chosen})
 

@@ -78,8 +78,8 @@ class Summary:
         """
         if self.cells is None:
             raise InputError(
-                "all verdicts are unreadable, so treegen cannot compute how many are needed; try "
-                f"another {arg('judge=')}"
+                "all verdicts are unreadable, so treegen cannot compute how many problems or "
+                f"judges are needed; try another {arg('judge=')}"
             )
         repeats, variance = _repeats(self.judged)
         return required_numbers(
@@ -205,8 +205,7 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
     if jury is not None:
         rows.append(_row(f"jury, {combine}", jury))
     if len(judged) > 1:
-        for judge_run in judged:
-            rows.append(_row(judge_run.judging.judge, mean_of(cells(_rows_of(judge_run, 0)))))
+        rows += [_row(run.judging.judge, mean_of(cells(_rows_of(run, 0)))) for run in judged]
     about = (
         "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
     )
@@ -324,7 +323,7 @@ def _with_labels(
         answers[problem, index].append(value)
     judged = {key: math.fsum(v) / len(v) for key, v in answers.items()}
     if not (both := [key for key in labels if key in judged]):
-        raise InputError("no label is of an answer that has been judged; name labels of this run")
+        raise InputError("no label belongs to a judged answer; use labels of this run")
     of_problem: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for key in both:
         of_problem[key[0]].append((labels[key], judged[key]))

@@ -308,7 +308,8 @@ def evaluate_adapters(
 
     if models.llm is not None or models.on_workers:
         raise InputError(
-            "several adapters need a model that this process loads; run them separately"
+            "several adapters need a model in this process, without workers; run the adapters "
+            "separately"
         )
     if "adapter" in choices:
         raise InputError("the adapter is given twice; leave it out of --model-args")
@@ -318,14 +319,16 @@ def evaluate_adapters(
     if len({*folders}) < len(folders):
         raise InputError(
             f"two adapters have the same name: {', '.join(folders)}; rename a directory, or run "
-            "them apart"
+            "them separately"
         )
     if is_run(whole):
-        raise InputError(f"{whole} is one run; give the directory of the adapters' runs")
+        raise InputError(
+            f"{whole} is a single run; give the directory that contains the runs of the adapters"
+        )
     for adapter, folder in zip(adapters, folders, strict=True):
         find_adapter(adapter)
         if resume is None and (whole / folder).exists():
-            raise InputError(f"{whole / folder} exists already; continue by --resume {whole}")
+            raise InputError(f"{whole / folder} exists already; continue with --resume {whole}")
     results = []
     with share_base_weights():
         for adapter, folder in zip(adapters, folders, strict=True):

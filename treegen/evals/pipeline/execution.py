@@ -120,8 +120,8 @@ class ModelLoader(Closeable):
         for name in options:
             if name in chosen:
                 raise InputError(
-                    f"{arg(name + '=')} is for loading a model, and this one is loaded; leave it "
-                    "out"
+                    f"{arg(name + '=')} has an effect only when a model is loaded, and this "
+                    "model is already loaded; leave it out"
                 )
         return {**chosen, **options}
 
@@ -228,15 +228,16 @@ def _format_places(places: "Placement") -> str:
 def announce_demo_model(
     choices: Mapping[str, Any], settings: Sequence[BaseSettings], listener: Listener
 ) -> None:
-    """Tell the listener that the bundled model is used, if the user named none.
+    """Tell the listener that a bundled model is used, if the user named none.
 
     Args:
         choices: The user's choices, by name.
         settings: The settings of all runs.
         listener: Receives the message.
     """
-    if "model" not in choices and any(s.engine.model == demo.NAME for s in settings):
-        if "data" in choices:
+    models = {str(each.engine.model) for each in settings}
+    if "model" not in choices and models & demo.MODELS.keys():
+        if "data" in choices or demo.AGENT in models:
             text = f"{demo.MODEL_NOTICE}; use {arg('model=')} for your own"
         else:
             text = f"{demo.NOTICE}; use {arg('model=')} and {arg('data=')} for your own"

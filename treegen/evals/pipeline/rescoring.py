@@ -226,7 +226,9 @@ def score_with_verifier(
     path = run.path / SCORES
     with open_for_append(path, "scores.lock") as file:
         if any(row.get("by") != by for row in file.records()):
-            raise InputError(f"{path} has scores of another verifier; move it away to score again")
+            raise InputError(
+                f"{path} has scores of another verifier; move the file away, and score again"
+            )
         left = [record for record in records if record[:2] not in file.keys]
         yield len(records) - len(left), len(records)
         for start in range(0, len(left), _AT_ONCE):

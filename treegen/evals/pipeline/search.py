@@ -22,6 +22,7 @@ from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.evals.pipeline.targets import search_destinations, tell_late_choices
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.custom_method import find_method
+from treegen.evals.search.cut_replies import describe_cuts
 from treegen.evals.search.job import SearchJob, check_prompts_fit, check_reward, load_search_job
 from treegen.evals.search.run import run_searches, write_search_results
 from treegen.evals.search.searcher import load_value_function
@@ -134,9 +135,13 @@ def search_all(
         items, before = _load_value_function(items, models)
         return [_open_agent(item, models, execution, listener, stack) for item in items], before
 
-    return execute_runs(
+    results = execute_runs(
         SearchRunDir, targets, wanted, work, models, listener, again, unit="searches"
     )
+    for result in results:
+        for sentence in describe_cuts(result.results):
+            listener.tell(sentence)
+    return results
 
 
 def _load_value_function(work: "list[_Work]", models: ModelLoader) -> "tuple[list[_Work], Before]":
@@ -207,7 +212,8 @@ def _check_alike(jobs: "list[SearchJob]") -> None:
     """Raise InputError unless all methods have the same problems and the same budget."""
     if len({job.settings.budget for job in jobs}) > 1:
         raise InputError(
-            f"the methods have different budgets; give all of them one with {arg('budget=')}"
+            "the methods have different budgets; give all methods the same budget with "
+            f"{arg('budget=')}"
         )
     if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
         raise InputError(
@@ -221,7 +227,7 @@ def _check(job: SearchJob, facts: "ModelInfo") -> None:
     check_reward(job.settings)
 
 
-def lacking(results: Sequence[SearchRunResult]) -> list[str]:
+def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
     """Return a sentence on the searches that are missing, if there are some."""
     missing = sum(result.missing for result in results)
     if not missing:

@@ -92,12 +92,12 @@ class _Kind(Generic[_Settings]):
         late = _changed_drawing(settings, choices, stored) if done else ()
         if whole and (recorded := [name for name in late if name in settings.RECORDED]):
             raise InputError(
-                f"{path} is finished, and {arg(recorded[0] + '=')} only applies while samples are "
-                "drawn; leave it out, or start a new run with it"
+                f"{path} is finished, and {arg(recorded[0] + '=')} has an effect only while "
+                "treegen draws samples; leave it out, or start a new run"
             )
         return RunTarget(settings, path, True, whole, info, threads, late)
 
-    def among(
+    def find_below(
         self, path: Path, names: Sequence[str | Task], choices: Mapping[str, Any], *, must: bool
     ) -> list[RunTarget[_Settings]]:
         """Return the targets below a directory of several runs: those to resume or start.
@@ -141,10 +141,11 @@ def destinations(
         if is_run(path):
             if len(tasks) > 1:
                 raise InputError(
-                    f"{path} is the run of one task, but {len(tasks)} are named; name one"
+                    f"{path} is the run of one task, but the command names {len(tasks)} tasks; "
+                    "name one task"
                 )
             return [_EVAL.resolve_resumed(path, choices, *tasks)]
-        if targets := _EVAL.among(path, tasks, choices, must=bool(resume)):
+        if targets := _EVAL.find_below(path, tasks, choices, must=bool(resume)):
             return targets
     settings = [_EVAL.begin(choices, task) for task in tasks] or [
         eval_settings.resolve_eval_settings(choices)
@@ -185,10 +186,10 @@ def search_destinations(
         if is_run(path):
             if compare:
                 raise InputError(
-                    f"{path} is the run of one method; {arg('compare=')} needs another path"
+                    f"{path} is the run of a single method; to compare methods, name another path"
                 )
             return [_SEARCH.resolve_resumed(path, choices, *methods)]
-        if targets := _SEARCH.among(path, methods, choices, must=bool(resume)):
+        if targets := _SEARCH.find_below(path, methods, choices, must=bool(resume)):
             return targets
     settings = [_SEARCH.begin(choices, method) for method in methods] or [_SEARCH.begin(choices)]
     if path is None:

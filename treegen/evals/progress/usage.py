@@ -297,10 +297,10 @@ def format_kernels(usage: Mapping[str, Any]) -> str:
         usage: The usage of a run, as from `sum_usage`.
     """
     kernels: Mapping[str, Mapping[str, int]] = usage.get("kernels", {})
-    return ", ".join(f"{level} {_in_turn(kernels[level])}" for level in in_order(kernels))
+    return ", ".join(f"{level} {_join_kernels(kernels[level])}" for level in in_order(kernels))
 
 
-def _in_turn(steps: Mapping[str, int]) -> str:
+def _join_kernels(steps: Mapping[str, int]) -> str:
     if len(steps) == 1:
         return next(iter(steps))
     most_first = sorted(steps.items(), key=lambda item: -item[1])

@@ -128,7 +128,7 @@ class VerdictCache:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with replace_file(path) as file:
                 file.write(b"%b\n%b" % (hashlib.sha256(content).hexdigest().encode(), content))
-            _tidy(self._folder)
+            _evict_old_files(self._folder)
 
     def _path(self, digest: str) -> Path:
         key = hashlib.sha256(f"{self._of}{digest}".encode("ascii"))
@@ -187,7 +187,7 @@ def _version(library: str) -> str | None:
     return None
 
 
-def _tidy(folder: Path) -> None:
+def _evict_old_files(folder: Path) -> None:
     """Remove the least recently used files until the folder is within its limit."""
     files: list[tuple[Any, Path]] = [(path.stat(), path) for path in folder.glob(f"*{_ENDING}")]
     size, num = sum(about.st_size for about, _ in files), len(files)

@@ -102,8 +102,8 @@ def _read_scores(path: Path) -> dict[Key, float]:
             scores[str(row["problem_id"]), int(row["sample_index"])] = float(score)
         except (ValueError, TypeError, KeyError) as error:
             raise RunError(
-                f"{path}:{number} is no score ({error}); a line is a JSON object with problem_id, "
-                "sample_index and score"
+                f"{path}:{number} is not a score ({error}); a line is a JSON object with "
+                "problem_id, sample_index and score"
             ) from None
     return scores
 

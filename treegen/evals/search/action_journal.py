@@ -84,8 +84,8 @@ class ActionJournal:
                     self._enter(_key(record), _read(record))
             except _FORM_ERRORS as error:
                 raise RunError(
-                    f"{file.path} has an action that cannot be read ({error!r:.100}); remove its "
-                    "line, and the action runs again"
+                    f"{file.path} has an action that cannot be read ({error!r:.100}); remove "
+                    "this line, so that treegen runs the action again"
                 ) from None
 
     @property

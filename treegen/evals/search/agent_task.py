@@ -148,7 +148,7 @@ class AgentTask(SearchTask):
         Raises:
             InputError: Always.
         """
-        raise InputError(f"{self.name} is evaluated by its environment; search it with one")
+        raise InputError(f"{self.name} is evaluated by its environment; name an environment")
 
 
 def check_execution(task: str, options: EnvironmentOptions) -> ExecutionOptions:

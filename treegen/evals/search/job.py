@@ -12,6 +12,7 @@ from treegen.evals.search.method_types import REWARD
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import SearchTask, get_search_task
 from treegen.evals.task_calls import wrap_task_method
+from treegen.prompts.tool_turns import ToolTurns
 from treegen.prompts.tree import Node
 
 if TYPE_CHECKING:
@@ -88,10 +89,12 @@ def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
     """Check that every prompt fits the model with one whole solution.
 
     Raises:
+        InputError: the prompts are chats, and the model has no chat template.
         CapacityError: a prompt leaves no room for a whole solution in the model's context.
         CacheFullError: a prompt does not fit in memory with one.
     """
     if job.settings.environment is not None:
+        ToolTurns(facts.tokenizer, ())  # raises without a chat template
         return  # the chat template and the tools belong to the prompts, which the engine checks
     from treegen.prompts.plan.requests import check_length, requests_of_prompts
     from treegen.prompts.tokens import tokenize

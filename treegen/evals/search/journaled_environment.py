@@ -265,8 +265,8 @@ class JournaledEnvironment:
                 await self.call(leftovers, "removing leftovers")
             except Exception as error:
                 warnings.warn(
-                    "worlds or snapshots of killed processes may be left, because they cannot be "
-                    f"removed: {describe_failure(error)}",
+                    "worlds or snapshots of killed processes may still exist, because treegen "
+                    f"cannot remove them: {describe_failure(error)}",
                     RuntimeWarning,
                     stacklevel=1,
                 )
@@ -406,8 +406,8 @@ class _JournaledWorld:
                 shown = await self._environment.call(again, f"the action {name}")
                 if entry is not None and shown != entry.observation:
                     raise WorldError(
-                        f"action {place + 1} of an episode, {name}, shows something else when it "
-                        "runs again, so its branch cannot go on"
+                        f"action {place + 1} of an episode, {name}, has another result when it "
+                        "runs again, so its branch ends"
                     )
         except BaseException:
             await world.close()

@@ -56,9 +56,11 @@ def read_signature(
     try:
         first, *others = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        raise InputError(f"{label} takes no argument; give it one for the root node") from None
+        raise InputError(f"{label} takes no argument; add an argument for the root node") from None
     if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
-        raise InputError(f"{label} takes no argument by place; make its first one the root node")
+        raise InputError(
+            f"{label} takes no positional argument; make its first argument the root node"
+        )
     arguments = []
     for parameter in others:
         if parameter.name in filled or parameter.kind in (
@@ -68,7 +70,8 @@ def read_signature(
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise InputError(
-                f"{label} takes {parameter.name} by place alone; remove the / behind it"
+                f"{label} takes {parameter.name} only as a positional argument; remove the / "
+                "after it"
             )
         arguments.append(
             Argument(parameter.name, _kind(parameter, function, label), parameter.default)
@@ -138,8 +141,8 @@ def _kind(parameter: inspect.Parameter, function: Callable[..., Any], label: str
     if not _is_readable(kind):
         name = getattr(kind, "__name__", None) or str(kind)
         raise InputError(
-            f"{parameter.name} of {label} has the type {name}, which no text can stand for; use "
-            f"{_TYPES}"
+            f"{parameter.name} of {label} has the type {name}, which cannot be written as text; "
+            f"use {_TYPES}"
         )
     return kind
 

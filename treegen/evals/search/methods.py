@@ -17,7 +17,6 @@ from treegen.evals.config.type_checks import Maximum, Minimum
 from treegen.evals.search.method_types import Count, Method, MethodContext, read_signature
 
 if TYPE_CHECKING:
-    from treegen.evals.search.method_types import MethodContext
     from treegen.search.evaluate import Evaluate
     from treegen.search.tree.node import SearchNode
     from treegen.search.tree.records import SearchTree
@@ -312,14 +311,14 @@ async def _dvts(on: MethodContext) -> "SearchOutcome":
 
 
 async def _bfs(on: MethodContext) -> "SearchOutcome":
-    options = {"breadth": on.knobs.width, "solutions": _enough(on)}
+    options = {"breadth": on.knobs.width, "solutions": _limit_solutions(on)}
     return await _search_tree(on, "tree_of_thoughts:bfs", **options)
 
 
 async def _dfs(on: MethodContext) -> "SearchOutcome":
     threshold = on.knobs.prune_below
     options = {"prune_below": -math.inf if threshold is None else threshold}
-    return await _search_tree(on, "tree_of_thoughts:dfs", **options, solutions=_enough(on))
+    return await _search_tree(on, "tree_of_thoughts:dfs", **options, solutions=_limit_solutions(on))
 
 
 async def _rebase(on: MethodContext) -> "SearchOutcome":
@@ -333,11 +332,11 @@ async def _best_first(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.tree_of_thoughts import best_first
 
     return await best_first(
-        on.root, on.propose, on.evaluate, on.done, solutions=_enough(on), state=on.state
+        on.root, on.propose, on.evaluate, on.done, solutions=_limit_solutions(on), state=on.state
     )
 
 
-def _enough(on: MethodContext) -> int | None:
+def _limit_solutions(on: MethodContext) -> int | None:
     # If solutions can be checked, one solution is not enough: it may be wrong.
     return None if on.checkable else 1
 

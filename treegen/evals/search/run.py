@@ -18,6 +18,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, TimeForecast
 from treegen.evals.progress.usage import AttemptLog, load_attempts
 from treegen.evals.scoring.results import results_head
+from treegen.evals.search.cut_replies import find_cut
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.methods import solution_text
 from treegen.evals.search.settings import stored_search_choices
@@ -255,6 +256,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     solved_of: dict[str, list[bool]] = {}
     failed: dict[Key, str] = {}
     stopped: Counter[str] = Counter()
+    cut_off: Counter[str] = Counter()
     names = COSTS if job.settings.environment is None else (*COSTS, "actions")
     costs: dict[str, list[float]] = {name: [] for name in names}
     for record in run.records():
@@ -263,6 +265,8 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         if record["error"]:
             failed[record["problem_id"], record["sample_index"]] = record["error"]
         stopped[record["stopped"]] += 1
+        if limit := find_cut(record, job.settings.whole.max_tokens):
+            cut_off[limit] += 1
         for name in names:
             costs[name].append(record["usage"].get(name, 0))
     errors: dict[str, str] = {}  # by problem, the error of its first search that failed
@@ -281,6 +285,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         **_pass_at(list(solved_of.values()), job.settings.repeats),
         "errors": errors,
         "stopped": dict(sorted(stopped.items(), key=lambda item: (-item[1], item[0]))),
+        **({"cut_off": dict(sorted(cut_off.items()))} if cut_off else {}),
         "cost": {name: _sums(values) for name, values in costs.items()},
         "seconds": math.fsum(part["seconds"] for part in parts),
         "parts": parts,

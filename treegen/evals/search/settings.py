@@ -207,7 +207,7 @@ def resolve_search_settings(
         method = _method(requested, stored or {}, defaults.method, also)
         _check_steps(method["place"], method["method"], task.name, environment)
     ways = (*EVALUATE, *defaults.evaluate)
-    evaluate = _way("evaluate", choices.get("evaluate", defaults.evaluator), ways)
+    evaluate = _check_choice("evaluate", choices.get("evaluate", defaults.evaluator), ways)
     ways = (*PROPOSE, *defaults.propose)
     # Each way to evaluate has its own scale; the default is on the scale of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
@@ -225,7 +225,7 @@ def resolve_search_settings(
         **method,
         environment=environment,
         choose=_check_known("way to choose", choices.get("choose", "best"), CHOOSE),
-        propose=_way("propose", choices.get("propose", PROPOSE[0]), ways),
+        propose=_check_choice("propose", choices.get("propose", PROPOSE[0]), ways),
         evaluate=evaluate,
         prune_below=choices.get("prune_below", prune),
         verifier_args=check_verifier_settings(choices.get("verifier_args", {})),
@@ -284,8 +284,8 @@ def _method(
             place = stored_place
         elif place is None:
             raise InputError(
-                f"the run's method is code in a file, {stored_place}, which does not run without "
-                f"permission; read it, then name it with {arg('method=')} or give "
+                f"the run's method is code in a file, {stored_place}, which does not run "
+                f"without permission; read the code, then name it with {arg('method=')} or give "
                 f"{arg('allow_task_code', True)}"
             )
     elif stored and short_name(str(place)) == stored["method"]:  # the method's file may have moved
@@ -331,7 +331,7 @@ def _check_known(name: str, word: str, valid: Iterable[str]) -> str:
     return word
 
 
-def _way(name: str, word: str, valid: Iterable[str]) -> str:
+def _check_choice(name: str, word: str, valid: Iterable[str]) -> str:
     if name == "evaluate" and word.startswith(REWARD) and word != REWARD:
         return word
     return _check_known(f"way to {name}", word, valid)

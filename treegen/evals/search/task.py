@@ -98,14 +98,14 @@ class SearchTask(Task):
 
     def propose(self, problem: Problem, how: str) -> "Propose":
         """Return a function that makes next steps in a way of `SearchDefaults.propose`."""
-        raise InputError(f"task {self.name!r} has no way to propose {how!r}")
+        raise InputError(f"task {self.name!r} cannot propose steps by {how!r}")
 
     def evaluate(self, problem: Problem, how: str) -> "Evaluate":
         """Return a function that evaluates nodes in a way of `SearchDefaults.evaluate`.
 
         A higher value is better.
         """
-        raise InputError(f"task {self.name!r} has no way to evaluate {how!r}")
+        raise InputError(f"task {self.name!r} cannot evaluate states by {how!r}")
 
 
 def get_search_task(name: str | Task) -> SearchTask:
@@ -119,7 +119,8 @@ def get_search_task(name: str | Task) -> SearchTask:
         known = [info.name for info in list_tasks() if info.source == "treegen"]
         able = [other for other in known if isinstance(get_task(other), SearchTask)]
         raise InputError(
-            f"task {task.name!r} has no steps to search over; those that have: {', '.join(able)}"
+            f"task {task.name!r} cannot be searched, because it has no steps; tasks with steps: "
+            f"{', '.join(able)}"
         )
     searched: SearchTask = adapt_task(task, SearchTask)
     for member in ("propose", "evaluate"):

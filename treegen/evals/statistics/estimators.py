@@ -329,7 +329,7 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
         InputError: there is no group, or a group is empty.
     """
     if not groups or not all(groups):
-        raise InputError("a mean of means needs groups, each with a value")
+        raise InputError("a mean over groups needs at least one value in each group")
     num = len(groups)
     sizes = [len(group) for group in groups]
     means = [math.fsum(group) / len(group) for group in groups]

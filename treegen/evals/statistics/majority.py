@@ -99,7 +99,7 @@ def votes_at(
             (maj_at_k(correct, wrong, invalid, k), tie_at_k(counts, invalid, k)) for k in ks
         )
     answers = candidates or ((0, 0, _sizes(wrong)),)
-    tops = [(repeats, *_tops(size, others, invalid)) for size, repeats, others in answers]
+    tops = [(repeats, *_count_wins(size, others, invalid)) for size, repeats, others in answers]
     results = []
     for k in ks:
         check_k(k)
@@ -129,7 +129,9 @@ def _candidates(
     _check(counts, invalid)
     sizes = tuple(count for count in counts if count)
     sizes_of_correct = sorted(Counter(size for size in correct if size).items())
-    candidates = tuple((size, repeats, _without(sizes, size)) for size, repeats in sizes_of_correct)
+    candidates = tuple(
+        (size, repeats, _remove_answer(sizes, size)) for size, repeats in sizes_of_correct
+    )
     return sum(sizes) + invalid, candidates
 
 
@@ -142,7 +144,7 @@ def _sizes(counts: Sequence[int]) -> _Sizes:
     return tuple(sorted(Counter([count for count in counts if count]).items()))
 
 
-def _without(sizes: Sequence[int], size: int) -> _Sizes:
+def _remove_answer(sizes: Sequence[int], size: int) -> _Sizes:
     """Return (size, number of answers) pairs of all answers except one of the given size."""
     others = Counter(sizes)
     others[size] -= 1
@@ -153,7 +155,7 @@ def _share(wins: Sequence[int], num: int, k: int) -> float:
     """Return the probability of winning; a tie counts for its share.
 
     Args:
-        wins: The subsets that `_tops` counts, by the number of tied rivals.
+        wins: The subsets that `_count_wins` counts, by the number of tied rivals.
         num: All samples.
         k: Samples in a vote.
     """
@@ -165,7 +167,7 @@ def _tie(single: int, num: int, invalid: int, k: int) -> float:
     """Return the probability of a tie.
 
     Args:
-        single: The subsets with a single winner, as `_tops` counts them.
+        single: The subsets with a single winner, as `_count_wins` counts them.
         num: All samples.
         invalid: Samples without a valid answer.
         k: Samples in a vote.
@@ -180,7 +182,7 @@ def _coefficient(packed: int, num: int, k: int) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def _tops(size: int, others: _Sizes, invalid: int) -> tuple[tuple[int, ...], int]:
+def _count_wins(size: int, others: _Sizes, invalid: int) -> tuple[tuple[int, ...], int]:
     """Count the subsets of k samples in which an answer has the most votes, by the number of ties.
 
     Each returned integer packs the counts of all k: the count of k is in num + 1 bits from bit
@@ -205,8 +207,8 @@ def _tops(size: int, others: _Sizes, invalid: int) -> tuple[tuple[int, ...], int
     width = size + rest + invalid + 1
     top = others[-1][0] if others else 0
     # With more votes than any other answer has samples, ours wins alone.
-    single = _below(size, size + 1, width) - _below(size, min(top, size) + 1, width)
-    single *= _below(rest + invalid, rest + invalid + 1, width)
+    single = _sum_binomials(size, size + 1, width) - _sum_binomials(size, min(top, size) + 1, width)
+    single *= _sum_binomials(rest + invalid, rest + invalid + 1, width)
     wins = [single]
     for votes in range(1, top + 1):
         # Answers with fewer samples may have any number of votes: (1 + x)^n for n samples.
@@ -214,11 +216,11 @@ def _tops(size: int, others: _Sizes, invalid: int) -> tuple[tuple[int, ...], int
         free = invalid + rest - sum([other * repeats for other, repeats in rivals])
         shift = votes * width
         if votes > size:
-            single += _alone(rivals, free + size, votes, width)
+            single += _count_sole_wins(rivals, free + size, votes, width)
             continue
-        terms = [_below(free, free + 1, width)]  # coefficients of y^i x^(i * votes)
+        terms = [_sum_binomials(free, free + 1, width)]  # coefficients of y^i x^(i * votes)
         for other, repeats in rivals:
-            below, at = _below(other, votes, width), math.comb(other, votes)
+            below, at = _sum_binomials(other, votes, width), math.comb(other, votes)
             for _ in range(repeats):
                 more = [term * at for term in terms]
                 terms = [term * below for term in terms]
@@ -230,12 +232,12 @@ def _tops(size: int, others: _Sizes, invalid: int) -> tuple[tuple[int, ...], int
         for tied, term in enumerate(terms, 1):
             wins[tied - 1] += term * ways << tied * shift
         # Either ours wins alone, or ours has fewer votes and another answer wins alone.
-        single += (terms[0] * ways + terms[1] * _below(size, votes, width)) << shift
+        single += (terms[0] * ways + terms[1] * _sum_binomials(size, votes, width)) << shift
     return tuple(wins), single
 
 
-def _alone(rivals: Sequence[tuple[int, int]], free: int, votes: int, width: int) -> int:
-    """Return the coefficient of y in the product of `_tops`: one rival wins alone.
+def _count_sole_wins(rivals: Sequence[tuple[int, int]], free: int, votes: int, width: int) -> int:
+    """Return the coefficient of y in the product of `_count_wins`: one rival wins alone.
 
     Args:
         rivals: (size, number of answers) pairs of the answers that can have `votes` votes.
@@ -243,9 +245,9 @@ def _alone(rivals: Sequence[tuple[int, int]], free: int, votes: int, width: int)
         votes: Votes of the winner.
         width: Bits of one coefficient.
     """
-    none, one = _below(free, free + 1, width), 0
+    none, one = _sum_binomials(free, free + 1, width), 0
     for size, repeats in rivals:
-        below = _below(size, votes, width)
+        below = _sum_binomials(size, votes, width)
         at = repeats * math.comb(size, votes) << votes * width
         fewer = below ** (repeats - 1)
         none, one = none * fewer * below, (one * below + none * at) * fewer
@@ -253,7 +255,7 @@ def _alone(rivals: Sequence[tuple[int, int]], free: int, votes: int, width: int)
 
 
 @lru_cache(maxsize=1 << 14)
-def _below(size: int, votes: int, width: int) -> int:
+def _sum_binomials(size: int, votes: int, width: int) -> int:
     """Return the sum of C(size, a) x^a over a < votes, with x = 2^width."""
     return sum(math.comb(size, a) << a * width for a in range(min(votes, size + 1)))
 
@@ -312,7 +314,7 @@ def _win_probability_float(
         for at, j in enumerate(votes_J.tolist()) if share_ties else ():
             rivals = int(sum(repeats for other, repeats in others if other >= j))
             if j and (degree := min(rivals, k // j - 1)) > 1:
-                nodes, mass = _nodes(degree)
+                nodes, mass = _compute_quadrature(degree)
                 factors = below_JAR[at, :, None] + nodes[:, None] * at_JAR[at, :, None]
                 product_JR[at] = mass @ np.prod(factors ** repeats_D[:, None, None], axis=0)
         shift_JR = root[np.outer(votes_J - k, np.arange(num_roots)) % num_roots]
@@ -350,7 +352,7 @@ def _roots(num: int) -> npt.NDArray[np.complex128]:
 
 
 @lru_cache(maxsize=1024)
-def _nodes(degree: int) -> tuple[_FloatArray, _FloatArray]:
+def _compute_quadrature(degree: int) -> tuple[_FloatArray, _FloatArray]:
     """Return nodes and weights that integrate polynomials of `degree` over [0, 1] exactly."""
     nodes, mass = np.polynomial.legendre.leggauss(degree // 2 + 1)
     return (nodes + 1) / 2, mass / 2

@@ -148,7 +148,7 @@ class Report:
                 return row.value
         there = ", ".join(sorted({f"{row.metric} ({row.filter})" for row in self.metrics}))
         raise InputError(
-            f"the report has no metric {metric!r} for filter {filter!r}; it has {there}"
+            f"the report has no metric {metric!r} for filter {filter!r}; it has the metrics {there}"
         )
 
 
@@ -220,8 +220,7 @@ def summarise(
             rows = _filter_rows(tallies, options, mine)
             votes = _majority(tallies, options, mine)
             majority.extend(MajorityRow(filter=name, **row) for row in votes)
-        for row in rows:
-            metrics.append(MetricRow(**head, num_fewshot=options.num_fewshot, **row))
+        metrics += [MetricRow(**head, num_fewshot=options.num_fewshot, **row) for row in rows]
     if chosen:
         return Report(tuple(metrics), (), len(groups), len(scores), incomplete)
     metrics += [

@@ -74,8 +74,8 @@ def estimate_variances(rights: Sequence[tuple[int, int]]) -> tuple[float, float]
         raise InputError("variances need at least two problems")
     if any(num < 2 for _, num in rights):
         raise InputError(
-            "a run with one sample per problem does not show how samples of a problem vary; use a "
-            f"run with more, or give {arg('between=')} and {arg('within=')}"
+            "a run with one sample per problem does not show how the samples of a problem "
+            f"vary; use a run with more samples, or give {arg('between=')} and {arg('within=')}"
         )
     shares = [right / num for right, num in rights]
     noise = [p * (1 - p) / (num - 1) for p, (_, num) in zip(shares, rights, strict=True)]
@@ -145,14 +145,18 @@ def power(
     shift = abs(difference) / math.sqrt(variance / num_problems)
     limit = stats.t.isf(alpha / 2, freedom)
     if num_problems <= _MANY:
-        limit *= _wider(spread, math.ceil(50 * abs(difference)) / 50, num_problems, num_samples)
+        limit *= _compute_width_ratio(
+            spread, math.ceil(50 * abs(difference)) / 50, num_problems, num_samples
+        )
     probability = stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift)
     # scipy returns NaN for very large shifts; the test always finds these.
     return 1.0 if math.isnan(probability) else float(min(1.0, probability))
 
 
 @lru_cache(maxsize=1 << 10)
-def _wider(spread: Variances, difference: float, num_problems: int, num_samples: int) -> float:
+def _compute_width_ratio(
+    spread: Variances, difference: float, num_problems: int, num_samples: int
+) -> float:
     """Return the ratio of the width of adjusted intervals to those of Student's paired t-test."""
     rounds = max(50, _VALUES // num_problems)
     rows = _simulate_differences(spread, difference, (rounds, num_problems), num_samples)
@@ -261,7 +265,7 @@ def problems_for(
     if not alpha < wanted < 1:
         raise InputError(f"the power must be above alpha ({alpha}) and below 1, got {wanted}")
     too_many = InputError(
-        f"more than {_MOST:,} problems are needed for {difference}; ask for a larger difference"
+        f"more than {_MOST:,} problems are needed for {difference}; choose a larger difference"
     )
     low, high = 1, 2
     if spread.of_difference(num_samples) > 0:  # a paired t-test needs fewer problems: a lower bound

@@ -185,7 +185,8 @@ def check_weights(vote: VoteRule, values: _Floats) -> None:
     """Raise InputError for numbers of samples that a vote cannot use."""
     if not np.isfinite(values).all():
         raise InputError(
-            f"a sample has no finite {vote.number}, so it cannot vote by it; vote by another number"
+            f"a sample has no finite {vote.number}, so it cannot have a vote; choose another "
+            "number for the votes"
         )
     by_sum = vote.rule in ("weighted", "top") and vote.number != "logprob"
     if by_sum and (values < 0).any():

@@ -89,8 +89,9 @@ class Connection:
             return BatchAnswer.model_validate_json(content).results
         except ValidationError as error:
             raise InputError(
-                f"{self._url} answers in another form than this version of treegen reads: "
-                f"{error.errors(include_input=False)[0]['msg']}; use the server's version"
+                f"{self._url} sent an answer that this version of treegen cannot read: "
+                f"{error.errors(include_input=False)[0]['msg']}; install the version of the "
+                "server"
             ) from None
 
     async def post_json(self, path: str, body: dict[str, Any]) -> Any:

@@ -125,7 +125,7 @@ class StepRequest:
         root = call.context.root
         is_temporary = call.root_name is None and root.id is None and root not in self._names
         names = {} if is_temporary else self._names
-        missing = self._missing(call.context, names)
+        missing = self._list_missing(call.context, names)
         num = len(missing) + (2 if is_temporary else 1)
         # Half of a request is left for dropped nodes.
         if self.operations and len(self.operations) + num > max(1, self._max_operations // 2):
@@ -133,8 +133,8 @@ class StepRequest:
         if num > self._max_operations:
             if is_temporary:
                 raise InputError(
-                    f"scoring this prompt takes {num:,} operations, and a batch of this server has "
-                    f"at most {self._max_operations:,}; join its extensions"
+                    f"scoring this prompt takes {num:,} operations, and the server accepts at "
+                    f"most {self._max_operations:,}; extend the prompt in fewer steps"
                 )
             self._name(missing[self._max_operations - 1], call.root_name, names)
             self.begun.append(call)
@@ -147,7 +147,7 @@ class StepRequest:
         return True
 
     @staticmethod
-    def _missing(context: NodeContext, names: dict[NodeContext, str]) -> list[NodeContext]:
+    def _list_missing(context: NodeContext, names: dict[NodeContext, str]) -> list[NodeContext]:
         """Return a node and those above it that have to be created, the topmost first.
 
         Args:

@@ -45,9 +45,7 @@ def _template_message(message: ChatMessage) -> Message:
     parts = [] if isinstance(message.content, str) else message.content
     for part in parts:
         if not isinstance(part, ContentText | ContentReasoning | ContentImage):
-            raise InputError(
-                f"a message has content of type {part.type}; leave out all but text and images"
-            )
+            raise InputError(f"a message has content of type {part.type}; use only text and images")
     if any(isinstance(part, ContentImage) for part in parts):
         converted["content"] = [
             {"type": "image", "image": part.image}
@@ -122,8 +120,8 @@ def sampling_params(
     refused += [f"extra_body[{name!r}]" for name in extra if name not in (*_EXTRA, *REQUESTED)]
     if refused:
         raise InputError(
-            f"treegen cannot honour {', '.join(refused)}; leave out such; of extra_body it knows "
-            f"{', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
+            f"treegen does not support {', '.join(refused)}; leave them out; in extra_body, "
+            f"treegen supports {', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
         )
     set_fields = {ours: getattr(config, theirs) for theirs, ours in _NAMES.items()}
     set_fields = {name: value for name, value in set_fields.items() if value is not None}

@@ -40,7 +40,7 @@ class DockerImages:
         try:
             return int(size)
         except ValueError:
-            raise WorldError(f"docker gives no size of a container, but {size!r:.60}") from None
+            raise WorldError(f"docker printed no size of a container, but {size!r:.60}") from None
 
     async def commit(self, container: str, tag: str) -> None:
         """Store the files of a container as an image."""

@@ -103,7 +103,7 @@ class InspectEnvironment:
         self._type, self._config, self._files = sandbox, config, files
         is_docker = sandbox.__name__ == "DockerSandboxEnvironment"
         if callable(config) and not is_docker:
-            raise InputError("config must be a text, except for docker")
+            raise InputError("config must be a text, unless the sandbox is docker")
         is_image = not isinstance(config, str) or Path(config).name == "Dockerfile"
         self._makes_images = is_docker and is_image
         self.command_seconds, self.max_chars = command_seconds, max_chars
@@ -158,7 +158,7 @@ class InspectEnvironment:
             raise InputError(describe_read_error(path, error)) from None
         if snapshot.startswith(_IMAGE):
             if data != compose(snapshot, self._sizes[snapshot]).encode():
-                raise InputError(f"{path} is not as treegen wrote it; remove it")
+                raise InputError(f"{path} was changed after treegen wrote it; remove it")
             if snapshot not in await self._images.tags():
                 raise missing
             base = self._config
@@ -319,8 +319,8 @@ def _measure(path: Path) -> int:
     shown = os.fsencode(path).decode("utf-8", "backslashreplace")
     if not _FORM.fullmatch(path.name) or path.is_symlink():
         raise InputError(
-            f"{shown} is nothing that treegen has stored; move it out of the folder, or name "
-            f"another {arg('folder')}"
+            f"{shown} was not stored by treegen; move it out of the folder, or name another "
+            f"{arg('folder')}"
         )
     try:
         if path.name.startswith(_ARCHIVE):
@@ -330,5 +330,5 @@ def _measure(path: Path) -> int:
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
     if size < 0:
-        raise InputError(f"{shown} is not as treegen wrote it; remove it")
+        raise InputError(f"{shown} was changed after treegen wrote it; remove it")
     return size

@@ -71,7 +71,9 @@ class TreegenAPI(ModelAPI):
         super().__init__(model_name, base_url, api_key, [], config)
         try:
             if base_url is not None:
-                raise InputError("treegen computes here and has no base_url; leave it out")
+                raise InputError(
+                    "treegen runs the model in this process and needs no base_url; leave it out"
+                )
             if not isinstance(chat_template_kwargs or {}, Mapping):
                 raise InputError(f"chat_template_kwargs must be a mapping: {chat_template_kwargs}")
             check_known(options, "model arguments", _OWN)

@@ -121,13 +121,13 @@ class InspectWorld(FileWorld):
             WorldError: The directory cannot be read, or is too large.
         """
         name = f".treegen-{secrets.token_hex(8)}.tar"
-        await self._must(["tar", "-cf", name, f"--exclude=./{name}", "."])
+        await self._run_checked(["tar", "-cf", name, f"--exclude=./{name}", "."])
         try:
             return await self._call(self.sandbox.read_file(name, text=False))
         except OutputLimitExceededError as error:
             raise WorldError(f"a working directory is too large for a snapshot: {error}") from None
         finally:
-            await self._must(["rm", "-f", name])
+            await self._run_checked(["rm", "-f", name])
 
     async def unpack(self, archive: bytes) -> None:
         """Replace the working directory, which has no files of value, by an archive's files.
@@ -137,21 +137,21 @@ class InspectWorld(FileWorld):
         """
         name = f".treegen-{secrets.token_hex(8)}.tar"
         await self._call(self.sandbox.write_file(name, archive))
-        await self._must(["find", ".", "-mindepth", "1", "!", "-name", name, "-delete"])
-        await self._must(["tar", "-xpf", name])
-        await self._must(["rm", "-f", name])
+        await self._run_checked(["find", ".", "-mindepth", "1", "!", "-name", name, "-delete"])
+        await self._run_checked(["tar", "-xpf", name])
+        await self._run_checked(["rm", "-f", name])
 
-    async def _must(self, command: list[str]) -> None:
+    async def _run_checked(self, command: list[str]) -> None:
         try:
             result = await self._exec(command, _SECONDS)
         except (TimeoutError, OutputLimitExceededError) as error:
             raise WorldError(
-                f"{command[0]} does not end in a sandbox ({error}); try again"
+                f"{command[0]} does not finish in a sandbox ({error}); try again"
             ) from None
         if not result.success:
             raise WorldError(
                 f"{command[0]} fails in a sandbox: {result.stderr.strip()[-200:]}; free disk "
-                "space, or install it in the image"
+                "space, or install the command in the image"
             )
 
     async def _exec(self, command: list[str], seconds: float) -> ExecResult[str]:

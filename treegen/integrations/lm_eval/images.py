@@ -39,10 +39,10 @@ def load_images(table: ImageTable | None, inputs: Mapping[str, Any]) -> list[Pla
             used.
     """
     if "audio" in inputs:
-        raise InputError("the task has sound, which treegen does not take")
+        raise InputError("the task has sound, which treegen does not support")
     if table is None:
         raise InputError(
-            f"the task has images; load a model that takes them with {arg('images', True)}"
+            f"the task has images; load a model that takes images with {arg('images', True)}"
         )
     return [table.add(image) for image in visuals(inputs.get("visual", ()))]
 

@@ -112,7 +112,9 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         if max_length is not None:
             check_int("max_length", max_length, least=2)
         if enable_thinking and think_end_token is None:
-            raise InputError("enable_thinking needs think_end_token, which ends the thoughts")
+            raise InputError(
+                "enable_thinking needs think_end_token, the text that ends the reasoning"
+            )
         if sampling not in ("neutral", "recommended"):
             raise InputError(f"{arg('sampling')} must be neutral or recommended, got {sampling!r}")
         if cache is not None:
@@ -122,8 +124,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self.llm = (
             pretrained if isinstance(pretrained, BaseLLM) else LLM(str(pretrained), **options)
         )
-        self.tokenizer = self.llm.tokenizer
-        self._images = self.llm.images
+        self.tokenizer, self._images = self.llm.tokenizer, self.llm.images
         if self._images is not None:
             self.MULTIMODAL = True
         self._texts = HarnessTokenizer(
@@ -158,7 +159,10 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
     def _journal(self, directory: Path) -> Journal:
         info = self.get_model_info()
         if not info["model_fingerprint"]:
-            raise InputError("cache needs a model from files; one from memory has no fingerprint")
+            raise InputError(
+                "cache needs a model that was loaded from files, because a model in memory "
+                "has no fingerprint"
+            )
         no_part = ("model_num_parameters", "model_revision")
         return Journal(directory, {k: v for k, v in info.items() if k not in no_part})
 
@@ -206,8 +210,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         """Score the continuations of requests; long contexts are truncated on the left."""
         if self._thinks:
             raise InputError(
-                "enable_thinking is for answers that are drawn; for tasks that score "
-                "given answers leave it out"
+                "enable_thinking has an effect only on generated answers; leave it out of "
+                "tasks that score given texts"
             )
         pairs = [fitting(before, after, self.max_length) for _, before, after in requests]
         answers: dict[int, tuple[float, bool]] = {}
@@ -283,7 +287,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             if len(tokens) > room:
                 raise CapacityError(
                     f"a prompt with images has {len(tokens):,} tokens, and {max(room, 0):,} fit "
-                    "beside max_gen_toks; lower that, or give a larger max_length"
+                    "next to max_gen_toks; lower max_gen_toks, or give a larger max_length"
                 )
             return SampledPrompt.of(tokens, settings.params), settings
         tokens = self._texts.encode_prompt(context)

@@ -74,8 +74,8 @@ def gen_settings(
     ]
     if refused:
         raise InputError(
-            f"treegen cannot honour {', '.join(refused)} of {arg('gen_kwargs')}; leave out what it "
-            f"does not know: it knows until, {arg('do_sample')}, max_gen_toks, "
+            f"treegen does not support {', '.join(refused)} of {arg('gen_kwargs')}; leave them "
+            f"out; treegen supports until, {arg('do_sample')}, max_gen_toks, "
             f"{', '.join(REQUEST_FIELDS)}"
         )
     honoured: dict[str, Any] = {

@@ -83,7 +83,9 @@ class HarnessTokenizer:
         try:
             return self._apply_template(history, add_generation_prompt)
         except TemplateError:
-            _log.warning("the chat template refuses the conversation; its system turn is left out")
+            _log.warning(
+                "the chat template rejects the conversation; treegen leaves out its system turn"
+            )
             history = [turn for turn in history if turn["role"] != "system"]
             return self._apply_template(history, add_generation_prompt)
 

@@ -134,7 +134,7 @@ class Server:
                 served,
                 searches,
                 name=name,
-                room=self._room(),
+                room=self._count_usable_tokens(),
                 usual=self._usual,
                 limits=search_limits or SearchLimits(),
             )
@@ -207,8 +207,9 @@ class Server:
         if not self._api_keys and not _is_address(host):
             raise HTTPException(
                 403,
-                f"the server is asked as {host!r:.80}, which may be another site's name; ask "
-                "it by its address or as localhost, or start it with --api-key",
+                f"the request names the host {host!r:.80}, which may belong to another site; "
+                "address the server by its IP address or as localhost, or start it with "
+                "--api-key",
             )
 
     async def _body(self, request: Request) -> dict[str, Any]:
@@ -223,11 +224,12 @@ class Server:
                     if len(body) > self._max_body:
                         raise HTTPException(
                             413,
-                            f"the body has over {self._max_body:,} bytes; "
-                            "send fewer in one request",
+                            f"the body has over {self._max_body:,} bytes; send less in one request",
                         )
         except TimeoutError:
-            raise HTTPException(408, "the body took too long to come; send it again") from None
+            raise HTTPException(
+                408, "the body did not arrive in time; send the request again"
+            ) from None
         return bytes(body)
 
     async def _answer(self, request: Request, *, is_chat: bool) -> Response:
@@ -236,18 +238,21 @@ class Server:
         served = self._served
         if is_chat:
             check_chat_template(served.llm.tokenizer)
-        prompts, params = ask.prompts(), ask.params(self._room(), self._usual, self._grammar(ask))
+        prompts, params = (
+            ask.prompts(),
+            ask.params(self._count_usable_tokens(), self._usual, self._grammar(ask)),
+        )
         answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:
-            whole = self._whole(answer, prompts, params if ask.is_sampled else None, how)
+            whole = self._encode_answer(answer, prompts, params if ask.is_sampled else None, how)
             return stream_json(await cancel_on_disconnect(request, whole))
         items = served.stream(prompts, params, **how, parts=ask.parses_reply)
         # Await the first item, so that an error becomes the status and not part of the stream.
         first = await cancel_on_disconnect(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
 
-    def _room(self) -> int:
+    def _count_usable_tokens(self) -> int:
         """Return how many tokens the model's context and half of the cache have room for."""
         llm = self._served.llm
         cached = llm.cache.pool.num_pages * llm.cache.page_size // 2
@@ -288,7 +293,8 @@ class Server:
     def _check_model(self, name: str) -> None:
         if name not in ("", self._name):
             raise HTTPException(
-                404, f"the model {name!r:.80} is not served; this one is: {self._name!r}"
+                404,
+                f"the model {name!r:.80} is not served; the server has the model {self._name!r}",
             )
 
     def _grammar(self, ask: CompletionRequest) -> str | None:
@@ -301,7 +307,7 @@ class Server:
         except InputError as error:
             raise RequestError(str(error), "tool_choice") from None
 
-    async def _whole(
+    async def _encode_answer(
         self,
         answer: CompletionResponse,
         prompts: list[Any],
@@ -349,7 +355,7 @@ class Server:
             return json_response({"object": "list", "data": [card]})
         if name != self._name:
             raise HTTPException(
-                404, f"the model {name!r:.80} is not served; GET /v1/models names the one that is"
+                404, f"the model {name!r:.80} is not served; GET /v1/models names the served model"
             )
         return json_response(card)
 
@@ -387,7 +393,9 @@ def _check_json(request: Request) -> None:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise HTTPException(
-            415, f"the body is called {kind!r:.80}; send the header Content-Type: application/json"
+            415,
+            f"the Content-Type of the body is {kind!r:.80}; send the header "
+            "Content-Type: application/json",
         )
 
 

@@ -56,18 +56,18 @@ class StatusError(RequestError):
 def describe_error(error: Exception) -> dict[str, Any]:
     """Return what is wrong, in OpenAI's form. Errors that are not the client's fault are logged."""
     if isinstance(error, HTTPException):
-        return _details(error.status_code, str(error.detail))
+        return _make_error(error.status_code, str(error.detail))
     if isinstance(error, StatusError):
-        return {**_details(error.status, str(error), error.field), **error.more}
+        return {**_make_error(error.status, str(error), error.field), **error.more}
     if isinstance(error, BusyError):
-        return _details(429, str(error))
+        return _make_error(429, str(error))
     if isinstance(error, StoppedError):
-        return _details(503, str(error))
+        return _make_error(503, str(error))
     if isinstance(error, InputError | CapacityError):
         message = str(error) if isinstance(error, RequestError) else for_client(str(error))
-        return _details(400, message, field_of(error))
+        return _make_error(400, message, field_of(error))
     _LOG.error("a request failed: %r", error)
-    return _details(500, f"the server failed ({type(error).__name__}); see its log")
+    return _make_error(500, f"the server failed ({type(error).__name__}); see its log")
 
 
 def make_error_response(error: Exception) -> Response:
@@ -89,10 +89,10 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
         message: What is wrong, and what to do.
         headers: Further headers. Default: none.
     """
-    return json_response({"error": _details(status, message)}, status, headers)
+    return json_response({"error": _make_error(status, message)}, status, headers)
 
 
-def _details(status: int, message: str, param: str | None = None) -> dict[str, Any]:
+def _make_error(status: int, message: str, param: str | None = None) -> dict[str, Any]:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
 

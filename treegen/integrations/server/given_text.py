@@ -60,12 +60,12 @@ class GivenText:
             raise RequestError("give either prompt or messages", "prompt")
         if "chat_template" in (ask.chat_template_kwargs or {}):
             raise RequestError(
-                "chat_template_kwargs cannot have a chat_template; leave it out",
+                "chat_template_kwargs must not contain chat_template; leave it out",
                 "chat_template_kwargs",
             )
         if ask.messages is None:
             if ask.tools or ask.chat_template_kwargs:
-                raise RequestError("tools and chat_template_kwargs are for messages", "tools")
+                raise RequestError("tools and chat_template_kwargs need messages", "tools")
             return RootPrompt("prompt", ask.prompt, (), {})
         check_chat_template(self._served.llm.tokenizer)
         messages = [read_message(message) for message in ask.messages]
@@ -75,7 +75,7 @@ class GivenText:
     async def encode_root(self, client: Client, prompt: RootPrompt) -> Tokens:
         """Return the token ids of a client's prompt, encoded in a thread."""
         async with client.encoding:
-            with blaming(prompt.field):
+            with name_field_in_errors(prompt.field):
                 (tokens,) = await self._served.encode(
                     [prompt.content], chat_template_kwargs=prompt.template
                 )
@@ -107,7 +107,7 @@ class GivenText:
         else:
             turns = [read_message(message) for message in ask.messages or ()]
         async with node.tree.client.encoding:
-            with blaming(param):
+            with name_field_in_errors(param):
                 if param == "messages":
                     content, images = await self._served.render_turns(
                         turns, before=node.tree.messages, template=node.tree.template
@@ -119,7 +119,7 @@ class GivenText:
         """Return the token ids of texts that a request scores after a node."""
         self.check("texts", *texts)
         async with node.tree.client.encoding:
-            with blaming("texts"):
+            with name_field_in_errors("texts"):
                 return await self._served.encode_scored(node.context, texts)
 
     def check(self, param: str, *texts: str) -> None:
@@ -135,7 +135,7 @@ class GivenText:
         """
         if sum(map(len, texts)) > _MOST_GIVEN:
             raise RequestError(
-                f"one operation takes at most {_MOST_GIVEN:,} characters; give less", param
+                f"one operation accepts at most {_MOST_GIVEN:,} characters; give less", param
             )
         for text in texts:
             self.check_context(self._bound.of_text(text))
@@ -145,13 +145,13 @@ class GivenText:
         most = self._served.llm.spec.context_length
         if num_tokens > most:
             raise ContextError(
-                f"the text up to there has at least {num_tokens:,} tokens, and the model's context "
+                f"the path has at least {num_tokens:,} tokens, and the model's context "
                 f"{most:,}; give less"
             )
 
 
 @contextmanager
-def blaming(param: str) -> Iterator[None]:
+def name_field_in_errors(param: str) -> Iterator[None]:
     """Name the field that has the text in errors of the block about the text.
 
     Args:
@@ -186,8 +186,8 @@ def read_judged_text(node: ServedNode) -> tuple[str, str]:
     """
     if node.tree.prompt is None:
         raise RequestError(
-            "the verifier reads the text of the prompt, and this root was made of token ids or "
-            "messages; give the prompt as text",
+            "the verifier needs the prompt as text, but this root was created from token ids "
+            "or messages; create the root from text",
             "nodes",
         )
     return node.tree.prompt, "".join(above.own_text for above in [*node.ancestors()][-2::-1])

@@ -54,15 +54,16 @@ class BatchRunner:
         most = self._calls.store.limits.max_node_operations
         if len(operations) > most:
             raise RequestError(
-                f"a batch has at most {most:,} operations; send several", "operations"
+                f"a batch has at most {most:,} operations; send several batches", "operations"
             )
         for place, operation in enumerate(operations):
             for needed in _find_references(operation):
                 if needed >= place:
+                    field = "nodes" if isinstance(operation, RewardOperation) else "node"
                     raise RequestError(
-                        f"operation {place} names a result of operation {needed}, which is not an "
-                        "earlier one",
-                        f"operations.{place}.{_field_of(operation)}",
+                        f"operation {place} names a result of operation {needed}, which is not "
+                        "an earlier operation",
+                        f"operations.{place}.{field}",
                     )
         check_answer_size([ask for ask in operations if isinstance(ask, ScoreOperation)])
         tasks: list[asyncio.Task[Result]] = []
@@ -157,11 +158,6 @@ class BatchRunner:
             reason = "failed" if isinstance(result, FailedOperation) else "made no such node"
             raise RequestError(f"operation {reference[1]}, which {name} names, {reason}", param)
         return self._calls.store.find(client, made[place].id, param)
-
-
-def _field_of(operation: Operation) -> str:
-    """Return the name of the field that names nodes."""
-    return "nodes" if isinstance(operation, RewardOperation) else "node"
 
 
 def _find_references(operation: Operation) -> list[int]:

@@ -105,8 +105,8 @@ class NodeCalls:
         size = len(ask.params.model_dump_json(exclude_none=True))
         if size > _MOST_PARAMS:
             raise RequestError(
-                f"the parameters of a tree have {size:,} characters, and a tree keeps at most "
-                f"{_MOST_PARAMS:,}; give the large ones with each sample request",
+                f"the parameters of a tree have {size:,} characters, but a tree stores at most "
+                f"{_MOST_PARAMS:,}; send the large parameters with each sample request",
                 "params",
             )
         with self.store.reserve(client, 1, 0):
@@ -194,7 +194,7 @@ class NodeCalls:
                     task.cancel()
                 await asyncio.gather(*waiting, return_exceptions=True)
                 for task in waiting:
-                    _abandon(task, lambda result: self._release(node.tree, result[0]))
+                    _free_unclaimed(task, lambda result: self._release(node.tree, result[0]))
         yield sum_usages(usages)
 
     async def extend(
@@ -256,7 +256,7 @@ class NodeCalls:
             self._check_live(node)
             scores = await self._call(node, begin, rows=len(ask.texts))
         if len(scores) < len(ask.texts):
-            raise StoppedError("the server stops, and this call was not done")
+            raise StoppedError("the server is stopping, and did not execute this call")
         return ScoreResult(
             scores=[describe_score(score) for score in scores],
             usage=usage_of(search),
@@ -267,7 +267,12 @@ class NodeCalls:
         """Return the values that the verifier gives nodes."""
         verifier = self._verifier
         if verifier is None:
-            raise StatusError(400, "the server has no verifier; compute the values yourself", "op")
+            raise StatusError(
+                400,
+                "the server has no verifier; start it with --verifier, or compute the "
+                "values yourself",
+                "op",
+            )
         texts = [read_judged_text(node) for node in nodes]
 
         async def verify() -> list[float]:
@@ -295,7 +300,7 @@ class NodeCalls:
         with tree.in_use():
             cached, ids = await self._served.call_nodes(begin)
             self._check_live(node)
-        text = node.text or self._spell(ids)
+        text = node.text or self._decode_prompt(ids)
         return describe_subtree(node, text, cached, self.store.memory(client))
 
     def drop(self, client: Client, node: ServedNode) -> DropResult:
@@ -362,7 +367,7 @@ class NodeCalls:
             return drawn, usage_of(search)
         self._release(tree, drawn)
         self._check_live(node)
-        raise StoppedError("the server stops, and this call was not done")
+        raise StoppedError("the server is stopping, and did not execute this call")
 
     async def _call(
         self, node: ServedNode, begin: Callable[[LiveBackend], Coroutine[Any, Any, T]], **how: Any
@@ -379,7 +384,7 @@ class NodeCalls:
         try:
             return await call
         except asyncio.CancelledError:
-            _abandon(call, partial(self._release, node.tree))
+            _free_unclaimed(call, partial(self._release, node.tree))
             self._check_live(node)
             raise
         finally:
@@ -417,7 +422,7 @@ class NodeCalls:
         samples = [result for result in results if isinstance(result, BackendSample)]
         self._served.release(tree.backend, [sample.context for sample in samples])
 
-    def _spell(self, ids: Sequence[int]) -> str:
+    def _decode_prompt(self, ids: Sequence[int]) -> str:
         """Return the text of the token ids of a prompt."""
         llm = self._served.llm
         if llm.images is not None:
@@ -426,7 +431,7 @@ class NodeCalls:
         return text
 
 
-def _abandon(task: asyncio.Future[T], free: Callable[[T], object]) -> None:
+def _free_unclaimed(task: asyncio.Future[T], free: Callable[[T], object]) -> None:
     """Free the result of a task that nobody gets, if it has one."""
     if task.done() and not task.cancelled() and task.exception() is None:
         free(task.result())
@@ -437,7 +442,7 @@ def _backend_of(tree: Tree, backend: LiveBackend) -> LiveBackend:
     if tree.backend is not backend:
         raise StatusError(
             404,
-            "the engine has failed and restarted, and the node is gone; create it again",
+            "the engine failed and was restarted, so the node is lost; create it again",
             "node",
         )
     return backend

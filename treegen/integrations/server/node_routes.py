@@ -180,45 +180,29 @@ class NodeRoutes:
         ]
 
     async def _root(self, request: Request) -> Response:
-        async def run(client: Client, ask: RootRequest, changes: Changes) -> BaseModel:
-            self._check_model(ask.model)
-            return await self._calls.root(client, ask, changes)
-
-        return await self._post(request, RootRequest, run)
+        return await self._post(request, RootRequest, self._calls.root)
 
     async def _batch(self, request: Request) -> Response:
-        async def run(client: Client, ask: BatchRequest, changes: Changes) -> BaseModel:
-            self._check_model(ask.model)
-            return await self._batches.run(client, ask, changes)
-
-        return await self._post(request, BatchRequest, run)
+        return await self._post(request, BatchRequest, self._batches.run)
 
     async def _extend(self, request: Request) -> Response:
-        async def run(client: Client, ask: ExtendRequest, changes: Changes) -> BaseModel:
-            node = self.store.find(client, request.path_params["id"])
-            return await self._calls.extend(client, node, ask, changes)
-
-        return await self._post(request, ExtendRequest, run)
+        return await self._post(request, ExtendRequest, self._calls.extend)
 
     async def _score(self, request: Request) -> Response:
-        async def run(client: Client, ask: NodeScoreRequest, changes: Changes) -> BaseModel:
-            node = self.store.find(client, request.path_params["id"])
-            return await self._calls.score(client, node, ask)
-
-        return await self._post(request, NodeScoreRequest, run)
+        return await self._post(
+            request, NodeScoreRequest, lambda *call: self._calls.score(*call[:3])
+        )
 
     async def _sample(self, request: Request) -> Response:
-        async def run(client: Client, ask: NodeSampleRequest, changes: Changes) -> BaseModel:
-            node = self.store.find(client, request.path_params["id"])
-            return await self._calls.sample(client, node, ask, changes)
-
         body = await self._read_body(request)
         ask = self._parse(NodeSampleRequest, body)
         if not ask.stream:
-            return await self._post(request, NodeSampleRequest, run, body)
+            return await self._post(request, NodeSampleRequest, self._calls.sample, body)
         if IDEMPOTENCY_HEADER in request.headers:
             raise StatusError(
-                400, f"a stream is not stored; leave out {IDEMPOTENCY_HEADER} or stream", "stream"
+                400,
+                f"answers of streams are not stored; leave out {IDEMPOTENCY_HEADER} or stream",
+                "stream",
             )
         client = self._client(request)
         node = self.store.find(client, request.path_params["id"])
@@ -272,7 +256,7 @@ class NodeRoutes:
         self,
         request: Request,
         kind: type[_Ask],
-        run: Callable[[Client, _Ask, Changes], Awaitable[BaseModel]],
+        run: Callable[..., Awaitable[BaseModel]],
         body: bytes | None = None,
     ) -> Response:
         """Return the answer to a request, or the stored answer of its idempotency key.
@@ -280,7 +264,8 @@ class NodeRoutes:
         Args:
             request: The request.
             kind: Model of its body.
-            run: Computes the answer.
+            run: Computes the answer from the client, the node in the path if there is one, the
+                parsed body, and the record of changes.
             body: Its body, if it was read already.
         """
         body = await self._read_body(request) if body is None else body
@@ -288,7 +273,11 @@ class NodeRoutes:
 
         async def compute() -> bytes:
             try:
-                answer = await run(client, ask, changes)
+                if isinstance(ask, RootRequest | BatchRequest):
+                    self._check_model(ask.model)
+                ids = request.path_params.values()
+                nodes = [self.store.find(client, name) for name in ids]
+                answer = await run(client, *nodes, ask, changes)
                 # Encoding many log-probabilities takes a while.
                 return await asyncio.to_thread(_encode, answer)
             except BaseException:  # the client gets no answer, so it could not use the nodes

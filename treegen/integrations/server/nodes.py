@@ -249,7 +249,7 @@ class NodeStore:
         if node.depth >= self.limits.max_node_depth:
             raise StatusError(
                 400,
-                f"the node is {node.depth:,} deep, which is the limit; use a node above it",
+                f"the node is {node.depth:,} nodes deep, which is the limit; use a node above it",
                 "node",
             )
 
@@ -417,7 +417,7 @@ class Changes:
         after = max(before, first + num)
         if first + num - 1 > MAX_INDEX:
             raise RequestError(
-                f"the indices of children end at {MAX_INDEX:,}; give a lower first index",
+                f"the index of a child must be at most {MAX_INDEX:,}; give a lower first index",
                 "index" if counter == "num_extended" else "first",
             )
         setattr(node, counter, after)

@@ -149,8 +149,8 @@ class CompletionRequest(BaseModel):
         total = num_tokens * (self.num_prompt_top + 1) * self.sampling.get("n", 1)
         if total > _MOST_TOLD:
             raise RequestError(
-                f"{total:,} log-probabilities of prompts are too many for an answer, which has "
-                f"{_MOST_TOLD:,} at most; ask for fewer alternatives or shorter prompts",
+                f"{total:,} log-probabilities of prompts do not fit into an answer, which has "
+                f"at most {_MOST_TOLD:,}; request fewer alternatives or send shorter prompts",
                 "prompt_logprobs" if self.prompt_logprobs is not None else "logprobs",
             )
 
@@ -233,7 +233,9 @@ class CompletionRequest(BaseModel):
         )
         if self.echo and params.n > 1 and params.n * len(str(self.prompt)) > _MOST_ECHOED:
             raise RequestError(
-                f"echo tells the prompt n={params.n} times, which is too much; leave it out", "echo"
+                f"echo would return the prompt n={params.n} times, which is too long for an "
+                "answer; leave out echo",
+                "echo",
             )
         return params
 
@@ -251,9 +253,9 @@ def check_chat_template(tokenizer: Any) -> None:
     if not getattr(tokenizer, "chat_template", None):
         template = "{% for m in messages %}{{ m.content }}{% endfor %}"
         raise RequestError(
-            "the served model has no chat template, so it reads no messages; start treegen serve "
-            f"with one, such as --chat-template '{template}', or send text to /v1/completions or "
-            "/v1/nodes",
+            "the served model has no chat template, so it cannot read messages; start treegen "
+            f"serve with one, such as --chat-template '{template}', or send text to "
+            "/v1/completions or /v1/nodes",
             "messages",
         )
 
@@ -271,9 +273,9 @@ def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:
     try:
         parsed = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"{name} is no JSON: {error}") from None
+        raise RequestError(f"{name} is not JSON: {error}") from None
     if not isinstance(parsed, dict):
-        raise RequestError(f"{name} is no JSON object")
+        raise RequestError(f"{name} is not a JSON object")
     return {name: value for name, value in parsed.items() if value is not None}
 
 
@@ -340,7 +342,7 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _is_tokens(value: Any) -> bool:
@@ -381,7 +383,7 @@ def read_message(message: dict[str, Any]) -> Message:
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise RequestError("tool_calls must have functions", "messages")
+            raise RequestError("each of tool_calls must have a function", "messages")
         if isinstance(arguments := function.get("arguments"), str):
             function["arguments"] = read_json(
                 arguments.encode("utf-8", "replace"), "a tool call's arguments"

@@ -136,7 +136,7 @@ class CompletionResponse:
             item: The prompt's token ids, a SampleDelta, or a Completion.
         """
         if isinstance(item, SampleDelta):
-            yield from self._further(place, item)
+            yield from self._build_chunks(place, item)
         elif isinstance(item, Completion):
             ended = self._build_final_choice(place, item, "", None)
             if self._num_calls.get(place * self._num + item.sample_index):
@@ -151,7 +151,7 @@ class CompletionResponse:
                 elif self.ask.echo:
                     yield self._piece(self._choice(index, self._text.of([], self.prompts[place])))
 
-    def _further(self, place: int, news: SampleDelta) -> Iterator[Any]:
+    def _build_chunks(self, place: int, news: SampleDelta) -> Iterator[Any]:
         index = place * self._num + news.sample
         before, num_sent = self._sent.get(index, (self.prompts[place], 0))
         logprobs = self._logprobs(before, news, num_sent) if news.tokens else None

@@ -218,7 +218,8 @@ class SearchService:
             most = getattr(self._limits, name)
             if most is not None and num >= most:
                 raise BusyError(
-                    f"{num} searches{whose} run, and at most {most} may ({name}); try again later"
+                    f"{num} searches{whose} are running, and at most {most} may run ({name}); "
+                    "try again later"
                 )
         self._num_running[client] += 1
         try:

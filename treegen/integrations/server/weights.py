@@ -40,7 +40,7 @@ class WeightUpdater:
             InputError: there is no such folder.
         """
         if not folder.is_dir():
-            raise InputError(f"{folder} is no folder; give one that has checkpoints")
+            raise InputError(f"{folder} is not a folder; name a folder that contains checkpoints")
         self._served, self._folder = served, folder.resolve()
         self._turn = asyncio.Lock()
 
@@ -84,7 +84,7 @@ class WeightUpdater:
         except (OSError, ValueError):  # such as a name with a zero byte
             pass
         raise RequestError(
-            f"{name!r:.80} is no checkpoint below the server's folder of weights; give the path of "
+            f"{name!r:.80} is not a checkpoint in the server's --weights-dir; give the path of "
             "its directory, relative to that folder",
             "path",
         )

@@ -185,7 +185,7 @@ class Cluster(BaseLLM):
         def __getattr__(self, name: str) -> Any:
             if name in ("model", "engine") or (name[0] != "_" and hasattr(LLM, name)):
                 raise AttributeError(
-                    f"a Cluster has no {name}: that lives in one model; use an LLM"
+                    f"a Cluster has no {name}, because it belongs to a single model; use an LLM"
                 )
             raise missing_attribute(self, name)
 
@@ -199,7 +199,9 @@ class Cluster(BaseLLM):
             raise InputError("the cluster is closed; make another")
         running = self._current() if self._current is not None else None
         if running is not None and not running.closed:
-            raise InputError("another run of this Cluster is not finished; use it up or close() it")
+            raise InputError(
+                "another run of this Cluster is not finished; read it to its end, or close() it"
+            )
 
     def _start(
         self, plan: Plan, params: Sequence[SamplingParams], samples: Sequence[Sequence[int]]
@@ -290,12 +292,12 @@ def _start_workers(
     if on_gpus and not num_gpus:
         raise InputError("Ray has no free GPU; use workers on CPUs (--workers N)")
     if on_gpus and count > num_gpus:
-        raise InputError(f"{count} GPUs were asked for (--gpus) but Ray has {num_gpus} free")
+        raise InputError(f"{count} GPUs were requested (--gpus), but Ray has only {num_gpus} free")
     if on_gpus:
         if (count % per_worker and places.count is not None) or count < per_worker:
             raise InputError(
-                f"{count} GPUs (--gpus) cannot be divided into groups of {per_worker} (--tp); ask "
-                f"for {max(count // per_worker, 1) * per_worker}"
+                f"{count} GPUs (--gpus) cannot be divided into groups of {per_worker} (--tp); "
+                f"request {max(count // per_worker, 1) * per_worker}"
             )
         count //= per_worker
     threads = min(max(1, int(free.get("CPU", 1) // count)), most_threads())

@@ -217,16 +217,16 @@ class Dispatcher:
                 item, rest = item.cut(room)
                 lane.appendleft(rest)
             room -= item.size
-            dealt.append(self._hand(worker, item))
+            dealt.append(self._assign_item(worker, item))
         if not dealt and not self._open.get(worker):
-            dealt = [self._hand(worker, item) for item in self._suspects(worker)]
+            dealt = [self._assign_item(worker, item) for item in self._choose_suspects(worker)]
         return dealt
 
-    def _hand(self, worker: int, item: WorkItem) -> WorkItem:
+    def _assign_item(self, worker: int, item: WorkItem) -> WorkItem:
         self._open[worker].setdefault(item.key, set()).update(item.indices)
         return item
 
-    def _suspects(self, worker: int) -> list[WorkItem]:
+    def _choose_suspects(self, worker: int) -> list[WorkItem]:
         """Return suspects for a worker, preferably not ones that have crashed it before."""
         others = self._lanes.keys() - self._away - {worker}
         for _ in range(len(self._apart)):

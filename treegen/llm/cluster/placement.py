@@ -60,8 +60,8 @@ def parse_placement(
             raise InputError(f"workers (--workers) run on CPUs; device {device} needs --gpus")
         if address is None and workers > (most := _MOST_A_CORE * count_cores()):
             raise InputError(
-                f"workers (--workers) are processes, and {workers:,} of them are too many for the "
-                f"{count_cores()} cores here; ask for {most} at most"
+                f"workers (--workers) are processes, and {workers:,} of them are too many for "
+                f"the {count_cores()} cores here; request at most {most}"
             )
         return Placement("cpu", workers, address=_check_address(address))
     if device not in ("auto", "cuda"):
@@ -71,8 +71,8 @@ def parse_placement(
     if address is not None:
         if chosen:
             raise InputError(
-                "gpus by index (--gpus 0,2) are those of this machine; for a Ray cluster give "
-                "their number, or all"
+                "indices of GPUs (--gpus 0,2) apply only to this machine; for a Ray cluster, "
+                "give the number of GPUs, or all"
             )
         return Placement("cuda", count, address=_check_address(address))
     there = num_gpus()
@@ -81,7 +81,7 @@ def parse_placement(
     if max(count or 0, max(chosen, default=-1) + 1) > there:
         what = f"GPU {max(chosen)} was" if chosen else f"{count} GPUs were"
         raise InputError(
-            f"{what} asked for (--gpus) but this machine has {there}; request fewer GPUs"
+            f"{what} requested (--gpus), but this machine has {there}; request fewer GPUs"
         )
     chosen = chosen or tuple(range(count or there))
     return Placement("cuda", len(chosen), chosen)
@@ -109,7 +109,7 @@ def _read(gpus: str | int) -> tuple[int | None, tuple[int, ...]]:
             raise InputError(f"gpus (--gpus) {text} names a GPU twice; name each once")
         return None, numbers
     if not numbers[0]:
-        raise InputError("gpus (--gpus) must be at least 1; the first GPU alone is 0, with a comma")
+        raise InputError("gpus (--gpus) must be at least 1; to use only the first GPU, give `0,`")
     return numbers[0], ()
 
 

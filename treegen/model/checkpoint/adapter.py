@@ -154,7 +154,8 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ModelError(
-            f"{directory} is an adapter of the kind {kind}; only LORA is merged; or {_INSTEAD}"
+            f"{directory} is an adapter of the kind {kind}, and treegen merges only LORA; "
+            f"{_INSTEAD}"
         )
     other = sorted(name for name, value in config.items() if value and name not in _MERGEABLE)
     if other:
@@ -218,9 +219,9 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> N
             _merge_matrices(layers[name], parts, adapter.config, rank, alphas[name])
         except Exception as error:
             raise ModelError(
-                f"{adapter.directory} is of another model or damaged: its matrices for {name} "
-                f"cannot be merged: {summarize_error(error)}; give the model that it was trained "
-                "on, or save the adapter again with peft"
+                f"{adapter.directory} was trained for another model, or is damaged: its "
+                f"matrices for {name} cannot be merged: {summarize_error(error)}; give the "
+                "model that it was trained on, or save the adapter again with peft"
             ) from None
 
 
@@ -306,6 +307,6 @@ def _merge_matrices(
 def _unknown_name(adapter: Adapter, name: str) -> ModelError:
     base = adapter.config.get("base_model_name_or_path")
     return ModelError(
-        f"{adapter.directory} changes {name}, which the model does not have; the adapter is of "
-        f"{base or 'another model'}; give that model"
+        f"{adapter.directory} changes {name}, which the model does not have; the adapter was "
+        f"trained for {base or 'another model'}; give that model"
     )

@@ -226,13 +226,14 @@ def refuse_family(config: PretrainedConfig) -> None:
         unknown = [CHUNKED]
     if unknown:
         raise ModelError(
-            f"{text.model_type} has layers of type {', '.join(unknown)}; only those that attend "
-            "to all or to a window, recurrent ones and MLPs can be used"
+            f"{text.model_type} has layers of type {', '.join(unknown)}; treegen supports full "
+            "attention, sliding windows, recurrent layers and MLPs"
         )
     if getattr(text, "recurrent_kv_cache_mode", None) == "last_loop":
         raise ModelError(
-            f"{text.model_type} models cannot be used with recurrent_kv_cache_mode last_loop: keys "
-            "of earlier loops are then not kept; set it to per_loop in config.json"
+            f"{text.model_type} models cannot be used with recurrent_kv_cache_mode last_loop, "
+            "because this mode does not keep the keys of earlier loops; set it to per_loop in "
+            "config.json"
         )
     stored = quantisation_of(config)
     if stored is not None:
@@ -243,18 +244,18 @@ def refuse_images(config: PretrainedConfig) -> None:
     """Raise ModelError if models with this configuration cannot take images."""
     if config.model_type in NO_IMAGES:
         raise ModelError(
-            f"images of {config.model_type} models cannot be taken: {NO_IMAGES[config.model_type]}"
+            f"{config.model_type} models cannot take images: {NO_IMAGES[config.model_type]}"
         )
     if config.model_type not in IMAGES:
         raise ModelError(
-            f"{config.model_type} models take text alone here; families that take images are "
+            f"{config.model_type} models take only text in treegen; families that take images: "
             f"{', '.join(IMAGES)}"
         )
     text = config.get_text_config(decoder=True)
     if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):
         raise ModelError(
-            f"all tokens of this {config.model_type} model attend to what comes after them, which "
-            "is not supported; take another model"
+            f"all tokens of this {config.model_type} model attend to later tokens, which is not "
+            "supported; use another model"
         )
 
 

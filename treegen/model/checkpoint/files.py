@@ -68,7 +68,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     resolved as Hugging Face does, so HF_HUB_OFFLINE, HF_HOME and tokens apply.
 
     Args:
-        path: A directory, a GGUF file, a hub name or "demo".
+        path: A directory, a GGUF file, a hub name, or the name of a bundled model.
         revision: The branch, tag or commit of a model on the hub; None for the default branch.
         weights: Whether to fetch the weights too.
 
@@ -80,10 +80,10 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
         ModelError: there is no such directory or file, and no such model on the hub.
     """
     if not isinstance(path, str | os.PathLike):
-        raise InputError(f"a model is a directory or a name on the hub, got {path!r:.60}")
+        raise InputError(f"a model must be a directory or a name on the hub, got {path!r:.60}")
     name = os.fspath(path)
-    if name == demo.NAME:
-        return demo.model_path()
+    if name in demo.MODELS:
+        return demo.model_path(name)
     directory = Path(name).expanduser()
     if os.path.isdir(directory):  # Path.is_dir raises if the name is too long
         _refuse_gguf(directory)
@@ -121,7 +121,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
             f"{summarize_error(error)}; check the name, or download it first"
         ) from None
     if not (Path(snapshot) / "config.json").is_file() and "gguf" in name.lower():
-        raise ModelError(f"{name} has GGUF files only; download one and give its path")
+        raise ModelError(f"{name} has only GGUF files; download one and give its path")
     return Path(snapshot)
 
 
@@ -129,7 +129,9 @@ def _refuse_gguf(directory: Path) -> None:
     """Raise ModelError for a directory with GGUF files but without a config.json."""
     files = sorted(directory.glob("*.gguf"))
     if files and not (directory / "config.json").is_file():
-        raise ModelError(f"{directory} has no config.json but GGUF files; give one: {files[0]}")
+        raise ModelError(
+            f"{directory} has GGUF files but no config.json; name one of the files: {files[0]}"
+        )
 
 
 def _check_regular(directory: Path) -> None:
@@ -284,8 +286,8 @@ def check_trust(
         return
     if not trust:
         raise ModelError(
-            f"{file} names code of its own (auto_map); remove the field from a local copy to use "
-            f"transformers' own code, or read that code and pass {arg('trust_remote_code', True)}, "
+            f"{file} names its own code (auto_map); remove the field from a local copy to use "
+            f"transformers' code, or read the code and pass {arg('trust_remote_code', True)}, "
             "each time"
         )
     if "--" in json.dumps(auto_map):
@@ -303,9 +305,7 @@ def check_trust(
 def _walk(value: Any, key: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield each (path of keys, leaf value) of nested settings."""
     if depth > 50:
-        raise ModelError(
-            "the model's configuration is nested too deeply to be one; download it again"
-        )
+        raise ModelError("the model's configuration is nested too deeply; download it again")
     if isinstance(value, dict):
         for k, v in value.items():
             yield from _walk(v, f"{key}.{k}".lstrip("."), depth + 1)

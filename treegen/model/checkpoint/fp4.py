@@ -105,7 +105,7 @@ def _split(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Return bytes, scales, the scale of the whole matrix, and whether it divides."""
     numbers = next(name for name, whole in _LAYOUTS.items() if name in parts and whole in parts)
     kinds = {name: (_dtype_name(part), tuple(part.shape)) for name, part in parts.items()}
-    if why := _wrong(kinds):
+    if why := _describe_mismatch(kinds):
         raise ValueError(why)
     whole = parts[_LAYOUTS[numbers]].float().reshape(())
     if not 0 < float(whole) < float("inf"):
@@ -114,7 +114,7 @@ def _split(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, bool]:
     bits = scale.view(torch.uint8)
     # 127 and 255 are no numbers; a negative scale has the highest bit, which -0.0 has too.
     if bits.numel() and int(bits.max()) > 126:
-        raise ValueError("weight_scale has negative scales, or values that are no numbers")
+        raise ValueError("weight_scale has negative scales, or values that are not numbers")
     return parts[numbers], scale, whole, numbers == "weight_packed"
 
 
@@ -126,11 +126,11 @@ def _dequantize_fp8(parts: Mapping[str, Tensor]) -> Tensor:
         if torch.equal(narrow.to(wide.dtype), wide):
             parts = {**parts, "weight": narrow}
     kinds = {name: (_dtype_name(part), tuple(part.shape)) for name, part in parts.items()}
-    if why := _wrong(kinds):
+    if why := _describe_mismatch(kinds):
         raise ValueError(why)
     weight, grid = parts["weight"], parts["weight_scale"].float()
     if not bool((grid.isfinite() & (grid >= 0)).all()):
-        raise ValueError("weight_scale has negative scales, or values that are no numbers")
+        raise ValueError("weight_scale has negative scales, or values that are not numbers")
     grid = grid.reshape(-1, 1) if grid.dim() < 2 else grid
     for dim, size in enumerate(weight.shape):
         grid = grid.repeat_interleave(size // grid.shape[dim], dim=dim)
@@ -143,7 +143,7 @@ def _dtype_name(tensor: Tensor) -> str:
     return names.get(tensor.dtype, str(tensor.dtype))
 
 
-def _wrong(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
+def _describe_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     """Return why tensors store no matrix; empty if they do.
 
     Args:
@@ -251,8 +251,8 @@ def read_headers(directory: Path) -> StoredMatrices:
                     module, _, part = name.rpartition(".")
                     if part in _REFUSED:
                         raise ModelError(
-                            f"{directory}: {name} changes what weights in NVFP4 mean, and treegen "
-                            "does not read it; use a checkpoint without it"
+                            f"{directory}: {name} changes the meaning of NVFP4 weights, and "
+                            "treegen does not support it; use a checkpoint without it"
                         )
                     if part in PARTS:
                         one = tensors.get_slice(name)
@@ -273,7 +273,7 @@ def read_headers(directory: Path) -> StoredMatrices:
             continue
         if len(kinds) == 1 and "weight" not in kinds:
             kinds["weight"] = ("nothing", ())
-        if why := _wrong(kinds):
+        if why := _describe_mismatch(kinds):
             raise ModelError(f"{directory}: {module} cannot be read: {why}; download it again")
         if is_fp4(kinds):
             numbers = kinds.get("weight_packed", kinds.get("weight", ("", ())))[1]

@@ -117,7 +117,9 @@ def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
     try:
         SamplingParams(**recommended)
     except InputError as error:
-        raise ModelError(f"{file} recommends what cannot be used: {error}; fix the file") from None
+        raise ModelError(
+            f"{file} recommends invalid sampling parameters: {error}; fix the file"
+        ) from None
     return tuple(recommended.items())
 
 

@@ -62,8 +62,7 @@ def read_header(file: Path) -> GgufHeader:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ModelError(
-            f"{file} is GGUF, which is read with {' and '.join(missing)}, not installed: "
-            f"{install('gguf')}"
+            f"{file} is a GGUF file, which needs {' and '.join(missing)}: {install('gguf')}"
         )
     if _PART.search(file.stem):
         raise ModelError(
@@ -176,7 +175,7 @@ class _Walk:
         elif kind in _SIZES:
             self._skip(_SIZES[kind])
         else:
-            raise ValueError(f"there is no kind {kind} of values")
+            raise ValueError(f"{kind} is not a known type of value")
 
     def _count(self, least: int) -> int:
         """Read a count of items that take at least `least` bytes each."""
@@ -268,6 +267,6 @@ def check_sizes(
 
 def _other_model(file: Path, weights_name: str, name: str, size: int, sizes: str) -> ModelError:
     return ModelError(
-        f"{file} says {name} {size:,}, and {weights_name} {sizes}; "
-        "they are not of one model; download both"
+        f"{file} says {name} {size:,}, and {weights_name} {sizes}; the files do not belong to "
+        "the same model; download both again"
     )

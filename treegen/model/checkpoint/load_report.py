@@ -63,8 +63,8 @@ def loading_error(directory: Path, error: Exception, report_lines: list[str]) ->
     name = rows[0].split("|")[0].strip() if rows else ""
     if name:
         return ModelError(
-            f"the weights in {directory} do not fit config.json: {name} cannot be put together "
-            "from the tensors of the checkpoint; download both again, or update transformers"
+            f"the weights in {directory} do not fit config.json: {name} cannot be built from "
+            "the tensors of the checkpoint; download both again, or update transformers"
         )
     return ModelError(
         f"the weights in {directory} cannot be loaded: {summarize_error(error)}; download "
@@ -79,8 +79,8 @@ def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
         name, stored, wanted = wrong[0]
         more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
         raise ModelError(
-            f"the weights in {directory} do not fit config.json: {name} is {list(stored)} where "
-            f"the configuration makes it {list(wanted)}{more}; download both again"
+            f"the weights in {directory} do not fit config.json: {name} is {list(stored)}, but "
+            f"the configuration requires {list(wanted)}{more}; download both again"
         )
     missing = sorted(map(str, info["missing_keys"]))
     if missing:
@@ -98,8 +98,8 @@ def warn_unused(directory: Path, names: Iterable[str]) -> None:
         return
     more = f" and {len(extra) - _SHOWN:,} more" if len(extra) > _SHOWN else ""
     warnings.warn(
-        f"{directory}: {len(extra):,} tensors of the checkpoint are not used, for the model that "
-        f"config.json describes has no place for them: {', '.join(extra[:_SHOWN])}{more}",
+        f"{directory}: {len(extra):,} tensors of the checkpoint are not used, because the model "
+        f"that config.json describes does not have them: {', '.join(extra[:_SHOWN])}{more}",
         ModelWarning,
         stacklevel=1,
     )

@@ -117,7 +117,7 @@ def dequantize(
     size = packing.group_size if packing.group_size > 0 else inputs
     if g_idx is None:
         if packing.shuffled:
-            raise ValueError("no g_idx tells the groups of inputs (desc_act)")
+            raise ValueError("g_idx, the groups of the inputs (desc_act), is missing")
         g_idx = torch.arange(inputs, device=qweight.device) // size
     groups = scales.shape[0]
     if scales.shape != (groups, outputs) or zeros_GN.shape != scales.shape:
@@ -219,7 +219,7 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
                 matrix if stays else matrix.T.contiguous() for matrix in matrices
             ]
         if not all(matrix.is_floating_point() for matrices in made.values() for matrix in matrices):
-            raise ValueError("what scales these integers is missing")
+            raise ValueError("the scales of these integers are missing")
         if "weight" in made:  # a single matrix, not one per expert
             return {full_layer_name: made["weight"][0].to(dtype)}
         # The next operation finds each matrix by the pattern of its weight.
@@ -242,7 +242,7 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
 
     @property
     def reverse_op(self) -> ConversionOps:
-        raise NotImplementedError("packed weights are only read")
+        raise NotImplementedError("packed weights can only be read")
 
 
 # transformers before 5.21 takes many sources and many targets for its own classes only.
@@ -272,7 +272,7 @@ class _WeightsOp(ErnieFuseAndSplitTextVisionExperts):  # type: ignore[misc]
 
     @property
     def reverse_op(self) -> ConversionOps:
-        raise NotImplementedError("packed weights are only read")
+        raise NotImplementedError("packed weights can only be read")
 
 
 @register_quantization_config(_METHOD)

@@ -286,7 +286,7 @@ def check_packages(stored: QuantizationInfo) -> None:
     """Raise ModelError if the package that reads these weights is not installed."""
     if stored.needs and find_spec(stored.needs) is None:
         raise ModelError(
-            f"weights in {stored.stores} are expanded by {stored.needs}, which is not installed: "
+            f"weights in {stored.stores} need {stored.needs} to be expanded: "
             f"{install(_EXTRAS[stored.needs])}"
         )
 
@@ -360,7 +360,7 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
     if bits != 4 or not isinstance(group_size, int) or group_size < -1 or group_size == 0:
         raise refuse(f"bits {bits!r} and group_size {group_size!r} (not 4, and a number)")
     if settings_of_all["data_type"] != "int" or settings.get("pack_dtype", "int32") != "int32":
-        raise refuse("other numbers than integers in words of 32 bits")
+        raise refuse("numbers that are not integers in words of 32 bits")
     if settings.get("rotation"):
         raise refuse("rotation")
     for key in ("dynamic", "extra_config"):
@@ -370,7 +370,7 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
             if any(
                 overrides.get(setting, value) != value for setting, value in settings_of_all.items()
             ):
-                raise refuse(f"settings of its own for {name}")
+                raise refuse(f"separate settings for {name}")
     shuffled = method == "gptq" and bool(settings.get("desc_act"))
     return Packing(names[layout], group_size, shuffled)
 

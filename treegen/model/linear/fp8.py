@@ -77,8 +77,8 @@ def check_device(device: torch.device, option: str) -> None:
     """
     if device.type == "cuda" and not can_multiply(device):
         raise InputError(
-            f"{torch.cuda.get_device_name(device)} cannot multiply FP8 (it takes compute "
-            f"capability {_CAPABILITY[0]}.{_CAPABILITY[1]}); leave {option} out"
+            f"{torch.cuda.get_device_name(device)} cannot multiply FP8, which needs compute "
+            f"capability {_CAPABILITY[0]}.{_CAPABILITY[1]}; leave out {option}"
         )
 
 

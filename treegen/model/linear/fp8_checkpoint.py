@@ -166,7 +166,7 @@ class _Stored:
         self._open: dict[Path, Any] = {}
         self._scales: dict[str, Path] = {}
         for file in weight_files(directory):
-            names = self._tensors(file).keys()
+            names = self._open_file(file).keys()
             self._scales |= {name: file for name in names if name.endswith(_SCALES)}
         self._ends: dict[str, list[str]] = defaultdict(list)
         for name in self._files:
@@ -182,7 +182,7 @@ class _Stored:
         matches = [name] if name in self._files else self._ends[_end(name)]
         if len(matches) != 1:
             return None
-        weight = self._tensors(self._files[matches[0]]).get_tensor(matches[0])
+        weight = self._open_file(self._files[matches[0]]).get_tensor(matches[0])
         grid = self._grid(matches[0].removesuffix("weight"))
         if grid is None or weight.shape != loaded.shape:
             return None
@@ -197,14 +197,14 @@ class _Stored:
     def _grid(self, prefix: str) -> Tensor | None:
         for end in _SCALES:
             if prefix + end in self._scales:
-                scale: Tensor = self._tensors(self._scales[prefix + end]).get_tensor(prefix + end)
+                scale: Tensor = self._open_file(self._scales[prefix + end]).get_tensor(prefix + end)
                 if scale.dtype == torch.uint8:
                     scale = (scale.float() - 127).exp2()  # ue8m0 as bytes
                 scale = scale.float()
                 return scale if scale.dim() == 2 else scale.reshape(-1, 1)
         return None
 
-    def _tensors(self, file: Path) -> Any:
+    def _open_file(self, file: Path) -> Any:
         if file not in self._open:
             self._open[file] = safe_open(file, "pt")
         return self._open[file]

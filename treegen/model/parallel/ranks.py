@@ -115,7 +115,7 @@ def check_ranks(ranks: Ranks | None) -> None:
     """
     if ranks is not None and not isinstance(ranks, Ranks):
         raise InputError(
-            f"ranks must be those of a group of processes, got {ranks!r:.60}; leave it out, or "
+            f"ranks must belong to a group of processes, got {ranks!r:.60}; leave it out, or "
             f"give {arg('tensor_parallel_size')} to LLM"
         )
 
@@ -124,8 +124,8 @@ def check_free() -> None:
     """Raise InputError if this process already belongs to ranks."""
     if dist.is_initialized():
         raise InputError(
-            "this process has a tensor-parallel model already, or a process group of its own; "
-            "close() that LLM first, or use another process"
+            "this process already has a tensor-parallel model or a process group; close() that "
+            "LLM first, or use another process"
         )
 
 

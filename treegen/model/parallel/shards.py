@@ -136,7 +136,7 @@ class _Sharding:
         plan = self._plan()
         head = self.module.get_output_embeddings()
         if type(head) is not nn.Linear:
-            raise self._make_error("its output matrix is no plain linear layer")
+            raise self._make_error("its output matrix is not a plain linear layer")
         for name, part in list(self.module.named_modules()):
             if f"{name}.".startswith(self.uncut):
                 continue
@@ -386,7 +386,7 @@ def deal_experts(part: nn.Module, rank: int, count: int) -> None:
 
     def select_rows(part: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         if len(inputs) != 3:
-            raise RuntimeError("its experts are not given states, choices and weights")
+            raise RuntimeError("its experts do not receive states, choices and weights")
         states_TD, chosen_TK, weights_TK = inputs
         is_other = chosen_TK // count != rank
         local_TK = torch.where(is_other, none, chosen_TK % count)

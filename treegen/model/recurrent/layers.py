@@ -105,7 +105,7 @@ def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
         if layer is None:
             cache_name = cache_argument(part.forward)
             if cache_name is None:
-                raise ModelError(f"{type(part).__name__} keeps a state that it is not given")
+                raise ModelError(f"{type(part).__name__} keeps a state outside of its arguments")
             layer = RecurrentLayer(part, len(layers), cache_name)
             setattr(part, _WRAPPED, layer)
             part.forward = layer
@@ -144,7 +144,7 @@ class StateProbe:
     def run(self, layer: RecurrentLayer, arguments: dict[str, Any]) -> Any:
         """Run a layer on the whole pass as one sequence."""
         if layer.index in self.states:
-            raise ModelError(f"{layer.name} runs twice in one pass; its state would be two states")
+            raise ModelError(f"{layer.name} runs twice in one pass, so it would need two states")
         states = LayerStates({})
         out = layer.forward(arguments, states)
         first = dict(states.values)

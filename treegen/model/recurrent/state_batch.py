@@ -153,8 +153,8 @@ def states_of_pieces(pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]]
     runs: list[StateRun] = []
     for (_, length, is_first), group in sorted(groups.items(), key=lambda item: item[0][0]):
         most = _most_together(length, layers)
-        for at in range(0, len(group), most):
-            runs.append(_run(group[at : at + most], length, is_first, device))
+        parts = (group[at : at + most] for at in range(0, len(group), most))
+        runs += [_run(part, length, is_first, device) for part in parts]
     return StateBatch(runs, layers)
 
 

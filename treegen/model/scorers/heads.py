@@ -206,10 +206,12 @@ def as_tree_model(module: PreTrainedModel, head: nn.Module, column: int, name: s
         causal.set_output_embeddings(_BinaryHead(head, column))
     except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
         raise ModelError(
-            f"{name} has no head that can be replaced: {error}; take another reward model"
+            f"{name} has no head that can be replaced: {error}; use another reward model"
         ) from None
     if any(weight.is_meta for weight in causal.parameters()):
-        raise ModelError(f"{name} has other parts than its family's language model; take another")
+        raise ModelError(
+            f"{name} has other modules than its family's language model; use another reward model"
+        )
     model = from_module(causal, name=name, check=False)
     model.fixed_because = (
         f"{name} has the head of a reward model, so its weights cannot be updated; load the new "
@@ -235,7 +237,7 @@ def _causal(module: PreTrainedModel) -> PreTrainedModel:
     body = module.base_model
     if body is module or type(body) is not type(causal.base_model):
         raise ModelError(
-            "its layers are not those of its family's language model; take another reward model"
+            "its layers are not those of its family's language model; use another reward model"
         )
     setattr(causal, causal.base_model_prefix, body)
     return causal
@@ -250,6 +252,6 @@ def head_of(module: PreTrainedModel) -> nn.Module:
     head = getattr(module, "score", None)
     if not isinstance(head, nn.Module):
         raise ModelError(
-            "the classifier does more than to read the last hidden state; take another reward model"
+            "the classifier does more than read the last hidden state; use another reward model"
         )
     return head

@@ -116,9 +116,9 @@ def load_scorer(
     form = form or _form_of(name, raw)
     if raw.get("auto_map") and not ours:
         raise ModelError(
-            f"{name} comes with code of its own (auto_map in config.json), which is not run to "
-            "judge; if transformers' class of its architecture reads the same weights, remove the "
-            "field from a local copy"
+            f"{name} has its own code (auto_map in config.json), which treegen does not run for "
+            "reward models; if transformers' class can read the weights, remove the field from "
+            "a local copy"
         )
     trusted = {k: v for k, v in raw.items() if k != "auto_map"}
     check_trust(trusted, "config.json", revision, local=True, trust=False)
@@ -148,9 +148,9 @@ def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
     if set(named) & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}:  # such as GPT2LMHeadModel
         return CAUSAL
     raise ModelError(
-        f"{name} is not a model that judges in a way that treegen knows: its architecture is "
-        f"{', '.join(named) or 'unknown'}; one must end in For{', For'.join(_FORMS)}. A function "
-        "of your own can judge with any model (by_function, Together)"
+        f"{name} is not a reward model that treegen supports: its architecture is "
+        f"{', '.join(named) or 'unknown'}; the architecture must end in "
+        f"For{', For'.join(_FORMS)}. Your own function can use any model (by_function, Together)"
     )
 
 
@@ -201,9 +201,11 @@ def _read(
             "check the name, or download it again"
         ) from None
     if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])[0]
+        missing = min(info["missing_keys"])
         kind = {SEQUENCE: "sequence classifier", TOKEN: "token classifier"}.get(form, "model")
-        raise ModelError(f"{name} is no {kind}: it has no weights for {missing}; take another")
+        raise ModelError(
+            f"{name} is not a {kind}: it has no weights for {missing}; use another model"
+        )
     # Decoders need this to find the last token of a padded text.
     model.config.pad_token_id = tokenizer.pad_token_id
     return model.eval()

@@ -72,29 +72,35 @@ class Verifier:
             )
         if form == CAUSAL and not self.mark:
             raise InputError(
-                "a language model judges steps at a mark; give the mark that it was trained with "
-                f"and the tokens that it answers there for right and wrong, such as "
-                f"{arg('mark')}=+ and {arg('tokens')}=+,-"
+                "a language model judges steps at a mark; give the mark of its training, and "
+                f"its tokens for right and wrong steps, such as {arg('mark')}=+ and "
+                f"{arg('tokens')}=+,-"
             )
         if form == SEQUENCE and self.mark:
-            raise InputError("a sequence classifier reads the whole text; leave the mark out")
+            raise InputError("a sequence classifier reads the whole text; leave out the mark")
         read_at = getattr(self.scorer.model, "read_at", "")
         if read_at and not self.mark:
-            raise InputError(f"this reward model is read at a mark after each step: give {read_at}")
+            raise InputError(
+                f"treegen reads this reward model at a mark after each step; give {read_at}"
+            )
         if form != CAUSAL and self.label is not None:
             num = int(self.scorer.model.config.num_labels)
             if not 0 <= self.label < num:
                 raise InputError(f"{arg('label')} must be less than {num}, got {self.label}")
         if form != SEQUENCE and not tokenizer.is_fast:
-            raise InputError("steps need a tokenizer that tells where tokens stand (a fast one)")
+            raise InputError(
+                "steps need a tokenizer that returns the positions of tokens (a fast tokenizer)"
+            )
         if not self.separator:
             raise InputError("the separator between steps must not be empty")
         if form == CAUSAL:
             self.token_ids()
         if self.mark.isspace() and (self.chat or self.turns):
-            raise InputError("a mark of white space is for texts without a chat; leave chat out")
+            raise InputError(
+                "a mark of white space works only without a chat template; leave out chat"
+            )
         if self.turns and (form != CAUSAL or self.chat is False or not self._has_chat):
-            raise InputError("turns are for a language model with a chat template; leave turns out")
+            raise InputError("turns need a language model with a chat template; leave out turns")
 
     @property
     def _has_chat(self) -> bool:
@@ -159,7 +165,7 @@ class Verifier:
             ids = self.scorer.tokenizer(text, add_special_tokens=False)["input_ids"]
             if not ids:
                 raise InputError(
-                    f"{text!r} is no token of the verifier; give tokens that its tokenizer knows"
+                    f"{text!r} is not a token of the verifier; give tokens that its tokenizer knows"
                 )
             chosen_ids.append(int(ids[-1]))  # a tokenizer may put a space before it
         return chosen_ids
@@ -192,7 +198,9 @@ class Verifier:
             text = render_chat(tokenizer, messages)
         at = text.rfind(body.strip())
         if at < 0:
-            raise ModelError("the verifier's chat template changes the answer; try it without chat")
+            raise ModelError(
+                "the verifier's chat template changes the answer; try again without chat"
+            )
         if form == SEQUENCE:
             ids = list(tokenizer(text, add_special_tokens=not chat)["input_ids"])
             return ids, [self.last(ids)]
@@ -229,8 +237,8 @@ class Verifier:
             at = text.rfind(self.mark.strip())
             if at < 0:
                 raise ModelError(
-                    "the verifier's chat template changes the mark; it has no turns; "
-                    "leave turns out, or give another mark"
+                    "the verifier's chat template changes the mark; leave out turns, or give "
+                    "another mark"
                 )
             encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
             ids = list(encoded["input_ids"])

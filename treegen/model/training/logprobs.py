@@ -107,7 +107,7 @@ def check_tokens(
     wrong = tokens_T[(tokens_T < 0) | (tokens_T >= vocab_size)]
     if len(wrong):
         raise InputError(
-            f"the tree has token {wrong[0]}, and the model's ids are 0 to {vocab_size - 1}; use "
+            f"the tree has token {wrong[0]}, but the model's ids are 0 to {vocab_size - 1}; use "
             "the model's own tokenizer"
         )
 

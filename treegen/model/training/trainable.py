@@ -40,19 +40,19 @@ def unwrap(module: Any) -> PreTrainedModel:
     if hasattr(module, "get_base_model"):
         if any(config.is_prompt_learning for config in module.peft_config.values()):
             raise InputError(
-                "adapters that learn prompts are not supported; LoRA and the like are; use one of "
-                "those"
+                "adapters that learn prompts are not supported; use LoRA or a similar kind"
             )
         if module.training and any(c.peft_type == "PVERA" for c in module.peft_config.values()):
             raise InputError(
-                "PVeRA adapters draw random numbers for each token in training, and the tree has "
-                "shared tokens once; use another kind of adapter"
+                "PVeRA adapters draw random numbers for each token in training, but the tree "
+                "has only one copy of a shared token; use another kind of adapter"
             )
         module = module.get_base_model()
     if not isinstance(module, PreTrainedModel):
         raise InputError(
-            "the tree loss takes a model of transformers, or one inside of DDP or a PEFT adapter, "
-            f"got {type(module).__name__}; weights sharded by FSDP1 or DeepSpeed are not supported"
+            "the tree loss needs a transformers model, with or without DDP or a PEFT adapter, "
+            f"got {type(module).__name__}; weights sharded by FSDP1 or DeepSpeed are not "
+            "supported"
         )
     return module
 
@@ -86,8 +86,8 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
         )
     if len(devices := {str(weight.device) for weight in module.parameters()}) > 1:
         raise ModelError(
-            f"the weights of this {name} model are on {', '.join(sorted(devices))}; the tree loss "
-            "needs all on one device: load the model without device_map"
+            f"the weights of this {name} model are on {', '.join(sorted(devices))}; the tree "
+            "loss needs all weights on one device: load the model without device_map"
         )
     refuse_family(config)
     if types := recurrent_types(config):
@@ -101,8 +101,8 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
         )
     if any(map(is_scaling_layer, module.modules())):
         raise ModelError(
-            f"{name} models cannot be trained on trees: their layers scale queries by their place "
-            f"in a pass; {_REPEAT}"
+            f"{name} models cannot be trained on trees: their layers scale queries by the "
+            f"position in a pass; {_REPEAT}"
         )
     # The check compares logits with stock attention. Tested families do not need it.
     with patch_module(module):

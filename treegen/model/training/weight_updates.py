@@ -88,7 +88,8 @@ def stage_weights(
         other, before = sources.setdefault(id(target), (name, tensor))
         if before is not tensor and not _is_equal(before, tensor):
             raise InputError(
-                f"{other} and {name} differ, and the model has one weight for both; give one"
+                f"{other} and {name} differ, but the model has one weight for both; give only "
+                "one of them"
             )
     writes: list[tuple[Tensor, Tensor]] = []
     for name, tensor in sources.values():
@@ -109,8 +110,8 @@ def _refuse(model: Model) -> None:
         raise ModelError(model.fixed_because)
     if model.ranks is not None:
         raise ModelError(
-            "the weights of a tensor-parallel model cannot be updated: each process has a part of "
-            "them; load the new weights with another LLM"
+            "the weights of a tensor-parallel model cannot be updated, because each process "
+            "has only a part of them; load the new weights with another LLM"
         )
     for name, part in model.module.named_modules():
         if isinstance(part, Fp4Linear | FourBitExperts):
@@ -158,7 +159,7 @@ def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     places: dict[int, str] = {}
     if not isinstance(weights, Iterable):
         raise InputError(
-            "update takes a checkpoint's directory, a module, or named tensors, got "
+            "update needs the directory of a checkpoint, a module or named tensors, got "
             f"{type(weights).__name__}"
         )
     for pair in weights:
@@ -168,7 +169,7 @@ def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
             case _:
                 raise InputError(f"update takes pairs of a name and a tensor, got {pair!r:.60}")
         if name in given:
-            raise InputError(f"there are two tensors named {name}; give one")
+            raise InputError(f"two tensors are named {name}; give one")
         other = places.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
         if other != name and targets.get(name) is not targets.get(other, tensor):
             raise InputError(
@@ -196,7 +197,7 @@ def _list(names: list[str]) -> str:
 
 def _check_tensor(name: str, tensor: Any, target: Tensor, check_finite: bool) -> None:
     if not isinstance(tensor, Tensor):
-        raise InputError(f"{name} is no tensor, but {type(tensor).__name__}")
+        raise InputError(f"{name} is not a tensor, but a {type(tensor).__name__}")
     if hasattr(tensor, "full_tensor"):
         raise InputError(f"{name} is sharded over processes; give {name}.full_tensor()")
     if tensor.shape != target.shape:
@@ -296,14 +297,14 @@ def _convert(model: Model, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
             )
         except Exception as error:
             raise InputError(
-                f"the new weights do not fit the model: {summarize_error(error)}; give those of "
-                "the module or of a checkpoint of the same model"
+                f"the new weights do not fit the model: {summarize_error(error)}; give the "
+                "weights of the module, or of a checkpoint of the same model"
             ) from None
     for kind in ("mismatched", "unexpected", "missing"):
         names = sorted(map(str, info[f"{kind}_keys"]))
         if names := [name for name in names if not name.startswith(_dropped(model))]:
             raise InputError(
-                f"the new weights do not fit the model: {kind} {_list(names)}; give those of the "
-                "module or of a checkpoint of the same model"
+                f"the new weights do not fit the model: {kind} {_list(names)}; give the weights "
+                "of the module, or of a checkpoint of the same model"
             )
     return cast(dict[str, Tensor], loaded.state_dict())

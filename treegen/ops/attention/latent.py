@@ -109,13 +109,13 @@ def _attend_absorbed(
 ) -> tuple[Tensor, Tensor]:
     """Attend to levels that are read as latents; out [T, H, V] in the type of q, LSE [T, H]."""
     up_HNR, up_HVR = up_HXR.split([form.nope, form.v_dim], 1)
-    q_HTN, q_HTP = q_THK.transpose(0, 1).split([form.nope, form.rope], -1)
-    q_HTD = q_THK.new_empty(form.heads, len(q_THK), form.kept)
-    torch.bmm(q_HTN, up_HNR, out=q_HTD[..., : form.rank])
-    q_HTD[..., form.rank :] = q_HTP
+    q_THN, q_THP = q_THK.split([form.nope, form.rope], -1)
+    q_THD = q_THK.new_empty(len(q_THK), form.heads, form.kept)
+    torch.bmm(q_THN.transpose(0, 1), up_HNR, out=q_THD[..., : form.rank].transpose(0, 1))
+    q_THD[..., form.rank :] = q_THP
     options = {**options, "sinks": sinks}
     out_THR, lse_TH = attend(
-        q_HTD.transpose(0, 1), pool, pool[..., : form.rank], levels, return_lse=True, **options
+        q_THD, pool, pool[..., : form.rank], levels, return_lse=True, **options
     )
     return torch.bmm(out_THR.transpose(0, 1), up_HVR.mT).transpose(0, 1), lse_TH
 

@@ -202,7 +202,7 @@ class XFormers(Library):
         except NotImplementedError as error:  # the message lists all kernels with their reasons
             reason = " ".join(str(error).split())
             raise InputError(
-                f"impl 'xformers': {reason}; take another impl, or leave it out"
+                f"impl 'xformers': {reason}; use another impl, or leave it out"
             ) from None
         return out[0].flatten(1, 2), lse[0].flatten(0, 1)
 

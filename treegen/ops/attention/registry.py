@@ -84,7 +84,7 @@ def register(name: str, load: Callable[[], Implementation], *, auto: bool = True
     """
     if name in LOADERS or name == "auto":
         raise InputError(
-            f"an attention implementation named {name!r} exists already; choose another name"
+            f"an attention implementation named {name!r} already exists; choose another name"
         )
     if not auto:
         LOADERS[name] = load
@@ -130,5 +130,5 @@ def check_reads_fp8(impl: str) -> None:
     """
     if impl in LOADERS and impl not in _READ_FP8:
         raise InputError(
-            f"attention impl {impl!r} takes no keys in FP8; use 'triton' or 'reference'"
+            f"attention impl {impl!r} does not support keys in FP8; use 'triton' or 'reference'"
         )

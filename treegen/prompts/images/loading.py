@@ -104,7 +104,7 @@ class ImageFile:
         assert isinstance(data, bytes)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise InputError(
-                f"image {self.path} has changed since it was first read; begin again with it"
+                f"image {self.path} has changed since treegen first read it; start again"
             )
         return data
 
@@ -262,7 +262,7 @@ def open_image(content: bytes | Image, name: str) -> Image:
     if _is_animated(image):
         raise InputError(f"{name} is animated; give one frame")
     if image.mode not in _MODES:
-        raise InputError(f"{name} has pixels of kind {image.mode}; give 8 bits a channel")
+        raise InputError(f"{name} has pixels of kind {image.mode}; use 8 bits per channel")
     return image
 
 
@@ -282,8 +282,8 @@ def _open(data: bytes, name: str) -> Image:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         raise InputError(
-            f"{name} is no image in a format that treegen opens ({', '.join(FORMATS)}); save it "
-            "as PNG"
+            f"{name} is not an image in a format that treegen opens ({', '.join(FORMATS)}); "
+            "save it as PNG"
         ) from None
     except Image.DecompressionBombError:
         raise InputError(_too_large(name)) from None
@@ -300,7 +300,7 @@ def _check_pil_image(image: Image, name: str) -> Image:
     kind = image.format
     if kind is not None and kind not in (*FORMATS, "MPO") and getattr(image, "tile", None):
         raise InputError(
-            f"{name} is a {kind} file that is not decoded yet, and treegen decodes "
+            f"{name} is a {kind} image that is not decoded yet, but treegen decodes only "
             f"{', '.join(FORMATS)}; call its load() first if you trust it"
         )
     return image
@@ -339,7 +339,7 @@ def _decode_data_url(url: str) -> bytes:
 def _path(text: str) -> Path:
     parts = urlsplit(text)
     if parts.scheme in ("http", "https"):
-        raise InputError(f"image {text:.200} is on the network; load it first, and give a file")
+        raise InputError(f"image {text:.200} is on the network; download it first, and give a file")
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     return Path(text).expanduser()
@@ -352,7 +352,7 @@ def _bytes_of(path: Path, name: str) -> bytes:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{name} cannot be read: {reason}; give a file that can") from None
     if data is None:
-        raise InputError(f"{name} cannot be read: it is no regular file; give one that is")
+        raise InputError(f"{name} is not a regular file; give a regular file")
     return data
 
 

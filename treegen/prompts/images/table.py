@@ -282,11 +282,11 @@ class ImageTable:
                 text = offsets[0][0]["replacement"]
         except Exception as error:  # a processor may raise anything
             raise InputError(
-                f"the model's processor refuses {name_of(source)}: {error}; give another size"
+                f"the model's processor rejects {name_of(source)}: {error}; give another size"
             ) from error
         if not num:
             raise InputError(
-                f"the model's processor makes no token of {name_of(source)}; give a larger one"
+                f"the model's processor makes no tokens from {name_of(source)}; give a larger one"
             )
         inputs = {key: outputs[key] for key in outputs if key not in _NOT_IMAGE}
         with self._lock:
@@ -335,8 +335,9 @@ class BidirectionalBlocks:
             is_apart = not first or tokens[first - 1] < self._table.vocab_size
             if len(places) < image.num or not is_apart:
                 raise InputError(
-                    f"prompt {name!r} has a part of an image, or images with nothing in between; "
-                    "all tokens of an image see each other in this model, so give it whole"
+                    f"prompt {name!r} has a part of an image, or images with nothing in "
+                    "between, but in this model all tokens of an image attend to each other; "
+                    "pass each image whole, with text between images"
                 )
 
 

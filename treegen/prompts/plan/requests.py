@@ -86,8 +86,8 @@ def requests_of_prompts(
     total = sum(prompt.samples for prompt in prompts)
     if total > _MOST_SAMPLES:
         raise CapacityError(
-            f"{total:,} samples are too many for one run, which has {_MOST_SAMPLES:,} at most; "
-            "ask for fewer, or for several runs with other seeds"
+            f"{total:,} samples are too many for one run, which can have {_MOST_SAMPLES:,} at "
+            "most; request fewer samples, or make several runs with other seeds"
         )
     return [
         _request(prompt, prompt_params, spec, images)
@@ -332,7 +332,7 @@ def build_score_requests(
             start, whole = len(parts[0]), np.concatenate(parts)
         if start == len(whole):
             raise InputError(
-                f"{name}: the continuation has no token of its own; give it at least one"
+                f"{name}: the continuation adds no token to the context; give it at least one token"
             )
         if start == 0:
             whole, start = np.concatenate([_get_empty_context(name, tokenizer), whole]), 1
@@ -390,8 +390,8 @@ def _get_empty_context(name: str, tokenizer: Any) -> Tokens:
         if token is not None:
             return np.array([token], dtype=np.int32)
     raise InputError(
-        f"{name}: the context has no token of its own, and the tokenizer has none that begins or "
-        "ends a text; give the context at least one token"
+        f"{name}: the context has no tokens, and the tokenizer has no token that begins or ends "
+        "a text; give the context at least one token"
     )
 
 

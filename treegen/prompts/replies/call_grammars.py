@@ -111,15 +111,15 @@ def call_grammar(
     form = form or USUAL
     if form.name not in _WRITTEN:
         raise InputError(
-            f"a reply cannot be made to call a tool in the format {form.name!r}, whose arguments "
-            f"are no JSON or stand in a channel; it can in {', '.join(_WRITTEN)}. Use "
+            f"treegen cannot force tool calls in the format {form.name!r}, whose arguments are not "
+            f"JSON or are in a channel; it can force {', '.join(_WRITTEN)}. Use "
             'tool_choice="auto", and ask for the call in a message'
         )
     template = template_text(tokenizer)
     written = next(syntax for syntax in _WRITTEN[form.name] if syntax.mark in template)
     schemas = dict(map(_function, tools))
     if not schemas:
-        raise InputError("a call can only be forced if there are tools; give tools")
+        raise InputError("a forced call needs tools; give tools")
     if name is not None and name not in schemas:
         raise InputError(f"there is no tool {name!r:.80}; there are {', '.join(schemas)}")
     chosen = schemas if name is None else {name: schemas[name]}
@@ -129,7 +129,8 @@ def call_grammar(
     for index, (tool_name, schema) in enumerate(chosen.items()):
         if not has_finite_value(schema):
             raise InputError(
-                f"a call of {tool_name!r} can never end: what it requires has no end; require less"
+                f"a call of {tool_name!r} has no finite text, because a required argument "
+                "contains itself; remove it from required"
             )
         shown = json.dumps(tool_name, ensure_ascii=False)[1:-1] if written.is_json else tool_name
         head, tail = _literals(f"{before}{shown}{within}", marks), _literals(after, marks)

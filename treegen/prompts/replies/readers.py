@@ -83,8 +83,8 @@ def json_calls(
     calls: list[ToolCall] = []
     while True:
         value = scan.json()
-        for item in value if isinstance(value, list) else [value]:
-            calls.append(_json_call(item, strict, new_id))
+        items = value if isinstance(value, list) else [value]
+        calls += [_json_call(item, strict, new_id) for item in items]
         scan.space()
         if scan.at < len(scan.text) and scan.text[scan.at] == ";":
             scan.at += 1

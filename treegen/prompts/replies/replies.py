@@ -140,9 +140,8 @@ class ReplyReader:
         """
         if self.format is None and self.by_template:
             raise InputError(
-                "a reply cannot be made to call a tool where only the tokenizer's "
-                "response_template tells how; name the format: --tool-format, "
-                f"{arg('tool_format=')}"
+                "treegen cannot force tool calls if only the tokenizer's response_template "
+                f"defines their format; name the format: --tool-format, {arg('tool_format=')}"
             )
         return call_grammar(self.tokenizer, self.format, tools, name=name, is_single=is_single)
 
@@ -164,8 +163,8 @@ class ReplyReader:
         if "tools" in template_text(self.tokenizer):
             reason = "its chat template does not tell the format"
         warnings.warn(
-            f"how this model writes tool calls is not known: {reason}. Only JSON is taken for a "
-            "call; name the format: --tool-format, tool_format=",
+            f"treegen does not know this model's format of tool calls: {reason}. It accepts "
+            "only JSON calls; name the format: --tool-format, tool_format=",
             ModelWarning,
             stacklevel=3,
         )

@@ -73,8 +73,8 @@ def certify_run(
         facts = describe_run(run, job, choices, listener, execution)
         if stored_report(run) is None or find_changed_report(run, facts.report):
             raise InputError(
-                f"the scores in {path}/results.json are not those computed now; run `treegen "
-                f"score {path}` first"
+                f"the scores in {path}/results.json differ from the scores that treegen "
+                f"computes now; run `treegen score {path}` first"
             )
         hashed, prepared = hash_model(job, listener), render_prompts(job)
         if problem := find_foreign_samples(run, prepared):
@@ -95,14 +95,14 @@ def load_job_of(run: RunDir, choices: Mapping[str, Any]) -> Job:
     """
     if "imported" in run.info.identity:
         raise InputError(
-            f"{run.path} was imported from a log of another tool, which does not say how it was "
-            "drawn; certificates are for runs of treegen"
+            f"{run.path} was imported from a log of another tool, which does not record how its "
+            "samples were drawn; certify only runs of treegen"
         )
     job = load_stored_job(choices, run)
     if job.settings.in_rounds:
         raise InputError(
-            f"{run.path} has early stopping: which samples it draws depends on earlier ones, so "
-            "single samples cannot be drawn again; certify a run without it"
+            f"{run.path} has early stopping, so treegen cannot draw single samples again; "
+            "certify a run without early stopping"
         )
     engine = replace(job.settings.engine, **_ANY_MACHINE)
     return replace(job, settings=replace(job.settings, engine=engine))

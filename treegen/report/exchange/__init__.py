@@ -50,15 +50,19 @@ def import_log(
 def read_log(log: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]:
     """Return the content of a log, task by task; see `import_log`."""
     if not os.path.exists(log):  # Path.exists raises for names that are too long
-        raise InputError(f"there is no log: {describe_read_error(log, FileNotFoundError())}")
+        raise InputError(
+            f"the log cannot be found: {describe_read_error(log, FileNotFoundError())}"
+        )
     if log.is_dir():
         return read_lm_eval(newest_results(log), tasks)
     if log.suffix == ".jsonl":
         raise InputError(
-            f"{log.name} has samples only; name the folder, or the results_TIME.json beside it"
+            f"{log.name} has only samples; name the folder, or the results_TIME.json next to it"
         )
     if log.suffix not in (".eval", ".json"):
-        raise InputError(f"{log} is not a log: Inspect's end in .eval or .json, lm-eval's in .json")
+        raise InputError(
+            f"{log} is not a log: logs of Inspect end in .eval or .json, logs of lm-eval in .json"
+        )
     if log.suffix == ".json" and is_results(log):
         return read_lm_eval(log, tasks)
     from treegen.report.exchange.from_inspect import read_inspect

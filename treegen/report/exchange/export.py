@@ -66,7 +66,7 @@ class ExportedRun:
         return hashlib.sha256(content.encode()).digest()
 
 
-def read_whole(path: Path, **options: Unpack[OpenRunOptions]) -> ExportedRun:
+def read_full_run(path: Path, **options: Unpack[OpenRunOptions]) -> ExportedRun:
     """Read a run for export.
 
     Args:
@@ -149,7 +149,7 @@ def export_run(
         hint = did_you_mean(str(to), FORMATS) or f"; known: {', '.join(FORMATS)}"
         raise InputError(f"there is no format {to!r:.60}{hint}")
     target = None if path is None else given_path("path", path)
-    whole = read_whole(directory, **options)
+    whole = read_full_run(directory, **options)
     module, default = _WRITERS[to]
     write: Callable[[ExportedRun, Path], list[Path]] = import_module(module).write
     if target is None:

@@ -232,12 +232,9 @@ def _check_free(path: Path) -> None:
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
         raise RunError(f"{path} already holds a run; name another directory")
-    if os.path.exists(path) and any(not _is_scratch(entry) for entry in os.listdir(path)):
+    names = os.listdir(path) if os.path.exists(path) else []
+    if any(not any(Path(name).match(pattern) for pattern in _LEFT) for name in names):
         raise RunError(f"{path} is not empty; name another directory")
-
-
-def _is_scratch(name: str) -> bool:
-    return any(Path(name).match(pattern) for pattern in _LEFT)
 
 
 @contextmanager
@@ -303,7 +300,7 @@ def _check(log: ExternalLog) -> None:
         raise InputError(f"the log of {log.task} has no samples; name one that has some")
     if not log.filters:
         raise InputError(
-            f"the log of {log.task} has no scores that say right or wrong; score it first"
+            f"the log of {log.task} has no scores of right or wrong; score the log first"
         )
     if not log.samples:
         raise InputError(f"no sample of the log of {log.task} has a score; score it first")

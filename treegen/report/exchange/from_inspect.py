@@ -123,8 +123,9 @@ def _check_size(file: BinaryIO, path: Path) -> None:
         size = sum(entry.file_size for entry in packed.infolist())
     if size > most:
         raise InputError(
-            f"{path} unpacks to {size >> 20:,} MiB, far more than logs of its size do; if you "
-            "trust it, convert it with `inspect log convert --to json` and import that"
+            f"{path} unpacks to {size >> 20:,} MiB, far more than usual for its size; if you "
+            "trust the log, convert it with `inspect log convert --to json` and import the "
+            "result"
         )
     file.seek(0)
 

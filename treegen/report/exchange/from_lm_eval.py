@@ -152,7 +152,7 @@ def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[Externa
         if (file := path.with_name(f"samples_{name}_{stamp}.jsonl")).exists():
             logged[name] = file
     if not logged:
-        raise InputError(f"beside {path} are no samples; run lm-eval with --log_samples")
+        raise InputError(f"the folder of {path} has no samples; run lm-eval with --log_samples")
     for name in tasks or ():
         if name not in logged:
             raise InputError(f"{path} has no samples of {name!r}{did_you_mean(name, logged)}")
@@ -215,7 +215,9 @@ def _check(line: _Line) -> None:
     if row.by_response is None:
         return
     if len(row.by_response) != len(row.resps[0]) or _is_chosen(row):
-        raise InputError(f"{line.where}: {BY_RESPONSE} and resps must have as many responses")
+        raise InputError(
+            f"{line.where}: {BY_RESPONSE} and resps must have the same number of responses"
+        )
     if len(row.metrics) > 1:
         raise InputError(f"{line.where}: a line with {BY_RESPONSE} must have one metric")
     if len({response.index for response in row.by_response}) < len(row.by_response):
@@ -230,8 +232,8 @@ def _check_same(line: _Line, first: _Line) -> None:
     row = line.row
     if line is not first and _facts(row) != _facts(first.row):
         raise InputError(
-            f"{line.where} has another document or other responses than {first.where}, which is of "
-            f"document {row.doc_id} too; remove one of them"
+            f"{line.where} has another document or other responses than {first.where}, which "
+            f"also belongs to document {row.doc_id}; remove one of the lines"
         )
 
 
@@ -308,7 +310,9 @@ def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tup
     }
     pairs = [key for key, is_share in only_shares.items() if is_share and key not in none]
     for name in sorted({name for _, name in only_shares} - {name for _, name in pairs}):
-        notices.append(f"{name} is no number from 0 to 1 of single documents and is left out")
+        notices.append(
+            f"{name} does not give each document a number from 0 to 1, so treegen leaves it out"
+        )
     return pairs
 
 
@@ -396,7 +400,7 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
         return
     answer: str | None
     if _is_chosen(row):
-        text, answer = _likeliest(line)
+        text, answer = _pick_likeliest_choice(line)
     else:
         text, filtered = row.resps[0][0], row.filtered_resps or [None]
         read = filtered[0][0] if isinstance(filtered[0], list) and filtered[0] else filtered[0]
@@ -411,7 +415,7 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
     }
 
 
-def _likeliest(line: _Line) -> tuple[str, str]:
+def _pick_likeliest_choice(line: _Line) -> tuple[str, str]:
     """Return the likeliest of a document's choices, as text and answer."""
     row = line.row
     try:

@@ -54,7 +54,9 @@ def write(run: ExportedRun, path: Path) -> list[Path]:
         OSError: the file cannot be written.
     """
     if path.suffix not in (".eval", ".json"):
-        raise InputError(f"an Inspect log ends in .eval or .json, not as {path.name!r}")
+        raise InputError(
+            f"the name of an Inspect log must end in .eval or .json, got {path.name!r}"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.stem}.part{path.suffix}")
     scratch.unlink(missing_ok=True)  # an existing file may be a link

@@ -88,7 +88,7 @@ class Agent(Closeable):
         """
         check_int("max_steps", max_steps, least=1)
         if overrides.get("stop"):
-            raise InputError("an agent's replies end by themselves; leave out stop")
+            raise InputError("the model itself ends an agent's replies; leave out stop")
         self.environment, self.turns, self._template = environment, turns, template
         self._worlds = LiveWorlds(environment, max_live=max_live, max_seconds=max_seconds)
         self._max_steps, self._forces_calls = max_steps, forces_calls
@@ -233,7 +233,9 @@ class Agent(Closeable):
         """
         branch = _branch_of(node)
         if branch.state is None or (branch.step is not None and branch.step.end):
-            raise InputError(f"no episode goes on at node {node.key!r}; instruct a node before it")
+            raise InputError(
+                f"the episode has ended at node {node.key!r}; instruct a node before it"
+            )
         child = node.extend(self.turns_of(node).render_message(text))
         child.branch = Branch(branch.actions, None, branch.state.add_owner())
         return child
@@ -341,7 +343,7 @@ class Agent(Closeable):
         """Return what the environment shows at a node where the episode goes on."""
         state = _branch_of(node).state
         if state is None:
-            raise InputError(f"node {node.key!r} has no world any more")
+            raise InputError(f"node {node.key!r} no longer has a world")
         return (await await_external(node, [self._worlds.observe(state.state)]))[0]
 
     async def use_world(

@@ -100,7 +100,9 @@ def read_files(files: Files) -> dict[str, bytes]:
     except OSError as error:
         raise InputError(describe_read_error(files, error)) from None
     if not files.is_dir():
-        raise InputError(f"the first files of a problem, {files}, are no directory; name one")
+        raise InputError(
+            f"the first files of a problem, {files}, are not a directory; name a directory"
+        )
     return read
 
 

@@ -63,7 +63,9 @@ class MemoryEnvironment:
             raise InputError(f"make must be a function of a problem, got {make!r:.80}")
         names = [tool.get("function", tool).get("name") for tool in tools]
         if unknown := [name for name in pure_tools if name not in names]:
-            raise InputError(f"pure_tools has {unknown[0]!r}, which is none of the tools {names}")
+            raise InputError(
+                f"pure_tools has {unknown[0]!r}, which is not one of the tools {names}"
+            )
         self.tools, self._make = list(tools), make
         self.traits = Traits(forks_cheaply=True, pure_tools=frozenset(pure_tools))
         self._objects: dict[str, _Object] = {}

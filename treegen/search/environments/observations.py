@@ -19,7 +19,7 @@ def call_key(call: ToolCall) -> str:
 def check_observation(shown: object) -> None:
     """Raise WorldError unless a value is an observation that can be used."""
     if not isinstance(shown, Observation):
-        raise WorldError(f"the environment returned {shown!r:.80}, which is no Observation")
+        raise WorldError(f"the environment returned {shown!r:.80}, which is not an Observation")
     wrong = [
         name
         for name, kinds in _KINDS.items()

@@ -75,8 +75,9 @@ class ReplayEnvironment:
                 if after != before:
                     raise WorldError(
                         f"action {place} of {len(history.actions)}, {action.name}, shows "
-                        f"{_differing(after, before)} when it runs again; an environment without "
-                        "snapshots can only be forked if its actions always have the same effect"
+                        f"{_differing(after, before)} when it runs again; without snapshots, "
+                        "treegen can fork an environment only if equal actions always have "
+                        "equal results"
                     )
         except BaseException:
             await world.close()

@@ -206,7 +206,7 @@ class LiveBackend:
         )
         check_fits(f"node {spec.id!r}", context.segment, spec, self.scheduler.run.cache)
         self.scheduler.run.store.promote(context.segment, rows)
-        param_set = self._param_set(params)
+        param_set = self.scheduler.run.add_params(params, self._stopping_of(params))
         draw_params = self.scheduler.run.param_sets[param_set]
         if draw_params.stopping.grammar is not None:
             start_state(context.segment, spec.tokens, draw_params, draw_params.stopping.grammar)
@@ -399,9 +399,6 @@ class LiveBackend:
         for search in timed:
             if search.budget.is_over(search.usage):
                 search.stop(search.budget.describe_limit("seconds"), StopReason.BUDGET)
-
-    def _param_set(self, params: SamplingParams) -> int:
-        return self.scheduler.run.add_params(params, self._stopping_of(params))
 
     def close(self) -> None:
         """End all searches and free their pages; searches that wait are stopped."""

@@ -50,7 +50,7 @@ class PromptIndex:
         parent: LiveSegment | None = None
         rest = tokens
         while len(rest):
-            match, cut = self._furthest(parent, rest)
+            match, cut = self._find_longest_match(parent, rest)
             if match is None:
                 break
             if cut < match.stop:
@@ -65,7 +65,7 @@ class PromptIndex:
             self._store.promote(parent, self._rows)
         return self._store.retain(self._keep(self._store.add(parent, rest)))
 
-    def _furthest(
+    def _find_longest_match(
         self, parent: LiveSegment | None, tokens: Tokens
     ) -> tuple[LiveSegment | None, int]:
         """Return the segment below `parent` that shares most tokens, and where sharing ends.
@@ -156,7 +156,7 @@ def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache
         raise CacheFullError(
             f"{name} ({segment.stop:,} tokens, {arg('max_tokens')} {spec.max_tokens:,}) needs "
             f"{needed * size:,} cache tokens even alone, but {cache.pool.num_pages * size:,} fit; "
-            f"give more memory or lower {arg('max_tokens')}"
+            f"raise {arg('memory=')} or lower {arg('max_tokens')}"
         )
     if cache.states is None:
         return
@@ -165,7 +165,7 @@ def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache
     if states > cache.states.num_slots:
         raise CacheFullError(
             f"{name} needs {states:,} recurrent states even alone, but "
-            f"{cache.states.num_slots:,} fit; give more memory"
+            f"{cache.states.num_slots:,} fit; raise {arg('memory=')}"
         )
 
 

@@ -72,7 +72,7 @@ def draw_beta(scores: Sequence[float], rng: random.Random) -> float:
         InputError: A score is not from 0 to 1.
     """
     if not all(0 <= score <= 1 for score in scores):
-        raise InputError(f"the beta rule takes values from 0 to 1, got {list(scores)}; scale them")
+        raise InputError(f"the beta rule needs values from 0 to 1, got {list(scores)}; scale them")
     won = math.fsum(scores)
     return rng.betavariate(A + won, B + len(scores) - won)
 
@@ -149,7 +149,7 @@ def check_rule(rule: str) -> None:
         raise InputError(f"rule must be one of m, {', '.join(_DRAWS)}, got {rule!r}")
 
 
-def deeper(
+def choose_child(
     options: Sequence[SearchNode],
     children: Sequence[SearchNode],
     barren: Sequence[float],
@@ -327,7 +327,7 @@ class _Branches:
             steps += 1
             children = self._children[node]
             options = [child for child in children if self._is_open(child, steps)]
-            child = deeper(
+            child = choose_child(
                 options, children, self._barren[node], self.observed, self._rule, self._rng
             )
             if child is None:

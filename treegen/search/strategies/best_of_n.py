@@ -44,7 +44,9 @@ async def best_of_n(
     """
     check_counts(n=n)
     if play is not None and overrides:
-        raise InputError(f"play draws the samples, so {next(iter(overrides))} has no effect here")
+        raise InputError(
+            f"play draws the samples, so {next(iter(overrides))} has no effect; leave it out"
+        )
     stopped = ""
     try:
         if play is None:

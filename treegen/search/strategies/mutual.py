@@ -65,7 +65,7 @@ async def mutual(
     confirmed: set[SearchNode] = set()
 
     async def check(node: SearchNode) -> None:
-        ends = await complete(_beginning(node, low, high), checks)
+        ends = await complete(_choose_cut(node, low, high), checks)
         same = sum(answer(end) == answers[node] for end in ends)
         if ends and same >= agree * len(ends):
             confirmed.add(node)
@@ -91,7 +91,7 @@ async def mutual(
     )
 
 
-def _beginning(node: SearchNode, low: float, high: float) -> SearchNode:
+def _choose_cut(node: SearchNode, low: float, high: float) -> SearchNode:
     """Return the node after which a solution is cut; the draw follows from the search's seed."""
     steps = len(node.path) - 1
     least, most = math.ceil(low * steps), math.floor(high * steps)

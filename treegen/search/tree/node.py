@@ -371,7 +371,7 @@ class SearchNode(TextNode):
         self.search.check()
         self.search.usage.calls += 1
         self.search.usage.tokens_reprompted += context.num_tokens
-        with self.search.asking():
+        with self.search.count_pending_call():
             scores = await self.search.backend.score(context, texts, self.search)
         if len(scores) < len(texts):
             self.search.check()
@@ -415,7 +415,9 @@ class SearchNode(TextNode):
         if llm is None:
             return context
         if not isinstance(context, MultiModelContext):
-            raise InputError(f"this search has one LLM, so none is named {llm!r}; use search_with")
+            raise InputError(
+                f"this search has only one LLM, and it has no name, got {llm!r}; use search_with"
+            )
         return context.on(llm)
 
     async def _end_abandoned(self) -> None:

@@ -43,8 +43,8 @@ def check_stays(key: str) -> None:
     """Raise InputError for a node that is pickled for another process."""
     if _leaving.get():
         raise InputError(
-            f"node {key!r} cannot be sent to another process: it lives in the memory of a model; "
-            "send its path_text or data"
+            f"node {key!r} cannot be sent to another process, because it belongs to a model in "
+            "memory; send its path_text or data"
         )
 
 

@@ -222,7 +222,7 @@ class SearchTree:
         """
         nodes: list[NodeRecord] = []
         for index, record in enumerate(records):
-            reason = _wrong(record, index, nodes)
+            reason = _describe_fault(record, index, nodes)
             if reason:
                 raise DataError(f"node {index} of the search tree {reason}; restore it from a copy")
             values = {name: record[name] for name in _TYPES if name in record}
@@ -278,7 +278,7 @@ def _is_json(value: object, depth: int = 0) -> bool:
     return value is None or isinstance(value, str | int | bool)
 
 
-def _wrong(record: object, index: int, before: Sequence[NodeRecord]) -> str | None:
+def _describe_fault(record: object, index: int, before: Sequence[NodeRecord]) -> str | None:
     """Return why a record cannot be the next node after `before`; None if it can."""
     if not isinstance(record, Mapping):
         return f"is a {type(record).__name__}, not an object"

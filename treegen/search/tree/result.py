@@ -257,9 +257,9 @@ def to_outcome(returned: object) -> SearchOutcome | None:
         if any(are_nodes):
             kinds = ", ".join(dict.fromkeys(type(item).__name__ for item in returned))
             raise InputError(
-                f"a search returned a {type(returned).__name__} of {kinds}; return nodes alone, "
-                "the best first, or a SearchOutcome, and keep what belongs to a node in its value "
-                "or data"
+                f"a search returned a {type(returned).__name__} of {kinds}; return only nodes, "
+                "the best first, or a SearchOutcome, and store other data of a node in its "
+                "value or data"
             )
     return None
 
@@ -272,13 +272,14 @@ def _check_own(outcome: SearchOutcome | None, ids: Mapping[SearchNode, int]) -> 
     for node in (*best, *outcome.candidates):
         if not isinstance(node, SearchNode):
             raise InputError(
-                f"a search returned a SearchOutcome with {node!r:.80}, which is no node; "
+                f"a search returned a SearchOutcome with {node!r:.80}, which is not a node; "
                 "return nodes of the search"
             )
         if node not in ids:
             raise InputError(
                 f"a search returned node {node.key!r}, which is not in its tree; return nodes "
-                "below its root that are not of another search, nor of a prompt made with `prompt`"
+                "below its root, and no nodes of other searches or of prompts made with "
+                "`prompt`"
             )
 
 

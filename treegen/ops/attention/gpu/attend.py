@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import triton
@@ -112,8 +113,11 @@ class Triton:
         if is_latent:  # repeat the key head, so that no head has more query rows than a unit
             split = -1, -1, _head_groups(q_heads), -1
             keys, values = keys.expand(split), values.expand(split)
-        work = state.work(self.shape_of(q_THD, keys, values, options, is_latent))
-        at = prepared.positions_T, options, work, out_THV, lse_TH, is_latent
+        streamed = is_latent and _can_stream(q_THD, keys, values, prepared, options)
+        if streamed:
+            q_THD = q_THD.contiguous()
+        work = state.work(self.shape_of(q_THD, keys, values, options, is_latent, streamed))
+        at = prepared.positions_T, options, work, out_THV, lse_TH, is_latent, streamed
         with use_device(q_THD.device):
             self.fill(LayerCall(q_THD, keys, values, *at))
         return out_THV, lse_TH
@@ -125,6 +129,7 @@ class Triton:
         values: Tensor,
         options: AttentionOptions,
         is_latent: bool = False,
+        streamed: bool = False,
     ) -> WorkShape:
         """Return the layer properties on which its work lists depend.
 
@@ -134,6 +139,7 @@ class Triton:
             values: Values of the pool.
             options: Softmax options of the layer.
             is_latent: Whether values are the first numbers of keys.
+            streamed: Whether latents are read as a stream.
         """
         num_rows, q_heads = q_THD.shape[:2]
         width, memory = width_of(q_THD, values, is_latent), shared_memory(q_THD.device)
@@ -146,6 +152,7 @@ class Triton:
             not self.invariant and can_attend_dense(q_THD, keys, values, options),
             highest,
             HEIGHTS[2] if is_latent else HEIGHTS[1],
+            streamed,
         )
 
     def fill(self, call: LayerCall) -> None:
@@ -153,7 +160,9 @@ class Triton:
         work, q_THD = call.work, call.q_THD
         (num_rows, q_heads, _), v_dim = q_THD.shape, call.values.shape[3]
         num_parts, dense_rows, num_chunks, fold = work.host.num_parts, 0, 0, 1
-        parts = q_THD.new_empty(num_parts, num_rows, q_heads, v_dim, dtype=torch.float32)
+        # A stream rounds its parts as cuDNN does, and writes them as it writes results.
+        dtype = q_THD.dtype if call.streamed else torch.float32
+        parts = q_THD.new_empty(num_parts, num_rows, q_heads, v_dim, dtype=dtype)
         lses = q_THD.new_empty(num_parts, num_rows, q_heads, dtype=torch.float32)
         if not work.host.complete:
             lses.fill_(-torch.inf)
@@ -187,6 +196,13 @@ def _launch(
     **merging: int,
 ) -> None:
     """Launch the units of one height once; `merging` has FOLD, HAS_SINKS and LAST of the kernel."""
+    if call.streamed:
+        from treegen.ops.attention.gpu.stream_kernels import launch_stream
+
+        parts, lses, _, _, _, out, out_lses = arrays
+        into = (out, out_lses) if merging["LAST"] else (parts, lses)
+        launch_stream(call, units, *into, max(HEIGHTS[kind] // call.per_head, 1))
+        return
     height = max(HEIGHTS[kind], HEIGHTS[1]) if call.is_latent else HEIGHTS[kind]
     if height > 1:
         height = max(height, triton.next_power_of_2(call.per_head))
@@ -206,6 +222,41 @@ def _reads_latents(keys: Tensor, values: Tensor) -> bool:
     """Return whether there is one key head, whose first numbers are the values."""
     same = keys.data_ptr() == values.data_ptr() and keys.stride() == values.stride()
     return same and keys.shape[2] == 1 and values.shape[3] < keys.shape[3]
+
+
+def _can_stream(
+    q_THD: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    prepared: PreparedLevels,
+    options: AttentionOptions,
+) -> bool:
+    """Return whether the stream of latents supports a layer's tensors and options."""
+    sizes = q_THD.shape[2], values.shape[3], keys.shape[1]
+    per_head = q_THD.shape[1] // keys.shape[2]
+    return (
+        sizes == (576, 512, 64)
+        and (keys.shape[2] == 1 or per_head > HEIGHTS[2] // 2)  # rows of a unit are consecutive
+        and q_THD.dtype in (torch.bfloat16, torch.float16)
+        and keys.dtype == q_THD.dtype
+        and options.window is None
+        and options.softcap is None
+        and options.sinks_H is None
+        and not any(level.causal for level in prepared.levels)
+        and _has_streams(q_THD.device)
+    )
+
+
+@cache
+def _has_streams(device: torch.device) -> bool:
+    """Return whether a device and Triton's version run the kernel that streams latents."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+        return False
+    try:
+        import treegen.ops.attention.gpu.stream_kernels  # noqa: F401
+    except (ImportError, AttributeError):  # Gluon is experimental
+        return False
+    return True
 
 
 def _head_groups(heads: int) -> int:

@@ -91,7 +91,7 @@ def merge_partials(
             parts + (p * size + at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
         )
         # A part with the LSE -inf may not have been written.
-        part_MV = tl.where((lse > float("-inf"))[:, None], part_MV, 0.0)
+        part_MV = tl.where((lse > float("-inf"))[:, None], part_MV, 0.0).to(tl.float32)
         top, total, sum_MV = _add_part(top, total, sum_MV, lse, part_MV)
     dense_size = dense_rows.to(tl.int64) * H
     dense_at = row.to(tl.int64) * H + head % FOLD * (H // FOLD) + head // FOLD

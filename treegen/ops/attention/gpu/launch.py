@@ -42,6 +42,8 @@ class LayerCall:
     """The log-sum-exps, to be filled."""
     is_latent: bool = False
     """Whether values are the first numbers of keys."""
+    streamed: bool = False
+    """Whether latents are read as a stream; see `stream_kernels`."""
 
     @property
     def per_head(self) -> int:

@@ -134,14 +134,14 @@ class StaticState(TritonState):
         if shape not in self._lists:
             live_rows = live_rows_of(self.levels) if self.live_rows is None else self.live_rows
             host, dense = self.plan(shape, live_rows)
-            rooms = [*(_room(len(array)) for array in host.units), len(host.last)]
+            rooms = [*(_round_up_size(len(array)) for array in host.units), len(host.last)]
             memory = torch.zeros(
-                sum(rooms) * UNIT + 2 * _room(len(host.pages)),
+                sum(rooms) * UNIT + 2 * _round_up_size(len(host.pages)),
                 dtype=torch.int32,
                 device=self.device,
             )
             *units, pages = memory.split(
-                [room * UNIT for room in rooms] + [2 * _room(len(host.pages))]
+                [room * UNIT for room in rooms] + [2 * _round_up_size(len(host.pages))]
             )
             *units, last = (table.view(-1, UNIT) for table in units)
             self._lists[shape] = DeviceWork(tuple(units), last, pages, host, dense, memory)
@@ -176,7 +176,7 @@ def live_rows_of(levels: Sequence[HostLevel]) -> int:
     return max(int(level.stop_G.max(initial=0)) for level in levels)
 
 
-def _room(count: int) -> int:
+def _round_up_size(count: int) -> int:
     return 0 if count == 0 else 1 << max(count - 1, 15).bit_length()
 
 

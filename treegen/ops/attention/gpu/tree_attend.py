@@ -233,10 +233,10 @@ class TreeKernels:
             places = np.concatenate([self._layout.token_stops(), self._layout.positions()])
             return to_device(places.astype(np.int32), device)
 
-        blocks = self._once((tiles[:2], by_key, window, device), list_blocks)
-        return *blocks, self._once(("places", device), list_places)
+        blocks = self._memoize((tiles[:2], by_key, window, device), list_blocks)
+        return *blocks, self._memoize(("places", device), list_places)
 
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+    def _memoize(self, key: Any, make: Callable[[], Any]) -> Any:
         memo = self._layout.memo
         if key not in memo:
             memo[key] = make()

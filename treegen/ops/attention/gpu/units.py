@@ -26,6 +26,8 @@ PART_AT, START, STOP, TABLE, LOW, HIGH, ORIGIN, CAUSAL, PAGE = range(9)
 UNIT = 9
 NO_UNITS = np.empty((0, UNIT), dtype=np.int64)
 _MOST_MERGED = 4  # largest number of parts that the last launch merges
+_STREAM_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)  # few, so that long runs need few CUDA graphs
+_KEYS_TO_START = 128  # keys that a stream could read while it starts and writes its results
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class WorkShape:
     """Largest number of folded query rows of a unit that fits into the GPU's memory."""
     merges: int = HEIGHTS[1]
     """Largest number of query heads per key head with which the last launch merges parts."""
+    streamed: bool = False
+    """Whether units are streams of latents; see `stream_kernels`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,8 @@ def build_work_list(
     for index, level in enumerate(levels):
         first_key = elsewhere[1] if index == elsewhere[0] else 0
         cut = _cut_of(level, first_key, shape, processors)
-        may_merge = cut.splits == 1 and part <= _MOST_MERGED and shape.per_head <= shape.merges
+        most_merged = 0 if shape.streamed else _MOST_MERGED
+        may_merge = cut.splits == 1 and part <= most_merged and shape.per_head <= shape.merges
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
             last_kind = 0 if shape.per_head == 1 else 1
@@ -142,17 +147,19 @@ class _LevelTiling:
 
 def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _LevelTiling:
     per_head = shape.per_head
-    key = "cut", first_key, shape.kv_heads, per_head, processors, shape.tallest
+    key = "cut", first_key, shape.kv_heads, per_head, processors, shape.tallest, shape.streamed
     if key in level.memo:
         tiling: _LevelTiling = level.memo[key]
         return tiling
     rows_G, keys_G = level.stop_G - level.start_G, level.kv_len_G - first_key
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
     rows, keys = rows_G[groups], keys_G[groups]
+    is_flat = int(rows_G.max(initial=0)) <= 1
     kind = kind_of(rows * per_head, keys, shape.tallest)
+    if shape.streamed:  # a unit takes as long as its block of latents, if it has few rows
+        kind = 1 if is_flat else 2
     height = max(HEIGHTS[kind] // per_head, 1)
     splits = splits_of(rows, keys, kind, shape, processors)
-    is_flat = int(rows_G.max(initial=0)) <= 1
     cut = _LevelTiling(kind, height, splits, groups, int(rows.sum()), is_flat)
     level.memo[key] = cut
     return cut
@@ -172,8 +179,21 @@ def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, proce
         return 1
     height = max(HEIGHTS[kind] // shape.per_head, 1)
     programs = int((-(-rows // height)).sum()) * shape.kv_heads
+    if shape.streamed:
+        return _stream_splits(programs, int(keys.max()), processors)
     wanted = _PROGRAMS[kind] * processors // programs
     return max(1, min(wanted, int(keys.max()) // KEYS_PER_SPLIT))
+
+
+def _stream_splits(units: int, keys: int, processors: int) -> int:
+    """Return the number of splits with which streams end first, one on each processor."""
+
+    def cost(splits: int) -> float:
+        rounds = -(-units * splits // processors)
+        return rounds * (keys / splits + _KEYS_TO_START)
+
+    possible = [splits for splits in _STREAM_SPLITS if splits * KEY_BLOCK <= keys]
+    return min(possible, key=cost, default=1)
 
 
 def kind_of(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
