@@ -557,7 +557,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": IMAGE}]}]},
         400,
-        "images are not taken here; leave it out",
+        "was loaded without images; leave it out",
     ),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls"),
     ({"messages": CHAT, "response_format": {"type": "json"}}, 400, "response_format"),
