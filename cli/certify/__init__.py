@@ -98,9 +98,7 @@ def command(
     from treegen.report.certify.check import check_certificate
 
     if redraw is None and (redraw_seed is not None or tolerance is not None):
-        raise InputError(
-            "--redraw-seed and --tolerance have no effect without --redraw N; add --redraw N"
-        )
+        raise InputError("--redraw-seed and --tolerance need --redraw N; add --redraw N")
     result = check_certificate(
         check,
         run,

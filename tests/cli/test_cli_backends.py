@@ -120,7 +120,7 @@ def test_what_an_environment_cannot_do_is_refused(
     made = save_tasks(tmp_path / "made", "two", **{"environment/Dockerfile": "FROM x\nRUN make\n"})
     allow = ["--allow-code-execution"]
     for args, message in (
-        (["harbor"], "name one, or a folder of them, with --data"),
+        (["harbor"], "name a task folder, or a folder that contains task folders, with --data"),
         (["harbor", "--data", tasks / "one" / "tests"], "has no readable task folder"),
         (["harbor", "--data", made, *allow], "has the step RUN make"),
         (["harbor", "--data", tasks], "--allow-code-execution"),

@@ -80,7 +80,7 @@ def test_a_small_address_space_leaves_no_run(treegen: Command, tiny: Path, tmp_p
     treegen("plan", "gsm8k", "-M", tiny, "-f", 1)  # libraries are mapped by now
     with address_space(512 << 20):
         error = treegen(*command, "--memory", "2GiB").error
-    assert "a cache of 2.0 GiB is more than is free on cpu; give it less" in error
+    assert "a cache of 2.0 GiB is more than the free memory of cpu; set a smaller cache" in error
     assert not list(tmp_path.iterdir())
     assert treegen(*command, "--memory", "4MiB").code == 0  # the same command, corrected
 

@@ -41,7 +41,7 @@ def test_gpus_are_all_some_or_named_ones() -> None:
 
 WRONG = [
     (["--gpus", "5"], "5 GPUs were requested (--gpus), but this machine has 4"),
-    (["--gpus", "0,4"], "GPU 4 was asked for (--gpus) but this machine has 4"),
+    (["--gpus", "0,4"], "GPU 4 was requested (--gpus), but this machine has 4"),
     (["--gpus", "0"], "must be at least 1"),
     (["--gpus", "1,1"], "names a GPU twice"),
     (["--gpus", "some"], "must be all, a number or a list"),

@@ -304,7 +304,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM) -> None:
         ({"revision": "main"}, "revision"),
         ({"trust_remote_code": True}, "trust_remote_code"),
     ):
-        with pytest.raises(InputError, match=f"{name}= is for loading"):
+        with pytest.raises(InputError, match=f"{name}= has an effect only when a model is loaded"):
             LLM(llm.model, tokenizer=llm.tokenizer, memory="1MiB", **options)
     for wrong, why in (
         ({"eager": "false"}, "eager must be True or False"),

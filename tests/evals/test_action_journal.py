@@ -59,7 +59,7 @@ def test_an_action_that_shows_something_else_ends_its_branch(tmp_path: Path) -> 
         asyncio.run(act(environment, "add", "add"))
     with opened(tmp_path, inner := Counters({}), keeps=False) as environment:
         inner.word = "later"
-        with pytest.raises(WorldError, match="action 1 of an episode, add, shows something else"):
+        with pytest.raises(WorldError, match="action 1 of an episode, add, has another result"):
             asyncio.run(act(environment, "add", "add", "add"))
     assert inner.ran == ["0add", "close"]
 

@@ -93,7 +93,7 @@ def test_whoever_takes_it_is_warned(tmp_path: Path, treegen: Command) -> None:
 
 
 def test_what_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="recommends what cannot be used: top_p must be"):
+    with pytest.raises(ModelError, match="recommends invalid sampling parameters: top_p must be"):
         recommended_sampling(recommend(tmp_path, top_p=3))
 
 

@@ -237,5 +237,5 @@ def refused(file: Path, tensors: dict[str, torch.Tensor]) -> None:
     save_file(tensors, file, {"format": "pt"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(ModelError, match=rf"{PROJECTION}\.weight cannot be put together"):
+        with pytest.raises(ModelError, match=rf"{PROJECTION}\.weight cannot be built"):
             load_model(file.parent, device="cpu")

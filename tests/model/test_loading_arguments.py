@@ -64,7 +64,7 @@ def test_what_predicts_no_tokens_is_no_language_model(checkpoint: Path, check: b
         with pytest.raises(InputError, match=told):
             from_module(module, check=check)
     of_class: Any = transformers.LlamaForCausalLM
-    with pytest.raises(InputError, match="takes a model of transformers, got LlamaForCausalLM"):
+    with pytest.raises(InputError, match="needs a transformers model, got LlamaForCausalLM"):
         from_module(of_class, check=check)
 
 

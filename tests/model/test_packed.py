@@ -136,7 +136,7 @@ def test_a_zero_of_zero_that_borrowed_from_the_next_is_read() -> None:
         ("awq", {"version": "marlin"}, r"the layout marlin"),
         ("round-gptq", {"packing_format": "auto_round"}, r"the layout auto_round \(not"),
         ("round-gptq", {"packing_format": None}, r"the layout unnamed"),
-        ("round-gptq", {"data_type": "mx_fp"}, r"other numbers"),
+        ("round-gptq", {"data_type": "mx_fp"}, r"numbers that are not integers"),
         ("round-awq", {"extra_config": {"a.b": {"bits": 8}}}, r"separate settings for a\.b"),
     ],
 )
@@ -175,5 +175,5 @@ def test_tensors_that_do_not_go_together_are_refused(missing: str, tmp_path: Pat
     save_file(tensors, file, {"format": "pt"})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(ModelError, match=rf"{name}\.weight cannot be put together"):
+        with pytest.raises(ModelError, match=rf"{name}\.weight cannot be built"):
             load_model(tmp_path / "packed", device="cpu")

@@ -192,7 +192,7 @@ def other_root() -> SearchNode:
 @pytest.mark.parametrize(
     ("what", "told"),
     [
-        (lambda root: (root.children[0], 0.5), "a tuple of SearchNode, float; return nodes alone"),
+        (lambda root: (root.children[0], 0.5), "a tuple of SearchNode, float; return only nodes"),
         (lambda root: [root.children[0], None], "a list of SearchNode, NoneType"),
         (lambda root: other_root(), "'other/', which is not in its tree"),
         (lambda root: [root.children[0], other_root()], "'other/', which is not in its tree"),

@@ -353,7 +353,7 @@ def test_mbpp_inputs_become_what_json_does_not_have() -> None:
     assert mbpp_arguments("Mbpp/580", [[1, [2]]]) == [(1, (2,))]
     assert mbpp_arguments("Mbpp/722", [{"a": [1]}, 2]) == [{"a": (1,)}, 2]
     assert mbpp_arguments("Mbpp/3", [[1]]) == [[1]]
-    with pytest.raises(ValueError, match="has not the form of task Mbpp/2"):
+    with pytest.raises(ValueError, match="does not have the form of task Mbpp/2"):
         mbpp_arguments("Mbpp/2", [1])
     assert value_json.loads(value_json.dumps([1 + 2j, {(1j,): 2}])) == [1 + 2j, {(1j,): 2}]
 

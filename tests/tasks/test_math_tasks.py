@@ -308,7 +308,7 @@ def test_gpqa_subsets_are_files_of_a_folder(tmp_path: Path) -> None:
     write_gpqa(tmp_path / "gpqa_main.csv", 3)
     assert len(load(GPQA(), tmp_path).problems) == 2
     assert len(load(GPQA(), tmp_path, {"subset": "main"}).problems) == 3
-    with pytest.raises(InputError, match="is one set; a subset goes with hf"):
+    with pytest.raises(InputError, match="is a single set; choose a subset only with hf"):
         load(GPQA(), tmp_path / "gpqa_main.csv", {"subset": "main"})
     with pytest.raises(DataError, match=r"no usable problem; .*line 1: no Question; it has q"):
         load(GPQA(), write_jsonl(tmp_path / "b.jsonl", [{"q": "?"}]))

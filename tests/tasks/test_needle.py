@@ -179,8 +179,8 @@ def test_all_is_decided_by_the_seed_and_a_limit_only_leaves_out() -> None:
         ({"length": 1000}, "a text with 261 needles takes 11,"),
         ({"lenght": 1000}, "no argument 'lenght'; did you mean 'length'"),
         ({"tokenizer": " "}, "tokenizer is empty"),
-        ({"split": "test"}, "has no use for split"),
-        ({"fewshot_file": "a"}, "has no use for fewshot_file"),
+        ({"split": "test"}, "split has no effect"),
+        ({"fewshot_file": "a"}, "fewshot_file has no effect"),
     ],
 )
 def test_bad_options(given: dict[str, str | int], told: str) -> None:

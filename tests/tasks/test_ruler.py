@@ -218,7 +218,7 @@ def test_other_refusals(tmp_path: Path) -> None:
     path.write_text("The special magic of the sea.")
     with pytest.raises(DataError, match="already contains 'special magic'"):
         load("single-2", data=str(path))
-    with pytest.raises(InputError, match="has no use for data"):
+    with pytest.raises(InputError, match="data has no effect"):
         load("single-1", data=str(path))
     with pytest.raises(InputError, match="no argument 'question'"):
         load("single-2", question="3")

@@ -182,10 +182,7 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
         raise InputError(f"{arg('pairs')} must be a list of directories, got {pairs!r:.60}")
     if not judges:
-        raise InputError(
-            f"{arg('judge=')} names no model; name a model, or read the stored judgements "
-            "with `treegen.judgings`"
-        )
+        raise InputError(f"{arg('judge=')} names no model; to read judgements, use judgings()")
     weights = check_jury(len(judges), weights, combine)
     check_int("repeats", repeats)
     _check_told(listener, follow, models)

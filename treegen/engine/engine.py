@@ -345,7 +345,7 @@ def _check_room(name: str, plan: Plan, cache: PagedCache, kept: PrefixCache) -> 
     if needed > most:
         raise CapacityError(
             f"prefix {name!r} needs {needed * page_size:,} cache tokens, but at most "
-            f"{most * page_size:,} are available for kept prefixes; raise {arg('memory=')}"
+            f"{most * page_size:,} are available for kept prefixes; give the cache more memory"
         )
     if cache.states is not None:
         # Each segment has two states while it is computed, and cached prefixes get copies.
@@ -353,7 +353,7 @@ def _check_room(name: str, plan: Plan, cache: PagedCache, kept: PrefixCache) -> 
         if states > cache.states.num_slots:
             raise CapacityError(
                 f"prefix {name!r} needs {states:,} recurrent states while it is computed, but "
-                f"{cache.states.num_slots:,} fit; raise {arg('memory=')}"
+                f"{cache.states.num_slots:,} fit; give the cache more memory"
             )
 
 
@@ -364,7 +364,7 @@ def _make_room(name: str, wanted: int, states: StateCache, kept: PrefixCache) ->
     if states.num_free < wanted:
         raise CapacityError(
             f"prefix {name!r} needs {wanted} slots for recurrent states, but {states.num_free} are "
-            f"free; raise {arg('memory=')}"
+            f"free; give the cache more memory"
         )
 
 

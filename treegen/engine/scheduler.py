@@ -43,7 +43,7 @@ from treegen.engine.resources import EngineResources, new_run
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
 from treegen.engine.speculative.speculation import SpeculationOptions, SpeculativeDecoder
-from treegen.errors import CapacityError, arg
+from treegen.errors import CapacityError
 from treegen.prompts.plan.plan import Plan, Request
 
 _InFlight = InFlightPrefill | InFlightStep  # a pass whose results are not recorded yet
@@ -419,7 +419,7 @@ class Scheduler:
                 self._collect_results()
             elif not self._results.end() and not self._admission.reclaim_pages():
                 needed = f"a single sample needs {short} more cache pages than exist"
-                raise CapacityError(f"{needed}; raise {arg('memory=')}")
+                raise CapacityError(f"{needed}; give the cache more memory")
         if not len(order):
             return None
         if before is None and self._speculation is not None and self._verifies:

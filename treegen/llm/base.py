@@ -410,9 +410,7 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             scores_of_texts = iter(self.score([pair for pair in split if pair[1]], top=top))
             return [next(scores_of_texts) if pair[1] else Score((), (), True) for pair in split]
         if prompt_lengths is not None:
-            raise InputError(
-                f"{arg('prompt_lengths')} has an effect only with a RolloutTree; leave it out"
-            )
+            raise InputError(f"{arg('prompt_lengths')} needs a RolloutTree; leave it out")
         pairs = as_list("pairs", pairs)
         if not pairs:
             return []

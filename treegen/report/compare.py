@@ -251,17 +251,15 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     if not shared:
         filters = [f"{view.path} has {', '.join(view.filters) or 'none'}" for view in (a, b)]
         raise InputError(
-            f"the runs have no filter in common: {'; '.join(filters)}; score both runs with the "
-            "same filter"
+            f"the runs have no filter in common: {'; '.join(filters)}; score both with one filter"
         )
     clusters = clusters_of(a.problems, ids)
     differences = _compare_verdicts(a, b, ids, shared, clusters)
     differences += _compare_judgements(a, b, ids, clusters)
     if not differences:
         raise InputError(
-            f"no metric of {a.task} gives each problem a value from 0 to 1 (a perplexity does "
-            "not), so treegen cannot compare the problems; compare the metrics that `treegen "
-            "score` prints"
+            f"no metric of {a.task} gives problems a value from 0 to 1, so treegen cannot compare "
+            "the problems; compare the metrics that `treegen score` prints"
         )
     kept = [[p for p in view.problems if p.id not in left_out] for view in (a, b)]
     spent = [[sum(s.num_tokens for s in p.samples) for p in problems] for problems in kept]

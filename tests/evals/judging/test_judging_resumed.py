@@ -146,7 +146,7 @@ def test_what_a_run_remembers_trusts_no_code_and_is_checked_first(
     assert free(run)["judged_by"]["options"] == {"memory": "32MiB", "max_rows": 4}
     info = json.loads((run / "run.json").read_text())
     for kept, told in (
-        ({"judge": ["none/at/all"]}, "is to be judged by none/at/all: .*--judge none"),
+        ({"judge": ["none/at/all"]}, "judges none/at/all cannot be used: .*--judge none"),
         ({"judge": "demo"}, "damaged"),
         ({"judge": ["demo"], "rubric": 5}, "damaged"),
         ({"judge": ["demo"], "rubric": "/dev/zero.yaml"}, "damaged"),

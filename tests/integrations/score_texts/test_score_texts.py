@@ -121,7 +121,7 @@ def test_lines_can_be_added_after_a_last_one_without_a_line_break(llm: LLM, tmp_
 def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None:
     path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
     list(score_texts(llm, path, out, top=2, part=40))
-    with pytest.raises(RunError, match="columns of another top; choose another folder"):
+    with pytest.raises(RunError, match="scores of another top; choose another folder"):
         next(score_texts(llm, path, out, top=3))
     written(path, [{"text": "other"}, *LINES[1:]])
     with pytest.raises(RunError, match="scores of other texts than"):
@@ -194,7 +194,7 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
         ("{", r"texts.jsonl:2 is not JSON"),
         ('{"prompt": "a"}', "2 has no text, and no prompt with a completion"),
         ('{"text": "a", "prompt": "b", "completion": "c"}', "2 has both text and prompt"),
-        ('{"text": "a", "weight": 1}', "2 has weight, which is not known"),
+        ('{"text": "a", "weight": 1}', "2 has weight, which treegen does not know"),
         ('{"id": "\\ud800", "text": "a"}', "2: id must be text in Unicode or a whole number"),
         ('{"id": null, "text": "a"}', "2: id must be text"),
         ('{"id": "b", "text": "a \\ud800"}', "jsonl:2"),

@@ -310,7 +310,7 @@ def test_what_cannot_work_is_refused(path: Path, tmp_path: Path) -> None:
         traits, tools = Traits(), TOOLS
 
     wrong: Any = NoForks()
-    with pytest.raises(InputError, match="NoForks is no environment that treegen can fork"):
+    with pytest.raises(InputError, match="NoForks is not an environment that treegen can fork"):
         ToolRollouts(wrong)
     with pytest.raises(InputError, match="has no tools"):
         ToolRollouts(MemoryEnvironment(lambda _: Line(), []))

@@ -398,7 +398,7 @@ def test_what_cannot_be_taken_is_told(
     for to in FORMATS:
         with pytest.raises(RunError, match="no finished samples"):
             export_run(empty, to)
-    with pytest.raises(InputError, match="there is no log"):
+    with pytest.raises(InputError, match="the log cannot be found"):
         import_log(tmp_path / "nothing.eval", tmp_path / "x")
     (tmp_path / "bad.eval").write_text("no zip")
     with pytest.raises(InputError, match="cannot be read as an Inspect log"):

@@ -17,7 +17,7 @@ from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.table import RowPhase
 from treegen.engine.segments.scores import collect_score
 from treegen.engine.segments.segment import LiveRequest, LiveSegment, RequestPhase, check_transition
-from treegen.errors import CapacityError, arg
+from treegen.errors import CapacityError
 
 _, WAITING, UNDRAWN, OPEN, OVER = RequestPhase
 
@@ -211,11 +211,11 @@ class AdmissionController:
                 if slots_short():
                     raise CapacityError(
                         f"prompt {request.spec.id!r} needs {slots_short()} more slots for "
-                        f"recurrent states than are free; raise {arg('memory=')}"
+                        f"recurrent states than are free; give the cache more memory"
                     )
                 raise CapacityError(
                     f"prompt {request.spec.id!r} needs {needed()} cache pages, but only "
-                    f"{self._pool.num_free} are free; raise {arg('memory=')}"
+                    f"{self._pool.num_free} are free; give the cache more memory"
                 )
 
     def reclaim_pages(self, keep: LiveRequest | None = None) -> bool:

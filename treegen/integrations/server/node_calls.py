@@ -267,12 +267,7 @@ class NodeCalls:
         """Return the values that the verifier gives nodes."""
         verifier = self._verifier
         if verifier is None:
-            raise StatusError(
-                400,
-                "the server has no verifier; start it with --verifier, or compute the "
-                "values yourself",
-                "op",
-            )
+            raise StatusError(400, "the server has no verifier; restart it with --verifier", "op")
         texts = [read_judged_text(node) for node in nodes]
 
         async def verify() -> list[float]:

@@ -233,9 +233,7 @@ class Agent(Closeable):
         """
         branch = _branch_of(node)
         if branch.state is None or (branch.step is not None and branch.step.end):
-            raise InputError(
-                f"the episode has ended at node {node.key!r}; instruct a node before it"
-            )
+            raise InputError(f"the episode ended at node {node.key!r}; instruct a node before it")
         child = node.extend(self.turns_of(node).render_message(text))
         child.branch = Branch(branch.actions, None, branch.state.add_owner())
         return child

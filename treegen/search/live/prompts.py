@@ -156,7 +156,7 @@ def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache
         raise CacheFullError(
             f"{name} ({segment.stop:,} tokens, {arg('max_tokens')} {spec.max_tokens:,}) needs "
             f"{needed * size:,} cache tokens even alone, but {cache.pool.num_pages * size:,} fit; "
-            f"raise {arg('memory=')} or lower {arg('max_tokens')}"
+            f"give the cache more memory or lower {arg('max_tokens')}"
         )
     if cache.states is None:
         return
@@ -165,7 +165,7 @@ def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache
     if states > cache.states.num_slots:
         raise CacheFullError(
             f"{name} needs {states:,} recurrent states even alone, but "
-            f"{cache.states.num_slots:,} fit; raise {arg('memory=')}"
+            f"{cache.states.num_slots:,} fit; give the cache more memory"
         )
 
 

@@ -415,9 +415,7 @@ class SearchNode(TextNode):
         if llm is None:
             return context
         if not isinstance(context, MultiModelContext):
-            raise InputError(
-                f"this search has only one LLM, and it has no name, got {llm!r}; use search_with"
-            )
+            raise InputError(f"this search has one LLM, which has no name, not {llm!r}")
         return context.on(llm)
 
     async def _end_abandoned(self) -> None:
