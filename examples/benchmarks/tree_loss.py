@@ -3,8 +3,9 @@
 Each way computes log-probabilities of the completions and the gradients of all weights, in a
 process of its own. Memory is the peak of the step without what the process had before: activations,
 logits and temporary memory, but neither weights nor gradients. On a GPU, times are medians of five
-steps, and the attention of the tree is also measured alone. The roofline is the time of the step's
-matrix products at the device's rate. The figures of docs/integrations/training.md come from
+steps. The attention of a layer over the tree is also measured alone. The roofline is the time of
+the step's matrix products at the device's rate. The figures of docs/integrations/training.md come
+from
 
     python examples/benchmarks/tree_loss.py --shape smollm2-360m --layers 4
     python examples/benchmarks/tree_loss.py --shape llama3.2-1b
@@ -70,6 +71,30 @@ class LossJob:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionTime:
+    """The time of the attention of one layer over the tree."""
+
+    name: str
+    """The direction: forward or backward."""
+    microseconds: float
+    """Median of calls with cold caches."""
+    flops: float
+    """Operations of its matrix products. Scores that a kernel computes again count once."""
+
+    def describe(self, rates: Ceilings) -> str:
+        """Return the time, and the rate of the products against that of a large product.
+
+        Args:
+            rates: The ceilings of the device.
+        """
+        rate = 1e6 * self.flops / self.microseconds
+        return (
+            f"{self.name} {self.microseconds:,.0f} us, {rate / 1e9:,.0f} GFLOP/s "
+            f"({rate / rates.matmul:.0%} of a large product)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LossResult:
     """The cost of a step in one way."""
 
@@ -87,6 +112,8 @@ class LossResult:
     """The length of the gradient of all weights."""
     flops: float
     """Operations of the step's matrix products."""
+    attention: tuple[AttentionTime, ...] = ()
+    """The attention of a layer over the tree; empty for the other ways."""
 
 
 def measure(name: str, job: LossJob) -> LossResult:
@@ -119,14 +146,16 @@ def measure(name: str, job: LossJob) -> LossResult:
     grads = [
         weight.grad.float().norm() for weight in module.parameters() if weight.grad is not None
     ]
+    peak_bytes = peak.read()
     return LossResult(
         name=name,
         seconds=seconds,
         processor_seconds=processor,
-        peak_bytes=peak.read(),
+        peak_bytes=peak_bytes,
         loss=loss,
         grad_norm=float(torch.stack([grad.float().norm() for grad in grads]).norm()),
         flops=_count_flops(module, job, shares_prompt=name == TREE),
+        attention=time_attention(module, job, 4 * num_steps) if name == TREE else (),
     )
 
 
@@ -176,25 +205,24 @@ def _count_flops(module: Any, job: LossJob, *, shares_prompt: bool) -> float:
     return float(6 * products + 14 * width * pairs * config.num_hidden_layers)
 
 
-def time_attention(job: LossJob, rates: Ceilings, device: torch.device) -> str:
-    """Return the times of the attention of a layer over the tree, and the rates of its products.
+def time_attention(module: Any, job: LossJob, repeats: int) -> tuple[AttentionTime, ...]:
+    """Time the attention of one layer over the tree, forward and backward.
 
     Args:
+        module: The model.
         job: The sizes.
-        rates: The ceilings of the device.
-        device: A GPU.
+        repeats: Number of timed calls.
     """
-    loaded, _ = load_or_build(job.shape, job.model, layers=1, dtype=job.dtype, device=job.device)
-    config, generator = loaded.module.config, torch.Generator(device).manual_seed(0)
+    config, device = module.config, module.device
     heads, groups, width = config.num_attention_heads, config.num_key_value_heads, config.head_dim
     prompt = [2] * job.prompt
     layout = pack_tree(
         tree_of([prompt + [3 + at] * job.tokens for at in range(job.rollouts)])
     ).layout
+    generator = torch.Generator(device).manual_seed(0)
+    sizes: Any = {"generator": generator, "device": device, "dtype": module.dtype}
     q, k, v, grad = (
-        torch.randn(
-            num, layout.num_tokens, width, generator=generator, device=device, dtype=loaded.dtype
-        ).requires_grad_()
+        torch.randn(num, layout.num_tokens, width, **sizes).requires_grad_()
         for num in (heads, groups, groups, heads)
     )
 
@@ -205,13 +233,11 @@ def time_attention(job: LossJob, rates: Ceilings, device: torch.device) -> str:
         return torch.autograd.grad(attend(), (q, k, v), grad)
 
     watch = Stopwatch(device)
-    forward, both = (watch.microseconds(call, 20).median for call in (attend, differentiate))
+    forward, both = (watch.microseconds(call, repeats).median for call in (attend, differentiate))
     flops = 2.0 * heads * width * _count_pairs(job, shares_prompt=True)
-    parts = ("forward", forward, 2 * flops), ("backward", both - forward, 5 * flops)
-    return "; ".join(
-        f"{name} {us:,.0f} us, {count / us / 1e6:,.0f} TFLOP/s "
-        f"({1e6 * count / us / rates.matmul:.0%} of a large product)"
-        for name, us, count in parts
+    return (
+        AttentionTime("forward", forward, 2 * flops),
+        AttentionTime("backward", both - forward, 5 * flops),
     )
 
 
@@ -298,7 +324,7 @@ def main(
     shape = shape_or_model(shape, model, "tiny")
     if layers is not None and model:
         raise InputError("--layers is for a shape, and a checkpoint has its own; leave it out")
-    device, _, machine, rates = measure_rates(**options)
+    _, _, machine, rates = measure_rates(**options)
     where = options["device"], options["dtype"]
     job = LossJob(shape, model, layers, *where, rollouts, tokens, prompt)
     results = []
@@ -307,8 +333,8 @@ def main(
         notice(f"{name}: {results[-1].seconds:,.2f} s")
     echo(f"{shape or model}; {rollouts} rollouts of {tokens} tokens below {prompt:,}\n")
     print_table(loss_table(results, rates))
-    if device.type == "cuda":
-        echo(f"attention of a layer over the tree: {time_attention(job, rates, device)}")
+    parts = "; ".join(part.describe(rates) for part in results[0].attention)
+    echo(f"attention of a layer over the tree: {parts}")
     json_line(
         {
             "bench": "tree loss",

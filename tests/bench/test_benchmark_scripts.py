@@ -382,6 +382,11 @@ def test_the_loss_of_a_tree_is_that_of_repeated_prompts(
     for result in results[1:]:
         for key in ("loss", "grad_norm"):
             assert result[key] == pytest.approx(results[0][key], rel=1e-5)
+    # Eight heads of width 8 read the prompt's pairs once, and those of each rollout.
+    pairs = 100 * 101 // 2 + 3 * (20 * 100 + 20 * 21 // 2)
+    attention = [(part["name"], part["flops"]) for part in results[0]["attention"]]
+    assert attention == [("forward", 4 * 64 * pairs), ("backward", 10 * 64 * pairs)]
+    assert "attention of a layer over the tree: forward" in done.out
 
 
 def test_scores_of_a_model_that_is_not_counted(script: Script) -> None:

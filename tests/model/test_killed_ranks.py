@@ -27,6 +27,7 @@ class Alone:
     """The lead of a group with a single rank."""
 
     failed = ""
+    folder = Path()
 
     def call_followers(self, name: str, *arguments: object) -> None:
         """Nobody is told."""

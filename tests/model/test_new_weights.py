@@ -15,8 +15,8 @@ from tiny_models import save_tiny_model, tiny_tokenizer
 from torch import nn
 
 from treegen import LLM, SamplingParams
+from treegen.bench.shapes import build_model, shape_of
 from treegen.errors import InputError, ModelError
-from treegen.model.linear.fp4 import Fp4Linear
 from treegen.model.linear.merged import MergedLinears
 from treegen.model.load import from_module, load_model
 from treegen.model.scorers.heads import as_tree_model
@@ -254,17 +254,15 @@ def test_adapters_of_a_module_are_merged(trains_base: bool, paths: list[Path]) -
 
 
 def test_weights_that_cannot_be_updated_are_refused_by_name(paths: list[Path]) -> None:
-    llm, stock = load(paths[0]), stock_of(paths[1])
-    part: Any = llm.model.module.get_submodule("model.layers.1.mlp.up_proj")
-    part.__class__ = Fp4Linear
-    with pytest.raises(ModelError, match=r"layers\.1\.mlp\.up_proj.*quantization='none'"):
-        llm.update(stock)
-    llm.model.ranks = object()  # type: ignore[assignment]
-    with pytest.raises(ModelError, match="tensor-parallel"):
-        llm.update(stock)
-    scorer = as_tree_model(stock, nn.Linear(32, 2), 0, "a verifier")
+    model, tokenizer = build_model(shape_of("tiny"), device="cpu", quantization="nvfp4")
+    llm = LLM(model, tokenizer=tokenizer, memory="8MiB")
+    want = draws(llm)
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.q_proj.*quantization='none'"):
+        llm.update(model.module)
+    assert draws(llm) == want and not llm.weights_version
+    scorer = as_tree_model(stock_of(paths[1]), nn.Linear(32, 2), 0, "a verifier")
     with pytest.raises(ModelError, match="head of a reward model"):
-        stage_weights(scorer, stock)
+        stage_weights(scorer, stock_of(paths[1]))
 
 
 def test_numbers_that_overflow_the_type_of_the_model_are_not_finite(paths: list[Path]) -> None:

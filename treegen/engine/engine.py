@@ -33,6 +33,7 @@ from treegen.model.model import Model
 from treegen.model.model_info import ModelInfo
 from treegen.model.options import EngineOptions
 from treegen.model.reproducible import ALIGN, IMPL, check_dtype
+from treegen.model.training.rank_updates import SharedWeights
 from treegen.model.training.weight_updates import StagedWeights
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import NO_STATE, StateCache
@@ -236,7 +237,7 @@ class Engine:
             self.kept.clear()
             self._version = version
 
-    def update(self, weights: StagedWeights, mode: CacheMode) -> int:
+    def update(self, weights: StagedWeights | SharedWeights, mode: CacheMode) -> int:
         """Replace the weights between two steps; return their version.
 
         Args:

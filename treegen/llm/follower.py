@@ -25,6 +25,7 @@ from treegen.engine.compute.model_runner import ModelRunner
 from treegen.llm.llm import LLM
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks, join
+from treegen.model.training.rank_updates import write_shard
 
 
 class Follower:
@@ -48,9 +49,15 @@ class Follower:
         self._llm = llm = LLM(self._model, tokenizer=(), **options)
         self._executor = llm.engine.executor()
 
+    def update(self, path: Path) -> None:
+        """Read this rank's part of new weights from a checkpoint."""
+        assert self._model is not None
+        write_shard(self._model, path)
+        self._ranks.all_reduce_min(1)  # with which rank 0 waits
+
     def execute_call(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Execute a call of rank 0."""
-        if name in ("load", "engine"):
+        if name in ("load", "engine", "update"):
             getattr(self, name)(*arguments)
         else:
             assert self._executor is not None

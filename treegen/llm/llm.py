@@ -25,7 +25,8 @@ from treegen.model.model import Model
 from treegen.model.model_info import ModelInfo
 from treegen.model.options import EngineOptions, check_known
 from treegen.model.rank_processes import check_machine, load_with_tokenizer, prepare_loaded
-from treegen.model.training.weight_updates import NewWeights, stage_weights
+from treegen.model.training.rank_updates import stage_update
+from treegen.model.training.weight_updates import NewWeights
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.bos_eos import end_ids
 from treegen.prompts.plan.cost_model import Sharing
@@ -385,7 +386,7 @@ class LLM(BaseLLM):
         """
         check_cache_mode(cache)
         check_bool("check_finite", check_finite)
-        staged = stage_weights(self.model, weights, check_finite=check_finite)
+        staged = stage_update(self.model, weights, check_finite=check_finite)
         version = self.engine.update(staged, cache)
         self.fingerprint = self.model.fingerprint
         return version

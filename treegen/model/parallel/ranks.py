@@ -45,6 +45,11 @@ class RankLeader(Protocol):
         """The reason why the ranks have ended; empty while they work."""
         ...
 
+    @property
+    def folder(self) -> Path:
+        """A folder that all ranks share."""
+        ...
+
     def call_followers(self, name: str, *arguments: Any) -> None:
         """Make the followers execute the same call as this process."""
         ...

@@ -10,6 +10,7 @@ import copy
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -20,11 +21,13 @@ from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.files import check_weights, fingerprint, locate, summarize_error
 from treegen.model.checkpoint.load_report import quiet_loading
 from treegen.model.checkpoint.quantized import quantisation_of
+from treegen.model.checkpoint.text_part import drop_parts
 from treegen.model.config import read_config
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
 from treegen.model.linear.fp8 import Fp8Linear, quantize_in_chunks
 from treegen.model.linear.fp8_experts import Fp8Experts
 from treegen.model.model import Model
+from treegen.model.parallel.ranks import Ranks
 from treegen.model.weights import LoadPlan, load_weights
 
 NewWeights = (
@@ -37,7 +40,7 @@ _BASE: Final = ".base_layer"
 
 @dataclass(frozen=True, slots=True)
 class StagedWeights:
-    """New weights that fit a model."""
+    """New weights that fit a model, or the shard of one that this process has."""
 
     writes: list[tuple[Tensor, Tensor]]
     """Each weight of the model, and what to copy into it."""
@@ -70,11 +73,84 @@ def stage_weights(
     """
     _refuse(model)
     targets, required, scales = _list_targets(model.module)
+    sources, digest = _fit(model, weights, targets, required, model.ranks, check_finite)
+    writes: list[tuple[Tensor, Tensor]] = []
+    for name, tensor in sources.items():
+        target, scale = targets[name], scales.get(id(targets[name]))
+        if scale is None:
+            if tensor.data_ptr() != target.data_ptr():
+                writes.append((target, tensor))
+            continue
+        rows = tensor.to(model.dtype).flatten(0, -2)
+        rounded, scale_R = quantize_in_chunks(rows, tensor.device)
+        writes += [(target, rounded.view(target.shape)), (scale, scale_R.view(scale.shape))]
+    return StagedWeights(writes, digest)
+
+
+def save_whole(
+    model: Model, weights: NewWeights, folder: Path, *, check_finite: bool = False
+) -> str:
+    """Check new weights of a model that several processes have, and save those that are in memory.
+
+    Args:
+        model: The model of rank 0.
+        weights: As for `LLM.update`.
+        folder: Where to save a checkpoint, unless the weights are one.
+        check_finite: Whether to check that all numbers are finite.
+
+    Returns:
+        The fingerprint of the checkpoint that was given; empty if none was.
+
+    Raises:
+        InputError: the weights do not fit the model.
+        ModelError: the model's weights cannot be updated, or the checkpoint cannot be read.
+    """
+    _refuse(model)
+    with torch.device("meta"):
+        whole = _stock_class(model)._from_config(_plain_config(model), dtype=model.dtype)
+    drop_parts(whole, _dropped(model))
+    targets, required, _ = _list_targets(whole)
+    sources, digest = _fit(model, weights, targets, required, None, check_finite)
+    if isinstance(weights, str | os.PathLike):
+        return digest
+    by_target = {id(targets[name]): tensor for name, tensor in sources.items()}
+    own = model.module.state_dict()  # for buffers that are not given
+    state = {
+        name: by_target[id(target)].to(target.dtype) if id(target) in by_target else own[name]
+        for name, target in targets.items()
+    }
+    whole.load_state_dict(state, assign=True)
+    whole.save_pretrained(folder)
+    return digest
+
+
+def _fit(
+    model: Model,
+    weights: NewWeights,
+    targets: Mapping[str, Tensor],
+    required: Mapping[str, Tensor],
+    ranks: Ranks | None,
+    check_finite: bool,
+) -> tuple[dict[str, Tensor], str]:
+    """Return new weights by name, one for each target, and the fingerprint of their checkpoint.
+
+    Args:
+        model: The model.
+        weights: As for `LLM.update`.
+        targets: The weights to write, by name.
+        required: Those that must be given.
+        ranks: The processes, if the targets are the shard of this one.
+        check_finite: Whether to check that all numbers are finite.
+
+    Raises:
+        InputError: the weights do not fit the targets.
+        ModelError: the checkpoint cannot be read.
+    """
     digest = ""
     if isinstance(weights, nn.Module):
         given = _tensors_of(weights, targets)
     elif isinstance(weights, str | os.PathLike):
-        given, digest = _read(model, weights)
+        given, digest = _read(model, weights, ranks)
     else:
         given = _collect(weights, targets)
         if any(name not in targets for name in _used(given, targets, model)):
@@ -91,28 +167,13 @@ def stage_weights(
                 f"{other} and {name} differ, but the model has one weight for both; give only "
                 "one of them"
             )
-    writes: list[tuple[Tensor, Tensor]] = []
-    for name, tensor in sources.values():
-        target, scale = targets[name], scales.get(id(targets[name]))
-        if scale is None:
-            if tensor.data_ptr() != target.data_ptr():
-                writes.append((target, tensor))
-            continue
-        rows = tensor.to(model.dtype).flatten(0, -2)
-        rounded, scale_R = quantize_in_chunks(rows, tensor.device)
-        writes += [(target, rounded.view(target.shape)), (scale, scale_R.view(scale.shape))]
-    return StagedWeights(writes, digest)
+    return dict(sources.values()), digest
 
 
 def _refuse(model: Model) -> None:
     """Raise ModelError if a model has weights that cannot be updated."""
     if model.fixed_because:
         raise ModelError(model.fixed_because)
-    if model.ranks is not None:
-        raise ModelError(
-            "the weights of a tensor-parallel model cannot be updated, because each process "
-            "has only a part of them; load the new weights with another LLM"
-        )
     for name, part in model.module.named_modules():
         if isinstance(part, Fp4Linear | FourBitExperts):
             raise ModelError(
@@ -258,8 +319,16 @@ def _merge(path: str, layer: Any) -> Tensor:
     return weight
 
 
-def _read(model: Model, path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], str]:
-    """Return the weights of a checkpoint as the model's own were loaded, and their fingerprint."""
+def _read(
+    model: Model, path: str | os.PathLike[str], ranks: Ranks | None
+) -> tuple[dict[str, Tensor], str]:
+    """Return the weights of a checkpoint as the model's own were loaded, and their fingerprint.
+
+    Args:
+        model: The model.
+        path: The checkpoint.
+        ranks: The processes of which this one reads its shard; None to read all weights.
+    """
     directory = locate(path, None, weights=True)
     config = read_config(path, directory, revision=None, trust_remote_code=False)
     check_weights(directory)
@@ -273,18 +342,27 @@ def _read(model: Model, path: str | os.PathLike[str]) -> tuple[dict[str, Tensor]
         quantization="none",
         adapter=None,
         images=model.tower is not None,
-        ranks=None,
+        ranks=ranks,
         trust_remote_code=False,
     )
     return load_weights(plan).state_dict(), fingerprint(directory)
 
 
-def _convert(model: Model, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors with the names and shapes of the model's, from those of its checkpoints."""
-    stock = cast(Any, type(model.module))
+def _stock_class(model: Model) -> Any:
+    return type(model.module)
+
+
+def _plain_config(model: Model) -> Any:
+    """Return a copy of a model's configuration, without quantisation."""
     config = copy.deepcopy(model.module.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
+    return config
+
+
+def _convert(model: Model, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with the names and shapes of the model's, from those of its checkpoints."""
+    stock, config = _stock_class(model), _plain_config(model)
     with quiet_loading():
         try:
             loaded, info = stock.from_pretrained(

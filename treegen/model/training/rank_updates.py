@@ -1,0 +1,85 @@
+"""New weights for a model that several processes compute together.
+
+Rank 0 checks all weights, and saves those that are in memory. Between two steps, each rank then
+reads its shard from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from treegen.model.model import Model
+from treegen.model.parallel.ranks import RankLeader, Ranks
+from treegen.model.training.weight_updates import (
+    NewWeights,
+    StagedWeights,
+    save_whole,
+    stage_weights,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeights:
+    """New weights that fit a tensor-parallel model."""
+
+    model: Model
+    """The model of rank 0."""
+    path: Path
+    """The checkpoint that has them."""
+    fingerprint: str
+    """As `Model.fingerprint`."""
+
+    def write(self) -> None:
+        """Make each rank read its shard and copy it into the old weights.
+
+        Raises:
+            WorkerError: a rank fails.
+        """
+        ranks, lead = _ranks_of(self.model)
+        lead.call_followers("update", self.path)
+        write_shard(self.model, self.path)
+        try:
+            ranks.all_reduce_min(1)  # wait, because the checkpoint may be removed or changed now
+        except RuntimeError:
+            lead.check()
+            raise
+
+
+def write_shard(model: Model, path: Path) -> None:
+    """Copy this rank's shard of a checkpoint into the weights of a model."""
+    stage_weights(model, path).write()
+
+
+def stage_update(
+    model: Model, weights: NewWeights, *, check_finite: bool = False
+) -> StagedWeights | SharedWeights:
+    """Check new weights against those of a model, which stay as they are.
+
+    Args:
+        model: The model; of rank 0, if several processes compute it.
+        weights: As for `LLM.update`.
+        check_finite: Whether to check that all numbers are finite.
+
+    Raises:
+        InputError: the weights do not fit the model.
+        ModelError: the model's weights cannot be updated, or the checkpoint cannot be read.
+        WorkerError: a rank has failed.
+    """
+    if model.ranks is None:
+        return stage_weights(model, weights, check_finite=check_finite)
+    _, lead = _ranks_of(model)
+    lead.check()
+    saved = lead.folder / "weights"
+    shutil.rmtree(saved, ignore_errors=True)
+    digest = save_whole(model, weights, saved, check_finite=check_finite)
+    path = Path(weights) if isinstance(weights, str | os.PathLike) else saved
+    return SharedWeights(model, path, digest)
+
+
+def _ranks_of(model: Model) -> tuple[Ranks, RankLeader]:
+    """Return the ranks of a tensor-parallel model, and their control."""
+    assert model.ranks is not None and model.ranks.lead is not None, "only rank 0 updates weights"
+    return model.ranks, model.ranks.lead
