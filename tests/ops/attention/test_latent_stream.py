@@ -29,8 +29,8 @@ class Pages:
                 page = pages[group, at] = self.free.pop()
                 keys = min(PAGE, length - at * PAGE)
                 self.pool[page, :keys] = torch.randn(keys, 1, D, device="cuda")
-        start, stop, length = (np.array(each, dtype=np.int64) for each in (starts, stops, lengths))
-        return HostLevel(start, stop, pages, length, np.zeros_like(length), causal=False)
+        start, stop, keys_G = (np.array(each, dtype=np.int64) for each in (starts, stops, lengths))
+        return HostLevel(start, stop, pages, keys_G, np.zeros_like(keys_G), causal=False)
 
 
 def both(
