@@ -13,7 +13,7 @@ import torch
 from attention_cases import Group, make_case, paged
 
 from treegen.errors import InputError
-from treegen.ops.attention.level import to_host
+from treegen.ops.attention.level import HostLevel, to_host
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("needs Triton", allow_module_level=True)
@@ -27,7 +27,7 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 
 from treegen.ops.attention.gpu.kernels import attend_units, merge_parts
 from treegen.ops.attention.gpu.tuning import choose_tuning, find_max_height
-from treegen.ops.attention.gpu.units import HEIGHTS, WorkShape, build_work_list
+from treegen.ops.attention.gpu.units import HEIGHTS, WorkList, WorkShape, build_work_list
 
 KIB = 1 << 10
 CARDS = {"RTX 4090": (89, 99 * KIB), "H200": (90, 227 * KIB)}
@@ -156,3 +156,29 @@ def test_units_are_no_taller_than_asked() -> None:
         assert max(used) <= top
         units = np.concatenate(work.units)
         assert (units[:, 2] - units[:, 1]).max() * 4 <= top
+
+
+def test_streams_of_latents_fill_the_processors() -> None:
+    """Single rows write results if one unit each is enough; else keys are split and merged."""
+
+    def own(rows: int) -> HostLevel:
+        row, keys = np.arange(rows), np.full(rows, 1000)
+        pages = np.arange(rows * 16).reshape(rows, 16)
+        return HostLevel(row, row + 1, pages, keys, 0 * row, causal=False)
+
+    def trunk(rows: int) -> HostLevel:
+        zero = np.zeros(1, dtype=np.int64)
+        return HostLevel(zero, zero + rows, np.arange(32)[None], zero + 2048, zero, causal=False)
+
+    def plan(levels: list[HostLevel], rows: int) -> WorkList:
+        shape = WorkShape(rows, 1, 20, 64, False, 64, 64, streamed=True)
+        return build_work_list(levels, shape, rows, processors=132)
+
+    many = plan([own(1024)], 1024)
+    assert (many.num_parts, len(many.last), sum(map(len, many.units))) == (0, 1024, 0)
+    few = plan([own(64)], 64)
+    assert (few.num_parts, len(few.last), [*map(len, few.units)]) == (2, 0, [0, 128, 0, 0])
+    both = plan([trunk(1024), own(1024)], 1024)
+    assert len(both.last) == 0
+    assert (both.units[2][:, 2] - both.units[2][:, 1]).max() == 3
+    assert (len(both.units[1]), both.num_parts) == (1024, len(both.units[2]) // 342 + 1)
