@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tiny_models
-from gathering_ranks import add_in_fixed_order, gather_one_column, load_in_order
+from gathering_ranks import gather_one_column, load_in_order
 from guessing import Always, Knowing, guessed
 from transformers import AutoConfig
 
@@ -257,28 +257,6 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path)
     with pytest.raises(InputError, match="tensor_parallel_size must be"):
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=0)
-
-
-def test_four_reproducible_ranks_depend_on_nothing_else(tmp_path: Path) -> None:
-    """The order in which a library adds up four numbers depends on where they are in a tensor."""
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64}
-    tiny_models.save_tiny_model(tmp_path, hidden_size=64, **sizes)
-    leaves = [Node(text, samples=3, id=str(i)) for i, text in enumerate(QUESTIONS)]
-    found: list[dict[Any, Any]] = []
-    with RankGroup(4, "cpu") as group:
-        assert all(group.load(add_in_fixed_order))
-        model = group.load(partial(load_model, str(tmp_path)))
-        for part, max_rows in ((leaves, 16), (leaves[1:], 4)):
-            llm = LLM(
-                model,
-                tokenizer=tiny_models.tiny_tokenizer(),
-                memory="4MiB",
-                reproducible=True,
-                max_rows=max_rows,
-            )
-            done = llm.run(Node(FEW_SHOT, children=part), SamplingParams(max_tokens=8, seed=3))
-            found.append({(c.prompt_id, c.sample_index): c.tokens for c in done.completions})
-    assert found[1] == {key: found[0][key] for key in found[1]}
 
 
 def test_columns_that_ranks_gather_are_dense(group: RankGroup) -> None:
