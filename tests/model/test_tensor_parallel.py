@@ -257,8 +257,6 @@ def test_options_that_do_not_go_together(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path)
     with pytest.raises(InputError, match="tensor_parallel_size must be"):
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=0)
-    with pytest.raises(InputError, match="reproducible works only on one or two GPUs"):
-        LLM(str(tmp_path), device="cpu", tensor_parallel_size=3, reproducible=True)
 
 
 def test_columns_that_ranks_gather_are_dense(group: RankGroup) -> None:

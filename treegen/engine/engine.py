@@ -75,6 +75,8 @@ class Engine:
             CapacityError: no page fits.
         """
         self.model, self._ranks = model, model.ranks
+        if self._ranks is not None:
+            self._ranks.fixed_order = options.reproducible
         if self._ranks is not None and self._ranks.lead is not None:
             # Only rank 0 drafts tokens.
             self._ranks.lead.call_followers("engine", {**options.engine(), "speculate": None})

@@ -90,13 +90,6 @@ class EngineOptions:
         object.__setattr__(self, "device", device_name(self.device))
         check_sharing(self.sharing)
         check_int("tensor_parallel_size", self.tensor_parallel_size, least=1)
-        if self.tensor_parallel_size > 2 and self.reproducible:
-            # A sum of two numbers does not depend on their order, a sum of more does.
-            raise InputError(
-                "reproducible works only on one or two GPUs, because the order in which more "
-                f"ranks add numbers depends on the rows; set {arg('tensor_parallel_size')} to "
-                "2, or leave reproducible out"
-            )
         self._check_drafting()
         if self.adapter is not None and self.tensor_parallel_size > 1:
             raise InputError(

@@ -75,6 +75,8 @@ class Ranks:
     """The device of this rank."""
     lead: RankLeader | None
     """Rank 0's control over the other ranks; None in the other ranks."""
+    fixed_order: bool = False
+    """Whether the ranks' outputs are added in the order of ranks, whatever the number of rows."""
 
     def check(self) -> None:
         """Raise WorkerError if a follower of this rank has failed."""
@@ -236,8 +238,7 @@ _ALONE: Final = "a part of a model is computed without the other ranks"
 @torch.library.custom_op("treegen::sum_over_ranks", mutates_args=("partial",))
 def _sum_over_ranks(partial: Tensor) -> None:
     """Sum a tensor over the ranks, in place."""
-    assert _here, _ALONE
-    dist.all_reduce(partial)
+    _sum_in_place(partial)
 
 
 @_sum_over_ranks.register_fake
@@ -248,10 +249,27 @@ def _(partial: Tensor) -> None:
 @torch.library.custom_op("treegen::linear_over_ranks", mutates_args=())
 def linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
     """Return the sum over all ranks of input [..., I] @ weight [O, I].T."""
-    assert _here, _ALONE
     partial = linear(input, weight)
-    dist.all_reduce(partial)
+    _sum_in_place(partial)
     return partial
+
+
+def _sum_in_place(partial: Tensor) -> None:
+    assert _here, _ALONE
+    ranks = _here[0]
+    if ranks.fixed_order and ranks.size > 2 and partial.is_floating_point():
+        _sum_in_order(partial, ranks.size)
+    else:
+        dist.all_reduce(partial)  # a sum of two numbers, or of integers, has one result
+
+
+def _sum_in_order(partial: Tensor, size: int) -> None:
+    """Add up the tensors of all ranks in the order of ranks."""
+    parts = _gather(partial.contiguous(), size)
+    total = parts[0].to(torch.promote_types(partial.dtype, torch.float32))
+    for part in parts[1:]:
+        total = total + part
+    partial.copy_(total)
 
 
 @linear_over_ranks.register_fake
@@ -262,11 +280,17 @@ def _(input: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("treegen::gather_columns", mutates_args=())
 def gather_columns(part: Tensor, size: int) -> Tensor:
     """Return the shards [..., W] of `size` ranks as one dense tensor [..., size * W]."""
-    assert _here, _ALONE
-    gathered = part.new_empty(size, *part.shape)
-    _all_gather(gathered.view(-1), part.contiguous().view(-1))
+    gathered = _gather(part.contiguous(), size)
     # If the shards have one column, a reshape alone would be a view that is not dense.
     return gathered.movedim(0, -2).reshape(*part.shape[:-1], size * part.shape[-1]).contiguous()
+
+
+def _gather(part: Tensor, size: int) -> Tensor:
+    """Return the tensors [size, ...] of all ranks."""
+    assert _here, _ALONE
+    gathered = part.new_empty(size, *part.shape)
+    _all_gather(gathered.view(-1), part.view(-1))
+    return gathered
 
 
 @gather_columns.register_fake
