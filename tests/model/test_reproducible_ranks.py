@@ -19,12 +19,13 @@ FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
 
 def test_four_reproducible_ranks_depend_on_nothing_else(tmp_path: Path) -> None:
     """The order in which a library adds up four numbers depends on where they are in a tensor."""
-    sizes = {"num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 64}
-    tiny_models.save_tiny_model(tmp_path, hidden_size=64, **sizes)
+    sizes: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    tiny_models.save_tiny_model(tmp_path, hidden_size=64, intermediate_size=64, **sizes)
     leaves = [Node(text, samples=3, id=str(i)) for i, text in enumerate(QUESTIONS)]
     found: list[dict[Any, Any]] = []
     with RankGroup(4, "cpu") as group:
-        assert all(group.load(add_in_fixed_order))
+        checked: Any = group.load(add_in_fixed_order)
+        assert all(checked)
         model = group.load(partial(load_model, str(tmp_path)))
         for part, max_rows in ((leaves, 16), (leaves[1:], 4)):
             llm = LLM(
