@@ -28,8 +28,8 @@ from treegen.common.drafter import DraftContext
 from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.engine.compute import decode_graphs
+from treegen.engine.compute.cuda_graphs import estimate_row_seconds
 from treegen.engine.compute.decode_step import FORCED, NUM_INPUTS, DecodeStep, DeferredDraws
-from treegen.engine.compute.graph_pool import estimate_row_seconds
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.engine.speculative.speculation import FunctionDrafter, SpeculationOptions
 from treegen.model.batch import Batch

@@ -18,7 +18,7 @@ from tiny_models import save_tiny_model
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
-from treegen.model.checkpoint.packed_weights import dequantize_4bit, dequantize_8bit
+from treegen.model.checkpoint.dequantization import dequantize_4bit, dequantize_8bit
 from treegen.model.config import load_spec
 from treegen.model.load import load_model
 

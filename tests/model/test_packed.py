@@ -16,8 +16,8 @@ from tiny_models import save_tiny_model
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
-from treegen.model.checkpoint.packed_weights import dequantize
-from treegen.model.checkpoint.quantized import Packing, quantisation_of
+from treegen.model.checkpoint.dequantization import dequantize
+from treegen.model.checkpoint.quantization import Packing, quantisation_of
 from treegen.model.config import load_spec, read_config
 from treegen.model.load import load_model
 

@@ -19,8 +19,8 @@ from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
 from treegen.evals.model import load_model_facts
 from treegen.model import weights
-from treegen.model.checkpoint import quantized
-from treegen.model.checkpoint.quantized import FP8_METHODS
+from treegen.model.checkpoint import quantization
+from treegen.model.checkpoint.quantization import FP8_METHODS
 from treegen.model.config import load_spec
 from treegen.model.linear.fp8 import Fp8Linear
 from treegen.model.linear.fp8_checkpoint import requantize_per_row
@@ -253,7 +253,7 @@ def test_layouts_that_are_not_read_are_refused(
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(tmp_path)
-    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    monkeypatch.setattr(quantization, "find_spec", lambda name: None)
     for settings, extra in ((SETTINGS["fine"], "fp8"), (INT4, "compressed-tensors")):
         edit(tmp_path, quantization_config=settings)
         with pytest.raises(ModelError, match=rf"pip install '\.\[{extra}\]'"):

@@ -16,7 +16,7 @@ import treegen
 from treegen.errors import ContextError, InputError, ModelError
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.training import trainable
-from treegen.model.training.logprobs import tree_logprobs
+from treegen.model.training.tree_logprobs import tree_logprobs
 from treegen.prompts.rollout_tree import RolloutTree, Segment, tree_of
 
 # What each family is for; the numbers of layers, windows and the like are in tiny_models.py.

@@ -14,8 +14,8 @@ import torch
 from treegen.common.checks import CacheMode
 from treegen.common.device import use_device
 from treegen.common.spec import ModelSpec
+from treegen.engine.compute.cuda_graphs import estimate_row_seconds
 from treegen.engine.compute.decode_graphs import DecodeGraphs
-from treegen.engine.compute.graph_pool import estimate_row_seconds
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.engine.features.encoder_cache import EncoderCache

@@ -55,7 +55,7 @@ def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) 
     import torch
 
     from treegen.model.checkpoint.adapter import find_adapter
-    from treegen.model.checkpoint.quantized import quantisation_of
+    from treegen.model.checkpoint.quantization import quantisation_of
     from treegen.model.config import read_config, resolve_device, resolve_dtype
 
     device = torch.device(places.device) if places else resolve_device(engine.device)

@@ -20,7 +20,7 @@ from treegen.model.checkpoint.files import locate, read_raw_config, weight_files
 from treegen.model.checkpoint.fp4 import StoredSizes
 from treegen.model.checkpoint.generation_config import format_sampling
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
-from treegen.model.checkpoint.quantized import check_fp4, describe_support, quantisation_of
+from treegen.model.checkpoint.quantization import check_fp4, describe_support, quantisation_of
 from treegen.model.config import declared_dtype, read_config, resolve_device, resolve_dtype, spec_of
 from treegen.model.linear.fp4_checkpoint import kept_in_4_bits
 from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts

@@ -36,7 +36,7 @@ from treegen.model.checkpoint.generation_config import (
     recommended_sampling,
 )
 from treegen.model.checkpoint.gguf_file import Stored, check_sizes, gguf_arguments, is_gguf
-from treegen.model.checkpoint.quantized import quantization_settings
+from treegen.model.checkpoint.quantization import quantization_settings
 from treegen.model.checkpoint.text_part import generates_text
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

@@ -23,7 +23,7 @@ from treegen.errors import InputError
 from treegen.model.checkpoint.adapter import find_adapter
 from treegen.model.checkpoint.families import refuse_family, refuse_images
 from treegen.model.checkpoint.files import check_weights, fingerprint, locate
-from treegen.model.checkpoint.quantized import quantisation_of
+from treegen.model.checkpoint.quantization import quantisation_of
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import DTYPES, read_config, resolve_device, resolve_dtype, spec_of
 from treegen.model.hook import ATTENTION

@@ -22,6 +22,7 @@ from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec
 from treegen.errors import ModelError, ModelWarning
 from treegen.model.checkpoint.adapter import Adapter, merge
+from treegen.model.checkpoint.dequantization import dequantize_packed_on_load
 from treegen.model.checkpoint.files import fingerprint, weight_files
 from treegen.model.checkpoint.gguf_file import gguf_arguments, is_gguf, read_header
 from treegen.model.checkpoint.load_report import (
@@ -30,8 +31,7 @@ from treegen.model.checkpoint.load_report import (
     quiet_loading,
     warn_unused,
 )
-from treegen.model.checkpoint.packed_weights import dequantize_packed_on_load
-from treegen.model.checkpoint.quantized import (
+from treegen.model.checkpoint.quantization import (
     QuantizationInfo,
     check_fp4,
     configure_dequantization,

@@ -20,14 +20,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.engine.compute.decode_step import NUM_INPUTS, POSITION, DecodeStep, DeferredDraws
-from treegen.engine.compute.graph_pool import (
+from treegen.engine.compute.cuda_graphs import (
     CaptureBudget,
     GraphPool,
     pad_num_query_rows,
     pad_num_rows,
     weak_ref_tensor,
 )
+from treegen.engine.compute.decode_step import NUM_INPUTS, POSITION, DecodeStep, DeferredDraws
 from treegen.model.batch import Batch
 from treegen.model.recurrent.state_batch import states_in_slots
 from treegen.ops.attention.gpu.state import StaticState, TritonState, live_rows_of

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from treegen.common.device import AsyncHostCopy, to_device, to_device_together
 from treegen.common.params import SamplingParams
+from treegen.engine.compute.cuda_graphs import MOST_TOKENS
 from treegen.engine.compute.decode_step import POSITION, DecodeStep, DeferredDraws
-from treegen.engine.compute.graph_pool import MOST_TOKENS
 from treegen.engine.compute.levels import Ints
 from treegen.errors import ModelError, WorkerError, arg
 from treegen.model.batch import Batch, ForwardModel, ImageRows

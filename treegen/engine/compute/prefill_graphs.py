@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.common.device import StagingBuffer, to_device_together
-from treegen.engine.compute.graph_pool import MOST_TOKENS, GraphPool, weak_ref_tensor
+from treegen.engine.compute.cuda_graphs import MOST_TOKENS, GraphPool, weak_ref_tensor
 from treegen.model.batch import Batch
 from treegen.ops.attention.gpu.state import StaticState, TritonState
 

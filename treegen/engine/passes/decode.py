@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from treegen.engine.compute.cuda_graphs import pad_num_query_rows
 from treegen.engine.compute.decode_step import (
     COUNT,
     FORCED,
@@ -19,7 +20,6 @@ from treegen.engine.compute.decode_step import (
     TOKEN,
     DeferredDraws,
 )
-from treegen.engine.compute.graph_pool import pad_num_query_rows
 from treegen.engine.compute.levels import Ints, build_shared_levels, expand_level, make_level
 from treegen.engine.compute.model_runner import StepInputs, StepRows
 from treegen.engine.features import Features

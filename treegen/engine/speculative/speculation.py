@@ -26,8 +26,8 @@ from treegen.common.drafter import (
     PromptInfo,
 )
 from treegen.common.spec import ModelSpec
+from treegen.engine.compute.cuda_graphs import estimate_row_seconds, pad_num_query_rows
 from treegen.engine.compute.decode_graphs import DecodeGraphs
-from treegen.engine.compute.graph_pool import estimate_row_seconds, pad_num_query_rows
 from treegen.engine.compute.levels import Ints
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.features import Features

@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from treegen.errors import ModelError
-from treegen.model.checkpoint.quantized import check_packages, quantisation_of
+from treegen.model.checkpoint.quantization import check_packages, quantisation_of
 from treegen.prompts.images.table import Ahead
 
 _OWN_STATE: Final = "its recurrent layers keep their states in themselves, not in a cache"

@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from treegen.errors import InputError, arg
 from treegen.model.checkpoint.fp4 import GROUP, Fp4Matrix, StoredMatrices, dequantize_fp4
-from treegen.model.checkpoint.quantized import QuantizationInfo
+from treegen.model.checkpoint.quantization import QuantizationInfo
 from treegen.model.linear.experts import FusedExperts, convert_experts, fused_experts
 from treegen.model.linear.fp4 import Fp4Experts, Fp4Linear
 from treegen.model.linear.fp8 import MULTIPLE, iter_fp8_linears

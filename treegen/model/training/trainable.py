@@ -18,7 +18,7 @@ from treegen.model.checkpoint.families import (
     recurrent_types,
     refuse_family,
 )
-from treegen.model.checkpoint.quantized import quantisation_of
+from treegen.model.checkpoint.quantization import quantisation_of
 from treegen.model.chunked import is_scaling_layer
 from treegen.model.load import from_module, patch_module
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.files import check_weights, fingerprint, locate, summarize_error
 from treegen.model.checkpoint.load_report import quiet_loading
-from treegen.model.checkpoint.quantized import quantisation_of
+from treegen.model.checkpoint.quantization import quantisation_of
 from treegen.model.checkpoint.text_part import drop_parts
 from treegen.model.config import read_config
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear

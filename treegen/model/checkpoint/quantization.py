@@ -217,7 +217,7 @@ _UNPACKED_BITS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How packed matrices are stored; see `treegen.model.checkpoint.packed_weights`."""
+    """How packed matrices are stored; see `treegen.model.checkpoint.dequantization`."""
 
     layout: str
     """"gptq", "gptq_v2", "awq", "bnb-4", "bnb-8" or "nvfp4"."""

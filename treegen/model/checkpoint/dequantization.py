@@ -50,7 +50,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from treegen.model.checkpoint import fp4
 from treegen.model.checkpoint.fp4 import Fp4Matrix
-from treegen.model.checkpoint.quantized import Packing
+from treegen.model.checkpoint.quantization import Packing
 from treegen.ops.attention.types import FP8
 
 _METHOD: Final = "treegen-packed"
