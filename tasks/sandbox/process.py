@@ -24,7 +24,7 @@ from treegen.tasks.sandbox.programs import (
     TestCase,
 )
 from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of
-from treegen.tasks.sandbox.supervisor import KILL
+from treegen.tasks.sandbox.helper import KILL
 from treegen.tasks.sandbox.tiers import SandboxTier, Workspace, helper_sources
 
 _STDERR_KEPT = 4096

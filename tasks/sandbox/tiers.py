@@ -40,7 +40,7 @@ def load(name, source):
 with open(int(sys.argv[2])) as file:
     for item in json.load(file).items():
         load(*item)
-sys.modules["treegen.tasks.sandbox.supervisor"].main(int(sys.argv[1]))
+sys.modules["treegen.tasks.sandbox.helper"].main(int(sys.argv[1]))
 """
 
 

@@ -37,7 +37,7 @@ def killing(most: int, number: int = signal.SIGKILL) -> Iterator[set[Process]]:
     def kill() -> None:
         while not over.is_set() and len(killed) < most:
             for process, name in descendants(os.getpid()).items():
-                if "treegen.tasks.sandbox.supervisor" in name and process not in killed:
+                if "treegen.tasks.sandbox.helper" in name and process not in killed:
                     killed.add(process)
                     os.kill(process[0], number)
                     if len(killed) == most:
@@ -60,7 +60,7 @@ def killing_at_start(most: int, number: int = signal.SIGKILL) -> Iterator[list[i
     start = subprocess.Popen.__init__
 
     def start_and_kill(process: Any, command: Any, **options: Any) -> None:
-        is_helper = any("treegen.tasks.sandbox.supervisor" in str(part) for part in command)
+        is_helper = any("treegen.tasks.sandbox.helper" in str(part) for part in command)
         if is_helper and threading.get_ident() == here and len(killed) < most:
             start(process, ["/bin/sh", "-c", f"kill -{int(number)} $$"], **options)
             killed.append(process.pid)
