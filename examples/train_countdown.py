@@ -3,11 +3,12 @@
     python examples/train_countdown.py
     python examples/train_countdown.py --in-flight
 
-The samples of a training step are first lines of solutions: 16 for each of 40 puzzles of four
-numbers. The reward is 1 if the target can still be reached, and otherwise 0. The test draws whole
-solutions of other puzzles. By default, a training step waits for its samples. With --in-flight,
-samples go on while the weights change: a training step takes the first 40 puzzles that are done,
-and the new weights finish the other samples. No puzzle occurs twice.
+The samples of a training step are next lines of solutions: 16 for each of 40 puzzles of four
+numbers, after zero, one or two right lines. The reward is 1 if the target can still be reached, and
+otherwise 0. The test draws whole solutions of other puzzles. By default, a training step waits for
+its samples. With --in-flight, samples go on while the weights change: a training step takes the
+first 40 puzzles that are done, and the new weights finish the other samples. No puzzle occurs
+twice.
 docs/integrations/training.md shows the results.
 """
 
@@ -26,41 +27,53 @@ from transformers import AutoModelForCausalLM
 from treegen import LLM, Completion, Node, SamplingParams
 from treegen.demo import model_path
 from treegen.evals.statistics.estimators import difference_interval, estimate
-from treegen.tasks.puzzles.countdown_text import SOLVE_HEADER, apply_steps, prompt, solve_head
+from treegen.tasks.puzzles.countdown_text import (
+    SOLVE_HEADER,
+    apply_steps,
+    prompt,
+    solve_head,
+    step_line,
+)
 from treegen.tasks.puzzles.puzzle import PuzzleState, moves, reachable
 from treegen.train import tree_logprobs, tree_of
 
-Puzzle = tuple[tuple[int, ...], int]  # numbers, and the target
+Puzzle = tuple[tuple[int, ...], int, str]  # numbers, the target, and the lines that are given
 Group = tuple[Puzzle, list[Completion]]
 LINE = SamplingParams(max_tokens=24, stop=("\n",), include_stop=True, seed=0)
 SOLUTION = SamplingParams(max_tokens=64, stop=("\n\n",), seed=0)
 SAMPLES, PUZZLES, LR = 16, 40, 1e-4
 
 
-def draw_puzzles(num: int, seed: int, used: set[Puzzle]) -> list[Puzzle]:
-    """Draw new puzzles, whose targets are reached by random steps."""
+def draw_puzzles(num: int, seed: int, used: set[Puzzle], most_given: int = 0) -> list[Puzzle]:
+    """Draw new puzzles, whose targets are reached by random steps, and give some of the steps."""
     draw, puzzles = random.Random(seed), list[Puzzle]()
     while len(puzzles) < num:
         numbers = tuple(sorted(draw.choices(range(1, 14), k=4)))
         state: PuzzleState = numbers
+        lines = list[str]()
         while len(state) > 1:
-            state = draw.choice(moves(state, whole=True)).left
-        if (puzzle := (numbers, int(state[0]))) not in used and 0 < puzzle[1] <= 50:
-            used.add(puzzle)
-            puzzles.append(puzzle)
+            step = draw.choice(moves(state, whole=True))
+            lines.append(step_line(step) + "\n")
+            state = step.left
+        new = (numbers, int(state[0]), "")
+        if new not in used and 0 < new[1] <= 50:
+            used.add(new)
+            puzzles.append((*new[:2], "".join(lines[: draw.randint(0, most_given)])))
     return puzzles
 
 
 def prompt_of(puzzle: Puzzle) -> str:
-    """The text before a solution."""
-    return prompt(SOLVE_HEADER, (), solve_head(*puzzle))
+    """The text before the lines to sample."""
+    numbers, target, given = puzzle
+    return prompt(SOLVE_HEADER, (), solve_head(numbers, target) + given)
 
 
 def reward_of(puzzle: Puzzle, samples: list[Completion]) -> Tensor:
     """The reward of each sample: 1 if it is a legal step after which the target can be reached."""
-    numbers, target = puzzle
-    lefts = [apply_steps(numbers, each.text) or () for each in samples]
-    return torch.tensor([1.0 * (len(s) == 3 and reachable(s, target, True)) for s in lefts])
+    numbers, target, given = puzzle
+    size = len(numbers) - given.count("\n") - 1
+    lefts = [apply_steps(numbers, given + each.text) or () for each in samples]
+    return torch.tensor([1.0 * (len(s) == size and reachable(s, target, True)) for s in lefts])
 
 
 def sample(llm: LLM, puzzles: list[Puzzle], num: int, params: SamplingParams) -> Iterator[Group]:
@@ -106,7 +119,7 @@ def loss_of(module: Any, llm: LLM, batch: list[Group]) -> Tensor:
 def test(llm: LLM, puzzles: list[Puzzle]) -> list[float]:
     """The share of samples that solve each puzzle."""
     solved = {
-        puzzle: fmean(apply_steps(puzzle[0], each.text) == puzzle[1:] for each in samples)
+        puzzle: fmean(apply_steps(puzzle[0], each.text) == puzzle[1:2] for each in samples)
         for puzzle, samples in sample(llm, puzzles, 4, SOLUTION)
     }
     return [solved[puzzle] for puzzle in puzzles]
@@ -114,12 +127,13 @@ def test(llm: LLM, puzzles: list[Puzzle]) -> list[float]:
 
 @click.command()
 @click.option("--in-flight", is_flag=True, help="Let samples go on while the weights change.")
-@click.option("--steps", default=15, show_default=True, help="Steps of the optimiser.")
-@click.option("--num-test", default=100, show_default=True, help="Puzzles of the test.")
+@click.option("--steps", default=60, show_default=True, help="Steps of the optimiser.")
+@click.option("--num-test", default=300, show_default=True, help="Puzzles of the test.")
 def main(in_flight: bool, steps: int, num_test: int) -> None:
     """Train the demo model, and print its rewards and its scores before and after."""
     used: set[Puzzle] = set()
-    held_out, training = draw_puzzles(num_test, 1, used), draw_puzzles(steps * PUZZLES, 2, used)
+    held_out = draw_puzzles(num_test, 1, used)
+    training = draw_puzzles(steps * PUZZLES, 2, used, most_given=2)
     module: Any = AutoModelForCausalLM.from_pretrained(model_path(), dtype="float32")
     optimizer = torch.optim.AdamW(module.parameters(), lr=LR, weight_decay=0)
     llm = LLM("demo", dtype="float32", max_rows=2 * PUZZLES * SAMPLES)

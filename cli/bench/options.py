@@ -161,8 +161,8 @@ RUNS: Final = (
     ),
     option(
         "--quantization TYPE",
-        "fp8: 8-bit weight matrices. With --shape also nvfp4: 4-bit matrices, and mxfp4: 4-bit "
-        "experts of gpt-oss.",
+        "fp8: 8-bit weight matrices. With --shape, two more types: nvfp4 (4-bit matrices) and "
+        "mxfp4 (4-bit experts of gpt-oss).",
     ),
     option("--kv-cache-dtype TYPE", "fp8: store keys and values in 8 bits.", default="auto"),
     *ENGINE,

@@ -135,7 +135,8 @@ _READING = ("data", "task", "allow_task_code")
 )
 @option(
     "--labels FILE",
-    "Labels by people, which correct the mean: JSONL with problem_id, sample_index and label.",
+    "Labels by people, which treegen uses to correct the mean of the verdicts: JSONL with "
+    "problem_id, sample_index and label.",
     type=PATH,
 )
 @option(

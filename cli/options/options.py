@@ -74,8 +74,8 @@ _TASK: Final = (
 _DATA: Final = (
     option(
         "--data --haystack PATH",
-        "Problems: a JSONL file, a folder of splits, a text (needle), or a name such as hf. "
-        "Default: the problems bundled with treegen.",
+        "Problems: a JSONL file, a folder of splits, or a name such as hf; for needle tasks, the "
+        "text to use as haystack. Default: the problems bundled with treegen.",
     ),
     option("--split NAME", "Split of a folder or of a data set on the hub."),
     option(

@@ -311,7 +311,7 @@ def read_puzzle(row: dict[str, Any]) -> tuple[PuzzleState, int]:
     if not isinstance(numbers, list) or not all(map(_is_whole, numbers)):
         raise ValueError(f"numbers is not a list of whole numbers from 0 to {_LARGEST:,}")
     if not 2 <= len(numbers) <= MAX_NUMBERS:
-        raise ValueError(f"numbers must be 2 to {MAX_NUMBERS} numbers, not {len(numbers)}")
+        raise ValueError(f"numbers must have 2 to {MAX_NUMBERS} entries, not {len(numbers)}")
     if target is None or not _is_whole(target):
         raise ValueError(f"target is not a whole number from 0 to {_LARGEST:,}")
     return state_of(numbers), target

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from treegen.errors import InputError
 from treegen.tasks.sandbox import value_json
+from treegen.tasks.sandbox.helper import KILL
 from treegen.tasks.sandbox.programs import (
     HelperKilledError,
     Limits,
@@ -24,7 +25,6 @@ from treegen.tasks.sandbox.programs import (
     TestCase,
 )
 from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of
-from treegen.tasks.sandbox.helper import KILL
 from treegen.tasks.sandbox.tiers import SandboxTier, Workspace, helper_sources
 
 _STDERR_KEPT = 4096
@@ -32,7 +32,7 @@ _START_SECONDS = 60.0
 _HANG_UP_SECONDS = 2.0  # for a helper to end after either side has closed the socket
 _GRACE_SECONDS = 10.0  # for the helper to report after the wall time limit, which it enforces
 _CHUNK = 1 << 16
-_AGAIN = "`treegen score RUN` judges its sample again"
+_AGAIN = "`treegen score RUN` judges the sample again"
 _PIPE_CHUNKS = 4
 # A program may write this many times as much to stderr as to stdout. The limit bounds the CPU time
 # that reading stderr costs in this process.

@@ -32,7 +32,10 @@ FEW = ["-n", "2", "--max-tokens", "3", "-f", "1"]
         (["--device", "meta"], "device must be auto, cpu, cuda or cuda:N, got 'meta'"),
         (["--device", "cpu:1"], "device must be auto, cpu, cuda or cuda:N, got 'cpu:1'"),
         (["--device", "cpu", "--memory", "500TiB"], "memory 500.0 TiB is more than cpu has ("),
-        (["--model-args", "impl=foo"], "impl must be auto or one of cpu, flash, flash4, invariant"),
+        (
+            ["--model-args", "impl=foo"],
+            "impl must be auto or one of cpu, flash, flash4, gluon, invariant",
+        ),
         (["--device", "cpu", "--model-args", "impl=triton"], "impl 'triton' cannot run on cpu"),
     ],
 )

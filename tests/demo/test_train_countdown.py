@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from treegen import LLM
 from treegen.demo import model_path
+from treegen.tasks.puzzles.countdown_text import apply_steps
 from treegen.tasks.puzzles.puzzle import reachable
 
 
@@ -38,9 +39,14 @@ def test_it_trains_and_reports(in_flight: bool) -> None:
 
 def test_puzzles_differ_and_can_be_solved() -> None:
     used: set[Any] = set()
-    first, second = (train_countdown.draw_puzzles(40, seed, used) for seed in (1, 2))
-    assert len({*first, *second}) == 80
-    assert all(reachable(numbers, target, True) for numbers, target in first)
+    first = train_countdown.draw_puzzles(40, 1, used)
+    second = train_countdown.draw_puzzles(40, 2, used, most_given=2)
+    assert len({puzzle[:2] for puzzle in (*first, *second)}) == 80
+    assert not any(given for _, _, given in first)
+    assert {given.count("\n") for _, _, given in second} == {0, 1, 2}
+    for numbers, target, given in (*first, *second):
+        state = apply_steps(numbers, given)
+        assert state is not None and reachable(state, target, True)
 
 
 def test_a_step_is_rewarded_if_it_leads_on() -> None:
@@ -52,8 +58,13 @@ def test_a_step_is_rewarded_if_it_leads_on() -> None:
         "\n": 0,
     }
     samples: Any = [SimpleNamespace(text=text) for text in cases]
-    rewards = train_countdown.reward_of(((3, 4, 5, 6), 25), samples)
+    rewards = train_countdown.reward_of(((3, 4, 5, 6), 25, ""), samples)
     assert rewards.tolist() == list(cases.values())
+    given = "4 + 6 = 10 (left: 3 5 10)\n"
+    lines = {"3 * 5 = 15 (left: 10 15)\n": 1, "3 + 5 = 8 (left: 8 10)\n": 0, "\n": 0}
+    samples = [SimpleNamespace(text=text) for text in lines]
+    rewards = train_countdown.reward_of(((3, 4, 5, 6), 25, given), samples)
+    assert rewards.tolist() == list(lines.values())
 
 
 def test_the_loss_moves_towards_rewarded_samples() -> None:

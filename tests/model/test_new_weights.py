@@ -103,7 +103,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "number": (lambda m: 3, InputError, "got int"),
     "raises": (failing, OSError, "gone"),
     "reuses": (reusing, InputError, "yield clones"),
-    "part": (lambda m: m.model, InputError, "no weight named"),
+    "part": (lambda m: m.model, InputError, "no weights with these names"),
 }
 
 

@@ -233,13 +233,13 @@ def test_wrong_answers_are_refused() -> None:
     with AskTell(by_beam, ["a"], PARAMS) as searches:
         (request,) = searches.ask()
         for wrong in ([], ["a"] * 4, [Score((1,), (-1.0,), True)] * 3, [None] * 3):
-            with pytest.raises(InputError, match="takes 3 answers, each a Completion"):
+            with pytest.raises(InputError, match="needs a list of 3 Completion objects"):
                 searches.tell(request, wrong)  # type: ignore[arg-type]
         assert searches.tell(request, ["a", "b", "c"])
     with AskTell(by_choice, ["a"], PARAMS) as searches:
         (request,) = searches.ask()
         searches.tell(request, ["a", "b", "c"])
-        with pytest.raises(InputError, match="takes 2 answers, each a Score"):
+        with pytest.raises(InputError, match="needs a list of 2 Score objects"):
             searches.tell(searches.ask()[0], ["a", "b"])
 
 

@@ -147,7 +147,7 @@ def test_a_call_of_another_session_is_refused_and_leaves_nothing_behind() -> Non
     for call in calls:
         asked = mine.start(call)
         assert asked in mine.step()
-        with pytest.raises(InputError, match="waits for nothing in this session"):
+        with pytest.raises(InputError, match="has made no request to this session"):
             _ = asked.result
     assert not other.backend.has_work
     assert len(other.sample({foreign: 2})[foreign]) == 2

@@ -103,8 +103,9 @@ def read_extent(folder: Path) -> WrittenExtent:
     for path in sorted(folder.glob(_PATTERN)):
         if path.name != f"scores-{at.rows:09d}.parquet":
             raise RunError(
-                f"{path} does not continue the files before it; restore these files from a "
-                "copy, or give another folder"
+                f"the name of {path} does not match the number of rows in the files before it, so "
+                "a file is missing or renamed; restore the folder from a copy, or give another "
+                "folder"
             )
         try:
             at = _reached_by(path, at)

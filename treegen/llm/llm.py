@@ -118,8 +118,9 @@ class LLM(BaseLLM):
                 CPU, 8,192 on a GPU.
             sharing: Which tree levels become attention levels of their own; see `compile_plan`.
             impl: Attention implementation: "auto", "cpu", "triton" (with cuDNN for a long trunk),
-                "flash", "flash4", "xformers" or "reference". For a loaded `Model`, "auto" is the
-                implementation it was loaded with.
+                "gluon" (as "triton", with another kernel for latents on Hopper), "flash", "flash4",
+                "xformers" or "reference". For a loaded `Model`, "auto" is the implementation it was
+                loaded with.
             eager: On a GPU, skip compiling and CUDA graphs: faster start, slower decoding.
             compile: Compile the decoder layers on a GPU, which takes some seconds at first use.
                 Models with recurrent layers are compiled only if treegen's own operators run these

@@ -295,7 +295,7 @@ def _attention_modules(module: nn.Module, num: int, num_layers: int) -> list[nn.
     probe = _probe_attention(module)
     layers = [call.layer for call in probe.calls]
     if len(layers) != num or layers != sorted({*layers} & {*range(num_layers)}):
-        raise ModelError("the model's layers do not each call attention once, in order")
+        raise ModelError("some layer does not call attention exactly once, in the layers' order")
     if len({id(attention) for attention in probe.modules}) != num:
         raise ModelError("some of its layers share an attention module")
     return probe.modules

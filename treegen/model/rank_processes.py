@@ -232,8 +232,9 @@ def devices_of(size: int, device: str) -> torch.device:
         return resolved
     if resolved.index is not None:
         raise InputError(
-            f"device {device!r} is one GPU, and {arg('tensor_parallel_size', size)} uses the "
-            f"first {size} GPUs; choose them by CUDA_VISIBLE_DEVICES"
+            f"device {device!r} names one GPU, but {arg('tensor_parallel_size', size)} uses the "
+            f"first {size} visible GPUs; give device 'cuda', and choose the GPUs with "
+            "CUDA_VISIBLE_DEVICES"
         )
     if size > (there := torch.cuda.device_count()):
         raise InputError(

@@ -91,7 +91,7 @@ class RunImages:
                 str(name): tuple(hashes) for name, hashes in index_content["problems"].items()
             }
             if any(sha256 not in images for hashes in problems.values() for sha256 in hashes):
-                raise ValueError("a problem has an image that the list does not have")
+                raise ValueError("a problem names an image that is missing in `images`")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(
                 f"{index} is damaged ({error}); restore it from a copy, or remove it and resume "

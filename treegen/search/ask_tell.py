@@ -372,8 +372,8 @@ class AskTell(Closeable):
             wanted = len(request.texts)
         if len(answers) != wanted or not all(isinstance(answer, kind) for answer in answers):
             raise InputError(
-                f"request {request.id!r} needs {wanted} answers, each a {kind.__name__}; give "
-                "this number of answers"
+                f"request {request.id!r} needs a list of {wanted} {kind.__name__} objects as "
+                "answers; give exactly these"
             )
         completions = [answer for answer in answers if isinstance(answer, Completion)]
         uncounted = any(completion.text and not completion.tokens for completion in completions)

@@ -136,7 +136,7 @@ def test_a_design_of_one_cell_has_no_variances() -> None:
     found = mean_of(cells([(0.5, "p", "a", 0, 0)]))
     assert found.value == 0.5 and found.low <= 0.5 <= found.high and found.stderr is None
     assert found.given == ("judge", "wording")
-    with pytest.raises(InputError, match="no judgement"):
+    with pytest.raises(InputError, match="no readable judgement"):
         cells([])
 
 
@@ -282,7 +282,7 @@ def test_strengths_are_those_of_a_logistic_regression() -> None:
     # Pairs that one run always wins do not tell how much stronger it is.
     assert always[0].low is not None and -0.3 < always[0].low < 0 and always[0].high is None
     assert always[1].high == pytest.approx(-always[0].low) and always[1].low is None
-    with pytest.raises(InputError, match="not compared with any other"):
+    with pytest.raises(InputError, match="do not connect all runs"):
         bradley_terry([("p", 0, 1, 1.0)], 3)
 
 

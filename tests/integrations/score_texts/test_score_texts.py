@@ -135,7 +135,7 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
         next(score_texts(llm, path, out, top=2))
     first.write_bytes(damaged)
     second.unlink()
-    with pytest.raises(RunError, match="does not continue the files before it"):
+    with pytest.raises(RunError, match="does not match the number of rows in the files before it"):
         next(score_texts(llm, path, out, top=2))
 
 

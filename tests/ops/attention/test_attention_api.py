@@ -91,7 +91,8 @@ def put(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Non
         (put("values", lambda v: v.bfloat16()), "values .* got torch.bfloat16"),
         (
             put("impl", lambda _: "fast"),
-            "auto or one of cpu, flash, flash4, invariant, reference, triton, xformers, got 'fast'",
+            "auto or one of cpu, flash, flash4, gluon, invariant, reference, triton, xformers, "
+            "got 'fast'",
         ),
     ],
 )

@@ -41,7 +41,7 @@ def both(
     dtype, device = pages.pool.dtype, pages.pool.device
     q = torch.randn(rows, heads, D, device=device).to(dtype)
     made = []
-    for impl, kind in (("triton", dtype), ("reference", torch.float64)):
+    for impl, kind in (("gluon", dtype), ("reference", torch.float64)):
         prepared = prepare_host(levels, None, device, impl)
         pool = pages.pool.to(kind)
         made.append(

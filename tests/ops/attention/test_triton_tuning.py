@@ -22,8 +22,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from triton.experimental.gluon._runtime import GluonASTSource
-from triton.experimental.gluon.language import NVMMASharedLayout
 
 from treegen.ops.attention.gpu.kernels import attend_units, merge_parts
 from treegen.ops.attention.gpu.tuning import choose_tuning, find_max_height
@@ -100,11 +98,13 @@ def test_units_fit_the_card(card: str, dtype: torch.dtype, width: int) -> None:
     [(20, 32, 1), pytest.param(64, 32, 2, marks=pytest.mark.soak), (3, 16, 1)],
 )
 def test_streams_of_latents_fit_hopper(per_head: int, columns: int, sides: int) -> None:
+    runtime = pytest.importorskip("triton.experimental.gluon._runtime")
+    language = pytest.importorskip("triton.experimental.gluon.language")
     from treegen.ops.attention.gpu import stream_kernels
 
     types = dict.fromkeys(("pages", "units"), "*i32") | {"scale": "fp32"}
     types |= {"out": "*bf16", "lses": "*fp32"}
-    layout = NVMMASharedLayout(128, 16, 2)
+    layout = language.NVMMASharedLayout(128, 16, 2)
     for name, rows in (("latents", 64), ("rotated", 64), ("q", columns), ("q_rotated", columns)):
         width = 64 if name.endswith("rotated") else 512
         types[name] = f"tensordesc<bf16[{rows}, {width}],{layout!r}>"
@@ -113,7 +113,7 @@ def test_streams_of_latents_fit_hopper(per_head: int, columns: int, sides: int) 
     types |= dict.fromkeys(constants, "constexpr")
     kernel = stream_kernels.stream_units
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
-    source = GluonASTSource(kernel, signature, constants, {})
+    source = runtime.GluonASTSource(kernel, signature, constants, {})
     options = {"num_warps": stream_kernels.WARPS.value}
     made = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert made.metadata.shared <= CARDS["H200"][1]

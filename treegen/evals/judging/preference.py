@@ -144,7 +144,10 @@ def _check_connected(pairs: Sequence[tuple[str, int, int, float]], num_runs: int
         before = len(reached)
         reached |= {i for _, a, b, _ in pairs if {a, b} & reached for i in (a, b)}
     if len(reached) < num_runs:
-        raise InputError("some runs are not compared with any other run; judge pairs of all runs")
+        raise InputError(
+            "the judged pairs do not connect all runs, so the runs cannot be ranked together; "
+            "judge pairs of all runs"
+        )
 
 
 def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[float, float]:

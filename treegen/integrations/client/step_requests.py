@@ -133,8 +133,9 @@ class StepRequest:
         if num > self._max_operations:
             if is_temporary:
                 raise InputError(
-                    f"scoring this prompt takes {num:,} operations, and the server accepts at "
-                    f"most {self._max_operations:,}; extend the prompt in fewer steps"
+                    f"scoring this prompt takes {num:,} operations, because each extension of the "
+                    f"prompt is one, and the server accepts at most {self._max_operations:,}; "
+                    "join the texts into fewer extensions"
                 )
             self._name(missing[self._max_operations - 1], call.root_name, names)
             self.begun.append(call)

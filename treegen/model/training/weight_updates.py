@@ -245,7 +245,9 @@ def _check_names(
     given: Mapping[str, Tensor], targets: Mapping[str, Tensor], required: Mapping[str, Tensor]
 ) -> None:
     if unknown := [name for name in given if name not in targets]:
-        raise InputError(f"the model has no weight named {_list(unknown)}; leave it out")
+        raise InputError(
+            f"the model has no weights with these names: {_list(unknown)}; leave them out"
+        )
     covered = {id(targets[name]) for name in given}
     if missing := [name for name, weight in required.items() if id(weight) not in covered]:
         raise InputError(f"the new weights lack {_list(missing)}; give all weights of the model")

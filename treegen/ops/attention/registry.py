@@ -30,6 +30,12 @@ def _load_triton() -> Implementation:
     return Triton()
 
 
+def _load_gluon() -> Implementation:
+    from treegen.ops.attention.gpu.attend import Gluon
+
+    return Gluon()
+
+
 def _load_invariant() -> Implementation:
     from treegen.ops.attention.gpu.attend import Invariant
 
@@ -61,12 +67,13 @@ LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
     "cpu": _load_cpu,
     "triton": _load_triton,
     "reference": _load_reference,
+    "gluon": _load_gluon,
     "invariant": _load_invariant,
     "flash": _load_flash,
     "flash4": _load_flash4,
     "xformers": _load_xformers,
 }
-_READ_FP8: Final = ("auto", "cpu", "triton", "invariant", "reference")
+_READ_FP8: Final = ("auto", "cpu", "triton", "gluon", "invariant", "reference")
 
 
 @check_argument_types

@@ -49,7 +49,9 @@ class ReplyReader:
             InputError: `tokenizer` is not a tokenizer, or no format has the name.
         """
         if not callable(getattr(tokenizer, "convert_tokens_to_ids", None)):
-            raise InputError(f"tokenizer must be one of transformers, got {tokenizer!r:.60}")
+            raise InputError(
+                f"tokenizer must be a tokenizer of transformers, got {tokenizer!r:.60}"
+            )
         self.tokenizer = tokenizer
         chosen = None if tool_format_name is None else tool_format(tool_format_name)
         self.format = chosen or tool_format_of(tokenizer)

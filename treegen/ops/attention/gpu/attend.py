@@ -1,7 +1,8 @@
 """Attention over levels on a GPU: a Triton kernel over work lists, and torch's dense kernel.
 
-Each level but the last stores partial results in float32. If the last level's groups are single
-rows and there are few parts, its launch merges them too. Otherwise a separate kernel merges them.
+Each level but the last stores partial results in float32 (in the queries' type if latents are
+streamed). If the last level's groups are single rows and there are few parts, its launch merges
+them too. Otherwise a separate kernel merges them.
 
 In batch-invariant attention, the bits of a row depend on the row's own keys alone. They do not
 depend on other rows of the batch, on how keys are shared, or on when they are computed; see
@@ -51,6 +52,8 @@ class Triton:
     in_graphs = True
     invariant = False
     """Whether keys are folded in one order, so that neither dense nor latent kernels are used."""
+    streams = False
+    """Whether a Gluon kernel reads latents where it can."""
 
     def refusal(self, device: torch.device) -> str | None:
         """Return None for a CUDA device since Ampere, and the reason for refusal otherwise.
@@ -113,7 +116,9 @@ class Triton:
         if is_latent:  # repeat the key head, so that no head has more query rows than a unit
             split = -1, -1, _head_groups(q_heads), -1
             keys, values = keys.expand(split), values.expand(split)
-        streamed = is_latent and _can_stream(q_THD, keys, values, prepared, options)
+        streamed = (
+            self.streams and is_latent and _can_stream(q_THD, keys, values, prepared, options)
+        )
         if streamed:
             q_THD = q_THD.contiguous()
         work = state.work(self.shape_of(q_THD, keys, values, options, is_latent, streamed))
@@ -243,6 +248,9 @@ def _can_stream(
         and options.softcap is None
         and options.sinks_H is None
         and not any(level.causal for level in prepared.levels)
+        and keys.stride(3) == 1
+        and all(each.data_ptr() % 16 == 0 for each in (q_THD, keys))  # as TMA needs
+        and all(stride % 8 == 0 for stride in keys.stride()[:2])
         and _has_streams(q_THD.device)
     )
 
@@ -250,7 +258,9 @@ def _can_stream(
 @cache
 def _has_streams(device: torch.device) -> bool:
     """Return whether a device and Triton's version run the kernel that streams latents."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
+    if _INTERPRETED or device.type != "cuda" or torch.version.hip is not None:
+        return False
+    if torch.cuda.get_device_capability(device) != (9, 0):
         return False
     try:
         import treegen.ops.attention.gpu.stream_kernels  # noqa: F401
@@ -262,6 +272,13 @@ def _has_streams(device: torch.device) -> bool:
 def _head_groups(heads: int) -> int:
     """Return the smallest number of equal groups of query heads that fit into a unit's rows."""
     return next(n for n in range(1, heads + 1) if heads % n == 0 and heads // n <= HEIGHTS[2])
+
+
+class Gluon(Triton):
+    """As `Triton`, with a Gluon kernel for latents on Hopper GPUs where it can read them."""
+
+    name = "gluon"
+    streams = True
 
 
 class Invariant(Triton):

@@ -2,8 +2,8 @@
 
 One warp copies queries and latents to shared memory ahead of the warps that compute. Latents are
 the rows of both products: logits are latents times queries, and results are transposed latents
-times weights. So a latent is read from shared memory twice, however few query rows a unit has. The
-product of the next block runs while the weights of a block are computed.
+times weights. So each group of warps reads a latent from shared memory twice, however few query
+rows a unit has. The next block of latents is copied while a block is computed.
 
 Legend: T query rows, H query heads, N folded rows of a unit (a query row and a head each), R rank,
 P rotated numbers.
