@@ -98,7 +98,7 @@ def test_examples_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (puzzle([1], 1), "must be 2 to 6 numbers, not 1"),
+        (puzzle([1], 1), "must have 2 to 6 entries, not 1"),
         (puzzle([1] * 7, 1), "not 7"),
         (puzzle([1, -2], 1), "numbers is not a list of whole numbers"),
         (puzzle([1, 2.0], 1), "numbers is not a list"),  # type: ignore[list-item]
