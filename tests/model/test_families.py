@@ -17,7 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from treegen import LLM, SamplingParams
 from treegen.errors import ContextError, ModelError, ModelWarning
 from treegen.model.batch import Batch
-from treegen.model.checkpoint import families, quantized
+from treegen.model.checkpoint import families, quantization
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.config import load_spec
 from treegen.model.load import load_model
@@ -371,9 +371,9 @@ def test_the_documented_ways_of_storing_weights_are_those_of_the_code(repository
     )
     documented = {(name, how) for names, how in found[1:] for name in names_in(names)}
     told = {
-        *((name, "kept in FP8, or expanded") for name in quantized.FP8_METHODS),
-        *((name, "kept in 4 bits, or expanded") for name in quantized.FP4_METHODS),
-        *((name, "expanded") for name in quantized.EXPANDED_METHODS),
+        *((name, "kept in FP8, or expanded") for name in quantization.FP8_METHODS),
+        *((name, "kept in 4 bits, or expanded") for name in quantization.FP4_METHODS),
+        *((name, "expanded") for name in quantization.EXPANDED_METHODS),
     }
     assert documented == told
 
