@@ -240,7 +240,7 @@ class NearTies:
             """Return whether the stored sample may begin with a text."""
             return whole.startswith(added) or (isinstance(stop, str) and added.startswith(whole))
 
-        def may_follow(before: str, added: str, other: int) -> bool:
+        def _may_follow(before: str, added: str, other: int) -> bool:
             if other in self._ends or stop == other:  # it adds no text
                 return stop == other and before == text
             following = whole[len(before) : len(before) + 1]
@@ -255,7 +255,7 @@ class NearTies:
             before = read(tokens[:at])
             for other in self._list_near(drawn, at):
                 added = read([*tokens[:at], other])
-                if may_follow(before, added, other):
+                if _may_follow(before, added, other):
                     yield len(added), (*tokens[:at], other)
 
     def _follow_choice(self, stored: Record, drawn: Record) -> Followed:

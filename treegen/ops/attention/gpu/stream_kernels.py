@@ -338,7 +338,7 @@ def launch_stream(call: LayerCall, units: Tensor, out: Tensor, lses: Tensor, row
     sides = 2 if columns > 32 else 1
     columns //= sides
 
-    def describe(tensor: Tensor, height: int, numbers: int) -> TensorDescriptor:
+    def _describe(tensor: Tensor, height: int, numbers: int) -> TensorDescriptor:
         flat = tensor.view(-1, width)
         return TensorDescriptor.from_tensor(flat, [height, numbers], _SHARED)
 
@@ -346,10 +346,10 @@ def launch_stream(call: LayerCall, units: Tensor, out: Tensor, lses: Tensor, row
     num_units = len(units) * (q_heads // per_head)
     processors = torch.cuda.get_device_properties(q_THD.device).multi_processor_count
     stream_units[(min(num_units, processors),)](
-        describe(latents, BLOCK.value, RANK.value),
-        describe(latents, BLOCK.value, ROTATED.value),
-        describe(q_THD, columns, RANK.value),
-        describe(q_THD, columns, ROTATED.value),
+        _describe(latents, BLOCK.value, RANK.value),
+        _describe(latents, BLOCK.value, ROTATED.value),
+        _describe(q_THD, columns, RANK.value),
+        _describe(q_THD, columns, ROTATED.value),
         call.work.pages,
         units,
         out,
