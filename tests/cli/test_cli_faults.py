@@ -160,7 +160,7 @@ def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
             "1 / 0\n        return TaskData(",
             r"load fails in task 'echo': ZeroDivisionError: division by zero \(own.py:\d+\)",
         ),
-        ("return TaskData(", "return (", "load of task 'echo' gives a tuple; it must give a"),
+        ("return TaskData(", "return (", "load of task 'echo' returns a tuple; it must return"),
         ('"say hi", "hi"', '"say hi", 7', "load .* gives problem 'a' the answer 7; it must be"),
         ('Problem("a"', "Problem(7", "load .* gives problem 7 the id 7; it must be text"),
         (
@@ -205,7 +205,11 @@ def test_faults_of_a_task_are_told_before_weights_are_loaded(
             'return {"other"',
             "score of problem 'a' of task 'echo' gives {'other': Verdict(",
         ),
-        ("return summarise", "return None and summarise", "aggregate of task 'echo' gives a None"),
+        (
+            "return summarise",
+            "return None and summarise",
+            "aggregate of task 'echo' returns a None",
+        ),
         ("return summarise", "1 / 0; return summarise", "aggregate fails in task 'echo': ZeroDiv"),
     ],
 )

@@ -402,7 +402,7 @@ def test_contexts_without_a_token_begin_with_the_tokenizers_own(llm: LLM) -> Non
     for got, expected in zip((empty, plain, spanning, ids), want, strict=True):
         assert got.tokens == expected.tokens
         assert got.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    with pytest.raises(InputError, match="continuation has no token"):
+    with pytest.raises(InputError, match="continuation adds no token"):
         llm.score([("a", "")])
 
 

@@ -371,7 +371,7 @@ def test_the_grammar_binds_the_final_channel_of_harmony(
                     "required": ["a"],
                 }
             },
-            "json_schema can never end",
+            "json_schema has no finite text",
         ),
         ({"json_schema": {"type": "object", "required": 5}}, "json_schema cannot be used"),
         ({"json_schema": {"type": "object", "required": [["a"]]}}, "json_schema cannot be used"),

@@ -81,6 +81,6 @@ def test_the_log_probabilities_of_a_rollout_are_those_of_the_loss() -> None:
 def test_prompt_lengths_are_for_trees() -> None:
     module = tiny_module()
     llm = LLM(from_module(module, check=False), tokenizer=tiny_tokenizer(), memory="16MiB")
-    with pytest.raises(InputError, match="prompt_lengths is for a tree"):
+    with pytest.raises(InputError, match="prompt_lengths needs a RolloutTree"):
         llm.score([([5], [6])], prompt_lengths=[1])
     assert llm.score(tree_of([])) == []

@@ -106,7 +106,7 @@ def test_python_takes_it(checkpoint: Path, tmp_path: Path) -> None:
         assert SamplingParams.from_generation_config(served, max_tokens=7) == want
     save_tiny_model(tmp_path, "llama")
     plain = load_spec(tmp_path)
-    with pytest.raises(InputError, match="recommends no sampling"):
+    with pytest.raises(InputError, match="with recommended sampling parameters"):
         SamplingParams.from_generation_config(type("Fake", (), {"spec": plain})())
 
 

@@ -97,7 +97,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "shape": (lambda m: changed(m, NORM, lambda w: w[:-1]), InputError, r"\[31\].*\[32\]"),
     "type": (lambda m: changed(m, NORM, lambda w: w.int()), InputError, "int32"),
     "meta": (lambda m: changed(m, NORM, lambda w: w.to("meta")), InputError, "on meta"),
-    "no tensor": (lambda m: changed(m, NORM, lambda w: w.tolist()), InputError, "no tensor"),
+    "no tensor": (lambda m: changed(m, NORM, lambda w: w.tolist()), InputError, "is not a tensor"),
     "twice": (lambda m: [*m.named_parameters(), *m.named_parameters()], InputError, "two tensors"),
     "no pairs": (lambda m: list(m.parameters()), InputError, "pairs"),
     "number": (lambda m: 3, InputError, "got int"),

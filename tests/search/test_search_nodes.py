@@ -133,7 +133,7 @@ def test_a_session_refuses_nodes_of_another() -> None:
         lambda: mine.sample({node: 1, foreign: 2}),
         lambda: mine.score({foreign: ["a"]}),
     ):
-        with pytest.raises(InputError, match="node '0/' is of another session"):
+        with pytest.raises(InputError, match="node '0/' belongs to another session"):
             use()
     with pytest.raises(InputError, match="give nodes of the session, got 'acde'"):
         mine.sample({"acde": 1})  # type: ignore[dict-item]

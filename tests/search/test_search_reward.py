@@ -145,7 +145,7 @@ def test_texts_that_are_too_long_are_refused(tmp_path: Path) -> None:
 
 def test_other_models_are_refused(tmp_path: Path) -> None:
     save(tmp_path, kind=LlamaForCausalLM)
-    with pytest.raises(ModelError, match="no sequence classifier"):
+    with pytest.raises(ModelError, match="is not a sequence classifier"):
         reward_model(tmp_path)
     with pytest.raises(ModelError, match="does not exist"):
         reward_model("/no/such/model")

@@ -178,7 +178,9 @@ def test_a_node_is_awaited_in_the_loop_of_its_search_alone() -> None:
         return await root.run(lambda: asyncio.run(root.sample(1)))
 
     for result in run_of(backend_of(HistoryModel()), fn, 2):
-        assert result.error is not None and "another event loop" in result.error
+        assert (
+            result.error is not None and "outside of the event loop of its search" in result.error
+        )
 
 
 def test_tasks_that_a_search_leaves_behind_end_in_silence(caplog: pytest.LogCaptureFixture) -> None:

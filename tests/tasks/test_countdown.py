@@ -305,7 +305,9 @@ def test_which_tasks_have_steps() -> None:
     for name in ("countdown", "game24", "gsm8k"):
         assert isinstance(get_search_task(name), SearchTask)
     assert not isinstance(get_task("mmlu"), SearchTask)
-    with pytest.raises(InputError, match=r"'needle' has no steps .*: countdown, game24, gsm8k"):
+    with pytest.raises(
+        InputError, match=r"'needle' cannot be searched, .*: countdown, game24, gsm8k"
+    ):
         get_search_task("needle")
 
 

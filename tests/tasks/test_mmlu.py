@@ -199,7 +199,7 @@ def test_a_question_is_never_its_own_example(tmp_path: Path) -> None:
     ("options", "told"),
     [
         ({"num_fewshot": 6}, "num_fewshot is 6 but the dev split of anatomy has 5"),
-        ({"fewshot_data": "train"}, "from the dev split"),
+        ({"fewshot_data": "train"}, "examples of the dev split"),
         ({"extra": {"subjects": "anatomi"}}, "did you mean 'anatomy'"),
         ({"extra": {"subject": "anatomy"}}, "no argument 'subject'; did you mean 'subjects'"),
         ({"extra": {"per_subject": "0"}}, "whole number from 1"),
@@ -214,7 +214,7 @@ def test_requests_that_cannot_be_met(folder: Path, options: dict[str, Any], told
     ("content", "told"),
     [
         (b"\xff", "is not UTF-8"),
-        (b"q,a,b,c,d,4\n", "counts answers from 1"),
+        (b"q,a,b,c,d,4\n", "has answers from 1 to 4"),
         (b"", "no usable question"),
         (b'q,a,b,c,d,"' + b"A" * 200_000 + b'"\n', "line 1: field larger"),
     ],

@@ -35,7 +35,7 @@ def test_a_folder_named_like_a_metric_is_not_run(
     (tmp_path / "f9").mkdir()
     (tmp_path / "f9" / "f9.py").write_text(HOSTILE)
     load_tasks.cache_clear()
-    with pytest.raises(InputError, match=r"metric f9, and f9/f9.py in the working directory"):
+    with pytest.raises(InputError, match=r"metric f9, but lm-eval would run"):
         get_task(str(tmp_path / "sums.yaml"))
     assert not (tmp_path / "ran").exists()
 
@@ -60,6 +60,6 @@ def test_nor_if_a_function_of_the_task_asks_for_it(
     (tmp_path / "f8").mkdir()
     (tmp_path / "f8" / "f8.py").write_text(HOSTILE)
     load_tasks.cache_clear()
-    with pytest.raises(TreegenError, match=r"metric f8, and f8/f8.py in the working directory"):
+    with pytest.raises(TreegenError, match=r"metric f8, but lm-eval would run"):
         get_task(str(place / "sums.yaml"))
     assert not (tmp_path / "ran").exists()

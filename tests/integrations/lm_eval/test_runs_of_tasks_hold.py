@@ -309,7 +309,7 @@ def test_what_cannot_be_run_is_refused_early(folder: Path, tmp_path: Path) -> No
     for name, told in {
         "lm-eval:local_gsm9k": "no task 'local_gsm9k'",
         "lm-eval:humaneval": "in a sandbox",
-        f"lm-eval:x@{tmp_path / 'none'}": "no folder",
+        f"lm-eval:x@{tmp_path / 'none'}": "is not a folder",
         str(tmp_path / "none.yaml"): "does not exist",
     }.items():
         with pytest.raises(InputError, match=told):
@@ -381,5 +381,5 @@ def test_perplexities_have_no_problems_to_compare(folder: Path, llm: LLM, tmp_pa
     run = treegen.evaluate(
         "lm-eval:local_wikitext", llm, output=tmp_path / "run", include_path=folder, progress=False
     )
-    with pytest.raises(InputError, match="perplexities"):
+    with pytest.raises(InputError, match="gives problems a value from 0 to 1"):
         compare_runs(run.view, run.view)

@@ -110,7 +110,7 @@ def test_a_verifier_gives_nodes_values(tmp_path: Path) -> None:
         )
         ids = client.root([5, 6])
         (refused,) = client.batch({"op": "reward", "nodes": [ids["id"]]})
-        assert "text of the prompt" in refused["error"]["message"]
+        assert "the prompt as text" in refused["error"]["message"]
         client.http.close()
 
     async def search(root: Any) -> None:

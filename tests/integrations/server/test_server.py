@@ -505,12 +505,12 @@ FORCED = {
 }
 IMAGE = {"url": "data:image/png;base64,iVBORw0KGgo="}
 REFUSED: list[tuple[Any, int, str]] = [
-    (b"", 400, "no JSON"),
-    (b"[" * 9_000, 400, "no JSON"),
+    (b"", 400, "is not JSON"),
+    (b"[" * 9_000, 400, "is not JSON"),
     (b"[1]", 400, "not a JSON object"),
     (b'{"prompt": "a", "temperature": NaN}', 400, "NaN"),
     (b'{"prompt": "a", "seed": ' + b"9" * 5_000 + b"}", 400, "JSON"),
-    (b"\xff\xfe{", 400, "no JSON"),
+    (b"\xff\xfe{", 400, "is not JSON"),
     (b"x" * 2**17, 413, "bytes"),
     ({}, 400, "prompt must be"),
     ({"prompt": {"a": 1}}, 400, "prompt must be"),
@@ -864,7 +864,7 @@ def test_what_is_not_answered_in_time_is_told_so(model: LLM) -> None:
         for each in asking:
             each.join()
     assert sorted(each.status_code for each in answers) == [200, 503]
-    assert all("the server stops" in each.text for each in answers)
+    assert all("the server is stopping" in each.text for each in answers)
     assert model.cache.pool.num_used == 0
 
 

@@ -167,7 +167,7 @@ def test_a_registered_implementation_runs_or_raises() -> None:
         assert prepare(levels).impl == "cpu"
         with pytest.raises(InputError, match="cannot run on cpu; elsewhere: needs another planet"):
             prepare(levels, impl="elsewhere")
-        with pytest.raises(InputError, match="exists already"):
+        with pytest.raises(InputError, match="already exists"):
             register("elsewhere", Elsewhere)
     finally:
         del LOADERS["elsewhere"]

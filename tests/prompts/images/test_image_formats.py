@@ -170,7 +170,7 @@ def test_only_the_listed_formats_are_opened() -> None:
 
 def test_an_image_that_its_owner_decoded_may_be_of_any_format() -> None:
     lazy = Image.open(io.BytesIO(saved(picture(3), "TIFF")))
-    with pytest.raises(InputError, match=r"TIFF file that is not decoded yet.*call its load\(\)"):
+    with pytest.raises(InputError, match=r"TIFF image that is not decoded yet.*call its load\(\)"):
         open_image(lazy, "the image")
     lazy.load()
     assert load_image(lazy, "the image").tobytes() == picture(3).tobytes()

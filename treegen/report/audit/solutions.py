@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Protocol, runtime_checkable
 
 from treegen.evals.job import Job
 from treegen.evals.pipeline.listener import Listener
@@ -14,12 +14,20 @@ from treegen.runs import RunDir, RunSettings
 _MOST: Final = 3  # solutions of a problem that are run
 
 
+@runtime_checkable
+class _SolvedTask(Protocol):
+    """A task that knows solutions of its problems."""
+
+    def solutions(self, problem_id: str) -> list[str]:
+        """Return samples that are solutions of a problem."""
+
+
 def list_solutions(job: Job) -> dict[str, list[str]]:
     """Return samples of each problem that its data call right; no problem without one."""
-    solutions: Any = getattr(job.task, "solutions", None)
-    if as_code_execution_task(job.task) is None or solutions is None:
+    task = job.task
+    if as_code_execution_task(task) is None or not isinstance(task, _SolvedTask):
         return {}
-    found = {problem.id: solutions(problem.id)[:_MOST] for problem in job.data.problems}
+    found = {problem.id: task.solutions(problem.id)[:_MOST] for problem in job.data.problems}
     return {name: texts for name, texts in found.items() if texts}
 
 
