@@ -51,7 +51,7 @@ REFUSED: Final = {
     "nemotron": _DROPS,
     "doge": "its attention adds a bias to each key, and its experts mix the tokens of a pass",
     "deepseek_v4": "its layers attend to keys that are compressed from blocks of tokens, and a "
-    "block may go on in other nodes",
+    "block may continue in other nodes",
     "inkling2": _DISTANCES,
     "inkling2_text": _DISTANCES,
     "inkling2_loop": _DISTANCES,
