@@ -55,7 +55,7 @@ def _chat(tools: Sequence[dict[str, Any]], text: str, turns: Iterable[Turn]) -> 
     for call, shown, weight in turns:
         parts.append(Part(f"{call_text(call)}{EOS}", weight))
         parts.append(Part(f"\ntool:\n{shown}\nassistant:\n", READ))
-    end = parts[-2]  # a document's own end stands for that of its last call
+    end = parts[-2]  # the last call ends where its document ends
     return [*parts[:-2], Part(end.text.removesuffix(EOS), end.weight)]
 
 
@@ -201,7 +201,7 @@ def one_file(draw: random.Random) -> Document:
 
 
 def several_files(draw: random.Random) -> Document:
-    """Three or four files, of which two or three are wrong."""
+    """Return three or four files; two or three of them are wrong."""
     return repair_document(draw, draw.choice(("medium", "hard")))
 
 

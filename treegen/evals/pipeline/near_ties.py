@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Record = Mapping[str, Any]
 Branch = tuple[int, ...]
-"""The first tokens of a sample, the last of which nearly ties with another one."""
+"""The first tokens of a sample. The last token nearly ties with another one."""
 
 MOST_SHARE: Final = 0.02
 """The largest share of an honest sample's tokens at which it parts from its redraws. 120 samples
@@ -132,7 +132,7 @@ class NearTies:
         """Return for each sample whether it differs from its redraws only at near-ties.
 
         Args:
-            stored: The stored records, each of which differs from its redraw.
+            stored: The stored records that differ from their redraws.
             drawn: Their redraws.
         """
         if self._prepared.job.choices:

@@ -329,7 +329,7 @@ def _read(
     Args:
         model: The model.
         path: The checkpoint.
-        ranks: The processes of which this one reads its shard; None to read all weights.
+        ranks: The ranks, if this process reads only its shard; None to read all weights.
     """
     directory = locate(path, None, weights=True)
     config = read_config(path, directory, revision=None, trust_remote_code=False)

@@ -136,7 +136,7 @@ def write_results(top, total, acc, query, out, lses, at, count):
         top: Maximum of the logits in base 2 [N].
         total: Sums of weights relative to `top` [BLOCK, N].
         acc: Weighted sums of latents [R, N].
-        query: Shared memory of the unit's queries, in place of which results are transposed.
+        query: Shared memory of the unit's queries. Results are transposed there afterwards.
         out: Pointer to results [rows, R].
         lses: Pointer to LSEs [rows].
         at: The unit's first row.
