@@ -146,7 +146,7 @@ def test_other_data_are_not_scored(treegen: Command, tiny: Path, tmp_path: Path)
     treegen("eval", "gsm8k", "-M", tiny, "--data", data, "-n", 1, "--max-tokens", 2, "-o", path)
     moved = write_jsonl(tmp_path / "moved.jsonl", [problem("1+1?", 2)])
     write_jsonl(data, [problem("1+1?", 3)])
-    assert "are not those that" in treegen("score", path).error
+    assert "are not the problems of" in treegen("score", path).error
     assert "data.problems: " in treegen("eval", "--resume", path).error
     assert treegen("score", path, "--data", moved).code == 0
 

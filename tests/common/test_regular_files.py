@@ -40,6 +40,7 @@ OWN = {
     "treegen/model/memory.py",
     "treegen/report/audit/faulty.py",
     "treegen/report/audit/kinds.py",
+    "treegen/report/audit/published.py",
     "treegen/report/page.py",
     "treegen/runs/files.py",
     "treegen/runs/records.py",
@@ -234,7 +235,7 @@ def test_votes_of_a_run(name: str, pipe: Callable[[str], Path], treegen: Command
     run = make_run(path, num_problems=2, num_samples=2)
     pipe(f"run/{file}")
     done = treegen("score", run)
-    assert done.code == 2 and "no regular file" in done.error
+    assert done.code == 2 and "not a regular file" in done.error
 
 
 @pytest.mark.parametrize(

@@ -387,7 +387,7 @@ def test_without_its_problems_a_run_is_shown_unjudged(treegen: Command, tmp_path
     assert Reader(run / "report.html").blob("run-1-index")["filters"]
     lines = Path(moved).read_text().replace("What is 3", "What was 3")
     Path(moved).write_text(lines)
-    assert "are not those that" in treegen("report", run, "--data", moved).error
+    assert "are not the problems of" in treegen("report", run, "--data", moved).error
 
 
 def test_metrics_stay_when_the_problems_are_gone(treegen: Command, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_it_is_off_by_default_and_needs_a_key(folder: Path) -> None:
     with AsyncLLM(llm) as served:
         with pytest.raises(InputError, match="needs a key"):
             Server(served, name="model", weights_dir=folder)
-        with pytest.raises(InputError, match="no folder"):
+        with pytest.raises(InputError, match="not a folder"):
             Server(served, name="model", api_key=KEY, weights_dir=folder / "file")
 
 
