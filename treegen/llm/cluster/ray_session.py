@@ -77,8 +77,14 @@ class RaySession:
         self._is_ours = not self.ray.is_initialized()  # otherwise the caller ends it
         if not self._is_ours:
             return
-        if places.address is not None:
-            self._join(places.address)
+        if (address := places.address) is not None:
+            try:
+                self._init(address=address)
+            except WorkerError as error:
+                raise InputError(
+                    f"cannot join the Ray cluster at {address}; this machine must be one of its "
+                    f"nodes, with the same Ray and Python ({error})"
+                ) from error
             return
         with _set_visible_gpus(places.gpus):
             self._init(
@@ -88,15 +94,6 @@ class RaySession:
                 object_store_memory=_OBJECT_STORE,
                 include_dashboard=False,
             )
-
-    def _join(self, address: str) -> None:
-        try:
-            self._init(address=address)
-        except WorkerError as error:
-            raise InputError(
-                f"cannot join the Ray cluster at {address}; this machine must be one of its nodes, "
-                f"with the same Ray and Python ({error})"
-            ) from error
 
     def _init(self, **options: Any) -> None:
         logging.getLogger("ray").setLevel(logging.ERROR)
