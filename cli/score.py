@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.choices import collect_choices, make_engine, make_execution
+from treegen.cli.options.choices import collect_choices, make_engine, make_execution, pop_reading
 from treegen.cli.options.options import (
     ALL_FILTERS,
     PATH,
@@ -100,9 +100,6 @@ def verify(
     memory: str,
     batch_size: int,
     device: str | None,
-    data: str | None,
-    task: str | None,
-    allow_task_code: bool,
     **settings: Any,
 ) -> None:
     """Score the samples of RUN with an outcome or process reward model.
@@ -117,10 +114,7 @@ def verify(
         memory: Cache for shared parts of the samples.
         batch_size: Samples to compute at once, for models without a shared cache.
         device: Where the verifier computes: cpu, cuda or cuda:N.
-        data: Current path of the run's problems, if they have moved.
-        task: File and class of the run's task, if the task is in a file.
-        allow_task_code: Whether to run task and method code that the run names.
-        **settings: Options of the verifier.
+        **settings: Options of the verifier, and of the group "reading", as for `load_run`.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
@@ -128,10 +122,10 @@ def verify(
     from treegen.evals.config.verifier_settings import parse_verifier_settings
     from treegen.evals.pipeline.rescoring import score_run_with_verifier
 
+    reading = pop_reading(settings)
     texts = {name: settings[name] for name in ("mark", "separator", "tokens", "reduce")}
     others = {n: v for n, v in settings.items() if n not in texts and v is not None}
     parse_bytes(memory)
-    reading = {"data": data, "task": task, "allow_task_code": allow_task_code}
     terminal = Terminal()
     done = score_run_with_verifier(
         run,
