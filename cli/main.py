@@ -199,8 +199,8 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
         if not isinstance(error, MemoryError) and _CPU_ALLOCATOR not in str(error):
             raise
         raise Failure(
-            f"there is not enough memory ({error}); use a smaller --memory, --max-rows or model, "
-            "or a machine with more; the finished samples of a run are stored"
+            f"the machine has too little memory ({error}); use a smaller --memory, --max-rows or "
+            "model, or a larger machine; the finished samples of a run are stored"
         ) from error
 
 

@@ -262,7 +262,7 @@ class ClusterRun:
         self._crew.replace_worker(slot, reason)
         self._dealer.remove_worker(slot.number, for_good=slot.over)
         for key in self._dealer.left_out - before:
-            self.left_out[key] = f"it broke workers {MOST_DEATHS} times ({slot.reason})"
+            self.left_out[key] = f"it crashed workers {MOST_DEATHS} times ({slot.reason})"
             name = self.name_of(key)
             warnings.warn(f"{name!r} is left out: {self.left_out[key]}", ModelWarning, stacklevel=2)
 
