@@ -37,7 +37,7 @@ from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
 from treegen.common.formatting import format_bytes
 from treegen.errors import InputError
-from treegen.model.training.packed_tree import pack_tree
+from treegen.model.training.tree_logprobs import pack_tree
 from treegen.ops.attention.tree import attend_tree
 from treegen.ops.attention.types import AttentionOptions
 from treegen.report.tables import PrintableTable
