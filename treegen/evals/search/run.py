@@ -13,12 +13,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.errors import CacheFullError
+from treegen.errors import CacheFullError, Message, arg
 from treegen.evals.problem import Problem
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, TimeForecast
 from treegen.evals.progress.usage import AttemptLog, load_attempts
 from treegen.evals.scoring.results import results_head
-from treegen.evals.search.cut_replies import find_cut
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.methods import solution_text
 from treegen.evals.search.settings import stored_search_choices
@@ -29,7 +28,7 @@ from treegen.runs import Key, SearchRunDir
 
 if TYPE_CHECKING:
     from treegen.evals.search.agent_search import RunAgent
-    from treegen.evals.search.value_functions import ValueFunction
+    from treegen.evals.search.searcher import ValueFunction
     from treegen.llm.base import BaseLLM
     from treegen.search.run import SearchRun
     from treegen.search.tree.node import SearchFn
@@ -43,6 +42,11 @@ COSTS: Final = (
     "nodes",
     "seconds",
 )
+_REMEDIES: Final = {
+    "max_tokens": f"raise {arg('max_tokens=')}",
+    "budget": f"raise {arg('budget=')}",
+    "context": f"lower {arg('depth=')}, or use a model with a longer context",
+}
 
 
 def run_searches(
@@ -332,3 +336,40 @@ def _sums(values: list[float]) -> Mapping[str, float | None]:
         "mean": total / len(values) if values else None,
         "most": max(values, default=None),
     }
+
+
+def find_cut(record: Mapping[str, Any], max_tokens: int) -> str | None:
+    """Return what cut off the last reply of each branch; None if a branch ended otherwise.
+
+    Args:
+        record: The record of a search.
+        max_tokens: The longest reply that the run allows.
+
+    Returns:
+        "max_tokens", "budget", "context" (the model's), or None.
+    """
+    leaves = [node for node in record["nodes"] if node["leaf"] and node["parent_id"] is not None]
+    if not leaves or not all(map(_is_cut, leaves)):
+        return None
+    if any(node["n_tokens"] >= max_tokens for node in leaves):
+        return "max_tokens"
+    return "budget" if "budget" in record["stopped"] else "context"
+
+
+def _is_cut(node: Mapping[str, Any]) -> bool:
+    step = node.get("data")
+    has_failed = isinstance(step, dict) and step.get("end") == "failed"
+    return has_failed and node["finish_reason"] == "length"
+
+
+def describe_cuts(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences on the searches of a run that were cut off, each with a remedy.
+
+    Args:
+        results: The content of results.json.
+    """
+    for limit, num in results.get("cut_off", {}).items():
+        yield Message(
+            f"{results['method']}: in {num:,} of {results['done']:,} searches, every branch ended "
+            f"because its reply was cut off; {_REMEDIES[limit]}"
+        )
