@@ -22,7 +22,7 @@ from treegen.evals.search.job import SearchJob
 from treegen.evals.search.methods import solution_text
 from treegen.evals.search.settings import stored_search_choices
 from treegen.evals.search.task import SearchTask
-from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
+from treegen.evals.statistics.estimators import estimate, pass_at_k
 from treegen.evals.task_calls import wrap_task_method
 from treegen.runs import Key, SearchRunDir
 
@@ -141,7 +141,7 @@ class _ProgressTracker:
         self._spent += (seconds - self._seen) * min(self._settings.concurrency, left + 1)
         self._seen = seconds
         self._forecast.finish(search_seconds)
-        solved = _estimate_solved(self._tally, unknown, self._settings.repeats)
+        solved = self._tally.estimate(unknown if self._settings.repeats == 1 else 0)
         status = results.status()
         return RunProgress(
             done=len(self._run.done),
@@ -280,7 +280,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     # A solved search ends early. So searches in progress when a run was stopped are more often hard
     # than those that have ended.
     unknown = min(max(run.missing, 0), job.settings.concurrency)
-    solved = _estimate_solved(tally, unknown, job.settings.repeats)
+    solved = tally.estimate(unknown if job.settings.repeats == 1 else 0)
     results = {
         **results_head(job, run, stored_search_choices(run.info)),
         "method": job.settings.method,
@@ -296,18 +296,6 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     }
     run.write_results(results)
     return results
-
-
-def _estimate_solved(tally: AccuracyCounter, unknown: int, repeats: int) -> Estimate | None:
-    """Return the share of solved searches as a mean over problems.
-
-    Args:
-        tally: Counts the solved searches by problem.
-        unknown: The number of searches in progress. The estimate's bounds include them only if
-            each problem has one search.
-        repeats: The number of searches of each problem.
-    """
-    return tally.estimate(unknown if repeats == 1 else 0)
 
 
 def _pass_at(solved: Sequence[Sequence[bool]], repeats: int) -> dict[str, Any]:

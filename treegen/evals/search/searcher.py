@@ -55,18 +55,6 @@ class ValueFunction:
     """Maps a value to a scale from 0 to 1."""
 
 
-def own_value_function(task: SearchTask, problem: Problem, how: str) -> ValueFunction:
-    """Return one of the task's own ways to evaluate states.
-
-    Args:
-        task: The task, whose `SearchDefaults.evaluate` has the way.
-        problem: The problem that is searched.
-        how: The name of the way.
-    """
-    worth = task.search_defaults.worth
-    return ValueFunction(task.evaluate(problem, how), 0.0, worth, lambda value: value / worth)
-
-
 def verifier_value_function(verifier: "Verifier", problems: Mapping[str, Problem]) -> ValueFunction:
     """Return the evaluation of states by a verifier.
 
@@ -156,7 +144,11 @@ class TaskSearch:
     async def __call__(self, root: SearchNode) -> SearchOutcome | CacheFullError:
         """Search the problem of a root."""
         problem = self._problems[root.search.name]
-        how = self._general or own_value_function(self._task, problem, self._settings.evaluate)
+        how = self._general
+        if how is None:  # one of the task's own ways to evaluate states
+            worth = self._task.search_defaults.worth
+            evaluate = self._task.evaluate(problem, self._settings.evaluate)
+            how = ValueFunction(evaluate, 0.0, worth, lambda value: value / worth)
         watcher = asyncio.ensure_future(stop_when(self._interrupted, root.search))
         try:
             return await Searcher(
