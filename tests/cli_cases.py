@@ -23,13 +23,13 @@ SMALL = ["--limit", "4", "--n-samples", "5", "--max-tokens", "12", "--memory", "
 OWN_TASK = """
 from dataclasses import dataclass
 from treegen import Node, SamplingParams
-from treegen.tasks import Problem, Task, TaskData, TaskDefaults, Verdict, summarise
+from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarise
 
 @dataclass
 class Note:
     text: str
 
-class Echo(Task):
+class Echo:
     name = "echo"
     version = "1"
     filters = ("exact",)

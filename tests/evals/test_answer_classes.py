@@ -87,7 +87,7 @@ from treegen.tasks import *
 from treegen.tasks.answers import NumberAnswer
 from treegen.common.params import SamplingParams
 
-class Mine(Task):
+class Mine:
     name, version, filters = "mine", "1", ("answer",)
     answer_types = {types}
     defaults = TaskDefaults(SamplingParams(), 1, 0)

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import os
 import sys
+from abc import ABCMeta
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader
@@ -300,20 +301,51 @@ def load_file(path: Path) -> ModuleType:
     return module
 
 
-def _make(make: Any, name: str) -> Task:
+def _make(make: object, name: str) -> Task:
     if not callable(make):
         raise InputError(f"{name!r} is {make!r:.40}, not the class of a task")
     try:
-        task = make()
-        is_task = isinstance(task, Task)
-        wrong = _describe_fault(task) if is_task else "let its class inherit from Task"
+        made = make()
+        missing = find_missing(made, Task)
+        task: Task | None = None if missing else adapt_task(made, Task)
+        wrong = _describe_fault(task) if task else ""
     except (Exception, SystemExit) as error:
         raise InputError(
             f"cannot make task {name!r}: {format_error(error)}; fix its code"
         ) from error
+    if task is None:
+        raise InputError(
+            f"{name!r} is not a task: it has no {', '.join(missing)}; inherit from "
+            "treegen.tasks.Task, and define these members"
+        )
     if wrong:
         raise InputError(f"{name!r} is not a task: {wrong}")
     return task
+
+
+def find_missing(task: object, base: ABCMeta) -> list[str]:
+    """Return the required members of a base class that a task lacks."""
+    members = (name for kind in reversed(base.__mro__) for name in vars(kind))
+    required = (name for name in members if name in base.__abstractmethods__)
+    return [name for name in required if not hasattr(task, name)]
+
+
+def adapt_task(task: object, base: ABCMeta) -> Any:
+    """Return a task as an instance of a base class; it has all required members.
+
+    A task whose class does not inherit from `base` is wrapped: its own members are read from it,
+    and the optional members that it lacks have the defaults of `base`.
+    """
+    if isinstance(task, base):
+        return task
+
+    def delegate(name: str) -> property:
+        return property(lambda self: getattr(task, name))
+
+    kind = type(task)
+    members = {name: delegate(name) for name in dir(task) if not name.startswith("_")}
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (base,), {**members, **names})()
 
 
 def _describe_fault(task: Task) -> str:

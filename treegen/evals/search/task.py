@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
-from treegen.evals.registry import get_task, list_tasks
+from treegen.evals.registry import adapt_task, find_missing, get_task, list_tasks
 from treegen.evals.task import Task, TaskData
 
 if TYPE_CHECKING:
@@ -115,18 +115,19 @@ def get_search_task(name: str | Task) -> SearchTask:
         InputError: there is no such task, or it cannot be searched.
     """
     task = get_task(name)
-    if not isinstance(task, SearchTask):
+    if find_missing(task, SearchTask):
         known = [info.name for info in list_tasks() if info.source == "treegen"]
         able = [other for other in known if isinstance(get_task(other), SearchTask)]
         raise InputError(
             f"task {task.name!r} cannot be searched, because it has no steps; tasks with steps: "
             f"{', '.join(able)}"
         )
+    searched: SearchTask = adapt_task(task, SearchTask)
     for member in ("propose", "evaluate"):
-        ways = getattr(task.search_defaults, member)
-        if ways and getattr(type(task), member) is getattr(SearchTask, member):
+        ways = getattr(searched.search_defaults, member)
+        if ways and getattr(type(searched), member) is getattr(SearchTask, member):
             raise InputError(
                 f"task {task.name!r} names ways to {member} ({', '.join(ways)}) in its "
                 f"search_defaults, but has no method {member!r} that makes them"
             )
-    return task
+    return searched
