@@ -16,8 +16,7 @@ from treegen.evals.search.agent_task import AgentTask, Assessment, EnvironmentOp
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.journaled_environment import JournaledEnvironment
-from treegen.evals.search.searcher import Searcher, problems_of, stop_when
-from treegen.evals.search.value_functions import ValueFunction
+from treegen.evals.search.searcher import Searcher, ValueFunction, problems_of, stop_when
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import SearchRunDir, open_for_append
 from treegen.search.budget import BudgetReached, StopReason
