@@ -11,14 +11,12 @@ from treegen.evals.config.base import OpenRunOptions
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.task_calls import format_error
 from treegen.report.audit.answers import answer_kind, audit_answers
-from treegen.report.audit.data_checks import audit_data
+from treegen.report.audit.data_checks import audit_data, read_faulty_ids
 from treegen.report.audit.equivalence import limit_time
-from treegen.report.audit.faulty import read_faulty_ids
 from treegen.report.audit.findings import Audit, Finding, RuleEffect, sort_findings
-from treegen.report.audit.programs import audit_programs
+from treegen.report.audit.programs import audit_programs, audit_solutions, list_solutions
 from treegen.report.audit.prompt_checks import audit_prompts, prompt_texts
 from treegen.report.audit.sample_checks import audit_samples
-from treegen.report.audit.solutions import audit_solutions, list_solutions
 from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs import RunDir
