@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final, TypeVar
 
-from treegen.common.formatting import flatten, format_bytes, format_table, safe_text
+from treegen.common.formatting import flatten, format_bytes, format_table, safe_line, safe_text
 from treegen.evals.progress.usage import format_kernels, format_sharing
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow, Report
 from treegen.evals.statistics.tables import Cell, Table
@@ -79,7 +79,7 @@ class PrintableTable:
     def __str__(self) -> str:
         """Return the title, the table in Markdown, and the lines."""
         table = format_table(self.head, self.rows, self.numbers) if self.rows else ""
-        lines = "\n".join(safe_text(line).replace("\n", " ") for line in self.lines)
+        lines = "\n".join(map(safe_line, self.lines))
         return "\n\n".join(filter(None, (safe_text(self.title), table, lines)))
 
     def _repr_html_(self) -> str:

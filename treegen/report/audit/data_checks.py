@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from base64 import b64decode
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from treegen.evals.task_calls import wrap_task_method
 from treegen.report.audit.answers import references_of
 from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.kinds import Severity
-from treegen.report.audit.readers import squad_form, value_of
+from treegen.report.audit.readers import choices_of, squad_form, value_of
 from treegen.report.view import ProblemView, RunView, Sample
 
 # Forms in which a text may state a reference; a scorer should read one of them.
@@ -35,7 +34,6 @@ _STATED: Final = (
 _CHECKED: Final = 2000  # references that are scored, because comparing formulas takes time
 _TRIED: Final = 20  # references without an accepted form after which the format is unknown
 _KNOWN: Final = 0.9  # the share of accepted references from which a rejected one is an error
-_LETTER: Final = re.compile(r"^[ \t(]{0,4}([A-J])[).:]", re.MULTILINE)
 _MOST_BYTES: Final = 16 << 20  # of a file of ids
 _DIGITS: Final = 12  # of the hashes in published.jsonl, 6 bytes
 
@@ -142,13 +140,9 @@ def _is_right_anywhere(sample: Sample) -> bool:
 
 def _has_equal_choices(problem: ProblemView) -> bool:
     """Return whether two choices of a question are equal, or some but not all are empty."""
-    begins = list(_LETTER.finditer(problem.question))
-    letters = "".join(match[1] for match in begins)
-    if len(letters) < 2 or letters != "ABCDEFGHIJ"[: len(letters)] or problem.images:
+    if problem.images:
         return False
-    ends = [*(match.start() for match in begins[1:]), len(problem.question)]
-    pairs = zip(begins, ends, strict=True)
-    texts = [" ".join(problem.question[match.end() : end].split()) for match, end in pairs]
+    texts = [" ".join(text.split()) for text in choices_of(problem.question).values()]
     return any(texts) and (len(set(texts)) < len(texts) or "" in texts)
 
 

@@ -22,7 +22,6 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
 
     Only samples that failed are read again, because a program that passes its tests was found.
     """
-    headline = view.filters[0] if view.filters else ""
     missed: list[Sample] = []
     broken: list[Sample] = []
     redefined: list[Sample] = []
@@ -30,7 +29,7 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
     for problem in view.problems:
         names = re.findall(r"^\s*(?:def|class)\s+(\w{1,80})", problem.question, re.MULTILINE)[-1:]
         for sample in problem.samples:
-            verdict = (sample.verdicts or {}).get(headline)
+            verdict = sample.verdict(view.headline)
             if verdict is None or verdict.correct:
                 continue
             text = sample.parts[1]

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.formatting import format_bytes, safe_text
+from treegen.common.formatting import format_bytes, safe_line
 from treegen.errors import InputError, ModelError, arg
 from treegen.evals.job import Job, PreparedJob
 from treegen.evals.pipeline.listener import Listener
@@ -75,7 +75,7 @@ class CertificateCheck:
 
     def __str__(self) -> str:
         lines = [f"{c.what:<12}  {_WORDS[c.holds]:<13}  {c.detail}" for c in self.checks]
-        return "\n".join(safe_text(line).replace("\n", " ") for line in lines)
+        return "\n".join(map(safe_line, lines))
 
 
 def check_certificate(
