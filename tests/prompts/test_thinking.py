@@ -151,7 +151,7 @@ SET = "{% set thinking = messages %}{{ thinking }}"
         (SET, "auto", {}),
         (OSS, "off", "reasoning 'off' needs .* reasoning_effort only"),
         (QWEN, "high", "has enable_thinking only"),
-        (SET, "on", "it has none of these"),
+        (SET, "on", "this template has none"),
     ],
 )
 def test_thinking_is_switched_as_the_template_knows_it(

@@ -89,7 +89,9 @@ class StopConditions:
         bad = [id for id in thinking.end if id in self.ids or id >= vocab_size]
         if bad or not thinking.end:
             what = (
-                f"token {bad[0]}, which ends a sample or is none of the model's" if bad else "none"
+                f"token {bad[0]}, which ends a sample or is not in the model's vocabulary"
+                if bad
+                else "no tokens"
             )
             raise InputError(
                 f"the text that ends the reasoning, {thinking.tags.end!r}, has {what}; give "

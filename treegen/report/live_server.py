@@ -117,8 +117,8 @@ def make_server(watched: WatchedPage, port: int = 0) -> ThreadingHTTPServer:
         server = _Server((HOST, port), _Handler)
     except (OSError, OverflowError) as error:
         raise InputError(
-            f"cannot listen at {HOST} port {port}: {error}; choose another with --port, or 0 for "
-            "any that is free"
+            f"cannot listen at {HOST} port {port}: {error}; choose another port with "
+            "--port; 0 is any free port"
         ) from None
     server.watched = watched
     return server
@@ -156,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         path = self.path.partition("?")[0]
         if not self._is_asked_by_name():
-            message = f"this server is http://{HOST}:{self.server.server_port} and nothing else"
+            message = f"open this page as http://{HOST}:{self.server.server_port}"
             return self._send(HTTPStatus.FORBIDDEN, message.encode(), body=body)
         try:
             if path == "/":

@@ -78,13 +78,13 @@ def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) ->
             "\n" + format_table(["Problem", "Right", "Invalid", "Vote"], rows, right=(1, 2))
         )
         if len(rows) < len(shares):
-            lines.append(f"... and {len(shares) - len(rows):,} more, harder ones (--full)")
-        lines.append("one problem: --problem ID; its tree: --tree ID\n")
+            lines.append(f"... and {len(shares) - len(rows):,} harder problems (--full)")
+        lines.append("--problem ID shows one problem, --tree ID its tree\n")
     if view.trees:
         lines.append(_searches(view.trees if full else view.trees[:_LISTED]))
         if len(view.trees) > _LISTED and not full:
             lines.append(f"... and {len(view.trees) - _LISTED:,} more (--full)")
-        lines.append("one tree: --tree ID\n")
+        lines.append("--tree ID shows one tree\n")
     return "\n".join(lines)
 
 
@@ -99,9 +99,11 @@ def get_vote_shares(view: RunView, filter: str) -> list[VoteShares]:
 
 
 def _vote(won: bool, tied: bool) -> str:
-    return {(True, False): "won", (True, True): "tied for first", (False, True): "lost, a tie"}.get(
-        (won, tied), "lost"
-    )
+    return {
+        (True, False): "won",
+        (True, True): "tied for first",
+        (False, True): "lost (wrong answers tie)",
+    }.get((won, tied), "lost")
 
 
 def _searches(trees: tuple[StoredTree, ...]) -> str:

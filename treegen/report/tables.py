@@ -275,12 +275,12 @@ def sharing(view: RunView) -> PrintableTable | None:
     if read and plan:
         size = plan["token_bytes"]
         lines.append(
-            f"Keys read in decode steps: {read:,} tokens' instead of {apart:,} "
+            f"Keys read in decode steps: {read:,} tokens instead of {apart:,} "
             f"({apart / read:,.1f} times fewer); {format_bytes((apart - read) * size)} of "
             f"{format_bytes(apart * size)} of keys and values not read."
         )
     if kernels := format_kernels(usage):
-        lines.append(f"Kernels that read them: {kernels}.")
+        lines.append(f"Kernels that read keys: {kernels}.")
     prefill, decode = usage.get("prefill_seconds", 0.0), usage.get("decode_seconds", 0.0)
     if usage.get("num_pages") and usage.get("page_size"):
         lines.append(
@@ -297,7 +297,7 @@ def sharing(view: RunView) -> PrintableTable | None:
         [
             "Level",
             "Segments",
-            "Tokens, once",
+            "Stored tokens",
             "Rows below",
             "Read once by",
             "Read per row by",

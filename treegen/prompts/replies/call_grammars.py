@@ -130,7 +130,7 @@ def call_grammar(
         if not has_finite_value(schema):
             raise InputError(
                 f"a call of {tool_name!r} has no finite text, because a required argument "
-                "contains itself; remove it from required"
+                "contains itself; remove the argument from required"
             )
         shown = json.dumps(tool_name, ensure_ascii=False)[1:-1] if written.is_json else tool_name
         head, tail = _literals(f"{before}{shown}{within}", marks), _literals(after, marks)

@@ -100,7 +100,7 @@ class Audit:
             InputError: there is no such severity.
         """
         if severity not in SEVERITIES:
-            raise InputError(f"a severity is one of {', '.join(SEVERITIES)}, got {severity!r}")
+            raise InputError(f"severity must be one of {', '.join(SEVERITIES)}, got {severity!r}")
         bad = SEVERITIES[: SEVERITIES.index(severity) + 1]
         return any(finding.severity in bad for finding in self.findings)
 
@@ -126,12 +126,12 @@ class Audit:
 
     def tables(self) -> list[PrintableTable]:
         """Return the findings, and the metrics under each rule, as tables."""
-        head = ["Severity", "Finding", "Where", "What", "Example", "What to do"]
+        head = ["Severity", "Finding", "Affected", "What", "Example", "What to do"]
         rows = [
             [f.severity, f.kind, f.share, f.message, excerpt(f.example), f.advice]
             for f in self.findings
         ]
-        title = f"Audit: {self.summary}" if self.failure is None else "Audit: not made"
+        title = f"Audit: {self.summary}" if self.failure is None else "Audit: failed"
         lines = [*([] if self.failure is None else [self.failure]), *self.agreement, *self.notices]
         tables = [PrintableTable(head, rows, title=title, lines=lines)]
         moved = [rule for rule in self.rules if rule.differing]

@@ -172,11 +172,11 @@ def _compare_run(
     how = f"{done:,} samples scored again, {len(mine['report']['metrics']):,} metrics"
     scored = _compare("scores", scores, ours, how)
     if as_code_execution_task(job.task) and execution is None and scored.holds:
-        how = "the stored verdicts give them; --allow-code-execution runs the programs again"
+        how = "as the stored verdicts give; --allow-code-execution runs the programs again"
         scored = PartCheck("scores", None, how)
     yield scored
     if stored_report(run) is None:
-        yield PartCheck("results.json", False, "there are no scores in it")
+        yield PartCheck("results.json", False, "results.json has no scores")
     else:
         changed = find_changed_report(run, mine["report"])
         yield PartCheck("results.json", not changed, _list(changed) or "the same scores")
@@ -223,7 +223,10 @@ def _compare_model(
         checked = PartCheck("model", False, str(error))
     yield checked
     if not checked.holds:  # tokenizers and weights are not loaded if others are expected
-        yield from (PartCheck(what, None, "the model is another one") for what in _OF_MODEL[1:])
+        yield from (
+            PartCheck(what, None, "not checked, because the model differs")
+            for what in _OF_MODEL[1:]
+        )
         return
     prepared = render_prompts(job)
     prompts = describe_prompts(prepared)

@@ -100,17 +100,17 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
         "Share",
         "95% interval",
         "Tokens",
-        "Most",
-        "Per solution",
+        "Most tokens",
+        "Tokens per solution",
         *_COSTS.values(),
     ]
     return PrintableTable(head, rows, range(3, len(head)), "Budgets and costs", _TOLD)
 
 
 _TOLD = (
-    "Costs are means per search. Tokens are decoded ones; per solution, those of all searches. "
-    "Prefilled are tokens of prompts that were computed, and reprompted those that prefilling the "
-    "whole context anew for every call would have computed.",
+    "Costs are means per search. Tokens counts decoded tokens; Tokens per solution divides the "
+    "tokens of all searches by the number of solved searches. Prefilled counts prompt tokens that "
+    "were computed; Reprompted counts prompt tokens if each call had prefilled its whole context.",
 )
 
 
