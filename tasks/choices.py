@@ -20,8 +20,7 @@ from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.fewshot import pick_examples
 from treegen.tasks.common.files import Rows, read_text, text_field
-from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.common.sources import HubTable, Source, problems_of
 from treegen.tasks.common.text_task import TextTask, greedy, select_task_data, with_examples
 
 

@@ -38,8 +38,7 @@ from treegen.tasks.common.answers import (
     strict_match,
 )
 from treegen.tasks.common.files import text_field
-from treegen.tasks.common.problems import row_id
-from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.common.sources import HubTable, Source, row_id
 from treegen.tasks.common.text_task import TextTask, with_table
 
 # Notes for a calculator, such as "<<48/2=24>>", which the data's authors advise to remove.

@@ -39,8 +39,7 @@ from treegen.tasks.answers.maths import MathAnswer
 from treegen.tasks.common.fewshot import pick_turns
 from treegen.tasks.common.files import text_field
 from treegen.tasks.common.images import RowImages
-from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import Source, problems_of
 from treegen.tasks.common.text_task import TextTask, greedy
 
 

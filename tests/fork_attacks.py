@@ -15,8 +15,7 @@ from typing import Any
 
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.protocol import Observation
-from treegen.tasks.environments.local import LocalEnvironment
-from treegen.tasks.environments.local_world import LocalWorld
+from treegen.tasks.environments.local import LocalEnvironment, LocalWorld
 
 FILES = {"note.txt": "hello\n", "pack/tool.py": "def double(x): return 2 * x\n"}
 

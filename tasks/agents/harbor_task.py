@@ -38,7 +38,7 @@ from treegen.tasks.agents.harbor import (
 )
 from treegen.tasks.agents.tasks import GameTask
 from treegen.tasks.common.text_task import TextTask
-from treegen.tasks.environments.local_world import LocalWorld
+from treegen.tasks.environments.local import LocalWorld
 
 _DIRECTORY: Final = "/app"
 """The working directory in sandboxes of E2B."""

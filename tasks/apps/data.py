@@ -19,8 +19,7 @@ from treegen.errors import DataError, InputError, arg
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.compare import Comparer
 from treegen.tasks.common.files import read_data, text_field
-from treegen.tasks.common.problems import TASK_PAGE
-from treegen.tasks.common.sources import load_table
+from treegen.tasks.common.sources import TASK_PAGE, load_table
 from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import TestCase
 

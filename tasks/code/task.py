@@ -18,8 +18,7 @@ from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.runs import RunDir
 from treegen.tasks.common.files import Rows
-from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import Source, describe_problems, make_data_label
+from treegen.tasks.common.sources import Source, describe_problems, make_data_label, problems_of
 from treegen.tasks.common.text_task import select_task_data, with_examples
 from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.scoring import SandboxScoring

@@ -18,13 +18,13 @@ from treegen.evals.verdict import SampleScore
 from treegen.prompts.images.loading import ImageFile, is_image
 from treegen.prompts.tree import Message, Node
 from treegen.tasks.common.fewshot import pick_turns
-from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import (
     Source,
     describe_examples,
     describe_problems,
     make_data_label,
     own_examples,
+    problems_of,
 )
 
 _PLACE: Final = re.compile(r"<image (\d{1,3})>")

@@ -37,8 +37,7 @@ from treegen.evals.truncation import mark_droppable
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
 from treegen.tasks.common.letters import first_capital, letter_answer
-from treegen.tasks.common.problems import TASK_PAGE
-from treegen.tasks.common.sources import bundled_rows
+from treegen.tasks.common.sources import TASK_PAGE, bundled_rows
 from treegen.tasks.common.text_task import TextTask, greedy
 from treegen.tasks.mmlu.data import LETTERS, Question, load_questions
 

@@ -27,9 +27,8 @@ from treegen.evals.arguments import one_of, words
 from treegen.evals.problem import Problem
 from treegen.evals.verdict import Verdict
 from treegen.tasks.common.files import column, optional, text_field
-from treegen.tasks.common.problems import row_id
-from treegen.tasks.common.sources import HubTable, bundled_rows
-from treegen.tasks.vision.task import Images, VisionTask, numbered_images
+from treegen.tasks.common.images import Images, VisionTask, numbered_images
+from treegen.tasks.common.sources import HubTable, bundled_rows, row_id
 
 _DISCIPLINE: Final = {
     subject: row["discipline"]

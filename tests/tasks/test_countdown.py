@@ -15,8 +15,8 @@ from treegen.prompts.tree import prompts_of
 from treegen.tasks import ReportOptions, SampleScore, Task, TaskOptions, get_task
 from treegen.tasks.gsm8k import GSM8K
 from treegen.tasks.puzzles.base import Countdown, PuzzleTask, read_puzzle
-from treegen.tasks.puzzles.countdown_text import apply_steps
 from treegen.tasks.puzzles.game24 import Game24
+from treegen.tasks.puzzles.puzzle import apply_steps
 
 CSV = "Rank,Puzzles,AMT (s)\n" + "".join(
     f"{rank},{puzzle},4.4\n"

@@ -18,7 +18,7 @@ from treegen.prompts.tree import prompts_of
 from treegen.tasks import ReportOptions, Task, TaskData, get_task
 from treegen.tasks.common import sources
 from treegen.tasks.gpqa import GPQA
-from treegen.tasks.math.aime import AIME
+from treegen.tasks.math.competitions import AIME
 from treegen.tasks.math.task import Math, Math500, equivalent, extract_boxed, minerva_answer
 
 AIME_ROW = {"ID": "2024-I-1", "Problem": "How many?", "Solution": "Many.", "Answer": 33}

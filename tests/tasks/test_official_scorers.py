@@ -16,7 +16,7 @@ from treegen.evals.statistics.votes import Tally
 from treegen.evals.verdict import SampleScore, unify_answers
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.gpqa import GPQA
-from treegen.tasks.math.aime import AIME
+from treegen.tasks.math.competitions import AIME
 from treegen.tasks.math.task import (
     Math,
     Math500,

@@ -12,28 +12,26 @@ from hypothesis import strategies as st
 from puzzle_model import solutions
 
 from treegen.tasks.puzzles.base import puzzle_value_prompt, read_judgement, read_proposals
-from treegen.tasks.puzzles.countdown_text import (
+from treegen.tasks.puzzles.game24 import of_steps, parse, value_with
+from treegen.tasks.puzzles.puzzle import (
     SOLVE_HEADER,
+    Number,
+    PuzzleState,
+    PuzzleStep,
     apply_steps,
+    is_legal,
+    moves,
     prompt,
+    reachable,
     read_number,
     read_step,
     solve_block,
     solve_head,
+    state_of,
     step_line,
     value_block,
     value_head,
     value_label,
-)
-from treegen.tasks.puzzles.game24 import of_steps, parse, value_with
-from treegen.tasks.puzzles.puzzle import (
-    Number,
-    PuzzleState,
-    PuzzleStep,
-    is_legal,
-    moves,
-    reachable,
-    state_of,
 )
 
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
