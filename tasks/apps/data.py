@@ -99,15 +99,11 @@ def json_value(text: str) -> Any:
         ValueError: The text is not JSON, or is nested too deeply.
     """
     try:
-        return json.loads(text, parse_int=_int)
+        return json.loads(text, parse_int=lambda n: int(n) if len(n) < _LONG else int(Decimal(n)))
     except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
-
-
-def _int(text: str) -> int:
-    return int(text) if len(text) < _LONG else int(Decimal(text))
 
 
 def _text(value: Any) -> str:

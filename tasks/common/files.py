@@ -8,7 +8,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -175,34 +175,30 @@ def read_text(path: Path) -> str:
 
 
 def csv_rows(path: Path) -> Rows:
-    """Return the rows of a CSV file with a header."""
-    # Default ids are made of line numbers: those of csv.DictReader, which after an empty line are
-    # the number of that line.
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-    start = 2
-    try:
-        for row in reader:
-            yield start, row
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise _csv_error(path, start, error) from None
+    """Return the rows of a CSV file with a header.
+
+    Default ids are made of line numbers: those of csv.DictReader, which after an empty line are the
+    number of that line.
+    """
+    return _number_lines(path, csv.DictReader, 2)
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number from 1, cells) for every line of a CSV file that is not empty."""
-    reader = csv.reader(io.StringIO(read_text(path), newline=""))
-    start = 1
+    return _number_lines(path, csv.reader, 1)
+
+
+def _number_lines(path: Path, read: Callable[[Iterable[str]], Any], start: int) -> Iterator[Any]:
+    reader = read(io.StringIO(read_text(path), newline=""))
     try:
-        for cells in reader:
-            if cells:
-                yield start, cells
+        for row in reader:
+            if row:
+                yield start, row
             start = reader.line_num + 1
     except csv.Error as error:
-        raise _csv_error(path, start, error) from None
-
-
-def _csv_error(path: Path, line: int, error: csv.Error) -> DataError:
-    return DataError(f"{path}, line {line}: {error}; fix the line, or save the file again")
+        raise DataError(
+            f"{path}, line {start}: {error}; fix the line, or save the file again"
+        ) from None
 
 
 def _parquet_rows(path: Path) -> Rows:

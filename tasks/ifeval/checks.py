@@ -268,13 +268,10 @@ def title(arguments: Mapping[str, Any]) -> Check:
 
     def has_title(line: str) -> bool:
         start, end = line.find("<<"), line.rfind(">>")
-        return start >= 0 and end >= start + 3 and bool(_strip_brackets(line[start : end + 2]))
+        mark = line[start : end + 2].lstrip("<").rstrip(">")
+        return start >= 0 and end >= start + 3 and bool(mark.strip())
 
     return lambda answer: any(map(has_title, answer.split("\n")))
-
-
-def _strip_brackets(mark: str) -> str:
-    return mark.lstrip("<").rstrip(">").strip()
 
 
 def two_responses(arguments: Mapping[str, Any]) -> Check:

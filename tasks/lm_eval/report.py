@@ -18,7 +18,7 @@ from treegen.evals.statistics.metrics import (
     summarise,
 )
 from treegen.evals.verdict import MetricVerdict, SampleScore
-from treegen.tasks.lm_eval.task import TaskPart
+from treegen.tasks.lm_eval.parts import TaskPart
 
 # Results of filters that find nothing.
 _NOTHING: Final = ("[invalid]", "")

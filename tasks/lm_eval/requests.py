@@ -28,7 +28,7 @@ from treegen.prompts.images.table import ImageTable
 from treegen.prompts.reasoning import NAME, reasoning_arguments
 from treegen.prompts.tree import Node
 from treegen.tasks.lm_eval.load import quiet, use_default_seeds
-from treegen.tasks.lm_eval.task import TaskPart
+from treegen.tasks.lm_eval.parts import TaskPart
 
 if TYPE_CHECKING:
     from treegen.common.outputs import Completion

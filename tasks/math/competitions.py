@@ -39,14 +39,14 @@ _DEFAULTS: Final = TaskDefaults(sampling=REASONING, num_samples=64, num_fewshot=
 def _read_tables(
     tables: Iterable[tuple[str, HubTable]],
     split: str | None,
-    make: Callable[[dict[str, Any], int, str], Problem],
+    make: Callable[..., Problem],
 ) -> Loaded:
     """Return the problems of several tables of the hub.
 
     Args:
         tables: The tables, each with the name of its contest.
         split: The split to read; None for the default.
-        make: Makes a problem from a row, its line and the name of the contest.
+        make: Makes a problem from (row, line, contest).
     """
     problems: list[Problem] = []
     skipped: list[Skipped] = []

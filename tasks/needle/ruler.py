@@ -268,7 +268,7 @@ class Ruler(TextTask):
         arguments = NeedleOptions(options, self.name, self.arguments, unused)
         self.check_no_examples(options)
         lengths = arguments.read_ints("lengths", _LENGTHS, 1, 10**9)
-        num = arguments.read_int("questions", 100, 1, 100_000)
+        num = arguments.read_int("questions", 100, 100_000)
         haystack = load_haystack(options.data)
         check_absent(haystack, "special magic")
         measure = measure_of(arguments)

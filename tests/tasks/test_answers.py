@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from treegen.evals.problem import Problem
 from treegen.tasks.common import answers
 from treegen.tasks.common.answers import (
-    canonical_number,
     exact_match_form,
     flexible_extract,
     is_whole,
     numeric_answer,
     strict_match,
 )
-from treegen.tasks.common.arithmetic import plain_digits, result
+from treegen.tasks.common.arithmetic import canonical_number, plain_digits, result
 from treegen.tasks.common.letters import is_hedged
 from treegen.tasks.gsm8k import GSM8K
 
@@ -291,10 +290,6 @@ def test_answers_read_from_the_end_are_those_of_the_plain_reading() -> None:
         assert numeric_answer(text) == _plain_number(text), text
         words = list(answers._FLEXIBLE.finditer(text))
         assert flexible_extract(text) == (words[-1][0] if words else None), text
-        for start in ("", text, f"{text} ", f"{text}\n"):
-            both = f"{start}{draw.choice(['The', 'the', 'xthe'])} answer is {text[:40]}"
-            wanted = numeric_answer(both), flexible_extract(both)
-            assert answers.numeric_and_flexible(both) == wanted, both
 
 
 def _plain_number(text: str) -> str | None:

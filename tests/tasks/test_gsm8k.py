@@ -14,7 +14,8 @@ from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.prompts.tree import prompts_of
-from treegen.tasks.common.answers import canonical_number, numeric_answer, strict_match
+from treegen.tasks.common.answers import numeric_answer, strict_match
+from treegen.tasks.common.arithmetic import canonical_number
 from treegen.tasks.common.sources import bundled_rows
 from treegen.tasks.gsm8k import GSM8K, reasoning_and_number
 

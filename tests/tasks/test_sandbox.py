@@ -159,7 +159,7 @@ def test_a_program_that_was_kept_from_a_core_is_told_from_one_that_waits(
 def test_time_is_cpu_time(judge: SandboxPool) -> None:
     waits = "import time\ntime.sleep(1.0)\nprint('done')"  # longer than the CPU limit
     (result,) = judge.run(Program(waits), [TestCase(expected="done")], compare).tests
-    assert result.accepted
+    assert result.verdict is ProgramStatus.ACCEPTED
     assert result.seconds < 0.3
     assert result.wall_seconds > 0.9
 
@@ -194,11 +194,6 @@ def test_a_fault_of_ours_is_no_verdict_and_ends_nothing(
     result = judge.submit(ADD, [TestCase("1 2", expected="3")], compare).result()
     assert result.verdict is ProgramStatus.JUDGE_ERROR
     assert "IndexError: none there" in result.tests[0].detail
-
-
-def test_an_unknown_score_is_not_false() -> None:
-    with pytest.raises(SandboxError):
-        _ = TestResult(ProgramStatus.JUDGE_ERROR).accepted
 
 
 def test_bad_arguments() -> None:
