@@ -48,11 +48,11 @@ class ChoiceItem:
 
     def __post_init__(self) -> None:
         if len(self.choices) < 2:
-            raise ValueError("it needs two choices or more")
+            raise ValueError("a question needs two or more choices")
         if len(set(self.choices)) < len(self.choices):
-            raise ValueError("two of its choices are equal; change or remove one")
+            raise ValueError("two choices are equal; change or remove one")
         if not 0 <= self.gold < len(self.choices):
-            raise ValueError("the right choice must be among its choices")
+            raise ValueError("the right choice is not among the choices")
 
     def problem(self, id: str) -> Problem:
         """Return the item as a problem. lm-eval puts one space before each scored text."""

@@ -297,7 +297,9 @@ class QuestionAnswer(TextTask):
     ) -> Problem:
         answers = _answers(row, extra.get("answer_field", "answer"))
         if all(self._answer.canonical(answer) is None for answer in answers):
-            raise ValueError(f"answer {answers[0][:40]!r} cannot be compared with answers")
+            raise ValueError(
+                f"answer {answers[0][:40]!r} does not have the form of the answer type"
+            )
         problem_id = _id(row, line, extra.get("id_field"))
         group_field, image_field = extra.get("group_field"), extra.get("image_field")
         group = row.get(group_field) if group_field else None
@@ -358,7 +360,7 @@ def _check_fields(
         if name not in field_names:
             have = (
                 did_you_mean(name, field_names)
-                or f"; there are {', '.join(sorted(field_names)[:20])}"
+                or f"; the rows have {', '.join(sorted(field_names)[:20])}"
             )
             how = _name_fields(field_names) if name in ("question", "answer") else ""
             raise DataError(f"no row of {source} has a field {name!r}{have}{how}")

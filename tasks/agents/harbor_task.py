@@ -150,7 +150,9 @@ class Harbor(AgentTask, TextTask):
             actions: The actions of an episode.
             environment: The environment of the run.
         """
-        raise InputError("harbor scores the world at the end of an episode")
+        raise InputError(
+            "harbor scores the files at the end of an episode, not its actions; use assess_world"
+        )
 
     async def assess_world(
         self, problem: Problem, world: World, environment: Environment
@@ -177,7 +179,9 @@ class Harbor(AgentTask, TextTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Raise InputError, because episodes are scored, and not texts."""
-        raise InputError("harbor scores the results of tool calls, not texts")
+        raise InputError(
+            "harbor scores the results of tool calls, not texts; run it with treegen search"
+        )
 
 
 def _has_images(environment: str) -> bool:

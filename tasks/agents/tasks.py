@@ -249,7 +249,9 @@ class GameTask(AgentTask, TextTask):
         Raises:
             InputError: Always; use `assess`.
         """
-        raise InputError(f"{self.name} scores the results of tool calls, not texts")
+        raise InputError(
+            f"{self.name} scores the results of tool calls, not texts; run it with treegen search"
+        )
 
 
 class TextWorldTask(GameTask):

@@ -136,8 +136,7 @@ class ChoiceAnswer(CanonicalAnswer):
         """
         if not 2 <= num_choices <= len(LETTERS):
             raise InputError(
-                f"there are 2 to {len(LETTERS)} choices, not {num_choices}; give the number of "
-                "letters"
+                f"the number of choices must be from 2 to {len(LETTERS)}, got {num_choices}"
             )
         self._num: Final = num_choices
 

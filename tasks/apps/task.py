@@ -222,7 +222,7 @@ def load_shots(
         raise InputError(
             f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} solved "
             f"examples {'with' if calls else 'without'} starter code that are not problems of "
-            f"this run; lower it, or name other examples with {arg('fewshot_data')}"
+            f"this run; lower the number, or name other examples with {arg('fewshot_data')}"
         )
     return tuple(shots), source.source == bundled.source
 

@@ -157,7 +157,7 @@ def _decompress(content: bytes, source: str) -> bytes:
     if len(unpacked) > most:
         raise DataError(
             f"{source} unpacks to more than {most >> 20:,} MiB, far more than usual for its "
-            "size; if you trust it, unpack it with gunzip and name the unpacked file"
+            "size; if you trust the file, unpack it with gunzip and name the unpacked file"
         )
     return unpacked
 
@@ -206,7 +206,9 @@ def _parquet_rows(path: Path) -> Rows:
         # pyarrow is installed with datasets and is slow to import.
         import pyarrow.parquet as parquet
     except ImportError:
-        raise DataError(f"{path} needs the package pyarrow: pip install pyarrow") from None
+        raise DataError(
+            f"{path} needs the package pyarrow; install it with: pip install pyarrow"
+        ) from None
     table: list[dict[str, Any]] = []
     try:
         most = most_unpacked(path.stat().st_size)
@@ -225,11 +227,11 @@ def _parquet_rows(path: Path) -> Rows:
         raise DataError(describe_read_error(path, error)) from None
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot read {path}: {reason}; is it a whole Parquet file?") from None
+        raise DataError(f"cannot read {path}: {reason}; write the Parquet file again") from None
     if size > most:
         raise DataError(
             f"{path} unpacks to more than {most >> 20:,} MiB, far more than usual for its size; "
-            "if you trust it, save its rows as JSON Lines and name the new file"
+            "if you trust the file, save its rows as JSON Lines and name the new file"
         )
     return enumerate(table, start=1)
 
@@ -255,7 +257,9 @@ def column(row: Mapping[str, Any], names: Sequence[str]) -> str:
             if isinstance(value, int) and not isinstance(value, bool):
                 value = str(value)
             return text_field({name: value}, name)
-    raise ValueError(f"no {' or '.join(names)}; it has {', '.join(map(str, row)) or 'nothing'}")
+    raise ValueError(
+        f"no {' or '.join(names)}; the row has {', '.join(map(str, row)) or 'no columns'}"
+    )
 
 
 def optional(row: Mapping[str, Any], names: Sequence[str]) -> str | None:

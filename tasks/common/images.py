@@ -145,7 +145,9 @@ def numbered_images(row: Mapping[str, Any]) -> list[Any]:
     while values and values[-1] is None:
         values.pop()
     if None in values:
-        raise ValueError(f"there is no image_{values.index(None) + 1}, but a later one")
+        raise ValueError(
+            f"image_{values.index(None) + 1} is missing, but the row has a later image"
+        )
     if not values:
         raise ValueError("no image_1")
     return values

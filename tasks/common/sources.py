@@ -105,13 +105,17 @@ def load_table(
         # datasets is slow to import, and files do not need it.
         from datasets import load_dataset
     except ImportError:
-        raise DataError(f"{dataset} needs the package datasets: pip install datasets") from None
+        raise DataError(
+            f"{dataset} needs the package datasets; install it with: pip install datasets"
+        ) from None
     try:
         return load_dataset(path or dataset, split=split, **options)
     except Exception as error:
         # datasets raises many types: no connection, nothing cached, a broken download.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot load {dataset}: {reason}; or give {instead}") from error
+        raise DataError(
+            f"cannot load {dataset}: {reason}; to work without the hub, give {instead}"
+        ) from error
 
 
 def keep_encoded_images(table: Any) -> Any:

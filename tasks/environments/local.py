@@ -94,7 +94,9 @@ class Host:
         try:
             return await loop.run_in_executor(self.executor, lambda: function(*args, **kwargs))
         except (OSError, DirectoryLimitError) as error:
-            raise WorldError(f"the directory of a world failed: {error}; check the disk") from error
+            raise WorldError(
+                f"treegen cannot use the directory of a world: {error}; check the disk"
+            ) from error
 
 
 class LocalWorld(FileWorld):
@@ -243,7 +245,10 @@ class LocalWorld(FileWorld):
 
     def _snapshot(self) -> str:
         if self.failure:
-            raise WorldError(f"there is no snapshot of a world that failed ({self.failure})")
+            raise WorldError(
+                f"a world that failed cannot be stored ({self.failure}); restore an earlier "
+                "snapshot"
+            )
         with self._open():
             return self._storage.save(self.workspace.path)
 

@@ -270,16 +270,16 @@ class IFEval(TextTask):
         used = {kind for problem in problems for kind in problem.metadata["instructions"]}
         if (kinds := used & NEED_LANGUAGE) and not checks.is_langdetect_installed():
             raise InputError(
-                f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}: "
-                f"{install('ifeval')}"
+                f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}; "
+                f"install it with: {install('ifeval')}"
             )
         if (kinds := used & NEED_SENTENCES) and self._way == checks.PUNKT:
             lacking = checks.missing_for_punkt()
             if lacking is not None:
                 raise InputError(
-                    f"ifeval needs nltk's data punkt_tab to check {', '.join(sorted(kinds))}: "
-                    f"{lacking}; or give -T sentences=rule, whose scores are not comparable "
-                    "with published scores"
+                    f"ifeval needs nltk's data punkt_tab to check {', '.join(sorted(kinds))}; "
+                    f"get the data with {lacking}, or give -T sentences=rule, but then scores are "
+                    "not comparable with published ones"
                 )
 
 

@@ -160,7 +160,7 @@ def lm_eval_version() -> str:
         if error.name != "lm_eval":
             raise
         raise InputError(
-            f"tasks of lm-eval need it; install it with: {install('lm-eval')}"
+            f"tasks of lm-eval need the package lm-eval; install it with: {install('lm-eval')}"
         ) from None
     return version("lm-eval")
 
@@ -312,8 +312,8 @@ def _check(name: str, task: Any) -> None:
         raise InputError(f"lm-eval's {name} uses sound, which treegen does not support")
     if getattr(task, "MULTIMODAL", False) and task.OUTPUT_TYPE != "generate_until":
         raise InputError(
-            f"lm-eval's {name} scores given texts after images, but with images, treegen only "
-            "generates answers; use a task of the type generate_until"
+            f"lm-eval's {name} scores given texts after images, which treegen does not support; "
+            "use a task of the type generate_until"
         )
 
 

@@ -72,8 +72,7 @@ def is_scored(task: Any) -> bool:
     kind = task.OUTPUT_TYPE
     if kind not in KINDS:
         raise InputError(
-            f"a task of lm-eval has the output type {kind!r}, which treegen does not know; use "
-            "another task"
+            f"treegen does not know the output type {kind!r} of an lm-eval task; use another task"
         )
     return bool(kind != "generate_until")
 

@@ -150,7 +150,7 @@ def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) ->
     if not selected:
         in_data = {str(problem.metadata["year"]) for problem in problems} - {"None"}
         available = ", ".join(sorted(in_data))
-        have = f"has those of {available}" if available else "does not tell the year of its rows"
+        have = f"has problems of {available}" if available else "does not name the year of its rows"
         raise InputError(
             f"{source} has no problem of {' or '.join(years)}; it {have}; leave out -T year, or "
             "choose another year"

@@ -93,7 +93,7 @@ def final_answer(row: dict[str, Any]) -> str:
         return without_dollars(answer)
     boxed = extract_boxed(column(row, ("solution",)))
     if not boxed or not boxed.strip():
-        raise ValueError("no answer, and the solution has no boxed answer")
+        raise ValueError("the row has no answer, and its solution has no boxed answer")
     return boxed
 
 

@@ -139,7 +139,7 @@ class SubjectTask(TextTask):
             if len(dev) < num_shots:
                 raise InputError(
                     f"{arg('num_fewshot')} is {num_shots} but the dev split of {subject} has "
-                    f"{len(dev)} examples; lower it"
+                    f"{len(dev)} examples; lower the number"
                 )
             shots[subject] = [
                 f"{self.prompt(subject, self.block(question))}{self.gap}{question.answer}\n\n"

@@ -290,7 +290,7 @@ class Ruler(TextTask):
         if length <= answer_room:
             raise InputError(
                 f"length {length:,} leaves no room for a prompt: the answer alone may take "
-                f"{answer_room:,} {measure.unit}; choose a longer text"
+                f"{answer_room:,} {measure.unit}; raise lengths"
             )
         size = 0
         for number in range(num):

@@ -222,7 +222,7 @@ def fit_length(
     if empty > length:
         raise InputError(
             f"{what} takes {empty:,} {measure.unit} without any filler, but the length is "
-            f"{length:,}; choose a longer text or fewer needles"
+            f"{length:,}; raise the length, or hide fewer needles"
         )
     # Texts grow nearly in proportion to their filler. So each guess lies on the straight line from
     # the text without filler through the last try. It stays between the largest size that is known

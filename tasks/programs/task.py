@@ -217,7 +217,7 @@ class ProgramTask(ReportedTask):
         Raises:
             InputError: Always; use `judging`.
         """
-        raise InputError(f"programs are scored only by running them, in judging of {self.name}")
+        raise InputError(f"{self.name} scores programs only by running them; use judging")
 
 
 # Only this many characters at the end of a text are read.

@@ -150,7 +150,7 @@ class MMMUPro(VisionTask):
         if is_seen:
             if row.get("image") is None:
                 raise ValueError(
-                    "no image, although the image contains the question in this setting"
+                    "the row has no image, but in this setting the image contains the question"
                 )
             image_values = [row["image"]]
         else:

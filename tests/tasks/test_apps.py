@@ -90,8 +90,8 @@ def test_problems_without_tests_are_left_out_and_told(tmp_path: Path) -> None:
     data = APPS().load(TaskOptions(data=str(write_jsonl(tmp_path / "a.jsonl", rows))))
     assert [p.id for p in data.problems] == ["0000"]
     assert [(s.line, s.reason) for s in data.skipped] == [
-        (2, "it has no tests"),
-        (3, "it has no tests"),
+        (2, "the row has no tests"),
+        (3, "the row has no tests"),
         (4, "question is empty"),
     ]
     write_folder(tmp_path / "test", 7, input_output="")

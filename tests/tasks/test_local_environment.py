@@ -360,7 +360,7 @@ def test_snapshots_have_a_quota(tmp_path: Path) -> None:
         await call(world, "write_file", path="big", text="x" * 400_000)
         first = await world.snapshot()
         await world.snapshot()
-        with pytest.raises(CapacityError, match=r"2 leave .* raise max_snapshot_bytes"):
+        with pytest.raises(CapacityError, match=r"2 snapshots leave .* raise max_snapshot_bytes"):
             await world.snapshot()
         await environment.delete(first)
         await environment.delete(first)

@@ -122,9 +122,9 @@ def test_aime_years(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     assert [p.id for p in load(AIME(), path, {"year": "2025"}).problems] == ["2025-I-1"]
     assert len(load(AIME(), path, {"year": "2024,2025"}).problems) == 2
-    with pytest.raises(InputError, match=r"no problem of 2023; it has those of 2024, 2025"):
+    with pytest.raises(InputError, match=r"no problem of 2023; it has problems of 2024, 2025"):
         load(AIME(), path, {"year": "2023"})
-    with pytest.raises(InputError, match="does not tell the year of its rows"):
+    with pytest.raises(InputError, match="does not name the year of its rows"):
         load(AIME(), None, {"year": "2024"})
     with pytest.raises(InputError, match="hf has AIME of 2024, 2025, 2026, not of '2023'"):
         load(AIME(), "hf", {"year": "2023"})
@@ -215,7 +215,8 @@ def test_math_500_rows_of_all_kinds_of_files(tmp_path: Path) -> None:
             ["test/algebra/7.json", "Why?", "\\frac{1}{2}"]
         ]
         assert data.problems[0].metadata["level"] == 3
-    assert "line 2: no answer, and the solution has no boxed answer" in str(data.skipped[0])
+    reason = "line 2: the row has no answer, and its solution has no boxed answer"
+    assert reason in str(data.skipped[0])
 
 
 def test_math_has_minervas_prompt() -> None:

@@ -248,7 +248,7 @@ def test_rows_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
         ({"answer": "numeric"}, "answer must be one of text, contains, number"),
         ({"answer": "math", "ignore_case": "yes"}, "answer=math does not use ignore_case"),
         ({"answer": "math", "choices": "5"}, "answer=math does not use choices"),
-        ({"answer": "choice", "choices": "27"}, "there are 2 to 26 choices, not 27"),
+        ({"answer": "choice", "choices": "27"}, "must be from 2 to 26, got 27"),
         ({"answer": "math", "metric": "exact"}, "give answer or metric, not both"),
         ({"metric": "exact", "pattern": "x"}, "does not use a pattern"),
         ({"metric": "numeric", "ignore_case": "yes"}, "does not use ignore_case"),
