@@ -417,11 +417,11 @@ def test_any_text_gets_a_verdict(text: str) -> None:
     ],
 )
 def test_reading_takes_linear_time(unit: str) -> None:
-    """A quadratic reader needs minutes; a linear one takes well under a second of one core."""
-    for text in (unit * (200_000 // len(unit)), "The answer is " + unit * (200_000 // len(unit))):
+    """A quadratic reader needs many seconds; a linear one takes a fraction of one."""
+    for text in (unit * (50_000 // len(unit)), "The answer is " + unit * (50_000 // len(unit))):
         start = time.process_time()
         GSM8K().score(Problem("p", "q", "18"), text)
-        assert time.process_time() - start < 2
+        assert time.process_time() - start < 1
 
 
 @given(st.text(alphabet="0123456789.,$-# ", max_size=30))

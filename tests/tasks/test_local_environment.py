@@ -97,6 +97,13 @@ def test_tools(sandbox: str) -> None:
     use(create(sandbox), body)
 
 
+@pytest.fixture(name="plain", scope="module")
+def _plain(only_judge: None) -> Iterator[LocalEnvironment]:
+    environment = create("none")
+    yield environment
+    asyncio.run(environment.close())
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "error"),
     [
@@ -121,17 +128,20 @@ def test_tools(sandbox: str) -> None:
         ("write_file", {"path": "d/" * 40 + "x", "text": ""}, "may have 32 parts"),
     ],
 )
-def test_a_wrong_call_is_an_observation(tool: str, arguments: Any, error: str) -> None:
-    async def body(environment: LocalEnvironment) -> None:
-        world = await environment.start(PROBLEM)
+def test_a_wrong_call_is_an_observation(
+    plain: LocalEnvironment, tool: str, arguments: Any, error: str
+) -> None:
+    async def body() -> None:
+        world = await plain.start(PROBLEM)
         before = contents(world)
         shown = await call(world, tool, **arguments)
         assert shown.text.startswith("Error: ") and error in shown.text
         assert not shown.failure
         if "a/../.." not in str(arguments):  # it has created a/
             assert contents(world) == before
+        await world.close()
 
-    use(create("none"), body)
+    asyncio.run(body())
 
 
 @pytest.fixture(scope="module", params=USABLE)
