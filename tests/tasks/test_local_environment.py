@@ -326,6 +326,15 @@ def test_a_limit_ends_its_own_branch_only(sandbox: str) -> None:
     use(create(sandbox, limits=limits), body)
 
 
+def empty(folder: Path) -> None:
+    """Remove everything in a folder."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            path.unlink()
+
+
 @pytest.mark.parametrize("sandbox", USABLE)
 def test_hostile_programs_do_not_get_out(sandbox: str) -> None:
     """Verdicts are as in the judge; honest programs need input, which a world has none of."""
@@ -343,14 +352,22 @@ def test_hostile_programs_do_not_get_out(sandbox: str) -> None:
     )
 
     async def body(environment: LocalEnvironment, names: list[str]) -> dict[str, Observation]:
-        async def run(source: str) -> Observation:
-            world = await environment.start(Problem("p", "", ""))
-            shown = await python(world, source)
-            await world.close()
-            return shown
+        shown: dict[str, Observation] = {}
 
-        shown = await asyncio.gather(*(run(cases[name].program.source) for name in names))
-        return dict(zip(names, shown, strict=True))
+        async def run(names: list[str]) -> None:
+            """Run programs in one empty world, and in another one once the first has failed."""
+            world = None
+            for name in names:
+                world = world or await environment.start(Problem("p", "", ""))
+                shown[name] = await python(world, cases[name].program.source)
+                if shown[name].failure:
+                    await world.close()
+                    world = None
+                else:
+                    empty(Path(world.workspace.path))
+
+        await asyncio.gather(*(run(names[at::8]) for at in range(8)))
+        return shown
 
     # A busy machine takes long to hand out memory.
     greedy = [name for name, case in cases.items() if case.expect == {"memory_limit"}]
@@ -478,8 +495,14 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("sandbox", USABLE)
-@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize(
+    ("sandbox", "is_named"),
+    [
+        pytest.param(name, is_named, marks=[pytest.mark.soak] * (is_named != (name == USABLE[-1])))
+        for name in USABLE
+        for is_named in (False, True)
+    ],
+)
 def test_a_killed_process_leaves_directories_that_the_next_removes(
     sandbox: str, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -282,7 +282,7 @@ def test_examples_stand_before_every_problem(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="needs examples"):
         load(tmp_path, [ROW], num_fewshot=3)
     write_jsonl(shots, [{**ROW, "question": "what is  2 + 3?"}])
-    with pytest.raises(DataError, match=r"example 1 of .* is problem 'line-1' itself"):
+    with pytest.raises(DataError, match=r"example 1 of .* is also problem 'line-1' of the run"):
         load(tmp_path, [ROW], fewshot_file=str(shots))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile_cases import ADD, LIMITS, MIB, USABLE, compare, left_since, traces, verdict_of
@@ -31,7 +33,7 @@ from treegen.tasks.sandbox import (
 )
 from treegen.tasks.sandbox.pool import _ExclusiveGate, _is_starved
 from treegen.tasks.sandbox.runtime import find_runtime
-from treegen.tasks.sandbox.tiers import TIERS
+from treegen.tasks.sandbox.tiers import TIERS, SandboxTier
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),
@@ -249,6 +251,23 @@ def test_every_canary_was_able_to_get_out(sandbox: str) -> None:
     assert {"read_installed_package", "map_shared_memory", "lock_host_file"} <= set(held)
 
 
+def test_a_sandbox_that_holds_is_tested_once_in_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    tested: list[str] = []
+    verify = canaries.verify_tier
+
+    def count(tier: SandboxTier, *args: Any) -> Any:
+        tested.append(tier.name)
+        return verify(tier, *args)
+
+    monkeypatch.setattr(canaries, "verify_once", functools.cache(count))
+    reports = []
+    for _ in range(2):
+        with SandboxPool(USABLE[-1], workers=1) as judge:
+            reports.append(judge.report)
+    assert tested == [USABLE[-1]]
+    assert reports[0] == reports[1] and "fork" in reports[0].held
+
+
 def test_folders_of_canaries_that_died_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +282,11 @@ def test_folders_of_canaries_that_died_are_removed(
 
 @pytest.mark.parametrize(
     "delay",
-    [0.0, 0.1, 0.4, *(pytest.param(delay, marks=pytest.mark.soak) for delay in (0.02, 0.05, 0.2))],
+    [
+        0.0,
+        0.4,
+        *(pytest.param(delay, marks=pytest.mark.soak) for delay in (0.02, 0.05, 0.1, 0.2)),
+    ],
 )
 @pytest.mark.parametrize("sandbox", [*USABLE, "none"])
 def test_nothing_survives_a_judge_that_is_killed(sandbox: str, delay: float) -> None:
