@@ -199,8 +199,8 @@ def _copy(
             raise task.refuse(f"its Dockerfile copies {source}, which environment/ does not have")
         if "" in names.values() and len(matches - {None}) > 1:
             raise task.refuse(
-                f"its Dockerfile copies several files ({source}) to {target:.60}, but the target is "
-                "not a directory and does not end with a slash"
+                f"its Dockerfile copies several files ({source}) to {target:.60}, but the target "
+                "is not a directory and does not end with a slash"
             )
         for path, name in names.items():
             copied[posixpath.join(target, name) if name else target] = context[path]
