@@ -372,9 +372,11 @@ def test_hostile_programs_do_not_get_out(sandbox: str) -> None:
     # A busy machine takes long to hand out memory.
     greedy = [name for name, case in cases.items() if case.expect == {"memory_limit"}]
     others = [name for name in cases if name not in greedy]
-    shown = use(create(sandbox, limits=PATIENT), lambda environment: body(environment, greedy))
+    patient = create(sandbox, limits=PATIENT, num_workers=8)
+    shown = use(patient, lambda environment: body(environment, greedy))
     limits = replace(LIMITS, wall_seconds=6.0)
-    shown |= use(create(sandbox, limits=limits), lambda environment: body(environment, others))
+    hasty = create(sandbox, limits=limits, num_workers=8)  # most of them wait
+    shown |= use(hasty, lambda environment: body(environment, others))
     for name, observation in shown.items():
         outcome = outcomes[0 if observation.failure else 1 if observation.exit_status else 2]
         assert outcome & cases[name].expect, (name, observation)

@@ -41,7 +41,7 @@ def _in_lists(path: Path) -> Path:
 
 
 def _many_texts(path: Path) -> Path:
-    table = pa.table({"question": ["y" * 1000] * 80_000})
+    table = pa.table({"question": ["y" * 10_000] * 8_000})
     pq.write_table(table, path, compression="zstd", use_dictionary=False)
     return path
 
