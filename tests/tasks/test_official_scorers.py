@@ -116,7 +116,7 @@ def test_answers_are_the_same_where_math_verify_says_so_in_either_order() -> Non
         want = math_verify_says(f"${first}$", second) or math_verify_says(f"${second}$", first)
         assert kind.same(first, second) == (want or first == second), (first, second)
         same += want
-    assert same > 20
+    assert same > 10
 
 
 def test_metrics_of_64_samples_follow_from_math_verifys_judgements() -> None:
