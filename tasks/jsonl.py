@@ -200,11 +200,12 @@ class QuestionAnswer(TextTask):
         "template": r"prompt template with fields in braces; default: Q: {question}\nA:",
         "answer": "the answer type: text, contains, number, math, choice or regex; default: text",
         "metric": "older name of answer: exact, contains, numeric or regex; no default",
-        "choices": "for choice: number of letters, from A; default: 4",
+        "choices": "for answer=choice: number of choices, lettered from A; default: 4",
         "ignore_case": "yes or no: whether A and a are the same; default: no",
-        "pattern": "for regex: pattern whose group, or whole match, is the answer; no default",
+        "pattern": "for answer=regex: pattern; its group, or its whole match, is the answer; no default",
         "answer_field": "the field with the right answer, or a list of them; default: answer",
-        "group_field": "the field that clusters problems for intervals, as a passage; no default",
+        "group_field": "the field that clusters problems for intervals, such as a passage; no "
+        "default",
         "image_field": "the field with an image or a list of images, as paths relative to the "
         "file or data URLs; <image 1> in the prompt is the first; needs --images; no default",
         "messages_field": "the field with chat messages to use as the prompt; their parts may be "

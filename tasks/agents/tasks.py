@@ -207,9 +207,9 @@ class GameTask(AgentTask, TextTask):
         evaluate=("environment",),
     )
     arguments: ClassVar[Mapping[str, str]] = {
-        "level": "easy, medium, hard or all; default: all, in turn",
+        "level": "easy, medium, hard or all; default: all, by turns",
         "problems": f"number of problems; default: {_NUM_PROBLEMS}",
-        "problem_seed": "decides the problems; default: 0",
+        "problem_seed": "seed of the problems; default: 0",
     }
 
     def load(self, options: TaskOptions) -> TaskData:

@@ -30,8 +30,10 @@ FORM: Final = (
     "completion (default): the model continues the prompt, as published; or chat: the model "
     "answers with a code block"
 )
-TIMEOUT: Final = "seconds of CPU time per test; default {}. Three times that by the wall clock"
-MEMORY: Final = "per program, such as 512MiB; default 1GiB"
+TIMEOUT: Final = (
+    "seconds of CPU time per test; default {}; the limit of wall time is three times as long"
+)
+MEMORY: Final = "memory limit of a program, such as 512MiB; default 1GiB"
 
 
 def code_arguments(seconds: int, of: str = "test", **more: str) -> dict[str, str]:

@@ -292,8 +292,8 @@ LIMITS: Final = Limits(
     cpu_seconds=10.0, wall_seconds=30.0, scratch=32 * MIB, files=1_000, open_files=32
 )
 GAPS: Final = (
-    "disk space of a working directory is limited by looking every 20 ms; a running program may "
-    "take more by files that it has removed and keeps open",
+    "disk space of a working directory is checked only every 20 ms; a running program may use more "
+    "with removed files that it keeps open",
 )
 _PYTHON: Final = make_tool(
     "python",

@@ -82,7 +82,7 @@ class AIME(Competition):
     source = Source(task="aime", bundled="aime_sample.jsonl")
     groups = ("year",)
     arguments: ClassVar = {
-        "year": "2024, 2025, 2026 or several with commas; default: all years in the data"
+        "year": "2024, 2025, 2026, or several separated by commas; default: all in the data"
     }
     defaults: Final = _DEFAULTS
 
@@ -169,7 +169,7 @@ class HMMT(Competition):
     source = Source(task="hmmt", bundled="hmmt_sample.jsonl")
     groups = ("contest", "subject")
     arguments: ClassVar = {
-        "contest": f"of hf: {', '.join(_CONTESTS)}, or several with commas; default: all"
+        "contest": f"contests of hf, separated by commas: {', '.join(_CONTESTS)}; default: all"
     }
     defaults: Final = _DEFAULTS
 

@@ -56,7 +56,7 @@ class NeedleGrid(TextTask):
     defaults: Final = greedy(max_tokens=64, stop=("\nQuestion:",))
     shorter: Final = SHORTER
     arguments: ClassVar = {
-        "lengths": "lengths of the text: 4000,8000 or 1000-16000/16 (default: "
+        "lengths": "lengths of the text: 4000,8000, or 1000-16000/16 for 16 even steps (default: "
         + f"{','.join(map(str, _LENGTHS))})",
         "depths": "depths of the needle in percent, in the same form (default: 0-100/11)",
         "needle": "sentence to hide (default: the best thing to do in San Francisco)",

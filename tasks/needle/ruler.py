@@ -246,8 +246,8 @@ class Ruler(TextTask):
     defaults: Final = greedy(max_tokens=128)
     shorter: Final = SHORTER
     arguments: ClassVar = {
-        "lengths": "lengths of prompt and answer: 16000,32000 or 8000-64000/8 (default: "
-        + f"{','.join(map(str, _LENGTHS))}, about 4,000 tokens)",
+        "lengths": "lengths of prompt and answer: 16000,32000, or 8000-64000/8 for 8 even steps "
+        + f"(default: {','.join(map(str, _LENGTHS))}, about 4,000 tokens)",
         "questions": "problems of each length (default: 100; RULER has 500)",
         "tokenizer": ARGUMENT,
     }

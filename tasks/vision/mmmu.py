@@ -66,7 +66,9 @@ class MMMU(VisionTask):
 
     name = "mmmu"
     filters = ("mmmu", "read")
-    arguments: ClassVar = {"subjects": "such as Art,Math; default: all 30"}
+    arguments: ClassVar = {
+        "subjects": "subjects, separated by commas, such as Art,Math; default: all 30"
+    }
     bundled = "mmmu_sample.jsonl"
     groups = ("discipline", "subject", "type")
 
