@@ -202,7 +202,8 @@ class QuestionAnswer(TextTask):
         "metric": "older name of answer: exact, contains, numeric or regex; no default",
         "choices": "for answer=choice: number of choices, lettered from A; default: 4",
         "ignore_case": "yes or no: whether A and a are the same; default: no",
-        "pattern": "for answer=regex: pattern; its group, or its whole match, is the answer; no default",
+        "pattern": "for answer=regex: pattern; the answer is its group, or its whole match; "
+        "no default",
         "answer_field": "the field with the right answer, or a list of them; default: answer",
         "group_field": "the field that clusters problems for intervals, such as a passage; no "
         "default",
