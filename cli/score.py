@@ -119,7 +119,7 @@ def verify(
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import parse_bytes
-    from treegen.evals.config.verifier_settings import parse_verifier_settings
+    from treegen.evals.arguments import parse_verifier_settings
     from treegen.evals.pipeline.rescoring import score_run_with_verifier
 
     reading = pop_reading(settings)
