@@ -131,7 +131,7 @@ def test_the_parts_are_shown(treegen: Command, thinker: Path, tmp_path: Path) ->
     ("options", "message"),
     [
         (["--reasoning", "on"], "give --apply-chat-template too"),
-        ([*CHAT, "--reasoning", "high"], "it has enable_thinking only"),
+        ([*CHAT, "--reasoning", "high"], "has only enable_thinking"),
         ([*CHAT, "--reasoning", "maybe"], "reasoning must be one of auto, on, off"),
         ([*CHAT, "--max-thinking-tokens", 30], "must be less than --max-tokens 30"),
         (

@@ -594,7 +594,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     (
         {"messages": CHAT, "chat_template_kwargs": {"reasoning": "high"}},
         400,
-        "enable_thinking only",
+        "has only enable_thinking",
     ),
 ]
 
