@@ -32,7 +32,7 @@ from treegen.tasks.sandbox.tiers import TIERS
 FOLDER = Path(__file__).parent / "hostile"
 MIB = 1 << 20
 LIMITS = Limits(
-    cpu_seconds=0.8,
+    cpu_seconds=0.5,
     wall_seconds=1.5,
     memory=320 * MIB,
     output=1 << 17,
