@@ -15,14 +15,14 @@ from treegen.evals.config.base import check_no_unused
 from treegen.evals.problem import Problem
 from treegen.evals.search.method_types import CHOOSE, TreeSettings, read_values
 from treegen.evals.search.methods import METHODS, TEXT_METHODS, solution_text
-from treegen.evals.search.searcher import Searcher
-from treegen.evals.search.settings import SearchSettings, resolve_search_settings
-from treegen.evals.search.task import SearchDefaults, SearchTask
-from treegen.evals.search.value_functions import (
+from treegen.evals.search.searcher import (
+    Searcher,
     ValueFunction,
     general_value_function,
     verifier_value_function,
 )
+from treegen.evals.search.settings import SearchSettings, resolve_search_settings
+from treegen.evals.search.task import SearchDefaults, SearchTask
 from treegen.evals.task import TaskData, TaskDefaults
 from treegen.evals.verdict import Verdict
 from treegen.integrations.client.backend import Send
