@@ -138,7 +138,7 @@ def traces() -> set[str]:
     found |= {line for line in sockets if "treegen" in line}
     ours = {name for name in found if "treegen" in name or "sem " in name or "shm " in name}
     # Ranks of a model that another test has on several processes meanwhile, and its runs.
-    return {name for name in ours if not re.search("/treegen-(ranks|run)-", name)}
+    return {name for name in ours if not re.search(r"/treegen-((ranks|run)-|\w{8}$)", name)}
 
 
 def left_since(before: set[str], seconds: float = 60.0) -> set[str]:
