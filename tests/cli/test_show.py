@@ -21,8 +21,7 @@ from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
 from treegen.evals.progress.usage import read_timeline
 from treegen.evals.statistics.estimators import estimate
 from treegen.report.view import read_trees
-from treegen.search.tree.draw import draw_tree
-from treegen.search.tree.records import best_path
+from treegen.search.tree.records import best_path, draw_tree
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +100,7 @@ def test_a_run_is_shown_as_tables(treegen: Command, run: Path) -> None:
     assert last.startswith("gsm8k with made-up: accuracy 0.") and last.endswith(f"; run: {run}")
     assert "maj@5 0." in last and "pass@5 0." in last
     assert "|Task " in done.out and "maj@k" in done.out
-    assert "... and 5 more" in done.out and "|Problem|Search|" in done.out
+    assert "... and 5 harder problems" in done.out and "|Problem|Search|" in done.out
     assert len(done.document["problems"]) == 25 and len(done.document["trees"]) == 3
     assert "... and" not in treegen("show", run, "--full").out
 

@@ -139,7 +139,7 @@ def test_numbers_are_checked_if_requested(paths: list[Path]) -> None:
     with pytest.raises(InputError, match="not finite"):
         llm.update(weights, check_finite=True)
     assert draws(llm) == want
-    with pytest.raises(InputError, match="cache is one of keep, shared, all"):
+    with pytest.raises(InputError, match="cache must be one of keep, shared, all"):
         llm.update(weights, cache="none")  # type: ignore[arg-type]
 
 

@@ -233,4 +233,6 @@ def _short(value: Any) -> str:
 def check_cache_mode(mode: object) -> None:
     """Raise InputError if `mode` is none of `CACHE_MODES`."""
     if mode not in CACHE_MODES:
-        raise InputError(f"{arg('cache')} is one of {', '.join(CACHE_MODES)}, got {mode!r:.60}")
+        raise InputError(
+            f"{arg('cache')} must be one of {', '.join(CACHE_MODES)}, got {mode!r:.60}"
+        )

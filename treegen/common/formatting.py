@@ -103,7 +103,7 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
         rows: The cells of each row.
         right: Indices of the columns to align on the right, such as numbers.
     """
-    cells = [[one_line(text) for text in row] for row in (head, *rows)]
+    cells = [[safe_line(text).replace("|", "\\|") for text in row] for row in (head, *rows)]
     widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(head))]
     lines = [
         "|".join(
@@ -118,6 +118,6 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
     return "\n".join(f"|{line}|" for line in (lines[0], rule, *lines[1:]))
 
 
-def one_line(text: str) -> str:
-    """Return a text as a cell of a Markdown table, in one line."""
-    return safe_text(text).replace("\n", " ").replace("|", "\\|")
+def safe_line(text: str) -> str:
+    """Return a text in one line, safe to display as by `safe_text`."""
+    return safe_text(text).replace("\n", " ")

@@ -39,9 +39,10 @@ def warn_of_double_bos(tokenizer: Any, encoded: Iterable[Tokens]) -> None:
     if any(len(ids) > 1 and ids[0] == bos == ids[1] for ids in encoded):
         _begun_twice.add(tokenizer)
         warnings.warn(
-            f"a prompt begins with {tokenizer.bos_token!r} twice: its text has one, and the "
-            "tokenizer adds one. A chat template has probably been applied already; give the "
-            "messages themselves (LLM.chat, /v1/chat/completions), token ids, or text without it",
+            f"a prompt begins with {tokenizer.bos_token!r} twice: the text contains the token, and "
+            "the tokenizer adds it again. A chat template has probably been applied already; give "
+            "the messages themselves (LLM.chat, /v1/chat/completions), token ids, or text without "
+            "the token",
             ModelWarning,
             stacklevel=2,
         )
@@ -67,8 +68,8 @@ def warn_of_unended_turns(
         return
     warnings.warn(
         f"the chat template ends a turn with {name!r} (token {id}), but this token does not end "
-        "a sample, because the model's files name other tokens, so the model may continue with "
-        "turns that it makes up. Set it as eos_token_id in generation_config.json, or pass "
+        "a sample, because the model's files name other tokens, so the model may invent further "
+        "turns. Set the token as eos_token_id in generation_config.json, or pass "
         f"stop_token_ids=[{id}]",
         ModelWarning,
         stacklevel=2,

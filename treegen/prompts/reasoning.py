@@ -82,7 +82,9 @@ def _get_reasoning_arguments(choice: str, tokenizer: Any) -> dict[str, Any]:
     if choice not in ("on", "off") and has_effort:
         return {_EFFORT: choice, **({switch: True} if switch else {})}
     supported = [name for name in (*_SWITCHES, _EFFORT) if name in names]
-    has = f"of these it has {', '.join(supported)} only" if supported else "it has none of these"
+    has = (
+        f"this template has only {', '.join(supported)}" if supported else "this template has none"
+    )
     raise InputError(
         f"reasoning {choice!r} needs a chat template with one of {', '.join(_SWITCHES)} or "
         f"{_EFFORT}; {has}. Leave reasoning at auto, or pass the template's own argument by its "

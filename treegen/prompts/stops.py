@@ -89,7 +89,9 @@ class StopConditions:
         bad = [id for id in thinking.end if id in self.ids or id >= vocab_size]
         if bad or not thinking.end:
             what = (
-                f"token {bad[0]}, which ends a sample or is none of the model's" if bad else "none"
+                f"token {bad[0]}, which ends a sample or is not in the model's vocabulary"
+                if bad
+                else "no tokens"
             )
             raise InputError(
                 f"the text that ends the reasoning, {thinking.tags.end!r}, has {what}; give "
@@ -138,7 +140,7 @@ class StopConditions:
 
     def text(self, prompt: Tokens, tokens: Tokens) -> str:
         """Return the text of a sample that no stop condition has ended."""
-        return self._detokenizer.texts([prompt], [tokens])[0]
+        return self._detokenizer.text(prompt, tokens)
 
     def strip_stop_token(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens whose text a finished sample has.
@@ -168,7 +170,7 @@ class StopConditionsCache:
             vocab_size: Number of the model's logits per token.
 
         Raises:
-            InputError: a stop string is empty, or a thinking budget has no known tags.
+            InputError: a bad word has no tokens, or a thinking budget has no known tags.
         """
         stops = SamplingParams(
             stop=params.stops,
@@ -227,9 +229,6 @@ def word_tokens(
 class StopStrings:
     """Strings that end a sample: a table of tokens that may complete one, and a search.
 
-    Raises:
-        InputError: a stop string is empty.
-
     Attributes:
         may_end: Bool [vocab_size], false only for tokens that cannot complete a stop string.
     """
@@ -237,10 +236,7 @@ class StopStrings:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], vocab_size: int
     ) -> None:
-        self.stops = (stops,) if isinstance(stops, str) else tuple(stops)
-        for stop in self.stops:
-            if not isinstance(stop, str) or not stop:
-                raise InputError(f"stop string {stop!r}: give strings of at least one character")
+        self.stops = tuple(stops)
         self._detokenizer = Detokenizer(tokenizer)
         self._longest = max(map(len, self.stops), default=0)
         self.may_end: NDArray[np.bool_] = self._table(vocab_size)

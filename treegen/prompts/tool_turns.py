@@ -127,7 +127,7 @@ class ToolTurns:
             raise self._refusal("it does not show the results")
         without = self._render(calls, (), is_open=False)
         at = shown.rfind(ending, 0, place) if ending else -1
-        if at < 0 or at < len(self._question()):
+        if at < 0 or at < len(self._chat([_QUESTION], is_open=False)):
             # The template does not write the token with which the model has stopped.
             at = len(without) - len(self._reply_end())
             if not without.endswith(self._reply_end()):
@@ -153,9 +153,6 @@ class ToolTurns:
         if not separator:
             raise self._refusal("it does not show replies")
         return end
-
-    def _question(self) -> str:
-        return self._chat([_QUESTION], is_open=False)
 
     def _render(self, calls: Sequence[ToolCall], results: Sequence[str], *, is_open: bool) -> str:
         """Return the text of a chat whose reply has calls, with their results if there are any.

@@ -7,6 +7,7 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Final
 
 import numpy as np
@@ -76,37 +77,35 @@ def token_probability(sample: Sample) -> float | None:
 def get_scored_samples(view: RunView, filter: str) -> list[tuple[Sample, bool]]:
     """Return the scored samples of a run, and whether each is correct."""
     return [
-        (sample, sample.verdicts[filter].correct)
+        (sample, verdict.correct)
         for sample in view.samples
-        if sample.verdicts is not None and filter in sample.verdicts
+        if (verdict := sample.verdict(filter)) is not None
     ]
 
 
 def by_probability(view: RunView, filter: str) -> list[Bin]:
     """Return the share of correct samples, in bins of the mean probability of their tokens."""
-    known = ((token_probability(s), right, s) for s, right in get_scored_samples(view, filter))
-    rows = [(value, right, sample) for value, right, sample in known if value is not None]
-    return bin_values(
-        [value for value, _, _ in rows],
-        [float(right) for _, right, _ in rows],
-        _clusters(view, [sample for _, _, sample in rows]),
+    return _bin_samples(
+        view,
+        [
+            (value, right, sample)
+            for sample, right in get_scored_samples(view, filter)
+            if (value := token_probability(sample)) is not None
+        ],
     )
 
 
 def by_tokens(view: RunView, filter: str) -> list[Bin]:
     """Return the share of correct samples, in bins of their number of tokens."""
     scored = get_scored_samples(view, filter)
-    return bin_values(
-        [float(sample.num_tokens) for sample, _ in scored],
-        [float(right) for _, right in scored],
-        _clusters(view, [sample for sample, _ in scored]),
-    )
+    return _bin_samples(view, [(sample.num_tokens, right, sample) for sample, right in scored])
 
 
-def _clusters(view: RunView, samples: Sequence[Sample]) -> Sequence[Hashable]:
-    """Return the cluster of each sample: its problem, or the problem's group."""
-    problem_ids = [sample.problem_id for sample in samples]
-    return clusters_of(view.problems, problem_ids) or problem_ids
+def _bin_samples(view: RunView, rows: Sequence[tuple[float, bool, Sample]]) -> list[Bin]:
+    """Return bins of samples, whose clusters are their problems or the problems' groups."""
+    values, right = [value for value, _, _ in rows], [float(right) for _, right, _ in rows]
+    problem_ids = [sample.problem_id for _, _, sample in rows]
+    return bin_values(values, right, clusters_of(view.problems, problem_ids) or problem_ids)
 
 
 def compute_within_problem_auc(view: RunView, filter: str) -> Estimate | None:
@@ -153,14 +152,14 @@ def problem_points(view: RunView, filter: str) -> list[ProblemPoint]:
             continue
         votes = tally(of_problem)
         num = len(of_problem)
-        tokens = [s.num_tokens for s in problem.samples if filter in (s.verdicts or {})]
+        tokens = [s.num_tokens for s in problem.samples if s.verdict(filter) is not None]
         points.append(
             ProblemPoint(
                 place=place,
                 right=sum(verdict.correct for verdict in of_problem) / num,
                 top=max((*votes.correct, *votes.wrong), default=0) / num,
                 vote=votes.maj_at_k(num),
-                tokens=math.fsum(tokens) / num,
+                tokens=fmean(tokens),
             )
         )
     return points

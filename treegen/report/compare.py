@@ -11,9 +11,9 @@ clustered, the unit is the cluster.
 Runs with early stopping are compared by the samples that are always drawn, and by their votes.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 from typing import Any, Final, SupportsFloat
 
 from treegen.errors import InputError, arg, require_extra
@@ -356,7 +356,7 @@ def _final_votes(view: RunView, filter: str, ids: Sequence[str]) -> list[float]:
 
 def _tokens(a: Sequence[int], b: Sequence[int], clusters: Clusters) -> TokenDifference:
     differences = [y - x for x, y in zip(a, b, strict=True)]
-    value = math.fsum(differences) / len(differences)
+    value = fmean(differences)
     error, freedom = unbounded_error(differences, clusters) or (0.0, 0.0)
     if not error:  # without a spread there is no test
         return TokenDifference(sum(a), sum(b), value, None, None, None)
@@ -380,13 +380,12 @@ def _is_share(value: object) -> bool:
 
 def _mean(metric: str, verdicts: Sequence[Verdict]) -> float:
     """Return the mean over the samples of a problem, of a task's own metric or of correctness."""
-    values = [
+    return fmean(
         float(verdict.measures[metric])
         if isinstance(verdict, MetricVerdict) and metric in verdict.measures
         else float(verdict.correct)
         for verdict in verdicts
-    ]
-    return math.fsum(values) / len(values)
+    )
 
 
 def _of_many(most: int, *, votes: bool) -> list[str]:
@@ -406,21 +405,20 @@ def _difference(
     metric: str, filter: str, a: Sequence[float], b: Sequence[float], clusters: Clusters = None
 ) -> Difference:
     differences = [y - x for x, y in zip(a, b, strict=True)]
-    num = len(differences)
     better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     low: float | None = None
     high: float | None = None
     p_value: float | None = None
-    if num > 1:
+    if len(differences) > 1:
         adjusted = adjusted_difference(differences, clusters)
         low, high = adjusted.interval(-1.0, 1.0)
         p_value = 2 * float(_student().sf(abs(adjusted.statistic), adjusted.freedom))
     return Difference(
         metric=metric,
         filter=filter,
-        a=math.fsum(a) / num,
-        b=math.fsum(b) / num,
-        value=math.fsum(differences) / num,
+        a=fmean(a),
+        b=fmean(b),
+        value=fmean(differences),
         low=low,
         high=high,
         p_value=p_value,

@@ -123,7 +123,7 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
 
 def classify_sample(sample: Sample, filter: str) -> str:
     """Return the outcome of a sample by one filter, one of FATES."""
-    verdict = (sample.verdicts or {}).get(filter)
+    verdict = sample.verdict(filter)
     if verdict is None:
         return UNJUDGED
     if sample.searched:
@@ -135,18 +135,14 @@ def classify_sample(sample: Sample, filter: str) -> str:
 
 def finish_counts(view: RunView) -> dict[str, dict[str, int]]:
     """Return the number of samples by finish reason and then by outcome."""
-    filter = view.filters[0] if view.filters else ""
-    counts = Counter(
-        (sample.finish_reason, classify_sample(sample, filter)) for sample in view.samples
-    )
+    counts = Counter((s.finish_reason, classify_sample(s, view.headline)) for s in view.samples)
     reasons = sorted({reason for reason, _ in counts}, key=lambda r: (r != "stop", r))
     return {reason: {f: counts[reason, f] for f in FATES} for reason in reasons}
 
 
 def lengths(view: RunView) -> dict[str, list[int]]:
     """Return the lengths of samples in tokens by outcome; outcomes without samples are left out."""
-    filter = view.filters[0] if view.filters else ""
     by_outcome: dict[str, list[int]] = {name: [] for name in FATES}
     for sample in view.samples:
-        by_outcome[classify_sample(sample, filter)].append(sample.num_tokens)
+        by_outcome[classify_sample(sample, view.headline)].append(sample.num_tokens)
     return {name: values for name, values in by_outcome.items() if values}

@@ -41,7 +41,6 @@ class Frames:
         Raises:
             InputError: pandas is not installed.
         """
-        headline = self.view.filters[0] if self.view.filters else None
         rows = []
         for sample in self.view.samples:
             key = sample.problem_id, sample.index
@@ -51,7 +50,7 @@ class Frames:
             verdicts = {} if self.view.searched else sample.verdicts or {}  # searches store it
             for name, verdict in verdicts.items():
                 row |= {f"{name}.answer": verdict.answer, f"{name}.correct": verdict.correct}
-                if name == headline:
+                if name == self.view.headline:
                     row |= {"answer": verdict.answer, "correct": verdict.correct}
             rows.append(row)
         return _frame(rows, ["problem_id", "sample_index", "text"])
@@ -67,7 +66,7 @@ class Frames:
         """
         points = {}
         if self.view.filters:
-            points = {p.place: p for p in problem_points(self.view, self.view.filters[0])}
+            points = {p.place: p for p in problem_points(self.view, self.view.headline)}
         rows = []
         for place, problem in enumerate(self.view.problems):
             row: dict[str, Any] = {

@@ -113,22 +113,19 @@ def make_server(watched: WatchedPage, port: int = 0) -> ThreadingHTTPServer:
     Raises:
         InputError: the port cannot be used.
     """
-
-    class Handler(_Handler):
-        pass
-
-    Handler.watched = watched
     try:
-        server = _Server((HOST, port), Handler)
+        server = _Server((HOST, port), _Handler)
     except (OSError, OverflowError) as error:
         raise InputError(
-            f"cannot listen at {HOST} port {port}: {error}; choose another with --port, or 0 for "
-            "any that is free"
+            f"cannot listen at {HOST} port {port}: {error}; choose another port with "
+            "--port; 0 is any free port"
         ) from None
+    server.watched = watched
     return server
 
 
 class _Server(ThreadingHTTPServer):
+    watched: WatchedPage
     daemon_threads = True
     # With port reuse another program could listen at the port of a running server.
     allow_reuse_port = False
@@ -140,7 +137,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD for the page and its version."""
 
-    watched: WatchedPage
+    server: _Server
     server_version = "treegen"
     sys_version = ""
     timeout = 30.0  # seconds in which a request must arrive
@@ -159,28 +156,24 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         path = self.path.partition("?")[0]
         if not self._is_asked_by_name():
-            message = f"this server is http://{HOST}:{self._port} and nothing else"
+            message = f"open this page as http://{HOST}:{self.server.server_port}"
             return self._send(HTTPStatus.FORBIDDEN, message.encode(), body=body)
         try:
             if path == "/":
-                return self._send(HTTPStatus.OK, self.watched.page(), "text/html", body=body)
+                return self._send(HTTPStatus.OK, self.server.watched.page(), "text/html", body=body)
             if path == "/version":
-                state = json.dumps(self.watched.state()).encode()
+                state = json.dumps(self.server.watched.state()).encode()
                 return self._send(HTTPStatus.OK, state, "application/json", body=body)
         except TreegenError as error:
             message = safe_text(f"{error}\n")
             return self._send(HTTPStatus.SERVICE_UNAVAILABLE, message.encode(), body=body)
         return self._send(HTTPStatus.NOT_FOUND, b"there is no such page\n", body=body)
 
-    @property
-    def _port(self) -> int:
-        assert isinstance(self.server, _Server)
-        return self.server.server_port
-
     def _is_asked_by_name(self) -> bool:
         """Return whether the request names this server as its host; other sites' pages cannot."""
         hosts = self.headers.get_all("Host") or []
-        return hosts in ([f"{name}:{self._port}"] for name in (HOST, "localhost"))
+        port = self.server.server_port
+        return hosts in ([f"{name}:{port}"] for name in (HOST, "localhost"))
 
     def _send(
         self, status: HTTPStatus, content: bytes, kind: str = "text/plain", *, body: bool

@@ -3,18 +3,22 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from treegen.common.lifetimes import pause_gc
-from treegen.errors import Message, RunError, TreegenError
+from treegen.errors import InputError, Message, RunError, TreegenError, arg
 from treegen.evals.config.base import OpenRunOptions, overrides_run
+from treegen.evals.judging.judgements import JudgementSet
+from treegen.evals.judging.pipeline import load_juries, progress_of
+from treegen.evals.judging.prompts import addresses_judge
+from treegen.evals.judging.summary import Summary, summarise
 from treegen.evals.progress.usage import load_attempts, read_timeline, sum_usage
 from treegen.evals.statistics.metrics import Report
-from treegen.evals.statistics.tables import Table
+from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.report.load_search import load_search_run
@@ -26,19 +30,9 @@ from treegen.runs.images import RunImages
 if TYPE_CHECKING:
     from treegen.evals.early_stopping import Rounds
     from treegen.evals.job import Job
-    from treegen.evals.judging.summary import Summary
     from treegen.evals.pipeline.evaluation import EvaluationResult
     from treegen.evals.scoring.run_verdicts import RunVerdicts
     from treegen.report.compare import Comparison
-from collections.abc import Iterable
-from typing import Final
-
-from treegen.errors import InputError, arg
-from treegen.evals.judging.judgements import JudgementSet
-from treegen.evals.judging.pipeline import load_juries, progress_of
-from treegen.evals.judging.prompts import addresses_judge
-from treegen.evals.judging.summary import Summary, summarise
-from treegen.evals.statistics.tables import Cell
 
 _MAX_ROWS: Final = 10
 

@@ -240,7 +240,7 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
     readings: list[tuple[str, int, int]] = []
     for sample in view.samples:
         if (reading := known.get(id(sample.verdicts))) is None:  # equal verdicts are one object
-            verdict = (sample.verdicts or {}).get(name)
+            verdict = sample.verdict(name)
             read, outcome_name = (
                 verdict.answer if verdict else None,
                 getattr(verdict, "outcome", ""),
@@ -279,7 +279,7 @@ def _vote(problem: ProblemView, name: str, share: VoteShares | None) -> tuple[in
         return _NO_VOTE, None
     if share.answer is None:
         return _LOST, None
-    verdicts = ((sample.verdicts or {}).get(name) for sample in problem.samples)
+    verdicts = (sample.verdict(name) for sample in problem.samples)
     chosen, verdict = next((i, v) for i, v in enumerate(verdicts) if v and v.answer == share.answer)
     if share.tied:
         return _TIED, chosen
@@ -317,12 +317,11 @@ def _prompts(view: RunView) -> list[dict[str, Any]]:
 
 def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
     """Add to each node the samples, tokens, accuracy and mean logprob of its subtree."""
-    filter = view.filters[0] if view.filters else ""
     sums = [[0, 0, 0, 0, 0.0, 0] for _ in nodes]
     for number in range(len(nodes) - 1, -1, -1):
         total, node = sums[number], nodes[number]
         for sample in view.problems[node["problem"]].samples if "problem" in node else ():
-            verdict = (sample.verdicts or {}).get(filter)
+            verdict = sample.verdict(view.headline)
             logprob = 0.0 if sample.logprob is None else sample.logprob
             addends = (
                 1,

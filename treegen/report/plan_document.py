@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from treegen.common.formatting import format_table, safe_text
+from treegen.common.formatting import format_bytes, format_table, safe_text
 from treegen.evals.multiple_choice import num_distinct
 from treegen.evals.progress.usage import describe_levels
 
@@ -91,6 +91,7 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
     """
     model = document["model"]
     kind = "bytes of latents" if model["latents"] else "KV bytes"
+    dtype = "" if model["kv_cache_dtype"] == "auto" else f" ({model['kv_cache_dtype']})"
     what = f"{document['samples']:,} samples in {document['rows']:,} rows"
     if document["choices"]:
         what = f"the likeliest of {document['choices']:,} choices"
@@ -98,7 +99,7 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
         f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
         f"{what}\n"
         f"{model['name']}: {model['type']}, {_layers(model)}, {model['dtype']}, "
-        f"{model['kv_bytes_per_token']:,} {kind} per token{_format_cache_dtype(model)}, "
+        f"{model['kv_bytes_per_token']:,} {kind} per token{dtype}, "
         f"context {model['context_length']:,}\n"
     )
     rows = [
@@ -119,7 +120,7 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
     if (copies := document["copies"])["tokens"]:
         parts.append(
             f"read expanded: {copies['tokens']:,} tokens, whose keys and values take "
-            f"{_bytes(copies['bytes'])} next to their latents while memory is free"
+            f"{format_bytes(copies['bytes'])} next to their latents while memory is free"
         )
     if not document["choices"]:
         parts.append(_fit(document))
@@ -129,10 +130,10 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
 def _comparison(document: Mapping[str, Any]) -> str:
     rows = []
     lines = (
-        ("prompt tokens computed and stored", "prompt_tokens", _count),
-        ("their keys and values", "kv_bytes", _bytes),
-        ("prompt keys read per decode step, all rows live", "key_tokens_per_step", _count),
-        ("their bytes, keys and values, all layers", "kv_bytes_per_step", _bytes),
+        ("prompt tokens computed and stored", "prompt_tokens", "{:,}".format),
+        ("their keys and values", "kv_bytes", format_bytes),
+        ("prompt keys read per decode step, all rows live", "key_tokens_per_step", "{:,}".format),
+        ("their bytes, keys and values, all layers", "kv_bytes_per_step", format_bytes),
     )
     # A task with choices has no decode steps.
     for title, key, show in lines[:2] if document["choices"] else lines:
@@ -142,17 +143,12 @@ def _comparison(document: Mapping[str, Any]) -> str:
     return format_table(["", "Shared", "One per sample", "Times less"], rows, right=(1, 2, 3))
 
 
-def _format_cache_dtype(model: Mapping[str, Any]) -> str:
-    kind = model["kv_cache_dtype"]
-    return "" if kind == "auto" else f" ({kind})"
-
-
 def _layers(model: Mapping[str, Any]) -> str:
     if not model["recurrent_layers"]:
         return f"{model['layers']} layers"
     return (
         f"{model['layers']} layers that attend and {model['recurrent_layers']} recurrent ones "
-        f"with {_bytes(model['state_bytes'])} of state per sequence"
+        f"with {format_bytes(model['state_bytes'])} of state per sequence"
     )
 
 
@@ -163,21 +159,10 @@ def _fit(document: Mapping[str, Any]) -> str:
     limit = min(fit, document["max_rows"], rows)
     states = document["num_states"]
     return (
-        f"memory: {_bytes(document['memory'])} is {document['num_pages']:,} pages of "
+        f"memory: {format_bytes(document['memory'])} is {document['num_pages']:,} pages of "
         f"{document['page_size']} tokens"
         + (f" and {states:,} recurrent states" if states is not None else "")
         + f", so {fit:,} of {rows:,} rows fit at full length "
         f"(max_tokens {document['max_tokens']:,}); up to {limit:,} are decoded at once"
         + (f" (max-rows {document['max_rows']:,})" if limit == document["max_rows"] else "")
     )
-
-
-def _count(number: int) -> str:
-    return f"{number:,}"
-
-
-def _bytes(number: int) -> str:
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if number >= size:
-            return f"{number / size:,.1f} {unit}"
-    return f"{number:,} B"

@@ -12,7 +12,7 @@ from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Node, prompts_of
 from treegen.report.curves import VoteShares, classify_sample, vote_shares
 from treegen.report.tables import table_listing
-from treegen.report.view import ProblemView, RunView, StoredTree
+from treegen.report.view import ProblemView, RunView, Sample, StoredTree
 
 _LISTED: Final = 20
 _FOLDED: Final = 120  # the number of characters shown of a sample's reasoning
@@ -23,7 +23,7 @@ def filter_of(view: RunView, name: str | None) -> str:
     if name is not None and name not in view.filters:
         known = ", ".join(view.filters) or "none"
         raise InputError(f"the run has no verdicts by the filter {name!r}; it has: {known}")
-    return name or (view.filters[0] if view.filters else "")
+    return name or view.headline
 
 
 def problem_of(view: RunView, wanted: str) -> ProblemView:
@@ -78,13 +78,13 @@ def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) ->
             "\n" + format_table(["Problem", "Right", "Invalid", "Vote"], rows, right=(1, 2))
         )
         if len(rows) < len(shares):
-            lines.append(f"... and {len(shares) - len(rows):,} more, harder ones (--full)")
-        lines.append("one problem: --problem ID; its tree: --tree ID\n")
+            lines.append(f"... and {len(shares) - len(rows):,} harder problems (--full)")
+        lines.append("--problem ID shows one problem, --tree ID its tree\n")
     if view.trees:
         lines.append(_searches(view.trees if full else view.trees[:_LISTED]))
         if len(view.trees) > _LISTED and not full:
             lines.append(f"... and {len(view.trees) - _LISTED:,} more (--full)")
-        lines.append("one tree: --tree ID\n")
+        lines.append("--tree ID shows one tree\n")
     return "\n".join(lines)
 
 
@@ -99,9 +99,11 @@ def get_vote_shares(view: RunView, filter: str) -> list[VoteShares]:
 
 
 def _vote(won: bool, tied: bool) -> str:
-    return {(True, False): "won", (True, True): "tied for first", (False, True): "lost, a tie"}.get(
-        (won, tied), "lost"
-    )
+    return {
+        (True, False): "won",
+        (True, True): "tied for first",
+        (False, True): "lost (wrong answers tie)",
+    }.get((won, tied), "lost")
 
 
 def _searches(trees: tuple[StoredTree, ...]) -> str:
@@ -131,7 +133,7 @@ def tree_name(tree: "StoredTree") -> str:
 
 def problem_document(problem: ProblemView, filter: str) -> dict[str, Any]:
     """Return a problem with its samples and their votes, as JSON values."""
-    answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
+    answers = {s.index: _answer(s, filter) for s in problem.samples}
     vote = majority_vote(answers.values())
     return {
         "problem": problem.id,
@@ -164,7 +166,7 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
         filter: The filter that reads the answers.
         full: Whether to show whole texts; otherwise long ones are cut.
     """
-    answers = {s.index: _answer(s.verdicts, filter) for s in problem.samples}
+    answers = {s.index: _answer(s, filter) for s in problem.samples}
     vote = majority_vote(answers.values())
     lines: list[str] = []
     limit = None if full else 2000
@@ -207,8 +209,9 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
     return "\n".join(lines)
 
 
-def _answer(verdicts: Any, filter: str) -> str | None:
-    return verdicts[filter].answer if verdicts is not None and filter in verdicts else None
+def _answer(sample: Sample, filter: str) -> str | None:
+    verdict = sample.verdict(filter)
+    return None if verdict is None else verdict.answer
 
 
 def _clip(text: str, limit: int | None) -> str:
@@ -319,7 +322,7 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredT
     if not nodes:
         add(problem.question or problem.id, leaf=False)
     stem = nodes[-1]["id"]
-    verdicts = [(sample.verdicts or {}).get(filter) for sample in problem.samples]
+    verdicts = [sample.verdict(filter) for sample in problem.samples]
     vote = majority_vote(verdict.answer for verdict in verdicts if verdict is not None)
     best: int | None = None
     for sample, verdict in zip(problem.samples, verdicts, strict=True):

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.common.formatting import safe_text
+from treegen.common.formatting import safe_line
 from treegen.errors import InputError, RunError, arg
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class KeySettings:
         """
         parts = "" if short else ", ".join(self._parts())
         title = f"{task} with {self.model}" if self.model else task
-        return safe_text(f"{title}: {parts}" if parts else title).replace("\n", " ")
+        return safe_line(f"{title}: {parts}" if parts else title)
 
     def _parts(self) -> Iterator[str]:
         value = self.values.get

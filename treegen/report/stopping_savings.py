@@ -1,8 +1,8 @@
 """Tokens against accuracy: the cost of a majority of k samples, and of stopping early."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Final
 
 from treegen.common.formatting import format_table
@@ -115,10 +115,11 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
         )
     complete = {}
     for problem in view.problems:
-        scored = [s for s in problem.samples if s.verdicts is not None and filter in s.verdicts]
+        pairs = [(s.verdict(filter), s.num_tokens) for s in problem.samples]
+        scored = [(verdict, tokens) for verdict, tokens in pairs if verdict is not None]
         if len(scored) >= max(view.num_samples, 2):
-            verdicts = [(sample.verdicts or {})[filter] for sample in scored]
-            complete[problem.id] = DrawnProblem(verdicts, [sample.num_tokens for sample in scored])
+            verdicts, tokens = zip(*scored, strict=True)
+            complete[problem.id] = DrawnProblem(verdicts, tokens)
     if not complete:
         raise InputError(
             f"no problem of {view.path} is finished and has two or more samples for a vote; "
@@ -199,7 +200,7 @@ def _savings(
 ) -> Savings:
     most = min(len(cache.drawn[i].tokens) for i in ids)
     curve = {k: cache.plain(ids, k) for k in some_ks(most)}
-    votes = {k: _mean(outcomes, _vote) for k, outcomes in curve.items()}
+    votes = {k: _mean_vote(outcomes) for k, outcomes in curve.items()}
 
     def point(name: str, outcomes: Sequence[RuleOutcome]) -> Point:
         return _point(name, outcomes, curve, votes, ids, cache)
@@ -230,36 +231,32 @@ def _point(
         cache: Caches what replays share.
     """
     whole = curve[max(curve)]
-    tokens = _mean(outcomes, _tokens)
+    tokens = _mean_tokens(outcomes)
     clusters = cache.clusters(ids)
     vote = estimate([outcome.vote for outcome in outcomes], clusters)
     differences = [mine.vote - all.vote for mine, all in zip(outcomes, whole, strict=True)]
     low, high = difference_interval(differences, clusters)
-    k = max(1, min(max(curve), round(tokens / _mean(curve[1], _tokens))))
+    k = max(1, min(max(curve), round(tokens / _mean_tokens(curve[1]))))
     # A majority is as good if its vote is lower by rounding only.
     good = [k for k, of_k in votes.items() if of_k >= vote.value - 1e-9]
-    same = 1 - tokens / _mean(curve[min(good)], _tokens) if good else None
+    same = 1 - tokens / _mean_tokens(curve[min(good)]) if good else None
     return Point(
         name=name,
         vote=vote,
         tokens=tokens,
-        samples=_mean(outcomes, lambda outcome: outcome.samples),
-        less=math.fsum(differences) / len(differences),
+        samples=fmean(outcome.samples for outcome in outcomes),
+        less=fmean(differences),
         low=low,
         high=high,
-        saved=1 - tokens / _mean(whole, _tokens),
-        same_tokens=_mean(cache.plain(ids, k), _vote),
+        saved=1 - tokens / _mean_tokens(whole),
+        same_tokens=_mean_vote(cache.plain(ids, k)),
         same_vote=same,
     )
 
 
-def _vote(outcome: RuleOutcome) -> float:
-    return outcome.vote
+def _mean_tokens(outcomes: Sequence[RuleOutcome]) -> float:
+    return fmean(outcome.tokens for outcome in outcomes)
 
 
-def _tokens(outcome: RuleOutcome) -> float:
-    return outcome.tokens
-
-
-def _mean(outcomes: Sequence[RuleOutcome], value: Callable[[RuleOutcome], float]) -> float:
-    return math.fsum(map(value, outcomes)) / len(outcomes)
+def _mean_vote(outcomes: Sequence[RuleOutcome]) -> float:
+    return fmean(outcome.vote for outcome in outcomes)

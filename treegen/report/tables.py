@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final, TypeVar
 
-from treegen.common.formatting import flatten, format_bytes, format_table, safe_text
+from treegen.common.formatting import flatten, format_bytes, format_table, safe_line, safe_text
 from treegen.evals.progress.usage import format_kernels, format_sharing
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow, Report
 from treegen.evals.statistics.tables import Cell, Table
@@ -79,7 +79,7 @@ class PrintableTable:
     def __str__(self) -> str:
         """Return the title, the table in Markdown, and the lines."""
         table = format_table(self.head, self.rows, self.numbers) if self.rows else ""
-        lines = "\n".join(safe_text(line).replace("\n", " ") for line in self.lines)
+        lines = "\n".join(map(safe_line, self.lines))
         return "\n\n".join(filter(None, (safe_text(self.title), table, lines)))
 
     def _repr_html_(self) -> str:
@@ -275,12 +275,12 @@ def sharing(view: RunView) -> PrintableTable | None:
     if read and plan:
         size = plan["token_bytes"]
         lines.append(
-            f"Keys read in decode steps: {read:,} tokens' instead of {apart:,} "
+            f"Keys read in decode steps: {read:,} tokens instead of {apart:,} "
             f"({apart / read:,.1f} times fewer); {format_bytes((apart - read) * size)} of "
             f"{format_bytes(apart * size)} of keys and values not read."
         )
     if kernels := format_kernels(usage):
-        lines.append(f"Kernels that read them: {kernels}.")
+        lines.append(f"Kernels that read keys: {kernels}.")
     prefill, decode = usage.get("prefill_seconds", 0.0), usage.get("decode_seconds", 0.0)
     if usage.get("num_pages") and usage.get("page_size"):
         lines.append(
@@ -297,7 +297,7 @@ def sharing(view: RunView) -> PrintableTable | None:
         [
             "Level",
             "Segments",
-            "Tokens, once",
+            "Stored tokens",
             "Rows below",
             "Read once by",
             "Read per row by",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from treegen.common.formatting import format_table, safe_text
+from treegen.common.formatting import format_table, safe_line, safe_text
 from treegen.evals.progress.usage import (
     attention_line,
     format_sharing,
@@ -68,8 +68,9 @@ def run_text(
         if hidden := _hidden_filters(report, shown):
             how = f"; {more}" if more else ""
             lines.append(f"\nother filters: {safe_text(', '.join(hidden))}{how}")
-        if remarks := [*_list_remarks(report), *_notes(results)]:
-            lines += ["", *remarks]
+        notes = results.get("task", {}).get("notes", ())
+        if remarks := [*_list_remarks(report), *notes]:
+            lines += ["", *map(safe_line, remarks)]
         lines.append("")
     usage = results["usage"]
     if thinking := results.get("thinking"):
@@ -239,9 +240,4 @@ def _list_remarks(report: Report) -> list[str]:
             f"incomplete: {len(report.incomplete):,} problems have fewer samples than planned: "
             f"{some}{more}"
         )
-    return [safe_text(line).replace("\n", " ") for line in remarks]
-
-
-def _notes(results: Mapping[str, Any]) -> list[str]:
-    notes = results.get("task", {}).get("notes", ())
-    return [safe_text(note).replace("\n", " ") for note in notes]
+    return remarks

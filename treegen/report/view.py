@@ -9,29 +9,26 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.outputs import Thinking, answer_after
+from treegen.errors import RunError
 from treegen.evals.problem import readable_reference
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.verdict import Verdict
-from treegen.runs.images import RunImage, RunImages
-
-if TYPE_CHECKING:
-    from treegen.evals.job import Job
-    from treegen.evals.judging.summary import Summary
-    from treegen.evals.statistics.tables import Table
-    from treegen.prompts.tree import Node
-    from treegen.runs.settings import RunInfo
-from typing import TYPE_CHECKING, Final
-
-from treegen.errors import RunError
 from treegen.runs import RecordFile
+from treegen.runs.images import RunImage, RunImages
 from treegen.search.tree.graphs import to_dot, to_mermaid, to_svg
 from treegen.search.tree.records import TreeNode, best_path
 
 if TYPE_CHECKING:
     from rich.tree import Tree
+
+    from treegen.evals.job import Job
+    from treegen.evals.judging.summary import Summary
+    from treegen.evals.statistics.tables import Table
+    from treegen.prompts.tree import Node
+    from treegen.runs.settings import RunInfo
 
 FILE: Final = "trees.jsonl"
 _READ: Final = ("depth", "text", "logprob", "n_tokens", "pruned")
@@ -73,7 +70,7 @@ class StoredTree:
             full: Whether a node may take several lines; otherwise each is one line, cut at the
                 width of the terminal.
         """
-        from treegen.search.tree.draw import draw_tree
+        from treegen.search.tree.records import draw_tree
 
         return draw_tree(self.nodes, self.best, full=full)
 
@@ -168,6 +165,10 @@ class Sample:
         cut = self.thinking is not None and not self.thinking.is_closed
         return f"{self.finish_reason} in thinking" if cut else self.finish_reason
 
+    def verdict(self, filter: str) -> Verdict | None:
+        """Return the verdict by one filter; None if there is none."""
+        return None if self.verdicts is None else self.verdicts.get(filter)
+
     @property
     def parts(self) -> tuple[str, str]:
         """The text of its reasoning, tags included, and the text of its answer."""
@@ -254,6 +255,11 @@ class RunView:
         return "searches" if self.searched else "samples"
 
     @property
+    def headline(self) -> str:
+        """The first filter; empty if nothing is scored."""
+        return self.filters[0] if self.filters else ""
+
+    @property
     def num_done(self) -> int:
         """The number of finished samples."""
         return sum(len(problem.samples) for problem in self.problems)
@@ -287,9 +293,9 @@ class RunView:
             return known
         every = {
             problem.id: [
-                sample.verdicts[filter]
+                verdict
                 for sample in problem.samples
-                if sample.index < most and sample.verdicts is not None and filter in sample.verdicts
+                if sample.index < most and (verdict := sample.verdict(filter)) is not None
             ]
             for problem in self.problems
         }

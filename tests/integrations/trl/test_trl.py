@@ -339,5 +339,5 @@ def test_weight_transfer_loads_what_an_async_trainer_sends(
     (got,), (want,) = llm.generate(PROMPTS[0], params)[0], served.generate(PROMPTS[0], params)[0]
     assert got.tokens == want.tokens and got.versions == ((1, got.num_tokens),)
     assert got.logprobs == pytest.approx(want.logprobs, abs=1e-4)
-    with pytest.raises(InputError, match="cache is one of"):
+    with pytest.raises(InputError, match="cache must be one of"):
         WeightTransfer(llm, cache="none")  # type: ignore[arg-type]

@@ -158,7 +158,7 @@ def _ask(worker: FileWorker, request: dict[str, Any]) -> dict[str, Any]:
     reply = worker.ask_line(f"[{len(line)}, {line}]")
     if reply is None:
         raise TemplateError(
-            f"it takes more than {SECONDS:g} s or {_MEMORY >> 30} GiB; end its loops and recursion"
+            f"the template takes more than {SECONDS:g} s or {_MEMORY >> 30} GiB; end its loops"
         )
     if "refused" in reply:
         raise TemplateError(reply["refused"])

@@ -318,7 +318,7 @@ def _is_animated(image: Image) -> bool:
 
 
 def _too_large(name: str, size: str = "") -> str:
-    return f"{name} has {size}pixels, more than {MOST_PIXELS:,} in all; make it smaller"
+    return f"{name} has {size}pixels, more than {MOST_PIXELS:,} in all; make the image smaller"
 
 
 def _decode_data_url(url: str) -> bytes:
@@ -350,7 +350,7 @@ def _bytes_of(path: Path, name: str) -> bytes:
         data = read_regular(path, MOST_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{name} cannot be read: {reason}; give a file that can") from None
+        raise InputError(f"{name} cannot be read: {reason}; give a readable file") from None
     if data is None:
         raise InputError(f"{name} is not a regular file; give a regular file")
     return data

@@ -131,7 +131,9 @@ class ImageTable:
         with self._processing:
             picture = load_image(read_image(image.source), name_of(image.source))
             if self._digest(picture) != image.digest:
-                raise InputError(f"{name_of(image.source)} has changed since it was first read")
+                raise InputError(
+                    f"{name_of(image.source)} has changed since treegen first read it; start again"
+                )
             return self._process(image.digest, picture, image.source)[2]
 
     def place(self, tokens: Ids, images: Sequence[PlacedImage], name: str) -> Ids:
@@ -148,9 +150,8 @@ class ImageTable:
         at = np.flatnonzero(tokens == self.placeholder)
         if len(at) != sum(image.num for image in images):
             raise InputError(
-                f"prompt {name!r} has {len(at)} placeholders for the "
-                f"{sum(image.num for image in images)} of its images: a text must not have "
-                f"{self.marker!r} in it"
+                f"prompt {name!r} has {len(at)} placeholder tokens, but its images have "
+                f"{sum(image.num for image in images)}; remove {self.marker!r} from its text"
             )
         placed = tokens.copy()
         if images:

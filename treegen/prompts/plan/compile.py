@@ -92,14 +92,15 @@ def compile_plan(
     segments: list[PlanSegment] = []
     layer_bytes = token_bytes / max(num_layers, 1)
     rows = _rows_below(nodes, requests)
-    most = _most_live_rows(requests, max_rows)
+    num_rows = sum(request.readers for request in requests)
+    most_live = min(num_rows, max_rows or num_rows)
     for index, (node, parent, sequences, first) in enumerate(nodes):
         above = segments[parent] if parent >= 0 else None
         start, base = (above.stop, above.base_below) if above else (0, 0)
-        live = min(rows[index], most)
+        live = min(rows[index], most_live)
         whole = node.stop // align * align
         kept, reason = decide_cascade(
-            sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most
+            sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most_live
         )
         expanded = kept and form.should_expand(cost, live, whole)
         segments.append(
@@ -165,12 +166,6 @@ def _place_requests(
         segment_of[mine] = index
         order.extend(mine)
     return segment_of, np.array(order, dtype=np.int64)
-
-
-def _most_live_rows(requests: Sequence[Request], max_rows: int | None) -> int:
-    """Return the maximum number of rows that are decoded at once."""
-    num_rows = sum(request.readers for request in requests)
-    return min(num_rows, max_rows or num_rows)
 
 
 def _rows_below(nodes: list[_Entry], requests: Sequence[Request]) -> list[int]:

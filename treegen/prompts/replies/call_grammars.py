@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -130,7 +130,7 @@ def call_grammar(
         if not has_finite_value(schema):
             raise InputError(
                 f"a call of {tool_name!r} has no finite text, because a required argument "
-                "contains itself; remove it from required"
+                "contains itself; remove the argument from required"
             )
         shown = json.dumps(tool_name, ensure_ascii=False)[1:-1] if written.is_json else tool_name
         head, tail = _literals(f"{before}{shown}{within}", marks), _literals(after, marks)
@@ -173,11 +173,9 @@ def _marks(tokenizer: Any, form: ToolFormat) -> dict[str, int]:
 
 def _literals(text: str, marks: Mapping[str, int]) -> str:
     """Return a text as Lark literals, with its special tokens by id."""
-    return " ".join(_pieces(text, marks))
-
-
-def _pieces(text: str, marks: Mapping[str, int]) -> Iterator[str]:
     longest = sorted(marks, key=len, reverse=True)
     parts = re.split(f"({'|'.join(map(re.escape, longest))})", text) if longest else [text]
-    for part in filter(None, parts):
-        yield f"<[{marks[part]}]>" if part in marks else json.dumps(part, ensure_ascii=False)
+    return " ".join(
+        f"<[{marks[part]}]>" if part in marks else json.dumps(part, ensure_ascii=False)
+        for part in filter(None, parts)
+    )

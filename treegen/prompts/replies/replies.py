@@ -165,8 +165,8 @@ class ReplyReader:
         if "tools" in template_text(self.tokenizer):
             reason = "its chat template does not tell the format"
         warnings.warn(
-            f"treegen does not know this model's format of tool calls: {reason}. It accepts "
-            "only JSON calls; name the format: --tool-format, tool_format=",
+            f"treegen does not know this model's format of tool calls: {reason}. treegen "
+            "accepts only JSON calls; name the format: --tool-format, tool_format=",
             ModelWarning,
             stacklevel=3,
         )

@@ -233,7 +233,7 @@ def _count(view: RunView, problem_id: str, reading: _Reading, opinions: _Opinion
     named = [("", (verdict.answer, verdict.correct))]
     named += [(rule.name, pair) for rule, pair in zip(opinions.rules, reading.answers, strict=True)]
     for name in view.filters[1:]:
-        if (other := (reading.sample.verdicts or {}).get(name)) is not None:
+        if (other := reading.sample.verdict(name)) is not None:
             named.append((_key(name), (other.answer, other.correct)))
     for name, pair in named:
         counts = opinions.counts[name].setdefault(problem_id, {})

@@ -11,14 +11,12 @@ from treegen.evals.config.base import OpenRunOptions
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.task_calls import format_error
 from treegen.report.audit.answers import answer_kind, audit_answers
-from treegen.report.audit.data_checks import audit_data
+from treegen.report.audit.data_checks import audit_data, read_faulty_ids
 from treegen.report.audit.equivalence import limit_time
-from treegen.report.audit.faulty import read_faulty_ids
 from treegen.report.audit.findings import Audit, Finding, RuleEffect, sort_findings
-from treegen.report.audit.programs import audit_programs
+from treegen.report.audit.programs import audit_programs, audit_solutions, list_solutions
 from treegen.report.audit.prompt_checks import audit_prompts, prompt_texts
 from treegen.report.audit.sample_checks import audit_samples
-from treegen.report.audit.solutions import audit_solutions, list_solutions
 from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs import RunDir
@@ -114,7 +112,7 @@ def _audit(
                 if kind == "code":
                     findings += audit_programs(view)
             except TreegenError as error:  # such as a program for formulas that does not start
-                notices.append(f"the answers were not read again: {error}")
+                notices.append(f"the audit could not read the answers again: {error}")
         notices += limit.notices
     prompts = prompt_texts(view)
     findings += [
@@ -171,14 +169,14 @@ def _is_scored(view: RunView) -> bool:
 def _notices(view: RunView, kind: str, is_read: bool, is_scored: bool) -> Iterator[str]:
     yield from map(str, view.notices)
     if not is_read:
-        yield f"the {kind} was not read again here; treegen audit {view.path} does that"
+        yield f"this quick audit did not check the answers ({kind}); run: treegen audit {view.path}"
     if not is_scored and kind == "none":
-        yield "the run has no scores, so its answers were not read again"
+        yield "the run has no scores, so the audit did not read its answers again"
     elif kind == "none":
-        yield f"no public rule reads answers like those of {view.task}, so they were not read again"
+        yield f"no public rule reads answers of {view.task}, so the audit did not read them again"
     if view.tree is None or view.job is None:
-        yield "the problems are not available, so prompts and data were not checked"
+        yield "the problems are not available, so the audit did not check prompts and data"
     elif "imported" in view.info.identity and not any(
         problem.metadata.get("prompt") for problem in view.job.data.problems
     ):
-        yield "the log has no prompts, so they were not checked"
+        yield "the log has no prompts, so the audit did not check prompts"

@@ -1,22 +1,25 @@
-"""Finds duplicate problems, unusable references, and references that the scorer rejects."""
+"""Finds duplicate and faulty problems, unusable references, and references that are rejected."""
 
+import hashlib
 import json
-import re
+from base64 import b64decode
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 from typing import Any, Final
 
-from treegen.errors import TreegenError
+from treegen.common.files import read_limited
+from treegen.errors import InputError, TreegenError
 from treegen.evals.job import Job
 from treegen.evals.problem import Problem
 from treegen.evals.task_calls import wrap_task_method
 from treegen.report.audit.answers import references_of
-from treegen.report.audit.faulty import why_faulty
 from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.kinds import Severity
-from treegen.report.audit.published import audit_names
-from treegen.report.audit.readers import squad_form, value_of
+from treegen.report.audit.readers import choices_of, squad_form, value_of
 from treegen.report.view import ProblemView, RunView, Sample
 
 # Forms in which a text may state a reference; a scorer should read one of them.
@@ -31,7 +34,8 @@ _STATED: Final = (
 _CHECKED: Final = 2000  # references that are scored, because comparing formulas takes time
 _TRIED: Final = 20  # references without an accepted form after which the format is unknown
 _KNOWN: Final = 0.9  # the share of accepted references from which a rejected one is an error
-_LETTER: Final = re.compile(r"^[ \t(]{0,4}([A-J])[).:]", re.MULTILINE)
+_MOST_BYTES: Final = 16 << 20  # of a file of ids
+_DIGITS: Final = 12  # of the hashes in published.jsonl, 6 bytes
 
 
 def audit_data(
@@ -59,7 +63,7 @@ def audit_data(
     reasons = [(p, why_faulty(p, faulty or {})) for p in problems]
     listed = [(p.id, f"{why}: {p.reference}: {p.question}") for p, why in reasons if why]
     yield from find("known-faulty-items", listed, len(problems), unit="problems")
-    yield from audit_names(view.task, problems)
+    yield from _audit_names(view.task, problems)
     is_scored_by_text = kind in ("number", "choice", "mathematics", "text")
     if is_scored_by_text and not quick and view.job is not None and not _is_imported(view):
         yield from _find_rejected(view.job)
@@ -136,13 +140,9 @@ def _is_right_anywhere(sample: Sample) -> bool:
 
 def _has_equal_choices(problem: ProblemView) -> bool:
     """Return whether two choices of a question are equal, or some but not all are empty."""
-    begins = list(_LETTER.finditer(problem.question))
-    letters = "".join(match[1] for match in begins)
-    if len(letters) < 2 or letters != "ABCDEFGHIJ"[: len(letters)] or problem.images:
+    if problem.images:
         return False
-    ends = [*(match.start() for match in begins[1:]), len(problem.question)]
-    pairs = zip(begins, ends, strict=True)
-    texts = [" ".join(problem.question[match.end() : end].split()) for match, end in pairs]
+    texts = [" ".join(text.split()) for text in choices_of(problem.question).values()]
     return any(texts) and (len(set(texts)) < len(texts) or "" in texts)
 
 
@@ -218,3 +218,86 @@ def _is_right(job: Job, problem: Problem, text: str) -> bool | None:
         return None
     first = verdict.get(job.task.filters[0])
     return None if first is None else first.correct
+
+
+def _read_lines(name: str) -> list[dict[str, Any]]:
+    """Return the JSON lines of a file in this package."""
+    text = files("treegen.report.audit").joinpath(name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def hash_question(question: str) -> str:
+    """Return a hash of the letters and digits of a question and its choices."""
+    letters = "".join(filter(str.isalnum, question.casefold()))
+    return hashlib.sha256(letters.encode()).hexdigest()[:16]
+
+
+@cache
+def _read_faulty() -> dict[str, str]:
+    """Return what is wrong with the items of faulty.jsonl, by id or by `hash_question`.
+
+    HumanEval: items with a faulty example, test or solution; those whose prompt has only a spelling
+    error are left out. MMLU: all items that MMLU-Redux marks, of 100 in each subject.
+    """
+    lists = _read_lines("faulty.jsonl")
+    return {item: f"{one['what']} ({one['source']})" for one in lists for item in one["items"]}
+
+
+def read_faulty_ids(path: Path) -> dict[str, str]:
+    """Return the ids of problems in a file, each with the name of the file.
+
+    Args:
+        path: A text file with one id in each line. Empty lines, and those that begin with "#", are
+            skipped.
+
+    Raises:
+        InputError: the file cannot be read, is no text, is larger than 16 MiB, or has no id.
+    """
+    try:
+        lines = map(str.strip, read_limited(path, _MOST_BYTES).decode("utf-8-sig").splitlines())
+    except UnicodeDecodeError:
+        raise InputError(f"{path} is not UTF-8; write one id of a problem in each line") from None
+    ids = {line: path.name for line in lines if line and not line.startswith("#")}
+    if not ids:
+        raise InputError(f"{path} has no id; write one id of a problem in each line")
+    return ids
+
+
+def why_faulty(problem: ProblemView, listed: dict[str, str]) -> str | None:
+    """Return why a problem is faulty and who says so; None if no list has it.
+
+    Args:
+        problem: The problem.
+        listed: Further ids, from `read_faulty_ids`.
+    """
+    published = _read_faulty()
+    return (
+        listed.get(problem.id)
+        or published.get(problem.id)
+        or published.get(hash_question(problem.question))
+    )
+
+
+@cache
+def _read_published() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Return the name of the data and names of its tasks, by the hash of a question.
+
+    A line of published.jsonl has the hashes of one split: the first 6 bytes of `hash_question`, in
+    base64.
+    """
+    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    for split in _read_lines("published.jsonl"):
+        digits = b64decode(split["items"]).hex()
+        of = f"{split['name']} ({split['split']})", tuple(split["tasks"])
+        found |= {digits[at : at + _DIGITS]: of for at in range(0, len(digits), _DIGITS)}
+    return found
+
+
+def _audit_names(task: str, problems: Sequence[ProblemView]) -> Iterator[Finding]:
+    """Yield a finding on problems that were published under another name than the task's."""
+    published, cases = _read_published(), []
+    for problem in problems:
+        name, tasks = published.get(hash_question(problem.question)[:_DIGITS], ("", ()))
+        if name and not any(known in task.casefold() for known in tasks):
+            cases.append((problem.id, f"{name}: {problem.question}"))
+    yield from find("published-elsewhere", cases, len(problems), unit="problems")

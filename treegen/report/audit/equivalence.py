@@ -93,13 +93,15 @@ def limit_time(seconds: float = MAX_SECONDS) -> Iterator[TimeLimit]:
         _LIMIT.reset(token)
 
 
+def _run(function: Callable[[], Any]) -> Any:
+    limit = _LIMIT.get(None)
+    return function() if limit is None else limit.run(function)
+
+
 def run_limited(function: Callable[[], Any]) -> Any:
     """Return what a slow comparison returns; None if the time of the audit is used up."""
-    limit = _LIMIT.get(None)
-    if limit is None:
-        return function()
     try:
-        return limit.run(function)
+        return _run(function)
     except _OutOfTimeError:
         return None
 
@@ -169,11 +171,7 @@ def compare(first: str, second: str) -> tuple[bool | None, bool | None]:
 
 @lru_cache(maxsize=1 << 16)
 def _compare_formulas(first: str, second: str) -> tuple[bool | None, bool | None]:
-    def ask() -> Any:
-        return _MATHS.ask([first, second])
-
-    limit = _LIMIT.get(None)
-    reply = ask() if limit is None else limit.run(ask)
+    reply = _run(lambda: _MATHS.ask([first, second]))
     return (None, None) if reply is None else (reply[0], reply[1])
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from treegen.common.formatting import safe_text
+from treegen.common.formatting import safe_line, safe_text
 from treegen.errors import InputError
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.report.audit.kinds import KINDS, SEVERITIES, Severity
@@ -100,7 +100,7 @@ class Audit:
             InputError: there is no such severity.
         """
         if severity not in SEVERITIES:
-            raise InputError(f"a severity is one of {', '.join(SEVERITIES)}, got {severity!r}")
+            raise InputError(f"severity must be one of {', '.join(SEVERITIES)}, got {severity!r}")
         bad = SEVERITIES[: SEVERITIES.index(severity) + 1]
         return any(finding.severity in bad for finding in self.findings)
 
@@ -126,12 +126,12 @@ class Audit:
 
     def tables(self) -> list[PrintableTable]:
         """Return the findings, and the metrics under each rule, as tables."""
-        head = ["Severity", "Finding", "Where", "What", "Example", "What to do"]
+        head = ["Severity", "Finding", "Affected", "What", "Example", "What to do"]
         rows = [
             [f.severity, f.kind, f.share, f.message, excerpt(f.example), f.advice]
             for f in self.findings
         ]
-        title = f"Audit: {self.summary}" if self.failure is None else "Audit: not made"
+        title = f"Audit: {self.summary}" if self.failure is None else "Audit: failed"
         lines = [*([] if self.failure is None else [self.failure]), *self.agreement, *self.notices]
         tables = [PrintableTable(head, rows, title=title, lines=lines)]
         moved = [rule for rule in self.rules if rule.differing]
@@ -167,13 +167,13 @@ class Audit:
     def lines(self) -> Iterator[str]:
         """Yield the audit as lines for a terminal, each safe to display."""
         for line in self._finding_lines():
-            yield _one_line(line)
+            yield safe_line(line)
         for table in self.tables()[1:]:
             yield ""
             yield from safe_text(str(table)).split("\n")
         if notes := [*self.agreement, *self.notices]:
             yield ""
-            yield from map(_one_line, notes)
+            yield from map(safe_line, notes)
 
     def _finding_lines(self) -> Iterator[str]:
         yield f"{self.task}: {self.num_samples:,} samples; findings: {self.summary}"
@@ -188,10 +188,6 @@ class Audit:
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
-
-
-def _one_line(text: str) -> str:
-    return safe_text(text).replace("\n", " ")
 
 
 def excerpt(text: str) -> str:

@@ -1,12 +1,20 @@
-"""Compares the programs that a run has read from its samples with those of other readers."""
+"""Compares the programs of a run with those of other readers, and runs reference solutions."""
 
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, Protocol, runtime_checkable
 
+from treegen.evals.job import Job
+from treegen.evals.pipeline.listener import Listener
+from treegen.evals.scoring.code_execution import ExecutionOptions, as_code_execution_task
 from treegen.report.audit.equivalence import find_programs
 from treegen.report.audit.findings import Finding, find
 from treegen.report.view import RunView, Sample
+from treegen.runs import RunDir, RunSettings
+
+_MOST: Final = 3  # solutions of a problem that are run
 
 
 def audit_programs(view: RunView) -> Iterator[Finding]:
@@ -14,7 +22,6 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
 
     Only samples that failed are read again, because a program that passes its tests was found.
     """
-    headline = view.filters[0] if view.filters else ""
     missed: list[Sample] = []
     broken: list[Sample] = []
     redefined: list[Sample] = []
@@ -22,7 +29,7 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
     for problem in view.problems:
         names = re.findall(r"^\s*(?:def|class)\s+(\w{1,80})", problem.question, re.MULTILINE)[-1:]
         for sample in problem.samples:
-            verdict = (sample.verdicts or {}).get(headline)
+            verdict = sample.verdict(view.headline)
             if verdict is None or verdict.correct:
                 continue
             text = sample.parts[1]
@@ -50,3 +57,70 @@ def _differ(programs: Any, names: Sequence[str]) -> bool:
     if not first or not last or first == last or not names:
         return False
     return all(re.search(rf"\b(?:def|class)\s+{re.escape(names[0])}\b", p) for p in (first, last))
+
+
+@runtime_checkable
+class _SolvedTask(Protocol):
+    """A task that knows solutions of its problems."""
+
+    def solutions(self, problem_id: str) -> list[str]:
+        """Return samples that are solutions of a problem."""
+
+
+def list_solutions(job: Job) -> dict[str, list[str]]:
+    """Return samples of each problem that its data call right; no problem without one."""
+    task = job.task
+    if as_code_execution_task(task) is None or not isinstance(task, _SolvedTask):
+        return {}
+    found = {problem.id: task.solutions(problem.id)[:_MOST] for problem in job.data.problems}
+    return {name: texts for name, texts in found.items() if texts}
+
+
+def audit_solutions(
+    job: Job, solutions: dict[str, list[str]], execution: ExecutionOptions
+) -> Iterator[Finding]:
+    """Yield a finding on problems whose scorer finds none of their solutions right.
+
+    Args:
+        job: The task and its problems.
+        solutions: Their solutions, from `list_solutions`.
+        execution: Permission to run them.
+
+    Raises:
+        TreegenError: programs cannot be run here.
+    """
+    task = as_code_execution_task(job.task)
+    assert task is not None
+    records = [
+        {"problem_id": name, "sample_index": index, "text": text}
+        for name, texts in solutions.items()
+        for index, text in enumerate(texts)
+    ]
+    settings = RunSettings(
+        identity={}, problem_ids=list(solutions), planned=max(1, len(records)), free={}
+    )
+    right: set[str] = set()
+    with (
+        tempfile.TemporaryDirectory(prefix="treegen-solutions-") as folder,
+        RunDir.create(Path(folder, "run"), settings) as run,
+    ):
+        for record in records:
+            run.append(record)
+        judging = task.judging(run, execution)
+        try:
+            judging.prepare()
+            for record in records:
+                judging.add(record)
+            with Listener().poll_interrupts() as stop:
+                for _ in judging.finish(stop):
+                    pass
+            for record in records:
+                verdict = (judging.verdicts(record) or {}).get(job.task.filters[0])
+                if verdict is None or verdict.correct:  # without a verdict, nothing is known
+                    right.add(str(record["problem_id"]))
+        finally:
+            judging.close()
+    questions = {problem.id: str(problem.content) for problem in job.data.problems}
+    rejected = [name for name in solutions if name not in right]
+    cases = [(name, f"{solutions[name][0]}: {questions[name]}") for name in rejected]
+    yield from find("reference-rejected", cases, len(solutions), unit="problems")

@@ -75,10 +75,9 @@ def _reasoning(view: RunView, samples: Sequence[Sample], kind: str) -> Iterator[
     An answer that stands after the reasoning was probably read there. Other kinds of answers than
     numbers and letters change their form when they are read.
     """
-    headline = view.filters[0] if view.filters else ""
 
     def is_read_after(sample: Sample) -> bool:
-        verdict = (sample.verdicts or {}).get(headline)
+        verdict = sample.verdict(view.headline)
         if verdict is None or verdict.answer is None:
             return False
         after = sample.text.rpartition("</think>")[2]
@@ -105,12 +104,12 @@ def _cut(
         cut: Those that ended at max_tokens or during their reasoning.
         kind: The kind of the answers.
     """
-    headline, num = view.filters[0] if view.filters else "", len(samples)
+    num = len(samples)
     thinking = [s for s in cut if _is_open(s)]
     yield from find("thinking-cut-off", thinking, num)
 
     def is_unanswered(sample: Sample) -> bool:
-        verdict = (sample.verdicts or {}).get(headline)
+        verdict = sample.verdict(view.headline)
         if verdict is None:
             return True
         if verdict.answer is None:

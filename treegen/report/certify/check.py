@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.formatting import format_bytes, safe_text
+from treegen.common.formatting import format_bytes, safe_line
 from treegen.errors import InputError, ModelError, arg
 from treegen.evals.job import Job, PreparedJob
 from treegen.evals.pipeline.listener import Listener
@@ -75,7 +75,7 @@ class CertificateCheck:
 
     def __str__(self) -> str:
         lines = [f"{c.what:<12}  {_WORDS[c.holds]:<13}  {c.detail}" for c in self.checks]
-        return "\n".join(safe_text(line).replace("\n", " ") for line in lines)
+        return "\n".join(map(safe_line, lines))
 
 
 def check_certificate(
@@ -172,11 +172,11 @@ def _compare_run(
     how = f"{done:,} samples scored again, {len(mine['report']['metrics']):,} metrics"
     scored = _compare("scores", scores, ours, how)
     if as_code_execution_task(job.task) and execution is None and scored.holds:
-        how = "the stored verdicts give them; --allow-code-execution runs the programs again"
+        how = "as the stored verdicts give; --allow-code-execution runs the programs again"
         scored = PartCheck("scores", None, how)
     yield scored
     if stored_report(run) is None:
-        yield PartCheck("results.json", False, "there are no scores in it")
+        yield PartCheck("results.json", False, "results.json has no scores")
     else:
         changed = find_changed_report(run, mine["report"])
         yield PartCheck("results.json", not changed, _list(changed) or "the same scores")
@@ -223,7 +223,10 @@ def _compare_model(
         checked = PartCheck("model", False, str(error))
     yield checked
     if not checked.holds:  # tokenizers and weights are not loaded if others are expected
-        yield from (PartCheck(what, None, "the model is another one") for what in _OF_MODEL[1:])
+        yield from (
+            PartCheck(what, None, "not checked, because the model differs")
+            for what in _OF_MODEL[1:]
+        )
         return
     prepared = render_prompts(job)
     prompts = describe_prompts(prepared)

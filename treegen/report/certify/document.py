@@ -185,7 +185,8 @@ def read_certificate(path: Path) -> tuple[Certificate, bytes]:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "it"
         raise InputError(
-            f"{path} is not a certificate that this treegen reads: {place!r:.80}: {first['msg']}"
+            f"{path} is not a certificate that this version of treegen reads: {place!r:.80}: "
+            f"{first['msg']}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a certificate: {error!s:.200}") from None

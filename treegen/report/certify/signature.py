@@ -69,7 +69,7 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
                 None,
                 "there is no signature, so anybody may have changed both file and run",
             )
-        return False, f"there is no signature {signature}"
+        return False, f"the signature file {signature} does not exist"
     with tempfile.TemporaryDirectory(prefix="treegen-signature-") as folder:
         # A copy, so that ssh-keygen reads what was read here, and from a path without surprises.
         copy, allowed = Path(folder, "signature"), Path(folder, "allowed")
@@ -78,9 +78,12 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
         if signers is None:
             done = _run("-Y", "check-novalidate", *common, content=content)
             if done.returncode:
-                return False, f"the signature is not one of this file: {_last_line(done)}"
+                return False, f"the signature does not match this file: {_last_line(done)}"
             key = _last_line(done).rpartition(" with ")[2]
-            return None, f"good, but by an unknown signer with {key}; name the signer (--signer)"
+            return (
+                None,
+                f"valid, but by an unknown signer with {key}; name the signer with --signer",
+            )
         if _PUBLIC_KEY.match(signers):
             allowed.write_text(f"{NAMESPACE} {signers}")
             names = [NAMESPACE]
@@ -88,20 +91,20 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
             allowed.write_text(signers)
             found = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
             if found.returncode:
-                return False, f"no signer in {signer} made it: {_last_line(found)}"
+                return False, f"no signer in {signer} made the signature: {_last_line(found)}"
             names = _text(found.stdout).splitlines()
         for name in names:
             done = _run("-Y", "verify", "-f", str(allowed), "-I", name, *common, content=content)
             if not done.returncode:
                 return True, _last_line(done)
-        return False, f"the signature is not one of this file by a signer in {signer}"
+        return False, f"the signature does not match this file and a signer in {signer}"
 
 
 def _run(*words: str, content: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
     if (program := shutil.which(_PROGRAM)) is None:
         raise InputError(
             "signatures need the program ssh-keygen, which is not installed; install OpenSSH "
-            "(Debian: openssh-client), or leave the options of signatures out"
+            f"(Debian: openssh-client), or leave out {arg('sign=')} and {arg('signer=')}"
         )
     seconds = None if "sign" in words else _SECONDS  # a person may have to type a passphrase
     return subprocess.run(

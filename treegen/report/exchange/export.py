@@ -18,7 +18,7 @@ from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Message, Prompt, prompts_of
 from treegen.report.certify.document import Certificate, load_own_certificate
 from treegen.report.load import load_run
-from treegen.report.view import RunView
+from treegen.report.view import RunView, settings_group
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.files import check_no_link, format_os_error
 from treegen.runs.record_lines import Key
@@ -45,15 +45,13 @@ class ExportedRun:
     @cached_property
     def sampling(self) -> Mapping[str, Any]:
         """The sampling parameters, by the names of `SamplingParams`."""
-        identity = self.view.info.identity
-        sampling: Mapping[str, Any] = identity.get("sampling") or identity.get("draw") or {}
-        return sampling
+        info = self.view.info
+        return settings_group(info, "sampling") or settings_group(info, "draw")
 
     @cached_property
     def version(self) -> str:
         """The version of the task."""
-        task = self.view.info.identity.get("task")
-        return str(task.get("version", "")) if isinstance(task, Mapping) else ""
+        return str(settings_group(self.view.info, "task").get("version", ""))
 
     @cached_property
     def certificate(self) -> Certificate | None:

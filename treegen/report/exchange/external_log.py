@@ -72,7 +72,7 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
         first, *others = error.errors(include_url=False)
         place = ".".join(map(str, first["loc"]))
         got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
-        more = f" ({len(others)} more faults)" if others else ""
+        more = f" ({len(others)} more errors)" if others else ""
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise InputError(
             f"{where}: {place or 'it'}: {message}{got}{more}; fix or remove it"
@@ -286,7 +286,9 @@ def _move(scratch: Path, path: Path) -> None:
         for name in sorted(names, key=lambda name: (name == "run.json", name)):
             target = path / name
             if os.path.lexists(target):
-                raise RunError(f"{path} is not empty any more; name another directory")
+                raise RunError(
+                    f"{path} was filled by another program meanwhile; name another directory"
+                )
             os.rename(scratch / name, target)
             moved.append(target)
     except BaseException:

@@ -45,9 +45,7 @@ def read_inspect(path: Path) -> ExternalLog:
     """
     log = _read(path)
     if not log.samples:
-        raise InputError(
-            f"{path} has no samples; run it to its end, and write samples into the log"
-        )
+        raise InputError(f"{path} has no samples; run the eval to its end, and log its samples")
     notices: list[str] = []
     problems = _collect_problems(log.samples, path)
     scores = _scores(log.samples, notices)
@@ -59,7 +57,7 @@ def read_inspect(path: Path) -> ExternalLog:
         if not of_sample
     )
     if failed:
-        notices.append(f"{failed:,} samples ended with an error and no score; left out")
+        notices.append(f"{failed:,} samples ended with an error and have no score; left out")
     if filters and (num_left := len(log.samples) - len(done) - failed):
         notices.append(f"{num_left:,} samples have no score and are left out")
     for name in filters:

@@ -255,10 +255,11 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
             if any(step.function in _VOTES for step in filter.filter)
         }
         notices.append(
-            f"lm-eval judged one of the {many} responses of each document; only that one is taken"
+            f"lm-eval scored one of the {many} responses of each document; the others are left out"
         )
         if votes:
-            notices.append(f"{', '.join(sorted(votes))}: judged votes, not samples; left out")
+            some = ", ".join(sorted(votes))
+            notices.append(f"the filters {some} score votes instead of samples and are left out")
         lines = [line for line in lines if line.row.filter not in votes]
     names = _names(_get_numeric_metrics(lines, notices))
     problems: dict[int, ForeignProblem] = {}

@@ -19,7 +19,7 @@ from treegen.common.version import VERSION
 from treegen.errors import InputError
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow
 from treegen.report.exchange.export import ExportedRun, plain_text
-from treegen.report.view import ProblemView, Sample
+from treegen.report.view import ProblemView, Sample, settings_group
 
 SCHEMA_VERSION: Final = "0.3.0"
 
@@ -74,8 +74,6 @@ def _id(run: ExportedRun) -> str:
 def _aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any]:
     info = run.view.info
     version = str(info.identity.get("treegen", VERSION))
-    facts = info.identity.get("model")
-    facts = facts if isinstance(facts, Mapping) else {}
     certificate = run.certificate
     return {
         "schema_version": SCHEMA_VERSION,
@@ -103,7 +101,7 @@ def _aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any
             "additional_details": {
                 "deployment_type": "self_deployed",
                 "model_availability": "unknown",
-                **{key: str(value) for key, value in facts.items()},
+                **{key: str(value) for key, value in settings_group(info, "model").items()},
             },
         },
         "evaluation_results": results,

@@ -7,10 +7,10 @@ verdicts on single responses, so they are in an additional field, `by_response`.
 
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from treegen.common.files import path_component, replace_file
@@ -155,7 +155,7 @@ def _document(run: ExportedRun, number: int, problem: ProblemView, filter: str) 
         "target_hash": _hash(answer),
     }
     if right:
-        row[metric] = math.fsum(right) / len(right)
+        row[metric] = fmean(right)
     row[BY_RESPONSE] = [
         {
             "index": sample.index,

@@ -215,7 +215,10 @@ def _lengths_plot(view: RunView, filter: str) -> Plot:
                 label=f"{label} ({len(values):,})",
             )
             axes.axvline(at, color=colour, linestyle=":", linewidth=1)
-        axes.set(xlabel="generated tokens, dotted at the medians", ylabel="share of its kind")
+        axes.set(
+            xlabel="generated tokens, dotted at the medians",
+            ylabel="share of right, of wrong samples",
+        )
         axes.grid(axis="x", visible=False)
         draw_legend(figure, 2)
 

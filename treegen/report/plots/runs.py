@@ -37,6 +37,9 @@ _LEAST_VOTERS: Final = 16
 # Up to this many problems, each has a bar with its name.
 _NAMED: Final = 40
 
+_Bar = tuple[str, float, float | None, float | None]
+"""A label, its value, and the bounds of the value's interval."""
+
 
 @pause_gc()
 def run_plots(view: RunView) -> list[Plot]:
@@ -149,7 +152,7 @@ def _savings_plot(groups: Sequence[Savings]) -> Plot:
     return Plot("votes_over_tokens", title, description, draw, size)
 
 
-def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float | None]]) -> Plot:
+def metric_plot(name: str, rows: Sequence[_Bar]) -> Plot:
     """Return the plot of one metric of several runs.
 
     Args:
@@ -157,11 +160,7 @@ def metric_plot(name: str, rows: Sequence[tuple[str, float, float | None, float 
         rows: For each run its label, its value, and the bounds of its interval.
     """
     description = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows)
-
-    def draw(figure: "Figure") -> None:
-        _bars(figure.subplots(), rows)
-
-    return Plot("runs", f"{name}, with 95% intervals", description, draw, _bars_size(len(rows)))
+    return _bar_plot("runs", f"{name}, with 95% intervals", description, rows)
 
 
 def _has_bars(table: Table) -> bool:
@@ -169,27 +168,24 @@ def _has_bars(table: Table) -> bool:
 
 
 def _table_plot(index: int, table: Table) -> Plot:
-    rows: list[tuple[str, float, float | None, float | None]] = []
+    rows: list[_Bar] = []
     for label, num, value, _, low, high in table.rows:
         if isinstance(value, float):
             bounds = [bound if isinstance(bound, float) else None for bound in (low, high)]
             rows.append((f"{plain_label(str(label))} ({num:,})", value, bounds[0], bounds[1]))
     description = "; ".join(f"{label}: {value:.3f}" for label, value, _, _ in rows[:_NAMED])
-
-    def draw(figure: "Figure") -> None:
-        _bars(figure.subplots(), rows)
-
     description = f"by {plain_label(table.columns[0])}, problems in brackets; {description}"
-    return Plot(
-        f"table_{index + 1}", plain_label(table.title, 80), description, draw, _bars_size(len(rows))
-    )
+    return _bar_plot(f"table_{index + 1}", plain_label(table.title, 80), description, rows)
 
 
-def _bars_size(num: int) -> tuple[float, float]:
-    return 6.4, 1.2 + 0.28 * num
+def _bar_plot(name: str, title: str, description: str, rows: Sequence[_Bar]) -> Plot:
+    def draw(figure: "Figure") -> None:
+        _draw_bars(figure.subplots(), rows)
+
+    return Plot(name, title, description, draw, (6.4, 1.2 + 0.28 * len(rows)))
 
 
-def _bars(axes: "Axes", rows: Sequence[tuple[str, float, float | None, float | None]]) -> None:
+def _draw_bars(axes: "Axes", rows: Sequence[_Bar]) -> None:
     places = range(len(rows))
     axes.barh(places, [row[1] for row in rows], color=BLUE, alpha=0.85, height=0.7)
     for place, (_, value, low, high) in zip(places, rows, strict=True):

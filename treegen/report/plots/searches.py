@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from treegen.evals.statistics.estimators import Estimate, estimate
 from treegen.report.plots.figures import CYCLE, Plot, draw_band, draw_legend, plain_label
 from treegen.report.tables import PrintableTable, interval, number
-from treegen.report.view import RunView, StoredTree
+from treegen.report.view import RunView, StoredTree, settings_group
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,46 +25,34 @@ _COSTS = {
 
 def methods_of(views: Sequence[RunView]) -> list[str]:
     """Return the search method of each run, with the settings in which its runs differ."""
-    names = [
-        str(_part(view, "search").get("method") or (view.trees[0].method if view.trees else "?"))
-        for view in views
-    ]
-    settings = [_settings(view) for view in views]
+    runs = [(_method(view), _settings(view)) for view in views]
     labels = []
-    for name, own_settings in zip(names, settings, strict=True):
-        others = [
-            other_settings
-            for other, other_settings in zip(names, settings, strict=True)
-            if other == name
-        ]
-        differ = (
-            key
-            for key in own_settings
-            if any(other_settings.get(key) != own_settings[key] for other_settings in others)
-        )
-        labels.append(" ".join([name, *(f"{key}={own_settings[key]}" for key in differ)]))
+    for method, own in runs:
+        others = [settings for other, settings in runs if other == method]
+        differ = (key for key in own if any(other.get(key) != own[key] for other in others))
+        labels.append(" ".join([method, *(f"{key}={own[key]}" for key in differ)]))
     return labels
+
+
+def _method(view: RunView) -> str:
+    known = view.trees[0].method if view.trees else "?"
+    return str(settings_group(view.info, "search").get("method") or known)
 
 
 def _settings(view: RunView) -> dict[str, Any]:
     """Return the settings of a run that shape its searches, except their budget."""
-    search = dict(_part(view, "search"))
+    search = dict(settings_group(view.info, "search"))
     arguments = search.pop("arguments", None)
     more = dict(arguments) if isinstance(arguments, Mapping) else {}
     model = {"model": view.info.free.get("model")}
-    return {**search, **more, **_part(view, "draw"), **model}
+    return {**search, **more, **settings_group(view.info, "draw"), **model}
 
 
 def budget_of(view: RunView) -> str:
     """Return the limits on the cost of each search of a run."""
-    limits = _part(view, "budget").items()
+    limits = settings_group(view.info, "budget").items()
     texts = (f"{value:,}\N{NO-BREAK SPACE}{name}" for name, value in limits if value is not None)
     return ", ".join(texts) or "none"
-
-
-def _part(view: RunView, name: str) -> Mapping[str, Any]:
-    part = view.info.identity.get(name)
-    return part if isinstance(part, Mapping) else {}
 
 
 def solved_share(trees: Sequence[StoredTree], tokens: float = math.inf) -> Estimate | None:
@@ -97,7 +86,7 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
                 f"{num_solved:,}/{len(view.trees):,}",
                 number(solved.value if solved else None),
                 interval(solved.low, solved.high) if solved else "",
-                f"{_mean(tokens):,.0f}",
+                f"{fmean(tokens):,.0f}",
                 f"{max(tokens):,}",
                 f"{sum(tokens) / num_solved:,.0f}" if num_solved else "n/a",
                 *(_cost(view.trees, name) for name in _COSTS),
@@ -111,29 +100,25 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
         "Share",
         "95% interval",
         "Tokens",
-        "Most",
-        "Per solution",
+        "Most tokens",
+        "Tokens per solution",
         *_COSTS.values(),
     ]
     return PrintableTable(head, rows, range(3, len(head)), "Budgets and costs", _TOLD)
 
 
 _TOLD = (
-    "Costs are means per search. Tokens are decoded ones; per solution, those of all searches. "
-    "Prefilled are tokens of prompts that were computed, and reprompted those that prefilling the "
-    "whole context anew for every call would have computed.",
+    "Costs are means per search. Tokens counts decoded tokens; Tokens per solution divides the "
+    "tokens of all searches by the number of solved searches. Prefilled counts prompt tokens that "
+    "were computed; Reprompted counts prompt tokens if each call had prefilled its whole context.",
 )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _cost(trees: Sequence[StoredTree], name: str) -> str:
     known = [float(tree.usage[name]) for tree in trees if tree.usage.get(name) is not None]
     if len(known) < len(trees):
         return ""
-    mean = _mean(known)
+    mean = fmean(known)
     return f"{mean:,.2f}" if name == "seconds" else f"{mean:,.1f}"
 
 
@@ -182,7 +167,7 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
     searched = [view for view in views if view.searched and view.trees]
     for view, method in zip(searched, methods_of(searched), strict=True):
         if (solved := solved_share(view.trees)) is not None:
-            tokens = _mean([float(tree.num_tokens) for tree in view.trees])
+            tokens = fmean([float(tree.num_tokens) for tree in view.trees])
             curves.setdefault(method, []).append((tokens, solved))
     if sum(map(len, curves.values())) < 2:
         return None
