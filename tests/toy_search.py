@@ -49,7 +49,8 @@ class ToyModel:
             best = max(range(len(weights)), key=lambda token: weights[token])
             return [float(token == best) for token in range(len(weights))]
         scaled = [weight ** (1 / temperature) for weight in weights]
-        return [weight / sum(scaled) for weight in scaled]
+        total = sum(scaled)
+        return [weight / total for weight in scaled]
 
     def text(self, tokens: Sequence[int]) -> str:
         return "".join(self.letters[token - 1] for token in tokens if token != EOS)
@@ -140,9 +141,12 @@ class ToyBackend:
                     continue
                 text = context.text + self.model.text(tokens[index])
                 number = random.Random(f"{seeds[index]}/{len(tokens[index])}").random()
-                token = _draw(self.model.probabilities(text, params.temperature), number)
+                plain = drawn = self.model.probabilities(text)
+                if params.temperature != 1:
+                    drawn = self.model.probabilities(text, params.temperature)
+                token = _draw(drawn, number)
                 tokens[index].append(token)
-                logprobs[index].append(math.log(self.model.probabilities(text)[token]))
+                logprobs[index].append(math.log(plain[token]))
                 search.usage.tokens_decoded += 1
                 end = _ending(self.model, tokens[index], params)
                 if end is not None:

@@ -8,6 +8,9 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -229,12 +232,32 @@ def test_each_script_has_the_command_of_its_figures_and_a_test(repository: Path)
         assert f'"{path.stem}"' in text, path
 
 
-def test_searches_over_http_compute_the_prompt_tokens_of_local_ones(script: Script) -> None:
+def test_searches_over_http_compute_the_prompt_tokens_of_local_ones(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server of nodes is a process of its own; that of texts is a thread of this process."""
+    import remote_search
+    from serving import listening
+
+    own_process, servers = remote_search.serving, []
+
+    @contextmanager
+    def serve(model: str) -> Iterator[str]:
+        servers.append(model)
+        if len(servers) == 1:
+            with own_process(model) as url:
+                yield url
+        else:
+            with listening(LLM(model), key=None) as running:
+                yield f"{running.url}/v1"
+
+    monkeypatch.setattr(remote_search, "serving", serve)
     sizes = ("--problems", "2", "--width", "1", "--expand", "2", "--depth", "2")
     done = script("remote_search", *sizes, "--json")
     assert done.code == 0, done.err
     costs = done.document["costs"]
     assert costs["nodes"]["prefilled"] == costs["`llm.search`"]["prefilled"] > 0
+    assert costs["text"]["prefilled"] > 0 and len(servers) == 2
 
 
 def test_an_audit_of_large_runs_is_timed(script: Script) -> None:
@@ -364,18 +387,24 @@ def test_scores(script: Script) -> None:
     assert "1 layers, vocabulary 512" in done.out and "|times treegen's|by count|" in done.out
 
 
+_SIZES = ("--rollouts", "3", "--tokens", "20", "--prompt", "100")
+_LOSS = ("tree_loss", "--shape", "tiny", "--layers", "1", "--device", "cpu", *_SIZES)
+
+
+@pytest.mark.soak
+def test_each_way_to_the_loss_has_a_process_of_its_own(script: Script) -> None:
+    done = script(*_LOSS)
+    assert done.code == 0, done.err
+    losses = [result["loss"] for result in done.document["results"]]
+    assert losses == pytest.approx(losses[:1] * 3, rel=1e-5)
+
+
 def test_the_loss_of_a_tree_is_that_of_repeated_prompts(
     script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The way with the tree has a process of its own here; the others need none to be right."""
-    alone = tree_loss._measure_alone
-
-    def measure(name: str, job: tree_loss.LossJob) -> tree_loss.LossResult:
-        return (alone if name == tree_loss.TREE else tree_loss.measure)(name, job)
-
-    monkeypatch.setattr(tree_loss, "_measure_alone", measure)
-    sizes = ("--rollouts", "3", "--tokens", "20", "--prompt", "100")
-    done = script("tree_loss", "--shape", "tiny", "--layers", "1", "--device", "cpu", *sizes)
+    """All ways are measured in this process, which changes their memory and not their loss."""
+    monkeypatch.setattr(tree_loss, "_measure_alone", tree_loss.measure)
+    done = script(*_LOSS)
     assert done.code == 0, done.err
     results = done.document["results"]
     assert [result["name"] for result in results] == ["tree", "repeated batch", "one by one"]
@@ -486,7 +515,12 @@ def test_a_beam_against_tree_search(script: Script) -> None:
     assert [row["name"] for row in done.document["methods"]][:2] == ["beam", "mcts, batches of 1"]
 
 
-def test_recorded_samples_are_drawn_again(script: Script, tmp_path: Path) -> None:
+def test_recorded_samples_are_drawn_again(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import speculation
+
+    monkeypatch.setattr(speculation, "measure", partial(speculation.measure, warm_ups=0))
     trace = {
         "source": "a test",
         "prompts": [[3, 4, 5], [6, 7]],
@@ -606,8 +640,11 @@ def test_a_trace_without_samples_is_refused_before_a_model_is_made(
 
 
 def test_a_script_of_its_own_process_ends_with_code_2(repository: Path) -> None:
-    path = repository / "examples" / "benchmarks" / "scores.py"
-    command = [sys.executable, str(path), "--layers", "2", "--model", "x"]
+    path = repository / "examples/benchmarks/audit_speed.py"  # it imports no torch
+    command = [sys.executable, str(path), "--problems", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("Error: --layers") and len(done.stderr.splitlines()) == 1
+    assert (
+        done.stderr.startswith("Error: the log of number has no samples")
+        and len(done.stderr.splitlines()) == 1
+    )

@@ -174,7 +174,7 @@ def test_prefill(treegen: Command) -> None:
     results = done.document["results"]
     assert [(r["tokens"], r["prefix"], r["passes"]) for r in results] == [(16, 40, 3), (5, 40, 3)]
     assert all(r["times_floor"] == r["milliseconds"]["median"] / r["floor_ms"] for r in results)
-    assert "|Prefix|Tokens|ms a pass|" in done.out
+    assert "|Prefix|Tokens|ms per pass|" in done.out
 
 
 def test_a_table_is_drawn_on_a_terminal(

@@ -90,7 +90,7 @@ def test_confidence_that_only_new_samples_have(
     done = treegen("eval", "--resume", path, "--confidence", "window=4")
     assert f"{path} keeps its stored samples, which were drawn without --confidence" in done.err
     error = treegen("score", path, "--votes", "tail").error
-    assert "only a new run with `treegen eval --confidence` has it" in error
+    assert "start a new run with `treegen eval --confidence`" in error
 
 
 def test_a_changed_model(treegen: Command, model: Path, run_path: Path, no_weights: None) -> None:

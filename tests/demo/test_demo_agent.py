@@ -12,17 +12,17 @@ _TOLD = "bundled demo model; use --model for your own"
 
 def test_a_search_solves_text_worlds(treegen: Command, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = treegen("search", "text-world", "--limit", 6, "--budget", "actions=40", "-o", run)
+    done = treegen("search", "text-world", "--limit", 3, "--budget", "actions=40", "-o", run)
     assert done.code == 0 and _TOLD in done.err, done.err
-    assert "text-world with demo-agent: 6 problems" in done.out and "Actions" in done.out
+    assert "text-world with demo-agent: 3 problems" in done.out and "Actions" in done.out
     results = results_of(run)
     assert results["settings"]["extra"] == {"level": "easy"}
-    assert results["num_solved"] >= 2 and results["cost"]["actions"]["most"] <= 40
+    assert results["num_solved"] >= 1 and results["cost"]["actions"]["most"] <= 40
 
 
 def test_a_search_repairs_files(treegen: Command, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    args = ["search", "repair", "-T", "level=easy", "--limit", 3, "--budget", "actions=20"]
+    args = ["search", "repair", "-T", "level=easy", "--limit", 2, "--budget", "actions=20"]
     done = treegen(*args, "--allow-code-execution", "-o", run)
     assert done.code == 0, done.err
     assert results_of(run)["num_solved"] >= 1

@@ -13,7 +13,7 @@ from train_demo import bundle
 from train_demo.held_out import reserved
 from train_demo.puzzles import key
 
-from treegen import LLM, demo
+from treegen import demo
 from treegen.cli import demo as tour
 from treegen.errors import TreegenError
 from treegen.evals.config.eval_settings import resolve_eval_settings
@@ -115,18 +115,13 @@ def test_what_a_user_says_stands() -> None:
 # What it can do, against generous bounds
 
 
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM("demo")
-
-
 def test_votes_are_better_than_single_answers(treegen: Command, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = treegen("eval", "gsm8k", "--limit", 6, "-n", 16, "-o", run)
+    done = treegen("eval", "gsm8k", "--limit", 4, "-n", 8, "-o", run)
     assert done.code == 0 and _TOLD in done.err
     single = metric(run, "exact_match")
     votes = {row["k"]: row["value"] for row in results_of(run)["report"]["majority"]}
-    assert 0.4 < single < 0.95 and votes[16] >= single + 0.05
+    assert 0.4 < single < 0.95 and votes[8] >= single + 0.05
     again = treegen("eval", "--resume", run)
     assert again.code == 0 and _TOLD not in again.err
 
@@ -143,14 +138,14 @@ def test_programs_pass_their_tests(treegen: Command, tmp_path: Path) -> None:
     except TreegenError as error:
         pytest.skip(f"there is no sandbox: {error}")
     run = tmp_path / "run"
-    done = treegen("eval", "apps", "--limit", "9-24", "-n", 5, "--allow-code-execution", "-o", run)
+    done = treegen("eval", "apps", "--limit", "15-24", "-n", 3, "--allow-code-execution", "-o", run)
     assert done.code == 0 and metric(run, "pass@1") > 0.3
-    assert metric(run, "pass@5") > metric(run, "pass@1")
+    assert metric(run, "pass@3") > metric(run, "pass@1")
 
 
 def test_a_search_solves_puzzles(treegen: Command, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = treegen("search", "countdown", "--limit", 6, "-o", run)
+    done = treegen("search", "countdown", "--limit", 4, "-o", run)
     assert done.code == 0 and _TOLD in done.err
     assert results_of(run)["solved"]["value"] >= 0.3
 
@@ -168,11 +163,11 @@ def few_threads() -> Iterator[None]:
 def test_the_tour_shows_every_part(
     treegen: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_threads: None
 ) -> None:
-    monkeypatch.setattr(tour, "_WORDS", {"task": "gsm8k", "limit": "2", "num_samples": 4})
-    grid = {"lengths": "1000,2000", "depths": "0,100"}
+    monkeypatch.setattr(tour, "_WORDS", {"task": "gsm8k", "limit": "2", "num_samples": 2})
+    grid = {"lengths": "1000", "depths": "0,100"}
     monkeypatch.setattr(tour, "_GRID", {"task": "needle-grid", "extra": grid})
-    monkeypatch.setattr(tour, "_PROGRAMS", {"task": "apps", "limit": "2", "num_samples": 2})
-    monkeypatch.setattr(tour, "_PUZZLES", {"task": "countdown", "limit": "2"})
+    monkeypatch.setattr(tour, "_PROGRAMS", {"task": "apps", "limit": "1", "num_samples": 2})
+    monkeypatch.setattr(tour, "_PUZZLES", {"task": "countdown", "limit": "1"})
     done = treegen("demo", "-o", tmp_path / "tour")
     assert done.code == 0, done.err
     for said in ("prompt tokens", "Right by vote", "accuracy in percent", "tot-dfs"):

@@ -185,7 +185,7 @@ def test_a_cancelled_action_has_begun_and_has_no_end(tmp_path: Path) -> None:
         lines = RunAgent(
             job, agent, environment.inner, environment, begun, scores_worlds=False
         ).describe_resume()
-        assert lines[0].startswith('the action ["add", {}] of a search began and has no stored end')
+        assert lines[0].startswith('the action ["add", {}] of a search began, and its end is not')
         assert lines[1].startswith("2 actions are stored") and "keeps no snapshots" in lines[2]
         assert asyncio.run(act(environment, "add", "add", "add"))[-1] == "now 3"
         assert environment.journal.list_unfinished(["a search"]) == []

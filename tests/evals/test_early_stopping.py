@@ -327,7 +327,7 @@ def test_scoring_adds_votes_to_those_of_before(tmp_path: Path, treegen: Command)
     expected = ["logprob:best", "likelihood:weighted"]
     assert names(done.document["runs"][0]) == expected
     done = treegen("score", path, "--votes", "certainty,logprob:borda=1")
-    assert "left out certainty:borda=0.5" in done.err
+    assert "the results leave out the vote certainty:borda=0.5" in done.err
     assert "`treegen eval --self-certainty`" in done.err
     expected.append("logprob:borda=1")
     assert names(done.document["runs"][0]) == expected
@@ -340,7 +340,7 @@ def test_scoring_adds_votes_to_those_of_before(tmp_path: Path, treegen: Command)
     # Nothing is written if no vote can be computed.
     before = (path / "results.json").read_bytes()
     done = treegen("score", path, "--votes", "certainty:best,score")
-    assert done.code == 2 and "no vote can be computed: certainty:best: some" in done.error
+    assert done.code == 2 and "no vote can be computed: certainty:best (some" in done.error
     assert (path / "results.json").read_bytes() == before
 
 

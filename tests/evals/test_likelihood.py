@@ -146,9 +146,9 @@ def test_real_questions_score_as_in_plain_transformers(
 
 OWN_CHOICES = """
 from treegen import Node, SamplingParams
-from treegen.tasks import Problem, Task, TaskData, TaskDefaults, Verdict, summarise
+from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarise
 
-class Pairs(Task):
+class Pairs:
     name = "pairs"
     version = "1"
     filters = ("none",)
@@ -340,7 +340,7 @@ def test_after_a_chat_turn_choices_lose_their_space(
     ("args", "told"),
     [
         (["--temperature", "1"], "leave --temperature out"),
-        (["-n", "4"], "1 sample per problem, not 4; leave --n-samples out"),
+        (["-n", "4"], "so --n-samples 4 is not possible; leave it out"),
         (["--stop", "x"], "leave --stop out"),
     ],
 )

@@ -81,10 +81,10 @@ STOPPING = ("--stop-when", "decided", "--stop-batch", "1")
 
 @pytest.mark.parametrize("how", [(), STOPPING], ids=["all", "stopping"])
 def test_a_command_fits_tokenizes_and_plans_once(
-    how: tuple[str, ...], treegen: Command, counts: Counts, tmp_path: Path
+    how: tuple[str, ...], treegen: Command, counts: Counts, tiny: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    assert treegen("eval", "gsm8k", *SMALL, *how, "-o", run).code == 0
+    assert treegen("eval", "gsm8k", "-M", tiny, *SMALL, *how, "-o", run).code == 0
     assert counts.take() == (1, 1, 1)
     cut(run, 1)
     assert treegen("eval", "--resume", run, "--quiet").code == 0
@@ -170,10 +170,10 @@ def test_evaluate_scores_each_sample_once(llm: LLM, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("task", ["gsm8k", "math"])
 def test_commands_score_each_sample_once(
-    task: str, treegen: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, treegen: Command, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer, run = Scorer(type(get_task(task)), monkeypatch), tmp_path / "run"
-    assert treegen("eval", task, "-M", "demo", *SMALL, "-f", "1", "-o", run).code == 0
+    assert treegen("eval", task, "-M", tiny, *SMALL, "-f", "1", "-o", run).code == 0
     assert scorer.take() == 4
     assert treegen("score", run, "--quiet").code == 0
     assert scorer.take() == 4
@@ -186,14 +186,18 @@ def test_commands_score_each_sample_once(
 
 @pytest.mark.parametrize("how", [(), STOPPING], ids=["all", "stopping"])
 def test_a_resumed_run_scores_its_new_samples_only(
-    how: tuple[str, ...], treegen: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: tuple[str, ...],
+    treegen: Command,
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(verdict_cache.FOLDER, str(tmp_path / "cache"))
     scorer, run, whole = Scorer(GSM8K, monkeypatch), tmp_path / "run", tmp_path / "whole"
-    assert treegen("eval", "gsm8k", *SMALL, *how, "-o", whole).code == 0
+    assert treegen("eval", "gsm8k", "-M", tiny, *SMALL, *how, "-o", whole).code == 0
     total = scorer.take()
     scorer.interrupt_at = 3
-    assert treegen("eval", "gsm8k", *SMALL, *how, "-o", run).code == 1
+    assert treegen("eval", "gsm8k", "-M", tiny, *SMALL, *how, "-o", run).code == 1
     assert scorer.take() >= 3
     with RunDir.open(run) as stored:
         kept = len(stored.done)

@@ -141,7 +141,7 @@ def count_wins(size: int, others: Sequence[int], invalid: int, k: int, share: bo
 
 def test_chances_of_votes_are_right_to_the_last_digits() -> None:
     rng = random.Random(4)
-    for _ in range(120):
+    for _ in range(50):
         num = rng.choice([rng.randint(1, 20), 40, 64])
         sizes: list[int] = []
         while sum(sizes) < num and rng.random() < 0.9:
@@ -169,7 +169,7 @@ def test_chances_of_votes_are_right_to_the_last_digits() -> None:
 
 def test_votes_of_several_k_are_those_of_each_to_the_bit() -> None:
     rng = random.Random(6)
-    for _ in range(300):
+    for _ in range(120):
         num = rng.choice([1, 2, 7, 40, 64, 96, 97])
         sizes: list[int] = []
         while sum(sizes) < num and rng.random() < 0.9:
@@ -278,8 +278,16 @@ _DIFFICULTIES = (
 )
 
 
-@pytest.mark.parametrize("num_samples", [8, 128])
-@pytest.mark.parametrize("num", [5, 10, 40, 200])
+@pytest.mark.parametrize(
+    ("num", "num_samples"),
+    [
+        (5, 8),
+        (10, 128),
+        (40, 8),
+        *(pytest.param(*case, marks=pytest.mark.soak) for case in ((5, 128), (10, 8), (40, 128))),
+        *(pytest.param(200, each, marks=pytest.mark.soak) for each in (8, 128)),
+    ],
+)
 def test_interval_of_clustered_samples_holds_the_truth(num: int, num_samples: int) -> None:
     """Problems as hard as a Beta distribution says, each with the share of its samples."""
     rng = np.random.default_rng(num * 1000 + num_samples)
@@ -292,7 +300,7 @@ def test_interval_of_clustered_samples_holds_the_truth(num: int, num_samples: in
         assert held >= 0.93, (a, b, held)
 
 
-@pytest.mark.parametrize("num", [5, 20, 100])
+@pytest.mark.parametrize("num", [5, 20, pytest.param(100, marks=pytest.mark.soak)])
 def test_interval_of_a_paired_difference_holds_the_truth(num: int) -> None:
     rng = np.random.default_rng(num)
     for a, b, better, num_samples in itertools.product((0.3, 8), (0.4, 1), (0, 0.1, 0.5), (1, 16)):

@@ -60,8 +60,14 @@ def draw_lengths(kind: str, num: int, longest: int) -> list[int]:
 
 
 @pytest.mark.parametrize("constant_step", [True, False])
-@pytest.mark.parametrize("kind", ["lognormal", "wide", "alike"])
-@pytest.mark.parametrize(("num", "rows"), [(64, 64), (256, 32)])
+@pytest.mark.parametrize(
+    ("kind", "num", "rows"),
+    [
+        *((kind, 64, 64) for kind in ("lognormal", "wide", "alike")),
+        ("lognormal", 256, 32),
+        *(pytest.param(kind, 256, 32, marks=pytest.mark.soak) for kind in ("wide", "alike")),
+    ],
+)
 def test_the_forecast_is_nearer_than_the_count_of_samples(
     kind: str, num: int, rows: int, constant_step: bool
 ) -> None:

@@ -189,9 +189,9 @@ def test_no_device_is_read_for_data(
     document = json.loads((run / "run.json").read_text())
     document["settings"]["free"][name] = place
     (run / "run.json").write_text(json.dumps(document))
-    told = f"names {place} as its {name}, which is a pipe or a device"
+    told = f"the run's {name}, {place}, is a pipe or a device"
     assert any(told in notice for notice in load_run(run).notices)
-    assert "which is a pipe or a device" in treegen("score", run).error
+    assert "is a pipe or a device" in treegen("score", run).error
 
 
 def test_trees_too(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ class Judgings:
                     for need in summary.needs(half_width)
                 ],
                 (1, 2),
-                f"{summary.title}: for a mean +- {half_width:g}, the rest as it is",
+                f"{summary.title}: needed for a mean +- {half_width:g} if the other numbers stay",
             )
             for summary in self.summaries
         ]

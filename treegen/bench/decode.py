@@ -308,7 +308,7 @@ class Bench:
         if floor is not None:
             least = floor.seconds * (workload.new_tokens - 1) * workload.rows / rows
             if least > self.settings.time_limit:
-                raise CapacityError(f"takes at least {least:,.0f} s a run (--time-limit)")
+                raise CapacityError(f"a run takes at least {least:,.0f} s, more than --time-limit")
 
     def _floor(self, plan: Plan, rows: int, generated: float, mode: str) -> StepFloor | None:
         if self.size is None:

@@ -85,7 +85,7 @@ def pass_table(times: Sequence[PassTime]) -> PrintableTable:
     columns: dict[str, str | Callable[[PassTime], str]] = {
         "Prefix": "{0.prefix:,}",
         "Tokens": "{0.tokens:,}",
-        "ms a pass": "{0.milliseconds.median:,.2f}",
+        "ms per pass": "{0.milliseconds.median:,.2f}",
         "low-high": "{0.milliseconds.low:,.2f}-{0.milliseconds.high:,.2f}",
         "roofline ms": lambda time: format_number(time.floor_ms, ",.2f"),
         "times the roofline": lambda time: format_number(time.times_floor, ".2f"),

@@ -78,7 +78,9 @@ class Rounds:
             representatives: Maps answers that may be equal without being equal strings to their
                 representatives, see `AnswerType`; by default only equal strings are equal.
         """
-        self._settings, self._num = settings, settings.num_samples
+        self._settings = settings
+        self._num: int = settings.num_samples
+        self._first_round: int = settings.first_round
         self._representatives = representatives
         self._chance = parse_stop_rule(settings.stop_when)
         self._states = {problem_id: _State() for problem_id in problem_ids}
@@ -146,8 +148,8 @@ class Rounds:
     def _end_after(self, end: int) -> int:
         """Return the end of the round that starts at an index."""
         if not end:
-            return self._settings.first_round
-        step = self._settings.stop_batch if self._chance is not None else self._num
+            return self._first_round
+        step: int = self._settings.stop_batch if self._chance is not None else self._num
         return min(end + step, self._num)
 
     def _is_decided(self, state: _State) -> bool:
@@ -164,7 +166,7 @@ class Rounds:
         state, confidence = self._states[problem_id], self._settings.confidence
         if confidence is None or confidence.keep is None:
             return None
-        warmup = range(self._settings.first_round)
+        warmup = range(self._first_round)
         if state.end <= len(warmup) or any(i not in state.answers for i in warmup):
             return None
         lowest = [state.lowest[i] for i in warmup if i in state.lowest]
@@ -185,7 +187,7 @@ class Rounds:
         return {
             "stop_when": settings.stop_when,
             "stop_batch": settings.stop_batch,
-            "first_round": settings.first_round,
+            "first_round": self._first_round,
             "confidence": asdict(settings.confidence) if settings.confidence else None,
             "spared": self.spared,
             "problems": problems,

@@ -136,9 +136,8 @@ def load_job(settings: EvalSettings) -> Job:
     wanted = {(problem.id, settings.num_samples) for problem in data.problems}
     if {(prompt.id, prompt.samples) for prompt in prompts} != wanted:
         raise InputError(
-            f"task {task.name!r} made a tree whose sampled nodes do not match its "
-            f"{len(data.problems)} problems with {settings.num_samples} samples each; fix its "
-            "tree()"
+            f"the tree of task {task.name!r} must have one node with {settings.num_samples} "
+            f"samples for each of its {len(data.problems)} problems; fix the task's tree()"
         )
     images = {p.id: [i.sha256 for i in p.images] for p in data.problems if p.images}
     return Job(settings, task, data, _apply_chat_format(tree, settings), tree, images=images)
@@ -150,7 +149,7 @@ def _check_votes(task: Task, data: TaskData) -> None:
     if is_multiple_choice(data):
         why = "picks the likeliest choice and draws nothing"
     elif task.executes_code:
-        why = "asks for programs, of which no two have one answer"
+        why = "asks for programs, and programs do not vote"
     if why:
         raise InputError(
             f"task {task.name!r} {why}; leave out {arg('stop_when=')}, {arg('votes=')} and "

@@ -106,7 +106,7 @@ def check_settings(
     why = f"task {task.name!r} picks the likeliest choice and draws nothing"
     if num_samples != 1:
         raise InputError(
-            f"{why}: 1 sample per problem, not {num_samples}; leave {arg('num_samples=')} out"
+            f"{why}, so {arg('num_samples', num_samples)} is not possible; leave it out"
         )
     for name in SamplingParams.__dataclass_fields__:
         # The seed may also select solved examples.
@@ -173,9 +173,9 @@ def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[
         excess = prompt.longest - 1 - spec.context_length  # the last token is only scored
         if excess > 0:
             raise CapacityError(
-                f"prompt {prompt.id!r} and a choice have {prompt.longest:,} tokens, {excess:,} "
-                f"too many for the model's context of {spec.context_length:,} and one token "
-                "after it; shorten the prompt or use fewer examples"
+                f"prompt {prompt.id!r} and its longest choice have {prompt.longest:,} tokens, "
+                f"{excess:,} too many for the model's context of {spec.context_length:,}; shorten "
+                "the prompt or use fewer examples"
             )
         for index, (whole, start) in enumerate(zip(prompt.whole, prompt.start, strict=True)):
             name = f"{prompt.id}/{index}"
@@ -183,8 +183,8 @@ def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[
             if not 0 < start < len(whole):
                 what = "prompt" if start == 0 else f"choice {index}"
                 raise InputError(
-                    f"problem {prompt.id!r}: the {what} adds no token to the prompt; fix its "
-                    "text, or leave the problem out"
+                    f"problem {prompt.id!r}: the {what} has no token of its own; change its text, "
+                    "or leave the problem out"
                 )
             requests.append(Request(name, whole, samples=0, rows=0, max_tokens=1, score_from=start))
     return requests

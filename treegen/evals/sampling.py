@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from treegen.common.outputs import Completion, Score
+from treegen.common.outputs import Completion, LevelRows, Score
 from treegen.errors import NumericsError, RunError
 from treegen.evals.early_stopping import Rounds
 from treegen.evals.job import Job, PreparedJob
@@ -29,6 +29,7 @@ from treegen.evals.sample_recorder import SampleRecorder, keep_job_images
 from treegen.evals.scoring.code_execution import ProgramScoring
 from treegen.evals.scoring.run_verdicts import RunVerdicts
 from treegen.evals.statistics.confidence import summary
+from treegen.evals.statistics.estimators import Estimate
 from treegen.evals.thinking import thinking_to_json
 from treegen.prompts.plan.plan import Plan
 from treegen.runs import RunDir
@@ -128,15 +129,23 @@ class _ProgressTracker:
     def __init__(
         self,
         run: RunDir,
-        stream: "Stream",
+        stream: Any,
         tally: "AccuracyCounter | ProgramScoring | None",
-        forecast: TimeForecast,
+        forecast: TimeForecast | None = None,
     ) -> None:
-        """Start the clock of this part of the run."""
+        """Start the clock of this part of the run.
+
+        Args:
+            run: The run.
+            stream: A `Stream` of samples, or a `ScoreStream` of scores of choices.
+            tally: The accuracy so far; None if samples are not scored.
+            forecast: Forecasts the remaining time of samples; None for scores.
+        """
         self._run, self._stream, self._tally, self._forecast = run, stream, tally, forecast
         self._started, self._start = len(run.done), time.monotonic()
         self._glance = UpdateTimer()
-        self._seen: dict[str, Any] = {}
+        self._interval: Estimate | None = None
+        self._levels: tuple[LevelRows, ...] = ()
 
     def look(self, *, last: bool) -> RunProgress:
         """Return the progress of the run.
@@ -144,32 +153,34 @@ class _ProgressTracker:
         Args:
             last: Whether this is the last report.
         """
-        if self._glance(now=last or not self._seen.get("levels")):
-            self._seen = {
-                "levels": self._stream.levels(),
-                "estimate": self._tally.estimate() if self._tally else None,
-            }
-        status, tokens = self._stream.status(), self._stream.usage.decoded_tokens
+        draws = self._forecast is not None
+        if self._glance(now=last or (draws and not self._levels)):
+            self._interval = self._tally.estimate() if self._tally else None
+            self._levels = self._stream.levels() if draws else ()
+        status, usage = self._stream.status(), self._stream.usage
         done, planned = len(self._run.done), self._run.info.planned - self._run.spared
-        seconds = time.monotonic() - self._start
+        rows = status.rows if draws else 0
+        tokens = usage.decoded_tokens if draws else usage.prompt_tokens_computed
+        seconds, forecast = time.monotonic() - self._start, None
+        if self._forecast is not None:
+            waiting = max(0, planned - done - rows)
+            forecast = self._forecast.estimate(
+                seconds=seconds, spent=tokens, running=rows, waiting=waiting
+            )
         return RunProgress(
             done=done,
             planned=planned,
-            rows=status.rows,
+            rows=rows,
             pages=status.pages,
             num_pages=status.num_pages,
             tokens=tokens,
             seconds=seconds,
-            forecast=self._forecast.estimate(
-                seconds=seconds,
-                spent=tokens,
-                running=status.rows,
-                waiting=max(0, planned - done - status.rows),
-            ),
+            forecast=forecast,
             accuracy=self._tally.accuracy if self._tally else None,
             started=self._started,
+            estimate=self._interval,
+            levels=self._levels,
             workers=self._stream.workers(),
-            **self._seen,
         )
 
 
@@ -264,12 +275,11 @@ def sample_choices(
         The progress of the run after every step.
     """
     job, run, account = prepared.job, recorder.run, recorder.account
-    problems, tally = job.choices, recorder.tally
+    problems = job.choices
     done = {problem_id for problem_id, _ in run.done}
     prompts = [prompt for prompt in prepared.choice_prompts if prompt.id not in done]
     prompt_of_pair = [prompt for prompt in prompts for _ in prompt.whole]
     scores_of = defaultdict[str, dict[int, Score]](dict)
-    started, start, glance, interval = len(run.done), time.monotonic(), UpdateTimer(), None
     stopped = False
     with (
         closing(recorder),
@@ -277,6 +287,7 @@ def sample_choices(
         llm.score_plan(prepared.plan_for(llm, prompts)) as stream,
     ):
         account.begin(stream.usage, workers=stream.workers)
+        tracker = _ProgressTracker(run, stream, recorder.tally)
         try:
             while stream.has_work and not stopped:
                 stopped = bool(stop())
@@ -295,22 +306,7 @@ def sample_choices(
                     recorder.add(record)
                 account.save()
                 last = stopped or not stream.has_work
-                if glance(now=last):
-                    interval = tally.estimate() if tally else None
-                status = stream.status()
-                now = RunProgress(
-                    done=len(run.done),
-                    planned=run.info.planned,
-                    rows=0,
-                    pages=status.pages,
-                    num_pages=status.num_pages,
-                    tokens=stream.usage.prompt_tokens_computed,
-                    seconds=time.monotonic() - start,
-                    accuracy=tally.accuracy if tally else None,
-                    started=started,
-                    estimate=interval,
-                    workers=stream.workers(),
-                )
+                now = tracker.look(last=last)
                 timeline.note(now, last=last)
                 yield now
         except BaseException:
@@ -329,8 +325,8 @@ def _record(
     logprobs = [score.logprob for score in scores]
     if not all(map(math.isfinite, logprobs)):
         raise NumericsError(
-            f"the model gives the choices of problem {prompt.id!r} the log-probabilities "
-            f"{logprobs}; check the weights or use dtype float32"
+            f"the log-probabilities of the choices of problem {prompt.id!r} are not finite: "
+            f"{logprobs}; check the weights, or use dtype float32"
         )
     best = max(range(len(candidates)), key=logprobs.__getitem__)
     parts = scores if len(candidates) == 1 else [scores[best]]  # a text may be scored in windows

@@ -80,10 +80,13 @@ def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int
 def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ...]:
     by_id = {problem.id: problem for problem in problems}
     if not ids:
-        raise InputError("the list of problem ids is empty; name one, or leave it out")
+        raise InputError("the list of problem ids is empty; name an id, or leave the list out")
     for number, wanted in enumerate(ids):
         if wanted not in by_id:
-            hint = did_you_mean(wanted, by_id) or f"; the first is {next(iter(by_id), None)!r}"
+            hint = (
+                did_you_mean(wanted, by_id)
+                or f"; the id of the first problem is {next(iter(by_id), None)!r}"
+            )
             raise InputError(f"there is no problem {wanted!r}{hint}")
         if wanted in ids[:number]:
             raise InputError(f"problem {wanted!r} is named twice; name each once")

@@ -380,7 +380,10 @@ def _check_present(path: Path, records_file: str) -> None:
         return
     for name, command in _MADE_BY.items():
         if os.path.exists(path / name):
-            raise RunError(f"{path} is a run of `{command}`, not of `{_MADE_BY[records_file]}`")
+            raise RunError(
+                f"{path} is a run of `{command}`, not of `{_MADE_BY[records_file]}`; use "
+                f"`{command}`"
+            )
     raise RunError(
         f"{path} has lost its {records_file}; restore it from a copy, or make an empty file of "
         f"that name to sample everything again"

@@ -341,12 +341,12 @@ class RecordFile:
             os.ftruncate(self._fd, end)
         except OSError as error:
             part = (
-                f"a part of one more could not be cut off ({format_os_error(error)}), "
-                "resuming does it"
+                f"a part of the next one stays in the file ({format_os_error(error)}) until the "
+                "run is resumed"
             )
         else:
             self._unsure = False
-            part = "nothing of the last one is in the file"
+            part = "the next one is not in the file"
         return (
             f"{len(self._offsets):,} finished samples are kept, {part}; make room or fix the "
             f"cause, then {self._again}"

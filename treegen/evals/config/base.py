@@ -168,8 +168,8 @@ def _check_stored(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> No
         is_data = os.path.isfile(place) or os.path.isdir(place)
         if name not in requested and os.path.exists(place) and not is_data:
             raise InputError(
-                f"the run names {place} as its {name}, which is a pipe or a device; name a "
-                f"regular file ({arg(name + '=')})"
+                f"the run's {name}, {place}, is a pipe or a device; name a regular file with "
+                f"{arg(name + '=')}"
             )
 
 
@@ -260,13 +260,14 @@ def last_choices(
         searched = isinstance(info.identity, Mapping) and "search" in info.identity
         if searched == (command == "search"):
             message = (
-                f"its run.json lacks settings of `treegen {command}`: it was changed; "
-                "restore it from a copy"
+                f"the run's run.json was changed and lacks settings of `treegen {command}`; "
+                "restore run.json from a copy"
             )
         else:
             other = "search" if searched else "eval"
             message = (
-                f"it is a run of `treegen {other}`, not of `treegen {command}`; use the former"
+                f"the run was made by `treegen {other}`, not by `treegen {command}`; use "
+                f"`treegen {other}`"
             )
         raise RunError(message) from None
 

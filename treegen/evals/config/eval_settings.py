@@ -129,8 +129,8 @@ class EvalSettings(BaseSettings):
     def _check_stops(self) -> None:
         if parse_stop_rule(self.stop_when) is not None and not self.score:
             raise InputError(
-                f"{arg('stop_when=')} needs scores, so it excludes "
-                f"{arg('score', False)}; leave one out"
+                f"{arg('stop_when=')} needs scores, and {arg('score', False)} computes none; leave "
+                "one of them out"
             )
         if self.in_rounds and self.sampling.temperature == 0:
             raise InputError(

@@ -119,7 +119,9 @@ def get_slot(record: Mapping[str, Any]) -> Slot:
         answers = tuple((int(run), int(index)) for run, index in record["answers"])
         return answers, int(record["wording"]), int(record["criterion"]), int(record["repeat"])
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"a line of {FILE} does not say what it judges ({error})") from None
+        raise RunError(
+            f"a line of {FILE} lacks what it judges ({error}); remove the line"
+        ) from None
 
 
 def read_verdict(record: Mapping[str, Any], rubric: Rubric) -> str | None:

@@ -250,7 +250,7 @@ class Pairs:
         """The strengths as a table, strongest run first."""
         rows = sorted(zip(self.runs, self.strengths, strict=True), key=lambda row: -row[1].value)
         return Table(
-            "Strength by Bradley and Terry (natural logarithm of odds)",
+            "Bradley-Terry strength (natural logarithm of odds)",
             ("Run", "Strength", "Low", "High", "Pairs won"),
             tuple((Path(name).name or name, s.value, *_ends(s), s.wins) for name, s in rows),
         )
@@ -304,10 +304,10 @@ def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
 
 
 def _ends(strength: Strength) -> tuple[Cell, Cell]:
-    """Return the ends of an interval; "no end" for an end at infinity."""
+    """Return the ends of an interval; "unbounded" for an end at infinity."""
     return (
-        "no end" if strength.low is None else strength.low,
-        "no end" if strength.high is None else strength.high,
+        "unbounded" if strength.low is None else strength.low,
+        "unbounded" if strength.high is None else strength.high,
     )
 
 
@@ -318,6 +318,6 @@ def order_table(position: PositionBias) -> Table:
         ("", "Share", "Low", "High"),
         (
             ("the answer shown first wins", position.first, position.low, position.high),
-            ("the other order has another winner", position.flipped, None, None),
+            ("the winner changes with the order", position.flipped, None, None),
         ),
     )

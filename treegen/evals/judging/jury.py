@@ -50,7 +50,9 @@ def check_jury(
     for weight in weights:
         check_number("each of weights", weight)
     if len(weights) != num_judges:
-        raise InputError(f"there are {len(weights)} weights for {num_judges} judges; give one each")
+        raise InputError(
+            f"there are {len(weights)} weights for {num_judges} judges; give one weight per judge"
+        )
     if any(weight <= 0 for weight in weights):
         raise InputError(f"the weights of judges must be above 0, got {list(weights)}")
     return weights

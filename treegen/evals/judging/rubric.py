@@ -141,8 +141,8 @@ class RubricTemplate:
             late = [self.fields[i] for i in range(place + 1, len(ranks)) if ranks[i] < rank]
             if late:
                 return (
-                    f"{self._name} shows {field} before {' and '.join(late)}, so what follows "
-                    f"{field} is computed for each one apart; move {field} behind it"
+                    f"{self._name} shows {field} before {' and '.join(late)}, so prompts with "
+                    f"another {field} share nothing after it; move {field} to the end"
                 )
         return ""
 
@@ -359,14 +359,14 @@ def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
 def _check(rubric: Rubric) -> None:
     name = rubric.name
     if not name or len(name) > 80:
-        raise InputError(f"a rubric's name has 1 to 80 characters, got {name!r:.100}")
+        raise InputError(f"a rubric's name must have 1 to 80 characters, got {name!r:.100}")
     if rubric.reader not in READERS:
         hint = did_you_mean(rubric.reader, READERS)
         raise InputError(
             f"{name}: there is no reader {rubric.reader!r}{hint}; known: {', '.join(READERS)}"
         )
     if any(not choice or choice != choice.strip() or "\n" in choice for choice in rubric.choices):
-        raise InputError(f"{name}: each choice is a word, without spaces around it")
+        raise InputError(f"{name}: each choice must be one line of text without spaces around it")
     if len({choice.casefold() for choice in rubric.choices}) < len(rubric.choices):
         raise InputError(f"{name} has choices that differ in their case only; rename one")
     if rubric.least == rubric.most:

@@ -320,8 +320,8 @@ def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]
     """
     if not all(map(math.isfinite, logprobs)):
         raise NumericsError(
-            f"the judge gives its choices the log-probabilities {list(logprobs)}; check the "
-            "weights, or use dtype float32"
+            f"the judge's log-probabilities of the choices are not finite: {list(logprobs)}; check "
+            "the weights, or use dtype float32"
         )
     exclusive = []
     for mine, logprob in zip(tokens, logprobs, strict=True):

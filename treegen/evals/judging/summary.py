@@ -210,7 +210,7 @@ def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combin
         "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
     )
     head = ("Judge", *_MEAN_COLUMNS)
-    return Table(f"Judged by {rubric.name} ({about}, as 0 to 1)", head, tuple(rows))
+    return Table(f"Judged by {rubric.name} ({about}, scaled to 0 to 1)", head, tuple(rows))
 
 
 def _rows_of(judged: JudgementSet, number: int) -> list[tuple[float, Any, Any, int, Any]]:
@@ -266,7 +266,7 @@ def _spread(variances: Mapping[str, float | None], values: Cells, rubric: str) -
     total = math.fsum(value or 0.0 for value in variances.values())
     names = ("problem", "answer", "judge", "wording")
     return Table(
-        f"Where judgements vary: {rubric}",
+        f"Sources of variance: {rubric}",
         ("Source", "Levels", "Standard deviation", "Share of the variance"),
         tuple(
             (
@@ -355,7 +355,7 @@ def _corrected_table(corrected: CorrectedMean) -> Table:
         (
             ("judges, corrected", corrected.value, corrected.low, corrected.high),
             ("labels alone", None, corrected.labels_low, corrected.labels_high),
-            ("judges, as they are", corrected.judge, None, None),
+            ("judges, uncorrected", corrected.judge, None, None),
             ("judges are higher by", corrected.bias, None, None),
             ("weight of the judges", corrected.weight, None, None),
         ),
@@ -432,7 +432,6 @@ def _notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]:
             )
     if mean is not None and mean.given:
         notices.append(
-            f"there is only one {' and one '.join(mean.given)}, so the interval does not cover "
-            "others"
+            f"there is only one {' and one '.join(mean.given)}, so the interval holds for no other"
         )
     return notices

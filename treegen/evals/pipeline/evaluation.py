@@ -312,7 +312,7 @@ def evaluate_adapters(
             "separately"
         )
     if "adapter" in choices:
-        raise InputError("the adapter is given twice; leave it out of --model-args")
+        raise InputError("--model-args names an adapter too; leave the adapter out there")
     model = Path(str(choices.get("model", demo.NAME))).name
     whole = named_path(output, resume) or new_path("adapters", model)
     folders = [file_name(Path(adapter).name) for adapter in adapters]

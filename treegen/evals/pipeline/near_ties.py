@@ -74,7 +74,7 @@ def compare_records(stored: Record, drawn: Record, tolerance: float) -> tuple[st
         if stored.get(name) != drawn.get(name):
             return f"{name} {stored.get(name)!r:.80} / {drawn.get(name)!r:.80}", 0.0
     if "tokens" in stored and stored["tokens"] != drawn["tokens"]:
-        return "its tokens", 0.0
+        return "other tokens", 0.0
     distance = 0.0
     for name, count in _NUMBERS.items():
         old, new = (list(_numbers(record.get(name))) for record in (stored, drawn))

@@ -78,7 +78,7 @@ class Redraw:
         text = f"{len(self.same):,} of {num:,} {how}"
         if self.parted:
             text += (
-                f"; {len(self.parted):,} more but for {self.num_ties:,} near-ties among "
+                f"; {len(self.parted):,} more differ only at {self.num_ties:,} near-ties among "
                 f"{self.num_tokens:,} tokens"
             )
         text += f"; chosen by seed {self.seed}"

@@ -103,12 +103,12 @@ def _leave_out_votes(job: Job, run: RunDir, names: Sequence[str], listener: List
         reasons = explain_votes([name], numbers, inputs)
         if all(reasons.values()):
             left_out.add(name)
-            why += [f"{vote}: {reason.marked}" for vote, reason in reasons.items()]
+            why += [f"{vote} ({reason.marked})" for vote, reason in reasons.items()]
     if left_out.issuperset(names):
         reason = "; ".join(dict.fromkeys(why)) or "the samples have no number to vote by"
         raise InputError(f"no vote can be computed: {reason}")
     for line in why:
-        listener.warn(Message(f"left out {line}"))
+        listener.warn(Message(f"the results leave out the vote {line}"))
     votes = tuple(vote for vote in job.settings.votes if vote not in left_out)
     return replace(job, settings=replace(job.settings, votes=votes))
 

@@ -198,10 +198,10 @@ def _shared_arguments(choices: dict[str, Any], methods: Sequence[str]) -> dict[s
     for name in choices["arguments"]:
         if name not in names and name in EngineOptions.__dataclass_fields__:
             raise InputError(
-                f"no method has an argument {name!r}; the model's is {arg(name + '=')}"
+                f"no method has an argument {name!r}; {arg(name + '=')} sets that of the model"
             )
         if name not in names and len(methods) > 1:
-            hint = did_you_mean(name, names) or f"; they have {', '.join(names)}"
+            hint = did_you_mean(name, names) or f"; known: {', '.join(names)}"
             raise InputError(f"none of the methods has an argument {name!r}{hint}")
     return {**choices, "also_arguments": tuple(names)} if len(methods) > 1 else choices
 

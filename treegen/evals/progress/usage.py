@@ -227,8 +227,8 @@ def format_sharing(usage: Mapping[str, Any]) -> str:
     computed, unshared = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
     if usage["samples_accounted"] < usage["samples"]:
         return (
-            f"prompt tokens: the account covers {usage['samples_accounted']:,} of "
-            f"{usage['samples']:,} samples, since a part of the run was killed"
+            f"prompt tokens: known for {usage['samples_accounted']:,} of {usage['samples']:,} "
+            "samples, because a part of the run was killed"
         )
     if not computed:
         return "prompt tokens: none computed"
@@ -252,7 +252,7 @@ def workers_line(parts: Sequence[Mapping[str, Any]]) -> str:
     lines = []
     for worker in workers if isinstance(workers, list) else ():
         if isinstance(worker, Mapping) and _is_number(worker.get("tokens")):
-            lost = f", {worker['deaths']} times lost" if worker.get("deaths") else ""
+            lost = f", lost {worker['deaths']} times" if worker.get("deaths") else ""
             lines.append(
                 f"{worker.get('name')} ({worker.get('where')}) {worker['tokens']:,} tokens"
             )

@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 SCORES: Final = "scores.jsonl"
 """The file of scores in a run directory, by a verifier or by the user's own reward model."""
 _HOW: Final = {
-    "certainty": f"only a new run with {arg('self_certainty', True)} has it",
-    "score": f"write them to {SCORES} in the run directory",
-    "logprob": "samples without a token have none",
-    USC: "let the model pick with treegen usc",
+    "certainty": f"start a new run with {arg('self_certainty', True)}",
+    "score": f"write the scores to {SCORES} in the run directory",
+    "logprob": "a sample without tokens has no log-probability",
+    USC: "run `treegen usc`, so that the model picks samples",
 }
 
 
@@ -214,8 +214,8 @@ def explain_votes(
         for vote in every:
             number = vote.partition(":")[0]
             lacks = not (inputs.picks if vote == USC else number in available)
-            how = _HOW.get(number, f"only a new run with {arg('confidence=')} has it")
-            reasons[vote] = Message(f"some samples have no {number}: {how}" if lacks else "")
+            how = _HOW.get(number, f"start a new run with {arg('confidence=')}")
+            reasons[vote] = Message(f"some samples have no {number}; {how}" if lacks else "")
             if not lacks and vote != USC:
                 try:
                     check_weights(VoteRule.of(vote), np.array([mine[number] for mine in numbers]))

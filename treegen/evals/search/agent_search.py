@@ -61,17 +61,17 @@ class RunAgent:
         lines = []
         if self.begun:
             (search, key), *others = self.begun
-            more = f"; so do {len(others):,} others" if others else ""
+            more = f", and so did {len(others):,} other actions" if others else ""
             lines.append(
-                f"the action {key:.100} of {search} began and has no stored end{more}; it may have "
-                "run, and runs again, from the state before it, if the search needs it"
+                f"the action {key:.100} of {search} began, and its end is not stored{more}; "
+                "treegen runs it again from the state before it if the search needs it"
             )
         if num:
-            lines.append(f"{num:,} actions are stored; treegen reads what they have shown")
+            lines.append(f"{num:,} actions are stored; treegen reads their results")
         if (num or self.begun) and not self.journaled.keeps_snapshots:
             lines.append(
-                f"the environment {self.job.settings.environment} keeps no snapshots, so actions "
-                "run again where a branch goes on after them"
+                f"the environment {self.job.settings.environment} keeps no snapshots, so treegen "
+                "runs the stored actions of a branch again if the branch continues"
             )
         return lines
 

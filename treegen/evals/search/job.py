@@ -78,8 +78,8 @@ def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[st
             name = f"{problem_id} #{repeat + 1}" if repeat else problem_id
             if name in searches:
                 raise InputError(
-                    f"a problem has the id {name!r}, which is the name of a search of another "
-                    f"problem; give it another id, or leave {arg('repeats=')} out"
+                    f"the id of a problem, {name!r}, is also the name of a search of another "
+                    f"problem; rename the problem, or leave {arg('repeats=')} out"
                 )
             searches[name] = problem_id, repeat
     return searches

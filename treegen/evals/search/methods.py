@@ -140,7 +140,9 @@ async def self_refine(
     from treegen.search.strategies.refine import self_refine as search
 
     if not enough:
-        raise InputError('enough must not be empty; give the word that ends feedback, as "DONE"')
+        raise InputError(
+            'enough must not be empty; give the word that ends feedback, such as "DONE"'
+        )
 
     solved: set[SearchNode] = set()
 

@@ -110,7 +110,7 @@ class SearchSettings(BaseSettings, TreeSettings):
         BaseSettings.__post_init__(self)
         if self.verifier_args and not self.evaluate.startswith(REWARD):
             raise InputError(
-                f"{arg('verifier_args=')} are for a verifier; name one with {arg('verifier=')}"
+                f"{arg('verifier_args=')} needs a verifier; name one with {arg('verifier=')}"
             )
         if self.verifier_memory is not None:
             parse_bytes(self.verifier_memory)

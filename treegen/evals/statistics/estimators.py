@@ -421,7 +421,9 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         The probability; NaN if there are fewer than k samples.
     """
     if not 0 <= num_correct <= num_samples:
-        raise InputError(f"{num_correct} correct of {num_samples} samples is not a count")
+        raise InputError(
+            f"the number of correct samples must be from 0 to {num_samples}, got {num_correct}"
+        )
     check_k(k)
     if num_samples < k:
         return math.nan

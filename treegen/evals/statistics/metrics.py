@@ -256,7 +256,9 @@ def _group(
     for sample in scores:
         if (group := samples_of.get(sample.problem_id)) is None:
             name = sample.problem_id
-            raise InputError(f"a sample belongs to problem {name!r}, which was not planned")
+            raise InputError(
+                f"a sample belongs to problem {name!r}, and problem_ids has no such problem"
+            )
         group.append(sample)
     for problem_id, group in samples_of.items():
         indices = [sample.sample_index for sample in group]

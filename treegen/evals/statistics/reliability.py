@@ -37,7 +37,9 @@ def g_pass_at_k(num_samples: int, num_correct: int, k: int, share: float) -> flo
     """
     check_k(k)
     if not 0 <= num_correct <= num_samples:
-        raise InputError(f"{num_correct} correct of {num_samples} samples is not a count")
+        raise InputError(
+            f"the number of correct samples must be from 0 to {num_samples}, got {num_correct}"
+        )
     if not 0 < share <= 1:
         raise InputError(f"the share must be above 0 and at most 1, got {share}")
     if num_samples < k:

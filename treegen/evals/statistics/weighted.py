@@ -185,14 +185,14 @@ def check_weights(vote: VoteRule, values: _Floats) -> None:
     """Raise InputError for numbers of samples that a vote cannot use."""
     if not np.isfinite(values).all():
         raise InputError(
-            f"a sample has no finite {vote.number}, so it cannot have a vote; choose another "
-            "number for the votes"
+            f"the {vote.number} of a sample is not finite, so the sample cannot vote; choose "
+            "another number to vote by"
         )
     by_sum = vote.rule in ("weighted", "top") and vote.number != "logprob"
     if by_sum and (values < 0).any():
         raise InputError(
-            f"a sample cannot have {values.min():g} votes; with a negative {vote.number} vote by "
-            f"{vote.number}:borda or {vote.number}:best"
+            f"the {vote.number} of a sample is {values.min():g}, and votes by sum must not be "
+            f"negative; use {vote.number}:borda or {vote.number}:best"
         )
 
 
