@@ -101,7 +101,7 @@ def test_a_run_is_shown_as_tables(treegen: Command, run: Path) -> None:
     assert last.startswith("gsm8k with made-up: accuracy 0.") and last.endswith(f"; run: {run}")
     assert "maj@5 0." in last and "pass@5 0." in last
     assert "|Task " in done.out and "maj@k" in done.out
-    assert "... and 5 more" in done.out and "|Problem|Search|" in done.out
+    assert "... and 5 harder problems" in done.out and "|Problem|Search|" in done.out
     assert len(done.document["problems"]) == 25 and len(done.document["trees"]) == 3
     assert "... and" not in treegen("show", run, "--full").out
 

@@ -29,7 +29,6 @@ _PAGES = (
             "integrations/server",
             "integrations/training",
             "judging",
-            "notebooks",
             "runs",
             "search",
             "search/ab-mcts",
@@ -53,7 +52,7 @@ _PAGES = (
     ),
     *(
         f"docs/tutorials/{name}.md"
-        for name in ("gsm8k", "own-task", "own-search", "own-attention", "prompts", "tools")
+        for name in ("gsm8k", "own-task", "own-search", "own-attention", "prompts")
     ),
 )
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -67,7 +66,10 @@ def attention_implementations() -> None:
     LOADERS.pop("row-by-row", None)
 
 
-_SCALE = [
+# Their programs take more than ten seconds of CPU time, those of the other pages up to three.
+_LONG = ("docs/notebooks.md", "docs/tutorials/tools.md")
+_SOAKED = [
+    *(pytest.param(page, marks=pytest.mark.soak) for page in _LONG),
     pytest.param(
         "docs/scale.md",
         marks=[pytest.mark.soak, pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")],
@@ -76,7 +78,7 @@ _SCALE = [
 ]
 
 
-@pytest.mark.parametrize("page", [*_PAGES, *_SCALE])
+@pytest.mark.parametrize("page", [*_PAGES, *_SOAKED])
 def test_the_programs_of_a_page_run(
     page: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +96,7 @@ def test_every_page_with_programs_is_tested(repository: Path) -> None:
     pages = [repository / "README.md", *(repository / "docs").rglob("*.md")]
     found = {str(p.relative_to(repository)) for p in pages if "```python\n" in p.read_text()}
     others = {"docs/scale.md", "docs/guides/tensor-parallel.md", "docs/images.md"}
-    assert found == {*_PAGES, *others}
+    assert found == {*_PAGES, *_LONG, *others}
 
 
 def test_the_pages_of_tasks_have_each_task_and_argument(repository: Path) -> None:

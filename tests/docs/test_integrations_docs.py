@@ -1,52 +1,74 @@
-"""What docs/integrations shows of the server, Inspect and TRL."""
+"""What docs/integrations shows of the server and its clients, Inspect and TRL."""
+
+from __future__ import annotations
 
 import contextlib
 import io
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_cases import served
 
 _SHOWN = re.compile(r"```(bash|py)\n((?:(?!```).)*)```\n\n```text\n(.*?)```", re.DOTALL)
 _BLOCKS = re.compile(r"```py\n(.*?)```\n\n```text\n(.*?)```", re.DOTALL)
+_URL = "http://127.0.0.1:8000/v1"
 
 
 @pytest.fixture(name="url", scope="module")
-def _url() -> Iterator[str]:
-    for name in ("starlette", "uvicorn", "prometheus_client"):
+def _url(repository: Path) -> Iterator[str]:
+    """The address of the server that the page on search methods starts."""
+    for name in ("httpx2", "openai", "prometheus_client", "starlette", "uvicorn"):
         pytest.importorskip(name)
-    with served("--model", "demo") as url:
+    (line,) = re.findall(r"^treegen serve (.*)$", _page(repository, "search-methods"), re.MULTILINE)
+    with served(*shlex.split(line)) as url:
         yield url
 
 
-def test_the_client_of_the_page_gets_what_it_shows(repository: Path, url: str) -> None:
-    pytest.importorskip("openai")
-    ((program, shown),) = _BLOCKS.findall(_page(repository, "server"))
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(program.replace("http://127.0.0.1:8000/v1", url), {})
-    lines = [line.rstrip() for line in printed.getvalue().splitlines()]
-    assert lines == shown.splitlines()
-
-
-def test_the_clients_of_nodes_get_what_the_page_shows(repository: Path, url: str) -> None:
-    pytest.importorskip("httpx2")
+def test_the_clients_of_nodes_get_what_the_page_shows(
+    repository: Path, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if shutil.which("curl") is None:
         pytest.skip("needs curl")
     blocks = _SHOWN.findall(_page(repository, "nodes"))
     assert [kind for kind, _, _ in blocks] == ["bash", "py", "py"]
     for kind, program, shown in blocks:
         written = program.replace("http://127.0.0.1:8000", url.removesuffix("/v1"))
-        run = ["bash", "-e"] if kind == "bash" else [sys.executable, "-"]
-        done = subprocess.run(run, input=written, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines() == shown.splitlines()
+        if kind == "py":
+            names: dict[str, Any] = {}
+            exec(written, names)
+            names["server"].close()
+            printed = capsys.readouterr().out
+        else:
+            done = subprocess.run(
+                ["bash", "-e"], input=written, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stderr
+            printed = done.stdout
+        assert printed.splitlines() == shown.splitlines()
+
+
+@pytest.mark.parametrize("name", ["search-methods", "client", "server"])
+def test_the_program_of_a_page_prints_what_it_shows(
+    repository: Path, url: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ((program, shown),) = _BLOCKS.findall(_page(repository, name))
+    assert _URL in program
+    exec(program.replace(_URL, url), {})
+    printed = capsys.readouterr().out
+    # How many calls share a request depends on when they are made.
+    pages = (re.sub(r"\d+ requests", "N requests", text) for text in (printed, shown))
+    lines, expected = ([line.rstrip() for line in text.splitlines()] for text in pages)
+    assert lines == expected
 
 
 def _page(repository: Path, name: str) -> str:
@@ -96,3 +118,43 @@ def test_trl_trains_as_the_page_shows(
     if has_tools:  # the rewards depend on the rounding of 120 steps before
         steps, wanted = ([line.partition(":")[0] for line in lines] for lines in (steps, wanted))
     assert steps == wanted
+
+
+# Examples that drive the nodes of a server
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """Return a mark that skips a test without a package, before its server starts."""
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        pytest.param(
+            "remote_treequest",
+            r"\d+ nodes, \d+ requests\n.*\(left: 10\)",
+            marks=needs("treequest"),
+        ),
+        pytest.param("remote_reasoners", r"[\d/]+ .*", marks=needs("reasoners")),
+        ("remote_rollouts", r"(\d sequences: \d+ tokens in segments, \d+ .*\n){4}"),
+    ],
+    ids=("treequest", "reasoners", "rollouts"),
+)
+def test_examples_drive_remote_nodes(
+    repository: Path,
+    url: str,
+    name: str,
+    shown: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = repository / "examples" / f"{name}.py"
+    assert len(path.read_text().splitlines()) <= 60
+    runpy.run_path(str(path))["main"](url)
+    assert re.match(shown, capsys.readouterr().out, re.DOTALL)
+
+
+def test_the_client_table_names_its_script(repository: Path) -> None:
+    page = (repository / "docs" / "integrations" / "client.md").read_text()
+    (script,) = re.findall(r"python (examples/benchmarks/\w+\.py)", page)
+    assert (repository / script).is_file()

@@ -8,7 +8,7 @@ import pytest
 _NAMES = ("self_consistency", "tree_search")
 
 
-@pytest.mark.parametrize("name", _NAMES)
+@pytest.mark.parametrize("name", [_NAMES[0], pytest.param(_NAMES[1], marks=pytest.mark.soak)])
 def test_a_notebook_runs_and_shows_what_is_stored(
     name: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

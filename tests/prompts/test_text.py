@@ -150,7 +150,7 @@ def test_tokens_may_come_as_arrays() -> None:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     prompt=GENERATED,
     added=st.one_of(GENERATED, st.lists(st.integers(0, 400), max_size=20)),
@@ -172,7 +172,7 @@ def test_the_table_has_every_token_that_completes_a_stop_string(
 
 
 @pytest.mark.parametrize("name", ["llama3", "llama2", "gemma", "wordpiece"])
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     prompt=GENERATED,
     tokens=st.lists(st.integers(0, 699), max_size=60),

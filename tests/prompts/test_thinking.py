@@ -149,8 +149,8 @@ SET = "{% set thinking = messages %}{{ thinking }}"
         (MISTRAL, "off", {"reasoning_effort": "none"}),
         (MISTRAL, "on", {"reasoning_effort": "high"}),
         (SET, "auto", {}),
-        (OSS, "off", "reasoning 'off' needs .* reasoning_effort only"),
-        (QWEN, "high", "has enable_thinking only"),
+        (OSS, "off", "reasoning 'off' needs .* has only reasoning_effort"),
+        (QWEN, "high", "has only enable_thinking"),
         (SET, "on", "this template has none"),
     ],
 )

@@ -79,6 +79,7 @@ def report(treegen: Command, path: Path, *more: object) -> Reader:
 # The page
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_page_needs_nothing_but_itself(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     page = report(treegen, run)
@@ -201,14 +202,17 @@ def test_what_is_no_moment_is_left_out(tmp_path: Path) -> None:
 
 
 def test_plots_are_written_beside_the_page(treegen: Command, tmp_path: Path) -> None:
-    done = treegen("report", make_run(tmp_path / "run"))
+    done = treegen("report", make_run(tmp_path / "run", num_problems=6, num_samples=4))
     names = {Path(path).name for path in done.document["plots"]}
     assert {"metrics_over_k.svg", "metrics_over_k.png", "votes.png", "lengths.svg"} <= names
     for path in map(Path, done.document["plots"]):
         start = path.read_bytes()[:8]
         assert start == (b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else b"<svg xml")
     # With one sample of each problem there is little to draw.
-    runs = [make_run(tmp_path / f"run-{seed}", seed=seed, num_samples=1) for seed in range(2)]
+    runs = [
+        make_run(tmp_path / f"run-{seed}", seed=seed, num_problems=3, num_samples=1)
+        for seed in range(2)
+    ]
     both = treegen("report", *runs, "-o", tmp_path / "all" / "both.html")
     folders = {Path(path).parent.relative_to(tmp_path) for path in both.document["plots"]}
     top = Path("all/both_plots")
@@ -218,7 +222,7 @@ def test_plots_are_written_beside_the_page(treegen: Command, tmp_path: Path) -> 
 
 
 def test_the_same_run_gives_the_same_page(treegen: Command, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run")
+    run = make_run(tmp_path / "run", num_problems=2, num_samples=2)
     report(treegen, run)
     first = (run / "report.html").read_bytes()
     report(treegen, run)
@@ -310,6 +314,7 @@ def test_searches_are_shown_and_compared(treegen: Command, tmp_path: Path) -> No
     assert both.counts["article"] == 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_tree_that_is_none_is_refused(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_problems=2)
     tree = "the tree of problem 'p0' cannot be read"
@@ -327,6 +332,7 @@ def test_a_tree_that_is_none_is_refused(treegen: Command, tmp_path: Path) -> Non
         assert told in error, change
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_run_among_the_examples_is_shown_as_it_was(
     treegen: Command, repository: Path, tmp_path: Path
 ) -> None:
@@ -414,6 +420,7 @@ def test_what_is_no_run_is_refused(treegen: Command, tmp_path: Path, name: str) 
     assert "has no run.json" in treegen(name, *args).error
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_where_a_page_cannot_be_written_is_refused(treegen: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_problems=2)
     assert "ends in .html" in treegen("report", run, "-o", tmp_path / "page.pdf").error
@@ -432,15 +439,16 @@ def test_a_missing_library_is_named(
     assert missing in error and "pip install '.[report]'" in error
 
 
-@pytest.mark.parametrize("command", ["report", "compare", "show"])
-def test_looking_at_runs_needs_no_torch(tmp_path: Path, command: str) -> None:
-    runs = [str(make_run(tmp_path / f"run-{seed}", seed=seed)) for seed in range(2)]
-    args = [command, *runs[: 2 if command == "compare" else 1]]
-    args += [] if command == "show" else ["--no-plots"]
+def test_looking_at_runs_needs_no_torch(tmp_path: Path) -> None:
+    runs = [str(make_run(tmp_path / f"run-{seed}", num_problems=3, seed=seed)) for seed in range(2)]
+    commands = [["show", runs[0]], ["report", runs[0], "--no-plots"]]
+    commands.append(["compare", *runs, "--no-plots"])
     code = (
         "import sys\nfrom treegen.cli.main import cli\n"
-        f"try:\n    cli.main({args!r})\nexcept SystemExit as done:\n    assert not done.code\n"
-        "assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
+        f"for args in {commands!r}:\n"
+        "    try:\n        cli.main(args)\n"
+        "    except SystemExit as done:\n        assert not done.code\n"
+        "    assert not {'torch', 'transformers', 'datasets'} & set(sys.modules), args\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

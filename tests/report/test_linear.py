@@ -73,6 +73,7 @@ def counted(work: Callable[[], object]) -> int:
     return sum(entry.callcount for entry in profile.getstats())
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("args", "decoded"),
     [
@@ -82,7 +83,7 @@ def counted(work: Callable[[], object]) -> int:
         (["report", "--no-plots"], 1),
         (["compare", "--no-plots"], 2),
         (["replay"], 1),
-        (["power", "--difference", "0.1", "--run"], 1),
+        (["power", "--difference", "0.1", "--n-problems", "100", "--run"], 1),
         (["eval", "--resume"], 1),
         (["export", "--to", "lm-eval"], 2),
         # For each sample Inspect's own writer looks at all before it, so its logs are left out.
@@ -126,6 +127,7 @@ def test_few_functions_are_called_for_each_sample(
     assert (work[45] - work[5]) / (20 * 40) < 32, work
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("live", [True, False], ids=["watch", "open_run"])
 def test_work_of_pages_and_frames_is_linear(
     live: bool, runs: dict[int, list[Path]], monkeypatch: pytest.MonkeyPatch

@@ -461,6 +461,7 @@ def test_ten_runs_are_shown_one_at_a_time(ten_path: Path, visit: Open) -> None:
     opened.check()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_samples_of_two_runs_stand_side_by_side(
     treegen: Command, tmp_path: Path, visit: Open
 ) -> None:
@@ -502,6 +503,7 @@ def test_samples_of_two_runs_stand_side_by_side(
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_hostile_text_stays_text_in_tables_and_pictures(tmp_path: Path, visit: Open) -> None:
     runs = []
     for seed in range(2):

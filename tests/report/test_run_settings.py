@@ -120,9 +120,9 @@ def test_power_has_the_size_of_the_run(runs: tuple[Path, Path], treegen: Command
     num = len(load_run(runs[0]).problems)
     assert f"; {num} problems\n" in done.out and f"|Power with {num}|" in done.out
     assert [row["num_samples"] for row in done.document["rows"]] == [1, 4, 16, 64]
-    done = treegen("power", "--run", runs[0], "-n", "2,8", "--n-problems", 50)
+    done = treegen("power", "--run", runs[0], "-n", "2,8", "--n-problems", 60)
     assert [row["num_samples"] for row in done.document["rows"]] == [2, 8]
-    assert done.document["num_problems"] == 50
+    assert done.document["num_problems"] == 60
 
 
 @pytest.mark.usefixtures("undrawn")

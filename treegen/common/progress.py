@@ -15,20 +15,17 @@ from treegen.errors import InputError
 _Item = TypeVar("_Item")
 
 
-def show_progress(
-    items: Iterable[_Item], total: int, progress: bool | None, unit: str = "samples"
-) -> Iterator[_Item]:
+def show_progress(items: Iterable[_Item], total: int, progress: bool | None) -> Iterator[_Item]:
     """Yield items, and show how many of them have arrived.
 
     Args:
         items: The items.
         total: Number of items to expect.
         progress: Whether to show a bar; None shows one in a notebook only.
-        unit: Name of the items.
     """
     if not (in_notebook() if progress is None else progress):
         return iter(items)
-    bar: Iterator[_Item] = iter(load_tqdm()(items, total=total, unit=f" {unit}"))
+    bar: Iterator[_Item] = iter(load_tqdm()(items, total=total, unit=" samples"))
     return bar
 
 

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treegen.errors import CacheFullError, InputError
+from treegen.prompts.plan import draws
 from treegen.prompts.plan.compile import CacheForm, compile_plan
 from treegen.prompts.plan.cost_model import DEVICE_COSTS, SHARING, CostModel, Sharing
+from treegen.prompts.plan.draws import DrawCounter
 from treegen.prompts.plan.plan import Plan, Request
+from treegen.prompts.radix import RadixNode, build, common_prefix
 
 
 def plan_of(
@@ -156,7 +159,7 @@ def test_pages_and_rows_that_fit() -> None:
 def test_ten_thousand_leaves_are_planned() -> None:
     """10,000 leaves under five levels, which take a second or two of one core."""
     rng = np.random.default_rng(0)
-    base = rng.integers(0, 30_000, 2000)
+    base = rng.integers(0, 30_000, 200)
     lists = [
         [*base, *([a] * 20), *([b] * 30), *([c] * 20), *([d] * 50)]
         for a in range(10)
@@ -171,7 +174,7 @@ def test_ten_thousand_leaves_are_planned() -> None:
     plan = compile_plan(requests, token_bytes=4096, num_layers=2)
     levels = plan.levels()
     assert [level.segments for level in levels] == [1, 10, 100, 1000, 10_000]
-    assert plan.stored_tokens == 2000 + 10 * 20 + 100 * 30 + 1000 * 20 + 10_000 * 50
+    assert plan.stored_tokens == 200 + 10 * 20 + 100 * 30 + 1000 * 20 + 10_000 * 50
 
 
 def test_recurrent_states_are_counted_beside_pages() -> None:
@@ -189,3 +192,91 @@ def test_recurrent_states_are_counted_beside_pages() -> None:
         CacheFullError, match=r"prompt 'p0' needs 3 recurrent states of 2\.0 KiB .* 2 fit"
     ):
         plan.check_fits(1000, 4, 2)
+
+
+# How many samples of unnamed prompts were drawn before
+
+
+def test_however_many_prompts_are_asked_for_no_sample_is_drawn_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(draws, "_MOST", 3)
+    before, drawn = DrawCounter(), set[tuple[str, int]]()
+    for turn in range(200):
+        origin, num = f"p{turn * turn % 17 % 7}", 1 + turn % 3
+        within = DrawCounter(before) if turn % 5 == 0 else before
+        first = within.advance(origin, num)
+        if within is not before:
+            before.update(within)
+        before.forget()
+        mine = {(origin, first + index) for index in range(num)}
+        assert not mine & drawn, "a sample is drawn twice"
+        drawn |= mine
+        assert len(before._num) <= 3
+    assert before.num("never asked for") >= before._forgotten > 0
+
+
+def test_a_prompt_that_is_asked_for_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "_MOST", 2)
+    before = DrawCounter()
+    for origin in ("a", "b", "a", "c"):  # "b" was asked for the longest ago
+        before.advance(origin, 5)
+        before.forget()
+    assert (before.num("a"), before.num("c")) == (10, 5)
+    assert before.num("b") == 5
+
+
+def test_one_call_numbers_all_of_its_prompts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draws, "_MOST", 2)
+    before = DrawCounter()
+    assert [before.advance(f"p{i}", 3) for i in range(9)] == [0] * 9
+
+
+# The radix tree over tokens, against its definition
+
+
+def arrays(lists: list[list[int]]) -> list[np.ndarray[tuple[int], np.dtype[np.int32]]]:
+    return [np.array(tokens, dtype=np.int32) for tokens in lists]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=14))
+def test_shared_prefixes_are_nodes_and_nothing_else_is(lists: list[list[int]]) -> None:
+    roots = build(arrays(lists))
+    seen: list[int] = []
+
+    def visit(node: RadixNode, start: int) -> list[int]:
+        assert node.stop > start
+        below = list(node.sequences)
+        for child in node.children:
+            below += visit(child, node.stop)
+        # A node is where sequences end or part; all below it agree up to its end.
+        assert node.sequences or len(node.children) > 1
+        assert len({tuple(lists[i][: node.stop]) for i in below}) == 1
+        assert all(len(lists[i]) == node.stop for i in node.sequences)
+        next_tokens = [lists[child.first][node.stop] for child in node.children]
+        assert len(set(next_tokens)) == len(next_tokens)
+        assert node.first == min(below)
+        assert [c.first for c in node.children] == sorted(c.first for c in node.children)
+        return below
+
+    for root in roots:
+        seen += visit(root, 0)
+    assert sorted(seen) == list(range(len(lists)))
+    assert len({lists[root.first][0] for root in roots}) == len(roots)
+
+
+def test_common_prefix() -> None:
+    a, b, empty = arrays([[1, 2, 3], [1, 2, 4, 5], []])
+    assert common_prefix(a, b) == 2
+    assert common_prefix(a, a) == 3
+    assert common_prefix(a[:2], b) == 2
+    assert common_prefix(empty, b) == 0
+
+
+def test_an_empty_sequence_is_the_root_of_all_others() -> None:
+    (root,) = build(arrays([[1, 2], [], [1, 3], [4]]))
+    assert root.stop == 0 and root.sequences == [1] and root.first == 0
+    assert [child.stop for child in root.children] == [1, 1]
+    assert [child.sequences for child in root.children] == [[], [3]]
+    (root,) = build(arrays([[], []]))
+    assert root.sequences == [0, 1] and not root.children

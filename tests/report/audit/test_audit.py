@@ -1,5 +1,6 @@
 """The audit of runs: its command, its readers, its numbers, and hostile texts."""
 
+import gzip
 import json
 import shutil
 import time
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 from audit_cases import import_run
+from cli_cases import Command
 from click.testing import CliRunner
 
 from treegen import evaluate
 from treegen.cli.main import cli
-from treegen.errors import InputError
+from treegen.errors import InputError, TreegenError
 from treegen.evals.statistics.estimators import difference_interval
 from treegen.evals.verdict import Verdict
 from treegen.report.audit.audit import audit_run, audit_view
@@ -24,6 +26,7 @@ from treegen.report.audit.sample_checks import is_repetition
 from treegen.report.load import load_run
 from treegen.report.page import write_page
 from treegen.report.view import RunView
+from treegen.runs.settings import _comparable_fields, _fingerprint
 from treegen.tasks.gsm8k import GSM8K
 
 _MISREAD = [[("The answer is 18.", "17", False)]]
@@ -235,3 +238,101 @@ def test_known_faulty_items(tmp_path: Path) -> None:
         ids.write_bytes(content)
         done = CliRunner().invoke(cli, ["audit", str(run), "--faulty-items", str(ids)])
         assert done.exit_code == 2 and "one id of a problem in each line" in done.output
+
+
+# Reference solutions that the audit runs, and problems that were published under another name
+
+
+def _problems(repository: Path) -> list[dict[str, str]]:
+    with gzip.open(repository / "tasks" / "data" / "HumanEval.jsonl.gz", "rt") as lines:
+        return [json.loads(line) for line, _ in zip(lines, range(3), strict=False)]
+
+
+def test_a_rejected_solution_is_found(repository: Path, tmp_path: Path, treegen: Command) -> None:
+    rows = _problems(repository)
+    rows[1]["canonical_solution"] = "    return []\n"
+    del rows[2]["canonical_solution"]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for form in ("completion", "chat"):
+        run = tmp_path / form
+        words = ["-M", "demo", "--data", data, "--max-tokens", "4", "-n", "1"]
+        done = treegen("eval", "humaneval", *words, "--task-arg", f"form={form}", "-o", run)
+        assert "3/3 samples" in done.err
+        done = treegen("audit", run)
+        assert "2 reference solutions were not run; run them: treegen audit" in done.out, done.out
+        done = treegen("audit", run, "--allow-code-execution", "--fail-on", "high")
+        assert done.code == 1 and "HIGH reference-rejected: 1 of 2 problems" in done.out, done.out
+        assert "example: problem HumanEval/1:" in done.out
+    done = treegen("audit", run, "--sandbox", "none")
+    assert done.code == 2 and "--allow-code-execution" in done.err
+
+
+def test_published_problems_under_another_name_are_found(repository: Path, tmp_path: Path) -> None:
+    question = f"  {_problems(repository)[0]['prompt'].upper()}"
+    for task, want in (("my-code", 1), ("openai_humaneval", 0)):
+        problems = [(question, "7"), ("How many apples are left?", "7")]
+        samples = [[("The answer is 7.", "7", True)]] * 2
+        run = import_run(tmp_path / task, problems, samples, task=task)
+        found = [f for f in audit_run(run).findings if f.kind == "published-elsewhere"]
+        assert len(found) == want
+    assert all(f.severity == "low" and f.count == 1 for f in found)
+
+
+# Runs from elsewhere with well-formed files that lie: each is audited, or an error in one line
+
+
+_DEEP: Any = {}
+for _ in range(300):
+    _DEEP = {"a": _DEEP}
+_LIES: list[Any] = ["x", True, -1, 10**400, 1e308, [], [None], {}, _DEEP, "\ud800", "../../etc"]
+
+
+def _change(value: Any, at: str, lie: Any) -> None:
+    *above, last = at.split(".")
+    for name in above:
+        value = value.setdefault(name, {})
+    value[last] = lie
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        "planned",
+        "settings.identity.sampling",
+        "settings.identity.sampling.temperature",
+        "settings.identity.sampling.stop",
+        "settings.identity.prompt",
+        "settings.identity.prompt.system_instruction",
+        "settings.identity.data",
+        "settings.identity.task",
+        "settings.identity.imported",
+        "settings.free.model",
+        "settings.free.extra",
+    ],
+)
+def test_lies_in_the_settings(tmp_path: Path, at: str) -> None:
+    """The fingerprint of the settings is right, as whoever writes a run can compute it."""
+    texts = [("The answer is 18.</think> The answer is 17.", "17", False)] * 3
+    run = import_run(tmp_path, [("How many?", "18")], [texts])
+    honest = json.loads((run / "run.json").read_text())
+    for lie in _LIES:
+        content = json.loads(json.dumps(honest))
+        _change(content, at, lie)
+        identity = content["settings"]["identity"]
+        fields = _comparable_fields(identity, content["problem_ids"], content["planned"])
+        content["fingerprint"] = _fingerprint(fields)
+        (run / "run.json").write_text(json.dumps(content))
+        try:
+            audit_run(run)
+        except TreegenError as error:
+            text = str(error)
+            assert "\n" not in text and "please report" not in text and len(text) < 1500
+
+
+@pytest.mark.parametrize("lie", [10**18, -5, "x", None, [], True, 2.5])
+def test_lies_in_the_results(tmp_path: Path, lie: Any) -> None:
+    run = import_run(tmp_path, [("How many?", "18")], [[("The answer is 18.", "18", True)]])
+    (run / "results.json").write_text(json.dumps({"shortened": lie, "report": lie}))
+    found = [f for f in audit_run(run).findings if f.kind == "prompt-shortened"]
+    assert all(finding.count <= 1 for finding in found)

@@ -14,6 +14,7 @@ import pytest
 from certified_run import make_certified_run
 from cli_cases import Command
 from foreign_logs import generated_rows, write_lm_eval
+from report_cases import make_run
 
 from treegen import evaluate
 from treegen.errors import InputError, TreegenError
@@ -218,7 +219,7 @@ _KINDS: tuple[Edit, ...] = (
 )
 
 
-@pytest.mark.parametrize("num", [60, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("num", [30, pytest.param(200, marks=pytest.mark.soak)])
 def test_every_single_edit_is_found(num: int, certified: Path) -> None:
     rng = random.Random(55)
     missed = []
@@ -238,33 +239,32 @@ def test_every_single_edit_is_found(num: int, certified: Path) -> None:
     assert _check(certified).holds
 
 
-_FORGERIES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
-    ("text", lambda text: text.replace("answer is ", "answer is 1")),
-    ("logprob", lambda logprob: logprob + 0.05),
-    ("tokens", lambda tokens: [*tokens[:-1], 5]),
-    ("num_tokens", lambda count: count + 1),
-    ("finish_reason", lambda _: "length"),
-)
+_FORGERIES: dict[str, Callable[[Any], Any]] = {
+    "text": lambda text: text.replace("answer is ", "answer is 1"),
+    "logprob": lambda logprob: logprob + 0.05,
+    "tokens": lambda tokens: [*tokens[:-1], 5],
+    "num_tokens": lambda count: count + 1,
+    "finish_reason": lambda _: "length",
+}
 
 
-@pytest.mark.parametrize(("name", "forge"), _FORGERIES, ids=[name for name, _ in _FORGERIES])
-def test_a_forged_sample_that_is_certified_is_found_by_drawing_it_again(
-    certified: Path, copied: Path, name: str, forge: Callable[[Any], Any]
+def test_forged_samples_that_are_certified_are_found_by_drawing_them_again(
+    certified: Path, copied: Path
 ) -> None:
-    path = copied / "samples.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    place = next(i for i, line in enumerate(lines) if b"answer is " in line)
-    record = decode_record(lines[place])
-    lines[place] = encode_record({**record, name: forge(record[name])})
-    path.write_bytes(b"".join(lines))
     from treegen.evals.pipeline.rescoring import rescore_run
 
+    path = copied / "samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    places = [i for i, line in enumerate(lines) if b"answer is " in line]
+    for place, (name, forge) in zip(places, _FORGERIES.items(), strict=False):
+        record = decode_record(lines[place])
+        lines[place] = encode_record({**record, name: forge(record[name])})
+    path.write_bytes(b"".join(lines))
     rescore_run(copied, {}, Listener())
     write_certificate(copied, {}, Listener())
-    assert _check(certified, copied).holds  # all of it is consistent
     check = _check(certified, copied, redraw=20)
-    assert _results(check)["redraw"] is False
-    assert f"problem {record['problem_id']!r}, sample {record['sample_index']}" in str(check)
+    assert [part.what for part in check.checks if part.holds is False] == ["redraw"]
+    assert "15 of 20 have the same tokens" in str(check) and "5 differ, such as" in str(check)
 
 
 def test_seeds_and_prompts_follow_from_the_settings(certified: Path, copied: Path) -> None:
@@ -395,7 +395,7 @@ def test_signatures_are_those_of_openssh(
     assert treegen(*other_model).code == 0  # the same content, so the signature still holds
     (copied / "certificate.json.sig").unlink()
     code, line = result("--signer", public)
-    assert code == 1 and "no signature" in line
+    assert code == 1 and "does not exist" in line
 
 
 def test_without_ssh_keygen_a_signature_is_an_error(
@@ -501,9 +501,7 @@ def test_a_tolerance_is_checked_before_the_run_is(certified: Path, treegen: Comm
 
 
 def test_runs_with_early_stopping_are_refused(tmp_path: Path, treegen: Command) -> None:
-    run, options = tmp_path / "run", ["--stop-when", "decided", "--stop-batch", "4"]
-    assert treegen("eval", "gsm8k", "-L", "2", "-n", "8", *options, "-o", run).code == 0
-    done = treegen("certify", run)
+    done = treegen("certify", make_run(tmp_path / "run", stop_when="decided", stop_batch=4))
     assert done.code == 2 and "has early stopping" in done.err
     assert "resume" not in done.err
 

@@ -1,8 +1,8 @@
 """Samples drawn again: resumed runs, thinking budgets, and near-ties."""
 
 import random
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from certified_run import make_certified_run
 from cli_cases import Command
 
-from treegen import LLM
+from treegen import LLM, Node
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.pipeline.near_ties import (
     Followed,
@@ -39,27 +39,27 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_resumed_run_holds(tmp_path: Path, treegen: Command) -> None:
     run = tmp_path / "run"
-    assert treegen("eval", "gsm8k", "-L", "3", "-n", "4", "-o", run).code == 0
+    assert treegen("eval", "gsm8k", "-L", "2", "-n", "3", "-o", run).code == 0
     samples = run / "samples.jsonl"
     lines = samples.read_bytes().splitlines(keepends=True)
-    samples.write_bytes(b"".join(lines[:5]) + lines[5][:40])
+    samples.write_bytes(b"".join(lines[:3]) + lines[3][:40])
     (run / "results.json").unlink()
     assert treegen("eval", "--resume", run).code == 0
     assert treegen("certify", run).code == 0
     file = run / "certificate.json"
-    done = treegen("certify", "--check", file, "--model", "demo", "--redraw", "12")
-    assert done.code == 0 and "12 of 12 have the same tokens" in done.out, done.out
+    done = treegen("certify", "--check", file, "--model", "demo", "--redraw", "6")
+    assert done.code == 0 and "6 of 6 have the same tokens" in done.out, done.out
 
 
 def test_samples_with_thinking_budgets_are_drawn_again(tmp_path: Path, treegen: Command) -> None:
     run = tmp_path / "run"
     words = ["--max-thinking-tokens", "6", "--reasoning-tags", "=", ".", "--thinking-end", " 7."]
-    done = treegen("eval", "gsm8k", "-L", "3", "-n", "4", *words, "-o", run)
+    done = treegen("eval", "gsm8k", "-L", "2", "-n", "3", *words, "-o", run)
     assert done.code == 0, done.err
     assert treegen("certify", run).code == 0
     file = run / "certificate.json"
-    done = treegen("certify", "--check", file, "--model", "demo", "--redraw", "12")
-    assert done.code == 0 and "12 of 12 have the same tokens" in done.out, done.out
+    done = treegen("certify", "--check", file, "--model", "demo", "--redraw", "6")
+    assert done.code == 0 and "6 of 6 have the same tokens" in done.out, done.out
 
 
 def test_honest_samples_part_at_near_ties_and_nowhere_else(repository: Path) -> None:
@@ -67,11 +67,11 @@ def test_honest_samples_part_at_near_ties_and_nowhere_else(repository: Path) -> 
     with RunDir.open(repository / "examples" / "run") as run:
         job = load_job_of(run, {"model": "demo", "dtype": "bfloat16"})
         prepared = render_prompts(job)
-        wide = redraw_samples(run, prepared, Listener(), num=12, seed=1)
+        wide = redraw_samples(run, prepared, Listener(), num=4, seed=1)
         assert wide.tolerance == 0.1 and wide.holds and wide.parted and not wide.differing
         assert len(wide.parted) <= wide.num_ties < wide.num_tokens / 50
         assert "more but for" in str(wide)
-        narrow = redraw_samples(run, prepared, Listener(), num=12, seed=1, tolerance=1e-4)
+        narrow = redraw_samples(run, prepared, Listener(), num=4, seed=1, tolerance=1e-4)
         assert not narrow.holds and len(narrow.parted) < len(wide.parted)
         assert narrow.default_tolerance == wide.default_tolerance == 0.1
     many = replace(wide, num_ties=most_ties(wide.num_tokens) + 1)
@@ -85,14 +85,36 @@ def test_random_numbers_are_those_of_the_sampler() -> None:
     assert uniforms(seeds, steps).tolist() == [random_number(*pair) for pair in pairs]
 
 
+class _RememberingNearTies(NearTies):
+    """Draws equal branches once, because each edit of a sample below parts at the same places."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._drawn: dict[Any, dict[str, Any]] = {}
+        self._near: dict[Any, list[int]] = {}
+
+    def _draw(self, branches: Sequence[tuple[Any, Any]]) -> list[dict[str, Any]]:
+        if new := [branch for branch in dict.fromkeys(branches) if branch not in self._drawn]:
+            self._drawn |= zip(new, super()._draw(new), strict=True)
+        return [self._drawn[branch] for branch in branches]
+
+    def _list_near(self, drawn: Record, at: int) -> list[int]:
+        key = drawn["problem_id"], drawn["sample_index"], *drawn["tokens"][: at + 1]
+        if key not in self._near:
+            self._near[key] = super()._list_near(drawn, at)
+        return self._near[key]
+
+
 @pytest.fixture(scope="module")
 def parted(certified: Path) -> Iterator[tuple[NearTies, Record, Record]]:
     """A redraw, and the sample that it becomes if the other token of a near-tie is drawn."""
     with RunDir.open(certified / "run") as run:
         prepared = _record_tokens(render_prompts(load_job_of(run, {})))
         records = [*run.records()]
-    with closing(LLM(str(certified / "model"), eager=True)) as llm:
-        ties = NearTies(prepared, llm, 0.1)
+    with closing(LLM(str(certified / "model"), eager=True)) as llm, ExitStack() as kept:
+        for request in prepared.plan.requests:
+            kept.enter_context(llm.keep(Node(request.tokens.tolist())))
+        ties = _RememberingNearTies(prepared, llm, 0.1)
         for drawn in records:
             tokens, key = drawn["tokens"], (drawn["problem_id"], drawn["sample_index"])
             for at in range(len(tokens) // 2):

@@ -355,6 +355,7 @@ def lm_eval_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
             task_manager=TaskManager(include_path=str(write_tasks(folder / "tasks"))),
             log_samples=True,
             evaluation_tracker=tracker,
+            bootstrap_iters=0,
         )
     samples = found.pop("samples")
     tracker.save_results_aggregated(results=found, samples=samples)

@@ -258,8 +258,8 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
             f"lm-eval scored one of the {many} responses of each document; the others are left out"
         )
         if votes:
-            names = ", ".join(sorted(votes))
-            notices.append(f"the filters {names} score votes instead of samples and are left out")
+            some = ", ".join(sorted(votes))
+            notices.append(f"the filters {some} score votes instead of samples and are left out")
         lines = [line for line in lines if line.row.filter not in votes]
     names = _names(_get_numeric_metrics(lines, notices))
     problems: dict[int, ForeignProblem] = {}
