@@ -115,7 +115,7 @@ def verify(
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import parse_bytes
-    from treegen.evals.config.verifier_settings import parse_verifier_settings
+    from treegen.evals.arguments import parse_verifier_settings
     from treegen.evals.pipeline.rescoring import score_run_with_verifier
 
     texts = {name: settings[name] for name in ("mark", "separator", "tokens", "reduce")}

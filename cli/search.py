@@ -193,7 +193,7 @@ def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:
         if not choices["budget"]:
             raise InputError("--budget is empty; give a limit, such as --budget tokens=2000")
     if "verifier_args" in choices:
-        from treegen.evals.config.verifier_settings import parse_verifier_settings
+        from treegen.evals.arguments import parse_verifier_settings
 
         texts = read_arguments(choices["verifier_args"], "verifier")
         choices["verifier_args"] = parse_verifier_settings(texts)

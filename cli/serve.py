@@ -259,8 +259,7 @@ def _search_limits(params: dict[str, Any]) -> Any:
 def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:
     """Take the options about the verifier out of all options; return a function that loads it."""
     from treegen.common.formatting import parse_bytes
-    from treegen.evals.arguments import read_arguments
-    from treegen.evals.config.verifier_settings import parse_verifier_settings
+    from treegen.evals.arguments import parse_verifier_settings, read_arguments
 
     name, memory = params.pop("verifier"), params.pop("verifier_memory")
     settings = parse_verifier_settings(read_arguments(params.pop("verifier_args"), "verifier"))

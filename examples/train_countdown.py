@@ -27,14 +27,16 @@ from transformers import AutoModelForCausalLM
 from treegen import LLM, Completion, Node, SamplingParams
 from treegen.demo import model_path
 from treegen.evals.statistics.estimators import difference_interval, estimate
-from treegen.tasks.puzzles.countdown_text import (
+from treegen.tasks.puzzles.puzzle import (
     SOLVE_HEADER,
+    PuzzleState,
     apply_steps,
+    moves,
     prompt,
+    reachable,
     solve_head,
     step_line,
 )
-from treegen.tasks.puzzles.puzzle import PuzzleState, moves, reachable
 from treegen.train import tree_logprobs, tree_of
 
 Puzzle = tuple[tuple[int, ...], int, str]  # numbers, the target, and the lines that are given

@@ -15,14 +15,14 @@ from treegen.evals.config.base import check_no_unused
 from treegen.evals.problem import Problem
 from treegen.evals.search.method_types import CHOOSE, TreeSettings, read_values
 from treegen.evals.search.methods import METHODS, TEXT_METHODS, solution_text
-from treegen.evals.search.searcher import Searcher
-from treegen.evals.search.settings import SearchSettings, resolve_search_settings
-from treegen.evals.search.task import SearchDefaults, SearchTask
-from treegen.evals.search.value_functions import (
+from treegen.evals.search.searcher import (
+    Searcher,
     ValueFunction,
     general_value_function,
     verifier_value_function,
 )
+from treegen.evals.search.settings import SearchSettings, resolve_search_settings
+from treegen.evals.search.task import SearchDefaults, SearchTask
 from treegen.evals.task import TaskData, TaskDefaults
 from treegen.evals.verdict import Verdict
 from treegen.integrations.client.backend import Send
@@ -61,22 +61,20 @@ class ChatTask(TextTask, SearchTask):
         self,
         params: SamplingParams,
         *,
-        step_stop: str = _STEP_STOP,
-        answer: CanonicalAnswer | None = None,
-        instruction: Callable[[str], str] | None = None,
+        step_stop: str,
+        answer: CanonicalAnswer,
+        instruction: Callable[[str], str],
     ) -> None:
         """Create the task.
 
         Args:
             params: Sampling parameters of a reply.
             step_stop: Text that ends a step.
-            answer: Reads the answer of a reply. Default: the whole reply.
+            answer: Reads the answer of a reply.
             instruction: Returns the text between a reply and the next one for an instruction.
-                Default: blank lines around it.
         """
         self._params, self._step_stop = params, step_stop
-        self._read = answer or TextAnswer()
-        self._instruction = instruction
+        self._read, self._instruction = answer, instruction
 
     @property
     def defaults(self) -> TaskDefaults:
@@ -129,7 +127,7 @@ class ChatTask(TextTask, SearchTask):
 
     def instruction(self, text: str) -> str:
         """Return the text to append to a reply for an instruction, such as one to check it."""
-        return super().instruction(text) if self._instruction is None else self._instruction(text)
+        return self._instruction(text)
 
 
 class ChatSearch:
@@ -238,9 +236,14 @@ class ChatSearches:
                 hint = did_you_mean(name[:80], known) or f"; known: {', '.join(known)}"
                 raise InputError(f"method {method} has no option {name[:80]!r}{hint}")
         chosen = {name: value for name, value in options.items() if name in _OPTIONS}
+        step_stop = chosen.get("step_stop", _STEP_STOP)
+        if not isinstance(step_stop, str) or not 0 < len(step_stop) <= 100:
+            raise InputError(
+                f"{arg('step_stop')} must be text of up to 100 characters, got {step_stop!r:.60}"
+            )
         task = ChatTask(
             params,
-            step_stop=_text_option(chosen, "step_stop", _STEP_STOP),
+            step_stop=step_stop,
             answer=ANSWERS[_choice_option(chosen, "answer", "text", ANSWERS)](),
             instruction=instruction,
         )
@@ -286,13 +289,6 @@ def _choice_option(
     value = options.get(name, default)
     if not isinstance(value, str) or value not in valid:
         raise InputError(f"{arg(name)} must be one of {', '.join(valid)}, got {value!r:.60}")
-    return value
-
-
-def _text_option(options: Mapping[str, Any], name: str, default: str) -> str:
-    value = options.get(name, default)
-    if not isinstance(value, str) or not 0 < len(value) <= 100:
-        raise InputError(f"{arg(name)} must be text of up to 100 characters, got {value!r:.60}")
     return value
 
 

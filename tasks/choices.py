@@ -20,14 +20,17 @@ from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.fewshot import pick_examples
 from treegen.tasks.common.files import Rows, read_text, text_field
-from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import HubTable, Source
+from treegen.tasks.common.sources import HubTable, Source, problems_of
 from treegen.tasks.common.text_task import TextTask, greedy, select_task_data, with_examples
 
 
 @dataclass(frozen=True, slots=True)
 class ChoiceItem:
-    """A question, the texts to choose from, and the index of the right one."""
+    """A question, the texts to choose from, and the index of the right one.
+
+    Raises:
+        ValueError: The right choice is not among the choices, or two choices are equal.
+    """
 
     id: str
     """Its id in the data; empty if it has none."""
@@ -42,6 +45,14 @@ class ChoiceItem:
     the choices are scored after the prompt."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Fields that reports may show."""
+
+    def __post_init__(self) -> None:
+        if len(self.choices) < 2:
+            raise ValueError("a question needs two or more choices")
+        if len(set(self.choices)) < len(self.choices):
+            raise ValueError("two choices are equal; change or remove one")
+        if not 0 <= self.gold < len(self.choices):
+            raise ValueError("the right choice is not among the choices")
 
     def problem(self, id: str) -> Problem:
         """Return the item as a problem. lm-eval puts one space before each scored text."""
@@ -66,21 +77,6 @@ def id_of(row: Mapping[str, Any], field: str) -> str:
     """Return the id in a field of a row as text, also if it is 0; empty if there is none."""
     value = row.get(field)
     return "" if value is None else str(value)
-
-
-def check(item: ChoiceItem) -> ChoiceItem:
-    """Return an item that has been checked.
-
-    Raises:
-        ValueError: The right choice is not among the choices, or two choices are equal.
-    """
-    if len(item.choices) < 2:
-        raise ValueError("it needs two choices or more")
-    if len(set(item.choices)) < len(item.choices):
-        raise ValueError("two of its choices are equal; change or remove one")
-    if not 0 <= item.gold < len(item.choices):
-        raise ValueError("the right choice must be among its choices")
-    return item
 
 
 def texts_of(values: Any, name: str) -> tuple[str, ...]:
@@ -225,9 +221,7 @@ class ARCEasy(ChoiceTask):
         question_text = text_field({"question": question}, "question")
         texts = texts_of(choices.get("text"), "text")
         name = id_of(row, "id")
-        return check(
-            ChoiceItem(name, f"Question: {question_text}\nAnswer:", texts, labels.index(key))
-        )
+        return ChoiceItem(name, f"Question: {question_text}\nAnswer:", texts, labels.index(key))
 
 
 class ARCChallenge(ARCEasy):
@@ -270,14 +264,12 @@ class HellaSwag(ChoiceTask):
         if not isinstance(second, str):
             raise ValueError("ctx_b must be text")
         endings = texts_of(row.get("endings"), "endings")
-        return check(
-            ChoiceItem(
-                id="",
-                prompt=_clean_text(f"{label}: {first} {second.capitalize()}"),
-                choices=tuple(map(_clean_text, endings)),
-                gold=place(row.get("label"), "label"),
-                metadata={"activity": label},
-            )
+        return ChoiceItem(
+            id="",
+            prompt=_clean_text(f"{label}: {first} {second.capitalize()}"),
+            choices=tuple(map(_clean_text, endings)),
+            gold=place(row.get("label"), "label"),
+            metadata={"activity": label},
         )
 
 
@@ -314,7 +306,7 @@ class PIQA(ChoiceTask):
         goal = text_field(row, "goal")
         solutions = text_field(row, "sol1"), text_field(row, "sol2")
         gold = place(row.get("label"), "label")
-        return check(ChoiceItem(id_of(row, "id"), f"Question: {goal}\nAnswer:", solutions, gold))
+        return ChoiceItem(id_of(row, "id"), f"Question: {goal}\nAnswer:", solutions, gold)
 
     def add_answers(self, rows: Rows, place: str) -> Rows:
         """Return rows with the labels of the label file in the same folder, if there is one."""
@@ -373,12 +365,10 @@ class WinoGrande(ChoiceTask):
         if not after.strip():
             raise ValueError("the sentence ends with the blank, so there is no text to score")
         options = text_field(row, "option1"), text_field(row, "option2")
-        return check(
-            ChoiceItem(
-                id=id_of(row, "qID"),
-                prompt=before,
-                choices=options,
-                gold=place(row.get("answer"), "answer") - 1,
-                rest=after.strip(),
-            )
+        return ChoiceItem(
+            id=id_of(row, "qID"),
+            prompt=before,
+            choices=options,
+            gold=place(row.get("answer"), "answer") - 1,
+            rest=after.strip(),
         )

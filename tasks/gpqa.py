@@ -24,8 +24,7 @@ from treegen.evals.verdict import Verdict
 from treegen.tasks.answers.canonical import ChoiceAnswer
 from treegen.tasks.common.fewshot import rank
 from treegen.tasks.common.files import Rows, column, optional
-from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows
+from treegen.tasks.common.sources import HubTable, bundled_rows, file_rows, problems_of
 from treegen.tasks.common.text_task import REASONING, Loaded, TextTask
 
 SUBSETS: Final = ("diamond", "main", "extended")

@@ -16,7 +16,7 @@ from treegen.evals.statistics.tables import problem_values
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.files import read_rows
-from treegen.tasks.common.problems import problems_of
+from treegen.tasks.common.sources import problems_of
 from treegen.tasks.common.text_task import TextTask
 
 

@@ -39,8 +39,7 @@ from treegen.tasks.answers.maths import MathAnswer
 from treegen.tasks.common.fewshot import pick_turns
 from treegen.tasks.common.files import text_field
 from treegen.tasks.common.images import RowImages
-from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import Source, problems_of
 from treegen.tasks.common.text_task import TextTask, greedy
 
 
@@ -201,11 +200,13 @@ class QuestionAnswer(TextTask):
         "template": r"prompt template with fields in braces; default: Q: {question}\nA:",
         "answer": "the answer type: text, contains, number, math, choice or regex; default: text",
         "metric": "older name of answer: exact, contains, numeric or regex; no default",
-        "choices": "for choice: number of letters, from A; default: 4",
+        "choices": "for answer=choice: number of choices, lettered from A; default: 4",
         "ignore_case": "yes or no: whether A and a are the same; default: no",
-        "pattern": "for regex: pattern whose group, or whole match, is the answer; no default",
+        "pattern": "for answer=regex: pattern; the answer is its group, or its whole match; "
+        "no default",
         "answer_field": "the field with the right answer, or a list of them; default: answer",
-        "group_field": "the field that clusters problems for intervals, as a passage; no default",
+        "group_field": "the field that clusters problems for intervals, such as a passage; no "
+        "default",
         "image_field": "the field with an image or a list of images, as paths relative to the "
         "file or data URLs; <image 1> in the prompt is the first; needs --images; no default",
         "messages_field": "the field with chat messages to use as the prompt; their parts may be "
@@ -298,7 +299,9 @@ class QuestionAnswer(TextTask):
     ) -> Problem:
         answers = _answers(row, extra.get("answer_field", "answer"))
         if all(self._answer.canonical(answer) is None for answer in answers):
-            raise ValueError(f"answer {answers[0][:40]!r} cannot be compared with answers")
+            raise ValueError(
+                f"answer {answers[0][:40]!r} does not have the form of the answer type"
+            )
         problem_id = _id(row, line, extra.get("id_field"))
         group_field, image_field = extra.get("group_field"), extra.get("image_field")
         group = row.get(group_field) if group_field else None
@@ -359,7 +362,7 @@ def _check_fields(
         if name not in field_names:
             have = (
                 did_you_mean(name, field_names)
-                or f"; there are {', '.join(sorted(field_names)[:20])}"
+                or f"; the rows have {', '.join(sorted(field_names)[:20])}"
             )
             how = _name_fields(field_names) if name in ("question", "answer") else ""
             raise DataError(f"no row of {source} has a field {name!r}{have}{how}")

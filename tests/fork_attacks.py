@@ -15,8 +15,7 @@ from typing import Any
 
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.protocol import Observation
-from treegen.tasks.environments.local import LocalEnvironment
-from treegen.tasks.environments.local_world import LocalWorld
+from treegen.tasks.environments.local import LocalEnvironment, LocalWorld
 
 FILES = {"note.txt": "hello\n", "pack/tool.py": "def double(x): return 2 * x\n"}
 
@@ -235,21 +234,29 @@ async def attack_all(environment: LocalEnvironment) -> dict[str, tuple[str, bool
             "snapshot": str(environment._storage._snapshots / snapshot),
         }
 
-        async def attack(source: str) -> tuple[str, bool]:
-            fork = await environment.restore(snapshot)
-            for name, value in places.items():
-                source = source.replace(f"{{{name}}}", str(value))
-            shown = await python(fork, source)
-            assert not shown.failure
-            whole = contents(victim) == contents(first)
-            await fork.close()
-            return shown.text, whole
+        found: dict[str, tuple[str, bool]] = {}
 
-        shown = await asyncio.gather(*(attack(source) for source in ATTACKS.values()))
+        async def attack(names: list[str]) -> None:
+            """Run attacks in one fork, and in a new one once an attack has changed the fork."""
+            fork = None
+            for attack_name in names:
+                source = ATTACKS[attack_name]
+                for name, value in places.items():
+                    source = source.replace(f"{{{name}}}", str(value))
+                fork = fork or await environment.restore(snapshot)
+                shown = await python(fork, source)
+                assert not shown.failure
+                found[attack_name] = shown.text, contents(victim) == contents(first)
+                if contents(fork) != contents(first):
+                    await fork.close()
+                    fork = None
+
+        names = list(ATTACKS)
+        await asyncio.gather(*(attack(names[at::8]) for at in range(8)))
         with contextlib.suppress(BlockingIOError):
             raise AssertionError(f"a program reached a port: {server.accept()}")
     again = await environment.restore(snapshot)
     assert contents(again) == contents(first) == contents(victim)
     alive = await python(victim, "print(open('secret').read())")
     assert alive.text == "token"
-    return dict(zip(ATTACKS, shown, strict=True))
+    return found

@@ -24,8 +24,7 @@ from treegen.evals.search.agent_task import EnvironmentOptions
 from treegen.evals.task import TaskData
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.memory import MemoryEnvironment
-from treegen.search.environments.observations import call_key
-from treegen.search.environments.protocol import Environment, Observation, Traits
+from treegen.search.environments.protocol import Environment, Observation, Traits, call_key
 from treegen.tasks.agents.tasks import TextWorldTask
 from treegen.tasks.agents.text_world import TextWorld
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,15 @@ def force(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def load(path: Path, **options: Any) -> LLM:
     return LLM(str(path), **{"check": False, "device": "cpu", "memory": "2MiB", **options})
+
+
+_load_once = functools.cache(load)
+
+
+def shared(path: Path, **options: Any) -> LLM:
+    """An LLM of a model that tests share."""
+    llm = _load_once(path)
+    return LLM(llm.model, tokenizer=llm.tokenizer, **{"memory": "2MiB", **options})
 
 
 def ragged(samples: int = 1, trunk: str = TRUNK) -> Node:

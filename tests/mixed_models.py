@@ -178,7 +178,7 @@ class Mixed:
 
     def _prompts(self) -> None:
         rng, few, alone = self.rng, self.few, self.alone
-        prompts = [self._prompt() for _ in range(7)]
+        prompts = [self._prompt() for _ in range(5)]
         params = [_params(rng) for _ in prompts]
         leaves = [
             Node(ids, samples=each.n, id=str(i))

@@ -18,8 +18,17 @@ from treegen.search.budget import Budget
 from treegen.search.tree.node import Search
 from treegen.search.tree.result import SearchResult
 from treegen.tasks.puzzles.base import WORTH
-from treegen.tasks.puzzles.countdown_text import apply_steps, step_line, value_label
-from treegen.tasks.puzzles.puzzle import Number, PuzzleState, PuzzleStep, moves, reachable, state_of
+from treegen.tasks.puzzles.puzzle import (
+    Number,
+    PuzzleState,
+    PuzzleStep,
+    apply_steps,
+    moves,
+    reachable,
+    state_of,
+    step_line,
+    value_label,
+)
 
 LETTERS = "0123456789 +-*/=():\n" + "".join(sorted(set("left" + "".join(WORTH))))
 

@@ -22,7 +22,7 @@ import torch
 import treegen.search
 from treegen import LLM, Cluster, Expand, Score
 from treegen.errors import InputError, TreegenError
-from treegen.evals.early_stopping import StopRule, parse_stop_rule
+from treegen.evals.early_stopping import parse_stop_rule
 from treegen.evals.judging import published_scores
 from treegen.evals.scoring.universal_self_consistency import parse_pick, question_of
 from treegen.evals.statistics import confidence, majority, replay, weighted
@@ -173,16 +173,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "TaskData": (TaskData, {"problems": (), "source": "here"}),
     "ReportOptions": (ReportOptions, {"problem_ids": ["a"], "num_samples": 2, "num_fewshot": 0}),
-    "StopRule": (
-        StopRule,
-        {
-            "num_samples": 4,
-            "stop_when": "decided",
-            "batch": 1,
-            "first_round": 1,
-            "confidence": None,
-        },
-    ),
     "decided_at": (parse_stop_rule, {}),
     "question_of": (question_of, {"problem_id": "a", "question": "q", "texts": {0: "a", 1: "b"}}),
     "picked": (parse_pick, {"text": "1", "samples": [0, 1]}),
@@ -199,7 +189,6 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     ),
     "plain": (replay.replay_majority, {"drawn": replay.DrawnProblem(VERDICTS, [1, 1]), "k": 1}),
     "simpleqa_scores": (published_scores.simpleqa_scores, {"texts": ["A"]}),
-    "mt_bench_rating": (published_scores.mt_bench_rating, {"text": "[[5]]"}),
     "merge": (merge, {"outs": torch.zeros(1, 2, 1, 4), "lses": torch.zeros(1, 2, 1)}),
     "prepare": (prepare, {"levels": []}),
 }

@@ -4,7 +4,7 @@ Each way computes log-probabilities of the completions and the gradients of all 
 process of its own. Memory is the peak of the step without what the process had before: activations,
 logits and temporary memory, but neither weights nor gradients. On a GPU, times are medians of five
 steps. The attention of a layer over the tree is also measured alone. The roofline is the time of
-the step's matrix products at the device's rate. The figures of docs/integrations/training.md come
+the step's matrix products at the device's rate. The figures of docs/benchmarks/features.md come
 from
 
     python examples/benchmarks/tree_loss.py --shape smollm2-360m --layers 4
@@ -37,7 +37,7 @@ from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
 from treegen.common.formatting import format_bytes
 from treegen.errors import InputError
-from treegen.model.training.packed_tree import pack_tree
+from treegen.model.training.tree_logprobs import pack_tree
 from treegen.ops.attention.tree import attend_tree
 from treegen.ops.attention.types import AttentionOptions
 from treegen.report.tables import PrintableTable

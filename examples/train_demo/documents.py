@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from train_demo import needles, programs, puzzles, words
 from treegen.tasks.apps.task import ask
-from treegen.tasks.puzzles.countdown_text import SOLVE_HEADER, VALUE_HEADER, solve_head, value_head
+from treegen.tasks.puzzles.puzzle import SOLVE_HEADER, VALUE_HEADER, solve_head, value_head
 
 
 class Part(NamedTuple):

@@ -76,9 +76,9 @@ def _open_inspect(place: str, execution: ExecutionOptions, more: dict[str, Any])
 def _check_docker() -> None:
     """Raise InputError unless docker is installed and its daemon runs."""
     docker = shutil.which("docker")
-    why = "is not installed"
+    why, remedy = "is not installed", "install it"
     if docker is not None:
-        why = f"does not answer within {_DOCKER_SECONDS} s"
+        why, remedy = f"does not answer within {_DOCKER_SECONDS} s", "start it"
         with suppress(subprocess.TimeoutExpired):
             shown = subprocess.run(
                 [docker, "info"],
@@ -90,7 +90,7 @@ def _check_docker() -> None:
             if not shown.returncode:
                 return
             why = f"does not run ({shown.stderr.strip()[-200:]})"
-    raise InputError(f"docker {why}; start it, or choose another {arg('environment=')}")
+    raise InputError(f"docker {why}; {remedy}, or choose another {arg('environment=')}")
 
 
 def _open_e2b(place: str, _: ExecutionOptions, more: dict[str, Any]) -> Environment:

@@ -34,10 +34,12 @@ def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
     if compose is not None:
         raise task.refuse(f"environment/{compose} starts containers")
     if task.executables:  # copies have no modes
-        raise task.refuse(f"the file {task.executables[0]:.60} is executable")
+        raise task.refuse(
+            f"the file {task.executables[0]:.60} is executable, and copies keep no modes"
+        )
     if "Dockerfile" not in task.environment:
         if task.image is not None:
-            raise task.refuse(f"it starts from the image {task.image}")
+            raise task.refuse(f"it names the image {task.image} and has no Dockerfile")
         return dict(task.environment), WORKDIR
     copies, workdir = _run_steps(task)
     files = {}
@@ -161,7 +163,7 @@ def _copy(
         workdir: The working directory.
         folders: The directories that exist.
     """
-    unclear = f"its Dockerfile has the step {word} {rest:.60}, which is unclear"
+    unclear = f"its Dockerfile has a step that treegen cannot parse, {word} {rest:.60}"
     try:
         words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     except (ValueError, RecursionError):
@@ -197,8 +199,8 @@ def _copy(
             raise task.refuse(f"its Dockerfile copies {source}, which environment/ does not have")
         if "" in names.values() and len(matches - {None}) > 1:
             raise task.refuse(
-                f"its Dockerfile copies {source} to {target:.60}, which is no directory and has no "
-                "slash at its end"
+                f"its Dockerfile copies several files ({source}) to {target:.60}, but the target "
+                "is not a directory and does not end with a slash"
             )
         for path, name in names.items():
             copied[posixpath.join(target, name) if name else target] = context[path]

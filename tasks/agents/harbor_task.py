@@ -38,7 +38,7 @@ from treegen.tasks.agents.harbor import (
 )
 from treegen.tasks.agents.tasks import GameTask
 from treegen.tasks.common.text_task import TextTask
-from treegen.tasks.environments.local_world import LocalWorld
+from treegen.tasks.environments.local import LocalWorld
 
 _DIRECTORY: Final = "/app"
 """The working directory in sandboxes of E2B."""
@@ -131,7 +131,9 @@ class Harbor(AgentTask, TextTask):
         """
         more: dict[str, Any] = {}
         if _has_images(options.name):
-            more["config"] = lambda problem: str(self._folder_of(problem) / "Dockerfile")
+            more["config"] = lambda problem: str(
+                self._setups[problem.id].task.folder / "environment" / "Dockerfile"
+            )
         elif options.backend == "e2b":
             seconds = max(setup.task.verifier_seconds for setup in self._setups.values())
             more = {"directory": _DIRECTORY, "user": "root"}
@@ -148,7 +150,9 @@ class Harbor(AgentTask, TextTask):
             actions: The actions of an episode.
             environment: The environment of the run.
         """
-        raise InputError("harbor scores the world at the end of an episode")
+        raise InputError(
+            "harbor scores the files at the end of an episode, not its actions; use assess_world"
+        )
 
     async def assess_world(
         self, problem: Problem, world: World, environment: Environment
@@ -175,10 +179,9 @@ class Harbor(AgentTask, TextTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Raise InputError, because episodes are scored, and not texts."""
-        raise InputError("harbor scores the results of tool calls, not texts")
-
-    def _folder_of(self, problem: Problem) -> Path:
-        return self._setups[problem.id].task.folder / "environment"
+        raise InputError(
+            "harbor scores the results of tool calls, not texts; run it with treegen search"
+        )
 
 
 def _has_images(environment: str) -> bool:
@@ -258,13 +261,11 @@ async def _run_in_container(world: FileWorld, task: HarborTask) -> dict[str, Any
             rewards = None
     except ValueError:
         rewards = None
-    if not isinstance(rewards, dict) or not all(map(_is_reward, rewards.values())):
+    if not isinstance(rewards, dict) or not all(
+        isinstance(reward, int | float) and -_MOST < reward < _MOST for reward in rewards.values()
+    ):
         return {"reward": 0.0, "failure": "the reward that test.sh has written is no number"}
     return rewards
-
-
-def _is_reward(value: object) -> bool:
-    return isinstance(value, int | float) and -_MOST < value < _MOST
 
 
 async def _write_tests(world: FileWorld, task: HarborTask, folder: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from treegen.search.environments.file_tools import make_tool
 from treegen.tasks.agents.game import MoveError, ToolGame
@@ -376,8 +376,3 @@ def introduce(world: TextWorld) -> str:
     goals = "; then ".join(map(str, world.goals))
     limit = f"You have {world.max_actions} actions; looking does not count."
     return f"Your goal: {goals}. {limit} Call one tool at a time.\n\n{world.describe()}"
-
-
-def world_state(world: TextWorld) -> dict[str, Any]:
-    """Return how far a world is, as JSON values."""
-    return {"solved": world.is_solved, "subgoals": world.share, "reached": sorted(world.reached)}

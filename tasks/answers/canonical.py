@@ -9,7 +9,8 @@ from treegen.common.bounded.patterns import MAX_TEXT as PATTERN_TEXT
 from treegen.common.bounded.patterns import Pattern
 from treegen.errors import InputError
 from treegen.evals.verdict import Verdict
-from treegen.tasks.common.answers import canonical_number, numeric_answer
+from treegen.tasks.common.answers import numeric_answer
+from treegen.tasks.common.arithmetic import canonical_number
 from treegen.tasks.common.letters import LETTERS, letter_answer
 
 # Only this many characters at the end of a text are read.
@@ -135,8 +136,7 @@ class ChoiceAnswer(CanonicalAnswer):
         """
         if not 2 <= num_choices <= len(LETTERS):
             raise InputError(
-                f"there are 2 to {len(LETTERS)} choices, not {num_choices}; give the number of "
-                "letters"
+                f"the number of choices must be from 2 to {len(LETTERS)}, got {num_choices}"
             )
         self._num: Final = num_choices
 

@@ -136,13 +136,12 @@ def _value(expression: Any, sympy: Any) -> complex | None:
         return None
     if expression.has(sympy.UnevaluatedExpr):
         return None
-    place = {symbol: sympy.Float(_place(symbol.name)) for symbol in expression.free_symbols}
+    place = {
+        symbol: sympy.Float(0.5 + zlib.crc32(symbol.name.encode("utf-8", "replace")) / 2**33)
+        for symbol in expression.free_symbols
+    }
     try:
         value = complex(expression.xreplace(place).evalf(20, maxn=60))
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return None
     return value if cmath.isfinite(value) else None
-
-
-def _place(name: str) -> float:
-    return 0.5 + zlib.crc32(name.encode("utf-8", "replace")) / 2**33

@@ -19,8 +19,7 @@ from treegen.errors import DataError, InputError, arg
 from treegen.evals.problem import Skipped
 from treegen.tasks.apps.compare import Comparer
 from treegen.tasks.common.files import read_data, text_field
-from treegen.tasks.common.problems import TASK_PAGE
-from treegen.tasks.common.sources import load_table
+from treegen.tasks.common.sources import TASK_PAGE, load_table
 from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import TestCase
 
@@ -79,11 +78,11 @@ def read_suite(text: str) -> Suite:
         raise ValueError("input_output must be a JSON object")
     inputs, outputs, fn_name = content.get("inputs"), content.get("outputs"), content.get("fn_name")
     if not inputs or not outputs:
-        raise ValueError("it has no tests")
+        raise ValueError("the row has no tests")
     if not isinstance(inputs, list) or not isinstance(outputs, list):
         raise ValueError("inputs and outputs must be lists")
     if len(inputs) != len(outputs):
-        raise ValueError(f"it has {len(inputs)} inputs but {len(outputs)} outputs")
+        raise ValueError(f"the row has {len(inputs)} inputs but {len(outputs)} outputs")
     if fn_name is None:
         return Suite(None, tuple(map(_text, inputs)), tuple(map(_text, outputs)))
     if not isinstance(fn_name, str) or not fn_name.isidentifier():
@@ -100,15 +99,11 @@ def json_value(text: str) -> Any:
         ValueError: The text is not JSON, or is nested too deeply.
     """
     try:
-        return json.loads(text, parse_int=_int)
+        return json.loads(text, parse_int=lambda n: int(n) if len(n) < _LONG else int(Decimal(n)))
     except json.JSONDecodeError as error:
-        raise ValueError(f"it is not JSON: {error.msg} at character {error.pos}") from None
+        raise ValueError(f"the text is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:
-        raise ValueError("its JSON is nested too deeply") from None
-
-
-def _int(text: str) -> int:
-    return int(text) if len(text) < _LONG else int(Decimal(text))
+        raise ValueError("the JSON is nested too deeply") from None
 
 
 def _text(value: Any) -> str:
@@ -120,7 +115,7 @@ def _text(value: Any) -> str:
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError("an input or output holds half of a surrogate pair") from None
+        raise ValueError("an input or output contains half of a surrogate pair") from None
     return value
 
 
@@ -233,8 +228,8 @@ def load_split(path: Path, split: str | None) -> LoadedRows:
     if split is None and any(path.glob("*/question.txt")):
         return _collect(_folders(path), str(path))
     raise DataError(
-        f"{path} has neither {place.name}/ nor {place.name}.jsonl; APPS is a folder of splits with "
-        "one folder per problem (name another split with --split), or JSON Lines"
+        f"{path} has neither {place.name}/ nor {place.name}.jsonl; name another split with "
+        "--split, a folder with one folder per problem, or a file of JSON Lines"
     )
 
 

@@ -222,7 +222,7 @@ def load_shots(
         raise InputError(
             f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} solved "
             f"examples {'with' if calls else 'without'} starter code that are not problems of "
-            f"this run; lower it, or name other examples with {arg('fewshot_data')}"
+            f"this run; lower the number, or name other examples with {arg('fewshot_data')}"
         )
     return tuple(shots), source.source == bundled.source
 
@@ -293,14 +293,16 @@ class APPS(ProgramTask):
     difficulties = DIFFICULTIES
     cases_kept = 16
     arguments: ClassVar = {
-        "difficulty": "introductory, interview or competition, several with commas between",
-        "starter": "all, with or without: problems by starter code",
+        "difficulty": "introductory, interview or competition, or several separated by commas",
+        "starter": "problems to use, by starter code: all (default), with or without",
         "prompt": "train (default) or eval: the form of the published training or evaluation code",
         "extract": "raw (default): the program is the whole sample; fenced: its first code block",
         "comparer": "comparison with the expected output: strict (default) or apps-official",
-        "timeout": "seconds of CPU time per test; default 4. Three times that by the wall clock",
-        "memory": "per program, such as 512MiB; default 1GiB",
-        "max_timeouts": "timeouts after which the other tests of a program fail unrun; default 2",
+        "timeout": "seconds of CPU time per test; default 4; the limit of wall time is three times "
+        "as long",
+        "memory": "memory limit of a program, such as 512MiB; default 1GiB",
+        "max_timeouts": "timeouts after which the other tests of a program fail without running; "
+        "default 2",
     }
     # Temperature and top_p of the paper Large Language Monkeys, which draws at least as many
     # samples.

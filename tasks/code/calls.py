@@ -145,7 +145,8 @@ def _matches(
     if out.kind == OTHER:
         return False
     if kind == "humaneval" and name == "find_zero":
-        return abs(_polynomial(inputs[0], value)) <= expected.before
+        terms = (number * math.pow(value, power) for power, number in enumerate(inputs[0]))
+        return bool(abs(sum(terms)) <= expected.before)
     if is_listed(kind, name):
         exact = _distinct(value) == set(expected.value)
     else:  # numpy compares its numbers by its own rules, and arrays element by element
@@ -218,10 +219,6 @@ _RULES: Final[Mapping[str, Callable[[Any, float, Sequence[Any]], bool]]] = {
     "surface_Area": _pyramid,
     "digit_distance_nums": _digits,
 }
-
-
-def _polynomial(coefficients: Sequence[float], at: float) -> float:
-    return sum(coefficient * math.pow(at, power) for power, coefficient in enumerate(coefficients))
 
 
 _END: Final = "_treegen_end"

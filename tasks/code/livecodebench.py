@@ -81,7 +81,7 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> ProgramCases:
         *_parse_tests(private, "private_test_cases"),
     ]
     if not cases:
-        raise ValueError("it has no tests")
+        raise ValueError("the row has no tests")
     tests = []
     for case in cases:
         test_input, wanted = (case.get(name) for name in ("input", "output"))

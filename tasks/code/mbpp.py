@@ -115,8 +115,8 @@ class MBPP(CodeTask):
         chosen = [(line, row) for line, row in rows if low <= _number(row, low) <= high]
         if not chosen:
             raise DataError(
-                f"{source} has none of the tasks {low} to {high}, the split {split}; "
-                "give another split, or the whole file"
+                f"{source} has no task from {low} to {high} (split {split}); name another "
+                "split, or give the whole file"
             )
         return chosen, source
 
@@ -151,7 +151,7 @@ class MBPP(CodeTask):
         if wanted is not None and wanted > len(tasks):
             raise InputError(
                 f"{arg('num_fewshot')} is {wanted} but {source} has {len(tasks)} tasks for "
-                f"examples; lower it or give {arg('fewshot_file')}"
+                f"examples; lower the number, or give {arg('fewshot_file')}"
             )
         problem_ids = {problem.id for problem in problems}
         shown = tasks[:wanted]
@@ -197,7 +197,7 @@ def _task(row: dict[str, Any]) -> MBPPProblem:
         raise ValueError("task_id must be a whole number")
     tests = row.get("test_list")
     if not isinstance(tests, list) or not tests:
-        raise ValueError("it has no tests")
+        raise ValueError("the row has no tests")
     setup = row.get("test_setup_code") or ""
     imports = row.get("test_imports") or []
     return MBPPProblem(

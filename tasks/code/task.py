@@ -18,8 +18,7 @@ from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.runs import RunDir
 from treegen.tasks.common.files import Rows
-from treegen.tasks.common.problems import problems_of
-from treegen.tasks.common.sources import Source, describe_problems, make_data_label
+from treegen.tasks.common.sources import Source, describe_problems, make_data_label, problems_of
 from treegen.tasks.common.text_task import select_task_data, with_examples
 from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.scoring import SandboxScoring
@@ -31,8 +30,10 @@ FORM: Final = (
     "completion (default): the model continues the prompt, as published; or chat: the model "
     "answers with a code block"
 )
-TIMEOUT: Final = "seconds of CPU time per test; default {}. Three times that by the wall clock"
-MEMORY: Final = "per program, such as 512MiB; default 1GiB"
+TIMEOUT: Final = (
+    "seconds of CPU time per test; default {}; the limit of wall time is three times as long"
+)
+MEMORY: Final = "memory limit of a program, such as 512MiB; default 1GiB"
 
 
 def code_arguments(seconds: int, of: str = "test", **more: str) -> dict[str, str]:

@@ -156,15 +156,6 @@ def _are_equal(text: str, match: re.Match[str], at: int) -> bool:
     return len(forms) == 1 or values[0] == values[1]
 
 
-__all__ = [
-    "canonical_number",
-    "exact_match_form",
-    "flexible_extract",
-    "numeric_and_flexible",
-    "numeric_answer",
-    "strict_match",
-]
-
 _STRICT: Final = re.compile(r"The answer is (\-?[0-9\.\,]+).")
 _FLEXIBLE: Final = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")
 
@@ -209,26 +200,6 @@ def flexible_extract(text: str) -> str | None:
                 return last
         size *= 8
     return None
-
-
-def numeric_and_flexible(text: str) -> tuple[str | None, str | None]:
-    """Return the results of `numeric_answer` and `flexible_extract`.
-
-    Most texts end with a sentence that states the answer, and many of these sentences are equal.
-    Text before that sentence changes neither result, so results for short endings are cached.
-    """
-    start = text.rfind("he answer is ") - 1
-    if start == 0 or (start > 0 and text[start - 1] in " \n" and not is_hedged(text, start + 4)):
-        end = text[start:]
-        if len(end) <= _SHORT and (number := _known_end(end)):
-            return number
-    return numeric_answer(text), flexible_extract(text)
-
-
-def _end(text: str) -> tuple[str | None, str | None] | None:
-    """Return both results for the end of a text; None if earlier text could change them."""
-    stated, last = _find_marked(plain_digits(text)), flexible_extract(text)
-    return None if stated is None or last is None else (stated[0], last)
 
 
 def exact_match_form(answer: str) -> str:
@@ -276,7 +247,6 @@ def _find_last_number(word: str) -> str | None:
 # The texts of a run often end with the same words and lines, so short ones are cached.
 _SHORT: Final = 64
 _known_last: Final = lru_cache(maxsize=1 << 14)(_find_last_number)
-_known_end: Final = lru_cache(maxsize=1 << 14)(_end)
 
 
 def _find_marked(text: str) -> tuple[str | None] | None:

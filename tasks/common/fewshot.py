@@ -131,19 +131,19 @@ def pick_examples(
         examples.sort(key=lambda example: rank(options.seed, text(example)))
     if wanted is None:
         raise InputError(
-            f"{arg('fewshot_data')} needs {arg('num_fewshot')}: how many examples to draw"
+            f"{arg('fewshot_data')} needs {arg('num_fewshot')}, the number of examples to draw"
         )
     if wanted > len(examples):
         others = "" if options.fewshot_file else " that are not themselves problems of this run"
         raise InputError(
             f"{arg('num_fewshot')} is {wanted} but {source} has {len(examples)} "
-            f"examples{others}; lower it, give more examples, or run fewer problems"
+            f"examples{others}; lower the number, give more examples, or run fewer problems"
         )
     for number, example in enumerate(examples[:wanted], start=1):
         if key(example) in problem_ids:
             raise DataError(
-                f"example {number} of {source} is problem {problem_ids[key(example)]!r} itself; "
-                "remove it from one of the two files"
+                f"example {number} of {source} is also problem {problem_ids[key(example)]!r} of "
+                "the run; remove it from one of the two files"
             )
     return examples[:wanted]
 

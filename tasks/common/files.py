@@ -8,7 +8,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -157,7 +157,7 @@ def _decompress(content: bytes, source: str) -> bytes:
     if len(unpacked) > most:
         raise DataError(
             f"{source} unpacks to more than {most >> 20:,} MiB, far more than usual for its "
-            "size; if you trust it, unpack it with gunzip and name the unpacked file"
+            "size; if you trust the file, unpack it with gunzip and name the unpacked file"
         )
     return unpacked
 
@@ -175,34 +175,30 @@ def read_text(path: Path) -> str:
 
 
 def csv_rows(path: Path) -> Rows:
-    """Return the rows of a CSV file with a header."""
-    # Default ids are made of line numbers: those of csv.DictReader, which after an empty line are
-    # the number of that line.
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""))
-    start = 2
-    try:
-        for row in reader:
-            yield start, row
-            start = reader.line_num + 1
-    except csv.Error as error:
-        raise _csv_error(path, start, error) from None
+    """Return the rows of a CSV file with a header.
+
+    Default ids are made of line numbers: those of csv.DictReader, which after an empty line are the
+    number of that line.
+    """
+    return _number_lines(path, csv.DictReader, 2)
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield (line number from 1, cells) for every line of a CSV file that is not empty."""
-    reader = csv.reader(io.StringIO(read_text(path), newline=""))
-    start = 1
+    return _number_lines(path, csv.reader, 1)
+
+
+def _number_lines(path: Path, read: Callable[[Iterable[str]], Any], start: int) -> Iterator[Any]:
+    reader = read(io.StringIO(read_text(path), newline=""))
     try:
-        for cells in reader:
-            if cells:
-                yield start, cells
+        for row in reader:
+            if row:
+                yield start, row
             start = reader.line_num + 1
     except csv.Error as error:
-        raise _csv_error(path, start, error) from None
-
-
-def _csv_error(path: Path, line: int, error: csv.Error) -> DataError:
-    return DataError(f"{path}, line {line}: {error}; fix the line, or save the file again")
+        raise DataError(
+            f"{path}, line {start}: {error}; fix the line, or save the file again"
+        ) from None
 
 
 def _parquet_rows(path: Path) -> Rows:
@@ -210,7 +206,9 @@ def _parquet_rows(path: Path) -> Rows:
         # pyarrow is installed with datasets and is slow to import.
         import pyarrow.parquet as parquet
     except ImportError:
-        raise DataError(f"{path} needs the package pyarrow: pip install pyarrow") from None
+        raise DataError(
+            f"{path} needs the package pyarrow; install it with: pip install pyarrow"
+        ) from None
     table: list[dict[str, Any]] = []
     try:
         most = most_unpacked(path.stat().st_size)
@@ -229,11 +227,11 @@ def _parquet_rows(path: Path) -> Rows:
         raise DataError(describe_read_error(path, error)) from None
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot read {path}: {reason}; is it a whole Parquet file?") from None
+        raise DataError(f"cannot read {path}: {reason}; write the Parquet file again") from None
     if size > most:
         raise DataError(
             f"{path} unpacks to more than {most >> 20:,} MiB, far more than usual for its size; "
-            "if you trust it, save its rows as JSON Lines and name the new file"
+            "if you trust the file, save its rows as JSON Lines and name the new file"
         )
     return enumerate(table, start=1)
 
@@ -259,7 +257,9 @@ def column(row: Mapping[str, Any], names: Sequence[str]) -> str:
             if isinstance(value, int) and not isinstance(value, bool):
                 value = str(value)
             return text_field({name: value}, name)
-    raise ValueError(f"no {' or '.join(names)}; it has {', '.join(map(str, row)) or 'nothing'}")
+    raise ValueError(
+        f"no {' or '.join(names)}; the row has {', '.join(map(str, row)) or 'no columns'}"
+    )
 
 
 def optional(row: Mapping[str, Any], names: Sequence[str]) -> str | None:

@@ -1,14 +1,81 @@
-"""Sources of a task's rows, published files, the hub or a bundled file, and their description."""
+"""Sources of a task's rows, published files, the hub or a bundled file, and their description.
 
-from collections.abc import Iterator, Mapping, Sequence
+Problems are made from rows: they get ids, and rows that cannot be used are reported.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from treegen.errors import DataError, InputError, Message, arg
+from treegen.evals.problem import Problem, Skipped
 from treegen.evals.task import TaskOptions
-from treegen.tasks.common.files import KINDS, Rows, parse_content, read_any
+from treegen.tasks.common.files import KINDS, Rows, parse_content, read_any, text_field
+
+TASK_PAGE: Final = "; see the fields that the task reads (docs/tasks.md)"
+
+
+def row_id(row: dict[str, Any], line: int, task: str) -> str:
+    """Return the id of a row; by default its task's name and its line.
+
+    Default ids count lines from 0, like the rows of the hub's tables, so that ids agree.
+
+    Args:
+        row: The row; its field "id" is used if present.
+        line: Line number of the row, from 1.
+        task: Name of the task.
+
+    Raises:
+        ValueError: The id is neither text nor a whole number.
+    """
+    value = row.get("id")
+    if value is None:
+        return f"{task}-{line - 1}"
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise ValueError("id must be text or a whole number")
+    return text_field({"id": str(value)}, "id")
+
+
+def problems_of(
+    rows: Iterable[tuple[int, dict[str, Any]]],
+    source: str,
+    make: Callable[[dict[str, Any], int], Problem],
+    *,
+    noun: str = "problem",
+) -> tuple[tuple[Problem, ...], tuple[Skipped, ...]]:
+    """Return the problems of numbered rows, and the rows that cannot be used.
+
+    Args:
+        rows: Rows with their line numbers, from 1.
+        source: Name of the data, for messages.
+        make: Makes a problem from a row and its line; raises ValueError with the reason if it
+            cannot.
+        noun: Word for a problem in errors.
+
+    Raises:
+        DataError: Two problems have the same id, or there is no problem.
+    """
+    problems: dict[str, Problem] = {}
+    line_of: dict[str, int] = {}
+    skipped: list[Skipped] = []
+    for line, row in rows:
+        try:
+            problem = make(row, line)
+        except ValueError as error:
+            skipped.append(Skipped(source, line, str(error)))
+            continue
+        if first := line_of.get(problem.id):
+            raise DataError(
+                f"{source}, lines {first} and {line} have the same id {problem.id!r}; "
+                "change or remove one of them"
+            )
+        problems[problem.id], line_of[problem.id] = problem, line
+    if not problems:
+        reason = f"; {skipped[0]}" if skipped else ""
+        raise DataError(f"{source} has no usable {noun}{reason}{TASK_PAGE}")
+    return tuple(problems.values()), tuple(skipped)
 
 
 def load_table(
@@ -38,13 +105,17 @@ def load_table(
         # datasets is slow to import, and files do not need it.
         from datasets import load_dataset
     except ImportError:
-        raise DataError(f"{dataset} needs the package datasets: pip install datasets") from None
+        raise DataError(
+            f"{dataset} needs the package datasets; install it with: pip install datasets"
+        ) from None
     try:
         return load_dataset(path or dataset, split=split, **options)
     except Exception as error:
         # datasets raises many types: no connection, nothing cached, a broken download.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot load {dataset}: {reason}; or give {instead}") from error
+        raise DataError(
+            f"cannot load {dataset}: {reason}; to work without the hub, give {instead}"
+        ) from error
 
 
 def keep_encoded_images(table: Any) -> Any:

@@ -18,13 +18,13 @@ from treegen.evals.verdict import SampleScore
 from treegen.prompts.images.loading import ImageFile, is_image
 from treegen.prompts.tree import Message, Node
 from treegen.tasks.common.fewshot import pick_turns
-from treegen.tasks.common.problems import problems_of
 from treegen.tasks.common.sources import (
     Source,
     describe_examples,
     describe_problems,
     make_data_label,
     own_examples,
+    problems_of,
 )
 
 _PLACE: Final = re.compile(r"<image (\d{1,3})>")
@@ -130,7 +130,12 @@ class TextTask(Task):
             bundled=self.own_examples,
         )
         turns = [(self.ask_question(question), answer) for question, answer in shown]
-        return with_own_examples(data, turns, options)
+        is_own = own_examples(options, len(turns))
+        return replace(
+            with_examples(data, turns),
+            label=make_data_label(options.data, own_examples=is_own),
+            notes=(*data.notes, describe_examples(options, len(turns))),
+        )
 
     def read(self, options: TaskOptions) -> Loaded:
         """Return all problems of the data."""
@@ -241,21 +246,6 @@ def with_examples(data: TaskData, turns: Sequence[Turn], gap: str = " ") -> Task
     """
     shown = "".join(f"{question}{gap}{answer}\n\n" for question, answer in turns)
     return replace(data, fewshot=shown, num_fewshot=len(turns), turns=tuple(turns))
-
-
-def with_own_examples(data: TaskData, turns: Sequence[Turn], options: TaskOptions) -> TaskData:
-    """Return the data with examples above the problems, and a note on where the examples come from.
-
-    Args:
-        data: Problems of the run.
-        turns: Examples (question, answer), which may be treegen's own.
-        options: Options of the run, which name the source of the examples.
-    """
-    return replace(
-        with_examples(data, turns),
-        label=make_data_label(options.data, own_examples=own_examples(options, len(turns))),
-        notes=(*data.notes, describe_examples(options, len(turns))),
-    )
 
 
 def with_table(

@@ -2,37 +2,298 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
-from collections.abc import Callable, Collection, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar
 
 from treegen.common.cores import count_cores
-from treegen.errors import InputError, StoppedError, arg
+from treegen.errors import InputError, StoppedError, WorldError, arg
 from treegen.search.environments.file_tools import (
     FILE_TOOLS,
     MAX_CHARS,
     PURE_TOOLS,
     Files,
+    FileWorld,
+    ToolError,
     check_consent,
     files_of,
     make_tool,
+    read_files,
 )
-from treegen.search.environments.protocol import Traits
-from treegen.tasks.environments.directories import DirectorySize
-from treegen.tasks.environments.local_world import Host, LocalWorld
+from treegen.search.environments.protocol import Observation, Traits
+from treegen.tasks.environments.directories import (
+    MAX_DEPTH,
+    DirectoryLimitError,
+    DirectorySize,
+    copy_tree,
+    list_tree,
+    open_folder,
+    read_beneath,
+    remove_tree,
+    settle,
+    write_beneath,
+)
 from treegen.tasks.environments.storage import Storage
 from treegen.tasks.sandbox.canaries import choose_tier
-from treegen.tasks.sandbox.programs import MIB, Limits
-from treegen.tasks.sandbox.runtime import find_runtime
+from treegen.tasks.sandbox.pool import decide
+from treegen.tasks.sandbox.process import SandboxProcess
+from treegen.tasks.sandbox.programs import (
+    MIB,
+    Limits,
+    Program,
+    ProgramStatus,
+    SandboxError,
+    TestCase,
+)
+from treegen.tasks.sandbox.runtime import Runtime, find_runtime
 from treegen.tasks.sandbox.tiers import SandboxTier, Workspace, choose_workspace_uid
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# The first entry of Python's path, as for a script that is started in the directory.
+_PRELUDE: Final = "__import__('sys').path.insert(0, '')"
+_REASONS: Final = {
+    errno.ENOENT: "does not exist",
+    errno.ENOTDIR: "has a part that is not a directory",
+    errno.EISDIR: "is a directory",
+    errno.EINVAL: "is not a regular file",
+    errno.ENAMETOOLONG: "is too long for a path",
+    errno.ELOOP: "is a loop of symbolic links",
+    errno.EXDEV: "leads out of the working directory; use a relative path",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What the worlds of one environment share."""
+
+    storage: Storage
+    executor: ThreadPoolExecutor
+    tier: SandboxTier
+    runtime: Runtime
+    limits: Limits
+    tools: Sequence[dict[str, Any]]
+    max_chars: int
+    worlds: set[LocalWorld] = field(default_factory=set)
+    """Those that are not closed."""
+
+    async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a function in a thread of the environment.
+
+        Raises:
+            WorldError: Files of the environment cannot be read or written.
+        """
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self.executor, lambda: function(*args, **kwargs))
+        except (OSError, DirectoryLimitError) as error:
+            raise WorldError(
+                f"treegen cannot use the directory of a world: {error}; check the disk"
+            ) from error
+
+
+class LocalWorld(FileWorld):
+    """One directory. `LocalEnvironment` creates it.
+
+    Attributes:
+        workspace: The directory and its owner.
+    """
+
+    def __init__(self, host: Host, workspace: Workspace) -> None:
+        super().__init__(host.tools, host.max_chars)
+        self.workspace = workspace
+        self._host, self._storage = host, host.storage
+        host.worlds.add(self)
+        self._cell: SandboxProcess | None = None
+        self._lock = threading.RLock()  # a cancelled action may still run in its thread
+        self._is_cancelled = self._is_closed = False
+
+    async def execute(self, command: str, seconds: float | None = None) -> Observation:
+        """Run a Python program in the directory.
+
+        Args:
+            command: Source of the program.
+            seconds: Not used: the limits of all programs are those of the environment.
+
+        Raises:
+            WorldError: The sandbox failed.
+        """
+        try:
+            return await self._host.call(self._execute, command)
+        except asyncio.CancelledError:
+            self._is_cancelled = True
+            if self._cell is not None:
+                self._cell.kill()
+            raise
+
+    async def read_file(self, path: str) -> bytes:
+        """Return the content of a file.
+
+        Raises:
+            ToolError: There is no such file in the directory.
+        """
+        return await self._host.call(self._read, path)
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Write a file, and the directories above it.
+
+        Raises:
+            ToolError: The path is not in the directory, or the file is too large.
+        """
+        await self._host.call(self._write, path, data)
+
+    async def list_files(self) -> list[str]:
+        """Return the paths of all files; those of directories end with a slash."""
+        return await self._host.call(self._list)
+
+    async def snapshot(self) -> str:
+        """Store a copy of the directory, and return its id.
+
+        Raises:
+            CapacityError: The snapshots would take too much space.
+            WorldError: An action was ended by a limit, so the state is arbitrary.
+        """
+        return await self._host.call(self._snapshot)
+
+    async def close(self) -> None:
+        """End the sandbox and remove the directory. A second call does nothing."""
+        if self in self._host.worlds:
+            await self._host.call(self.remove)
+
+    def fill(self, files: Files) -> None:
+        """Write the first files; see `LocalEnvironment.start`."""
+        try:
+            if isinstance(files, Path):
+                if not files.is_dir():
+                    raise InputError(f"the first files of a problem, {files}, are not a directory")
+                with open_folder(files) as source, open_folder(self.workspace.path) as folder:
+                    copy_tree(source, folder, self._storage.most, self.workspace.uid)
+                    settle(folder, self._storage.most)
+            else:
+                for path, data in read_files(files).items():
+                    self._write(path, data)
+        except (DirectoryLimitError, ToolError) as error:
+            raise InputError(
+                f"the first files of a problem cannot be used: {error}; change the files, or raise "
+                f"{arg('limits')}"
+            ) from None
+
+    def load(self, snapshot: str) -> None:
+        """Write the files of a snapshot; see `LocalEnvironment.restore`."""
+        self._storage.load(snapshot, self.workspace.path, self.workspace.uid)
+
+    def remove(self) -> None:
+        """End the sandbox and remove the directory."""
+        with self._lock:
+            self._is_closed = True
+            self._end_cell()
+            remove_tree(self.workspace.path)
+        self._host.worlds.discard(self)
+
+    def _execute(self, source: str) -> Observation:
+        program = Program(source, prelude=_PRELUDE)
+        limits = self._host.limits
+        with self._open() as folder:
+            try:
+                outcome = self._start_cell().run(program, TestCase())
+                result = decide(program, TestCase(), outcome, limits, lambda *_: True)
+                if result.verdict is ProgramStatus.JUDGE_ERROR:
+                    raise SandboxError(f"the sandbox failed: {result.detail}")
+            except SandboxError as error:
+                self._end_cell()
+                raise WorldError(f"{str(error).partition(';')[0]}; run the search again") from error
+            is_limit = result.verdict in (ProgramStatus.TIMEOUT, ProgramStatus.OUTPUT_LIMIT)
+            failure = result.detail if is_limit else ""
+            try:
+                settle(folder, self._storage.most)
+            except DirectoryLimitError as error:
+                failure = failure or f"the working directory has {error}"
+        stdout, stderr = (
+            data.decode("utf-8", "replace") for data in (outcome.stdout, outcome.stderr)
+        )
+        if result.verdict is ProgramStatus.COMPILE_ERROR:
+            stderr = result.detail
+        return self.show(stdout, stderr, outcome.ended["status"], failure)
+
+    def _read(self, path: str) -> bytes:
+        with self._open() as folder, _explained(path):
+            return read_beneath(folder, path, self._storage.most.size)
+
+    def _write(self, path: str, data: bytes) -> None:
+        most = self._storage.most
+        with self._open() as folder, _explained(path):
+            used = settle(folder, most)
+            new = DirectorySize(used.files + path.count("/") + 1, used.size + len(data))
+            if new.files > most.files or new.size > most.size:
+                raise ToolError(
+                    f"the working directory may have {most.files:,} files and {most.size:,} bytes"
+                )
+            if path.count("/") >= MAX_DEPTH:
+                raise ToolError(f"a path may have {MAX_DEPTH} parts")
+            write_beneath(folder, path, data, self.workspace.uid)
+
+    def _list(self) -> list[str]:
+        with self._open() as folder:
+            return list_tree(folder)
+
+    def _snapshot(self) -> str:
+        if self.failure:
+            raise WorldError(
+                f"a world that failed cannot be stored ({self.failure}); restore an earlier "
+                "snapshot"
+            )
+        with self._open():
+            return self._storage.save(self.workspace.path)
+
+    @contextmanager
+    def _open(self) -> Iterator[int]:
+        """Open the directory for one action at a time."""
+        with self._lock:
+            if self._is_closed:
+                raise StoppedError("the world is closed; restore a snapshot")
+            with open_folder(self.workspace.path) as folder:
+                yield folder
+
+    def _start_cell(self) -> SandboxProcess:
+        if self._cell is None:
+            host = self._host
+            self._cell = SandboxProcess(host.tier, host.runtime, host.limits, self.workspace)
+        if self._is_cancelled:  # perhaps before there was a helper to kill
+            raise SandboxError("the action was cancelled")
+        return self._cell
+
+    def _end_cell(self) -> None:
+        if self._cell is not None:
+            self._cell.close()
+            self._cell = None
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Raise ToolError for a path that the model cannot use."""
+    try:
+        yield
+    except ValueError:
+        raise ToolError(f"no file can have the name {path!r:.200}") from None
+    except OSError as error:
+        if error.errno not in _REASONS:
+            raise
+        raise ToolError(f"{path!r:.200} {_REASONS[error.errno]}") from None
+
 
 LIMITS: Final = Limits(
     cpu_seconds=10.0, wall_seconds=30.0, scratch=32 * MIB, files=1_000, open_files=32
 )
 GAPS: Final = (
-    "disk space of a working directory is limited by looking every 20 ms; a running program may "
-    "take more by files that it has removed and keeps open",
+    "disk space of a working directory is checked only every 20 ms; a running program may use more "
+    "with removed files that it keeps open",
 )
 _PYTHON: Final = make_tool(
     "python",

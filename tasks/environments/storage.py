@@ -207,8 +207,9 @@ class Storage:
         with self._lock:
             if size > self._left:
                 raise CapacityError(
-                    f"snapshots take too much space: {len(self._sizes):,} leave {self._left:,} "
-                    f"bytes for one of {size:,}; raise {arg('max_snapshot_bytes')}"
+                    f"snapshots take too much space: a new one needs {size:,} bytes, but "
+                    f"{len(self._sizes):,} snapshots leave only {self._left:,}; raise "
+                    f"{arg('max_snapshot_bytes')}"
                 )
             self._left -= size
             snapshot = secrets.token_hex(8)
@@ -248,7 +249,7 @@ def _lock_folder(path: Path, stack: ExitStack) -> None:
         ) from None
     names = os.listdir(fd)
     if names and _MARKER not in names:
-        raise InputError(f"{path} has other files; name a new {arg('folder')}")
+        raise InputError(f"{path} has other files, not from treegen; name a new {arg('folder')}")
 
 
 def _remove_empty(path: Path) -> None:
@@ -262,9 +263,9 @@ def _check_kinds(folder: Path) -> None:
     The folder may come from somebody else, and what is below it is removed.
     """
     for name, is_kind, kind in (
-        (_MARKER, stat.S_ISREG, "no file"),
-        ("worlds", stat.S_ISDIR, "no folder"),
-        ("snapshots", stat.S_ISDIR, "no folder"),
+        (_MARKER, stat.S_ISREG, "not a file"),
+        ("worlds", stat.S_ISDIR, "not a folder"),
+        ("snapshots", stat.S_ISDIR, "not a folder"),
     ):
         with suppress(FileNotFoundError):
             if not is_kind(mode := os.lstat(folder / name).st_mode):

@@ -145,7 +145,7 @@ def number(arguments: Mapping[str, Any], name: str) -> int:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} is {value!r:.40}, not a whole number from 0")
+        raise ValueError(f"{name} must be a whole number from 0 on, got {value!r:.40}")
     return value
 
 
@@ -178,7 +178,7 @@ def relation(arguments: Mapping[str, Any], name: str, bound: int) -> Callable[[i
         return lambda count: count < bound
     if word == "at least":
         return lambda count: count >= bound
-    raise ValueError(f"{name} is {word!r:.40}, neither 'less than' nor 'at least'")
+    raise ValueError(f"{name} must be 'less than' or 'at least', got {word!r:.40}")
 
 
 _OPTIONS: Final = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
@@ -268,13 +268,10 @@ def title(arguments: Mapping[str, Any]) -> Check:
 
     def has_title(line: str) -> bool:
         start, end = line.find("<<"), line.rfind(">>")
-        return start >= 0 and end >= start + 3 and bool(_strip_brackets(line[start : end + 2]))
+        mark = line[start : end + 2].lstrip("<").rstrip(">")
+        return start >= 0 and end >= start + 3 and bool(mark.strip())
 
     return lambda answer: any(map(has_title, answer.split("\n")))
-
-
-def _strip_brackets(mark: str) -> str:
-    return mark.lstrip("<").rstrip(">").strip()
 
 
 def two_responses(arguments: Mapping[str, Any]) -> Check:

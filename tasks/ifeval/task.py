@@ -94,16 +94,12 @@ def _passes_if_not_blank(check: Check, answer: str) -> bool:
     return bool(answer.strip()) and check(answer)
 
 
-def followed_loosely(check: Check, answer: str) -> bool:
-    """Return whether an answer passes a check, with or without text that models often add.
-
-    Forms without the first line, the last line or both are tried, and each of these without stars.
-    """
-    return any(check(variant) for variant in variants(answer))
-
-
 def variants(answer: str) -> Sequence[str]:
-    """Return the forms of an answer that the loose rule tries, without repeats."""
+    """Return the forms of an answer that the loose rule tries, without repeats.
+
+    They are the answer without its first line, its last line or both, and each of these without
+    stars, because models often add such text.
+    """
     lines = answer.split("\n")
     cut = ["\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1])]
     plain = [answer, *cut]
@@ -119,43 +115,6 @@ class FollowedVerdict(Verdict):
 
     followed: tuple[bool, ...] = ()
     """Whether each instruction is followed."""
-
-
-def by_instruction(
-    overall: Report, scores: Sequence[SampleScore], options: ReportOptions
-) -> Report:
-    """Return the report with the accuracy over instructions, and a table by their kind.
-
-    Args:
-        overall: The report to extend.
-        scores: Scores of the samples.
-        options: Options of the report.
-    """
-    rows: list[MetricRow] = []
-    ids = list(options.problem_ids)
-    clusters = dict(zip(ids, clusters_of(options.problems, ids) or (), strict=False))
-    for row in overall.metrics:
-        if row.metric != "exact_match":
-            rows.append(row)
-            continue
-        rows.append(replace(row, metric="prompt_level_acc"))
-        fields = _over_instructions(_shares(scores, row.filter), clusters)
-        rows.append(replace(row, metric="inst_level_acc", **fields))
-    kinds: dict[str, list[str]] = {}
-    for problem in options.problems:
-        for index, kind in enumerate(problem.metadata.get("instructions", ())):
-            kinds.setdefault(kind, []).append(f"{problem.id}/{index}")
-    first = overall.metrics[0].filter
-    values = {
-        f"{id}/{index}": value
-        for id, shares in _shares(scores, first).items()
-        for index, value in enumerate(shares)
-    }
-    table = table_by(
-        f"{first} accuracy by instruction", "Instruction", sorted(kinds.items()), values
-    )
-    tables = (*overall.tables, table) if kinds else overall.tables
-    return replace(overall, metrics=tuple(rows), majority=(), tables=tables)
 
 
 def _shares(scores: Sequence[SampleScore], filter: str) -> dict[str, list[float]]:
@@ -242,15 +201,41 @@ class IFEval(TextTask):
             nothing = FollowedVerdict(None, False, 0.0, followed=(False,) * len(checks))
             return dict.fromkeys(self.filters, nothing)
         strict = [check(text) for check in checks]
+        forms = variants(text)
         loose = [
-            is_strict or followed_loosely(check, text)
+            is_strict or any(map(check, forms))
             for check, is_strict in zip(checks, strict, strict=True)
         ]
         return {"strict": _verdict(strict), "loose": _verdict(loose)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return the accuracy over prompts and over instructions, also by kind."""
-        return by_instruction(self.overall(scores, options), scores, options)
+        overall = self.overall(scores, options)
+        rows: list[MetricRow] = []
+        ids = list(options.problem_ids)
+        clusters = dict(zip(ids, clusters_of(options.problems, ids) or (), strict=False))
+        for row in overall.metrics:
+            if row.metric != "exact_match":
+                rows.append(row)
+                continue
+            rows.append(replace(row, metric="prompt_level_acc"))
+            fields = _over_instructions(_shares(scores, row.filter), clusters)
+            rows.append(replace(row, metric="inst_level_acc", **fields))
+        kinds: dict[str, list[str]] = {}
+        for problem in options.problems:
+            for index, kind in enumerate(problem.metadata.get("instructions", ())):
+                kinds.setdefault(kind, []).append(f"{problem.id}/{index}")
+        first = overall.metrics[0].filter
+        values = {
+            f"{id}/{index}": value
+            for id, shares in _shares(scores, first).items()
+            for index, value in enumerate(shares)
+        }
+        table = table_by(
+            f"{first} accuracy by instruction", "Instruction", sorted(kinds.items()), values
+        )
+        tables = (*overall.tables, table) if kinds else overall.tables
+        return replace(overall, metrics=tuple(rows), majority=(), tables=tables)
 
     def make_problem(self, row: dict[str, Any], line: int) -> Problem:
         """Return the prompt of a row and its instructions, which are checked here."""
@@ -285,16 +270,16 @@ class IFEval(TextTask):
         used = {kind for problem in problems for kind in problem.metadata["instructions"]}
         if (kinds := used & NEED_LANGUAGE) and not checks.is_langdetect_installed():
             raise InputError(
-                f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}: "
-                f"{install('ifeval')}"
+                f"ifeval needs the package langdetect to check {', '.join(sorted(kinds))}; "
+                f"install it with: {install('ifeval')}"
             )
         if (kinds := used & NEED_SENTENCES) and self._way == checks.PUNKT:
             lacking = checks.missing_for_punkt()
             if lacking is not None:
                 raise InputError(
-                    f"ifeval needs nltk's data punkt_tab to check {', '.join(sorted(kinds))}: "
-                    f"{lacking}; or give -T sentences=rule, whose scores are not comparable "
-                    "with published scores"
+                    f"ifeval needs nltk's data punkt_tab to check {', '.join(sorted(kinds))}; "
+                    f"get the data with {lacking}, or give -T sentences=rule, but then scores are "
+                    "not comparable with published ones"
                 )
 
 

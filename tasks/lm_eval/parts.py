@@ -1,7 +1,6 @@
 """One task of lm-eval in a run of one or several tasks: its documents, as problems."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,8 +72,7 @@ def is_scored(task: Any) -> bool:
     kind = task.OUTPUT_TYPE
     if kind not in KINDS:
         raise InputError(
-            f"a task of lm-eval has the output type {kind!r}, which treegen does not know; use "
-            "another task"
+            f"treegen does not know the output type {kind!r} of an lm-eval task; use another task"
         )
     return bool(kind != "generate_until")
 
@@ -111,8 +109,8 @@ def part_of(name: str, task: Any, options: TaskOptions, seed: int) -> TaskPart:
 def _problem(task: Any, name: str, doc: Any) -> Problem:
     target: Any = task.doc_to_target(doc)
     choices: tuple[str, ...] = ()
-    if task.OUTPUT_TYPE == "multiple_choice":
-        choices = _texts(task.doc_to_choice(doc)) if hasattr(task, "doc_to_choice") else ()
+    if task.OUTPUT_TYPE == "multiple_choice" and hasattr(task, "doc_to_choice"):
+        choices = tuple(map(_text, task.doc_to_choice(doc)))
     question: Any = task.doc_to_text(doc)
     if task.OUTPUT_TYPE == "loglikelihood_rolling":
         question, target = target, ""
@@ -152,10 +150,6 @@ def images_of_doc(task: Any, name: str, doc: Any) -> tuple[ImageFile, ...]:
         )
     except InputError as error:
         raise DataError(f"{name}: {error}") from None
-
-
-def _texts(values: Sequence[Any]) -> tuple[str, ...]:
-    return tuple(map(_text, values))
 
 
 def _text(value: Any) -> str:

@@ -93,25 +93,8 @@ def final_answer(row: dict[str, Any]) -> str:
         return without_dollars(answer)
     boxed = extract_boxed(column(row, ("solution",)))
     if not boxed or not boxed.strip():
-        raise ValueError("no answer, and the solution has no boxed answer")
+        raise ValueError("the row has no answer, and its solution has no boxed answer")
     return boxed
-
-
-def read_problem(row: dict[str, Any], line: int) -> Problem:
-    """Return the problem of a row; raise ValueError with the reason if it has none."""
-    level = re.search(r"[1-5]", optional(row, ("level",)) or "")
-    subject = optional(row, ("subject", "type")) or ""
-    return Problem(
-        id=optional(row, ("unique_id", "id")) or f"math-{line - 1}",
-        question=column(row, ("problem", "question")),
-        answer=final_answer(row),
-        metadata={
-            "line": line,
-            "subject": subject,
-            "level": int(level[0]) if level else None,
-            "solution": optional(row, ("solution",)) or "",
-        },
-    )
 
 
 def _folder_rows(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -179,18 +162,6 @@ def minerva_answer(text: str) -> str | None:
     return None
 
 
-def read_example(row: dict[str, Any]) -> Turn:
-    """Return a problem and its solution, which ends with the sentence.
-
-    Raises:
-        ValueError: The row is unusable; the message has the reason.
-    """
-    problem, solution = column(row, ("problem", "question")), column(row, ("solution",)).strip()
-    if minerva_answer(solution) is None or not solution.endswith("correct."):
-        solution = f"{solution}\n{SENTENCE.format(answer=final_answer(row))}"
-    return problem, solution
-
-
 def minerva_form(answer: str) -> str:
     """Return the canonical form of an answer."""
     form = answer.rpartition("=")[2]
@@ -251,7 +222,18 @@ class Competition(TextTask):
 
     def make_problem(self, row: dict[str, Any], line: int) -> Problem:
         """Return the problem of a row."""
-        return read_problem(row, line)
+        level = re.search(r"[1-5]", optional(row, ("level",)) or "")
+        return Problem(
+            id=optional(row, ("unique_id", "id")) or f"math-{line - 1}",
+            question=column(row, ("problem", "question")),
+            answer=final_answer(row),
+            metadata={
+                "line": line,
+                "subject": optional(row, ("subject", "type")) or "",
+                "level": int(level[0]) if level else None,
+                "solution": optional(row, ("solution",)) or "",
+            },
+        )
 
     def ask_question(self, question: str) -> str:
         """Return the prompt that asks for a boxed answer."""
@@ -291,8 +273,11 @@ class Math(Competition):
         return {**super().answer_types, "minerva": self._minerva}
 
     def make_example(self, row: dict[str, Any], *, is_drawn: bool) -> Turn:
-        """Return a problem and its solution."""
-        return read_example(row)
+        """Return a problem and its solution, which ends with the sentence."""
+        problem, solution = column(row, ("problem", "question")), column(row, ("solution",)).strip()
+        if minerva_answer(solution) is None or not solution.endswith("correct."):
+            solution = f"{solution}\n{SENTENCE.format(answer=final_answer(row))}"
+        return problem, solution
 
     def ask_question(self, question: str) -> str:
         """Return the problem, up to where its solution begins."""

@@ -20,6 +20,7 @@ lm-eval's form has one space there, and no space around a question.
 The examples of a subject are nodes above all its questions, so they are computed only once.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
@@ -37,8 +38,7 @@ from treegen.evals.truncation import mark_droppable
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
 from treegen.tasks.common.letters import first_capital, letter_answer
-from treegen.tasks.common.problems import TASK_PAGE
-from treegen.tasks.common.sources import bundled_rows
+from treegen.tasks.common.sources import TASK_PAGE, bundled_rows
 from treegen.tasks.common.text_task import TextTask, greedy
 from treegen.tasks.mmlu.data import LETTERS, Question, load_questions
 
@@ -104,20 +104,16 @@ _ARGUMENTS: Final = {
 _SHOTS: Final = 5
 
 
-class MMLU(TextTask):
-    """MMLU by likelihood: the answer is the likeliest of " A" to " D" after the prompt.
+class SubjectTask(TextTask):
+    """Questions on subjects, below the examples of each subject from the dev split.
 
     If a prompt does not fit the model's context, its last examples are left out.
     """
 
-    name = "mmlu"
-    filters = ("none",)
-    arguments: ClassVar = {
-        "form": "prompt format: hendrycks (the original, the default) or lm-eval",
-        **_ARGUMENTS,
-    }
-    # Nothing is sampled. The only sample of a problem is its likeliest choice.
-    defaults: Final = greedy(max_tokens=1, num_fewshot=_SHOTS)
+    choices: ClassVar[tuple[str, ...]] = ()
+    """The texts to score; empty if answers are sampled."""
+    gap: ClassVar[str]
+    """The text between a prompt and the letter of its answer."""
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read the questions, and each subject's examples from the dev split in their order.
@@ -127,23 +123,127 @@ class MMLU(TextTask):
             DataError: The data cannot be read, or have no usable question.
         """
         check_arguments(self.name, options.extra, self.arguments)
-        form = one_of(options.extra, "form", _FORMS, _FORMS[0])
-        choices = tuple(f" {letter}" for letter in LETTERS)
-        block = _stripped_block if form == "lm-eval" else _block
-        data = _load(
-            self.name, options, choices, block, lambda q: f"{block(q)}\nAnswer: {q.answer}\n\n"
+        if options.fewshot_file is not None or options.fewshot_data is not None:
+            raise InputError(
+                f"{self.name} uses the examples of the dev split; give only {arg('num_fewshot=')}"
+            )
+        num_shots = _SHOTS if options.num_fewshot is None else options.num_fewshot
+        loaded = load_questions(
+            options.data, options.split, words(options.extra, "subjects"), with_dev=num_shots > 0
         )
-        # The default form is stored as empty, as in runs from versions with only one form.
-        return replace(data, form=form if form != _FORMS[0] else "", label=f"{form} form")
+        skipped = list(loaded.skipped)
+        problems: list[Problem] = []
+        shots: dict[str, list[str]] = {}
+        for subject, questions in loaded.test.items():
+            dev = loaded.dev.get(subject, [])[:num_shots]
+            if len(dev) < num_shots:
+                raise InputError(
+                    f"{arg('num_fewshot')} is {num_shots} but the dev split of {subject} has "
+                    f"{len(dev)} examples; lower the number"
+                )
+            shots[subject] = [
+                f"{self.prompt(subject, self.block(question))}{self.gap}{question.answer}\n\n"
+                for question in dev
+            ]
+            shown = {question.key for question in dev}
+            for question in questions[: whole_number(options.extra, "per_subject")]:
+                if question.key in shown:
+                    reason = f"it is one of the examples of {subject}"
+                    skipped.append(Skipped(loaded.source, question.line, reason))
+                    continue
+                name = f"{subject}-{question.index}"
+                place = {"subject": subject, "line": question.line}
+                text = self.block(question)
+                problems.append(Problem(name, text, question.answer, place, self.choices))
+        if not problems:
+            reason = f"; {skipped[0]}" if skipped else ""
+            raise DataError(f"{loaded.source} has no usable question{reason}{TASK_PAGE}")
+        chosen = select(problems, options)
+        used = {subject_of(problem.id) for problem in chosen}
+        return TaskData(
+            problems=chosen,
+            source=loaded.source,
+            num_fewshot=num_shots,
+            fewshot_of={subject: shots[subject] for subject in shots if subject in used},
+            skipped=tuple(skipped),
+        )
+
+    def block(self, question: Question) -> str:
+        """Return a question with its choices."""
+        return question.block
+
+    @abstractmethod
+    def prompt(self, subject: str, block: str) -> str:
+        """Return the prompt of a question with its choices, up to the gap before its answer."""
+
+    def header(self, data: TaskData, subject: str) -> Node:
+        """Return the node above the examples of a subject, without children."""
+        return Node("")
+
+    def ask(self, problem: Problem) -> str:
+        """Return the prompt of a problem, to be placed below the examples."""
+        return self.prompt(subject_of(problem.id), problem.question)
 
     def tree(self, data: TaskData, num_samples: int) -> Node:
         """Return the tree subject -> examples -> questions."""
-        return _tree(
-            data,
-            num_samples,
-            _description if data.form else _header,
-            lambda problem: f"{problem.question}\nAnswer:",
+        questions_of: dict[str, list[Node]] = {}
+        for problem in data.problems:
+            leaf = Node(self.ask(problem), samples=num_samples, id=problem.id)
+            questions_of.setdefault(subject_of(problem.id), []).append(leaf)
+        subjects = []
+        for subject, leaves in questions_of.items():
+            children = leaves
+            for shot in reversed(data.fewshot_of[subject]):
+                # An example ends with the gap, and its letter.
+                shown = shot.rstrip()
+                turn = (shown[:-2], shown[-1])
+                children = [with_turns(mark_droppable(Node(shot, children=children)), [turn])]
+            subjects.append(replace(self.header(data, subject), children=children))
+        return Node("", children=subjects)
+
+
+class MMLU(SubjectTask):
+    """MMLU by likelihood: the answer is the likeliest of " A" to " D" after the prompt."""
+
+    name = "mmlu"
+    filters = ("none",)
+    arguments: ClassVar = {
+        "form": "prompt format: hendrycks (the original, the default) or lm-eval",
+        **_ARGUMENTS,
+    }
+    # Nothing is sampled. The only sample of a problem is its likeliest choice.
+    defaults: Final = greedy(max_tokens=1, num_fewshot=_SHOTS)
+    choices = tuple(f" {letter}" for letter in LETTERS)
+    gap = " "
+    _form = _FORMS[0]  # until `load` sets another
+
+    def load(self, options: TaskOptions) -> TaskData:
+        """Read questions and examples, as `SubjectTask.load` does, for prompts of a form."""
+        self._form = one_of(options.extra, "form", _FORMS, _FORMS[0])
+        # The default form is stored as empty, as in runs from versions with only one form.
+        stored = self._form if self._form != _FORMS[0] else ""
+        return replace(super().load(options), form=stored, label=f"{self._form} form")
+
+    def block(self, question: Question) -> str:
+        """Return a question with its choices, in lm-eval's form without space around it."""
+        is_stripped = self._form == "lm-eval"
+        return (
+            replace(question, text=question.text.strip()).block if is_stripped else question.block
         )
+
+    def prompt(self, subject: str, block: str) -> str:
+        """Return the prompt of a question with its choices."""
+        return f"{block}\nAnswer:"
+
+    def header(self, data: TaskData, subject: str) -> Node:
+        """Return the description of a subject, which lm-eval puts in the system turn of a chat."""
+        # The original writes a space before each word of the subject, so there are two before the
+        # first.
+        name = f"{'' if data.form else ' '}{subject.replace('_', ' ')}"
+        header = Node(
+            f"The following are multiple choice questions (with answers) about {name}.\n\n"
+        )
+        return with_role(header, "system") if data.form else header
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether the chosen text is the right letter."""
@@ -161,7 +261,7 @@ class MMLU(TextTask):
         return replace(report, metrics=tuple(named))
 
 
-class MMLUGenerate(TextTask):
+class MMLUGenerate(SubjectTask):
     """MMLU by generating a letter, in the form of RelayAttention's benchmark.
 
     Two filters read the same texts. `letter`, the headline, finds the letter that a text gives as
@@ -176,30 +276,13 @@ class MMLUGenerate(TextTask):
     defaults: Final = greedy(
         max_tokens=32, stop=("There is a single choice question",), num_fewshot=_SHOTS
     )
+    gap = "\n"
 
-    def load(self, options: TaskOptions) -> TaskData:
-        """Read the questions, and each subject's examples from the dev split in their order.
-
-        Raises:
-            InputError: An option is invalid, or there are too few examples.
-            DataError: The data cannot be read, or have no usable question.
-        """
-        check_arguments(self.name, options.extra, self.arguments)
-        return _load(
-            self.name,
-            options,
-            (),
-            _block,
-            lambda q: f"{_ask(q.subject, q.block)}\n{q.answer}\n\n",
-        )
-
-    def tree(self, data: TaskData, num_samples: int) -> Node:
-        """Return the tree examples -> questions of each subject."""
-        return _tree(
-            data,
-            num_samples,
-            lambda subject: Node(""),
-            lambda problem: _ask(subject_of(problem.id), problem.question),
+    def prompt(self, subject: str, block: str) -> str:
+        """Return the prompt of a question with its choices."""
+        return (
+            f"There is a single choice question about {subject.replace('_', ' ')}. "
+            f"Answer the question by replying A, B, C or D.\nQuestion: {block}\nAnswer: "
         )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
@@ -214,115 +297,7 @@ class MMLUGenerate(TextTask):
         return by_subject(self.overall(scores, options), scores, options)
 
 
-def _block(question: Question) -> str:
-    return question.block
-
-
-def _stripped_block(question: Question) -> str:
-    return replace(question, text=question.text.strip()).block
-
-
-def _header(subject: str, gap: str = "  ") -> Node:
-    # The original writes a space before each word of the subject, so there are two before the
-    # first.
-    words_of = subject.replace("_", " ")
-    return Node(
-        f"The following are multiple choice questions (with answers) about{gap}{words_of}.\n\n"
-    )
-
-
-def _description(subject: str) -> Node:
-    # lm-eval puts the description in the system turn of a chat.
-    return with_role(_header(subject, " "), "system")
-
-
-def _ask(subject: str, block: str) -> str:
-    return (
-        f"There is a single choice question about {subject.replace('_', ' ')}. "
-        f"Answer the question by replying A, B, C or D.\nQuestion: {block}\nAnswer: "
-    )
-
-
 def _verdict(letter: str | None, problem: Problem) -> Verdict:
     if letter is None or letter not in tuple(LETTERS):
         return Verdict(None, False)
     return Verdict(letter, letter == problem.answer)
-
-
-def _load(
-    task: str,
-    options: TaskOptions,
-    choices: tuple[str, ...],
-    block: Callable[[Question], str],
-    show: Callable[[Question], str],
-) -> TaskData:
-    if options.fewshot_file is not None or options.fewshot_data is not None:
-        raise InputError(
-            f"{task} uses the examples of the dev split; give only {arg('num_fewshot=')}"
-        )
-    num_shots = _SHOTS if options.num_fewshot is None else options.num_fewshot
-    loaded = load_questions(
-        options.data, options.split, words(options.extra, "subjects"), with_dev=num_shots > 0
-    )
-    skipped = list(loaded.skipped)
-    problems: list[Problem] = []
-    shots: dict[str, list[str]] = {}
-    for subject, questions in loaded.test.items():
-        dev = loaded.dev.get(subject, [])[:num_shots]
-        if len(dev) < num_shots:
-            raise InputError(
-                f"{arg('num_fewshot')} is {num_shots} but the dev split of {subject} has "
-                f"{len(dev)} examples; lower it"
-            )
-        shots[subject] = [show(question) for question in dev]
-        shown = {question.key for question in dev}
-        for question in questions[: whole_number(options.extra, "per_subject")]:
-            if question.key in shown:
-                reason = f"it is one of the examples of {subject}"
-                skipped.append(Skipped(loaded.source, question.line, reason))
-            else:
-                problems.append(_problem(question, block(question), choices))
-    if not problems:
-        reason = f"; {skipped[0]}" if skipped else ""
-        raise DataError(f"{loaded.source} has no usable question{reason}{TASK_PAGE}")
-    chosen = select(problems, options)
-    used = {subject_of(problem.id) for problem in chosen}
-    return TaskData(
-        problems=chosen,
-        source=loaded.source,
-        num_fewshot=num_shots,
-        fewshot_of={subject: shots[subject] for subject in shots if subject in used},
-        skipped=tuple(skipped),
-    )
-
-
-def _problem(question: Question, block: str, choices: tuple[str, ...]) -> Problem:
-    return Problem(
-        f"{question.subject}-{question.index}",
-        block,
-        question.answer,
-        {"subject": question.subject, "line": question.line},
-        choices,
-    )
-
-
-def _tree(
-    data: TaskData,
-    num_samples: int,
-    header: Callable[[str], Node],
-    ask: Callable[[Problem], str],
-) -> Node:
-    questions_of: dict[str, list[Node]] = {}
-    for problem in data.problems:
-        leaf = Node(ask(problem), samples=num_samples, id=problem.id)
-        questions_of.setdefault(subject_of(problem.id), []).append(leaf)
-    subjects = []
-    for subject, leaves in questions_of.items():
-        children = leaves
-        for shot in reversed(data.fewshot_of[subject]):
-            # An example ends with a space or a newline, and its letter.
-            shown = shot.rstrip()
-            turn = (shown[:-2], shown[-1])
-            children = [with_turns(mark_droppable(Node(shot, children=children)), [turn])]
-        subjects.append(replace(header(subject), children=children))
-    return Node("", children=subjects)

@@ -56,7 +56,7 @@ class NeedleGrid(TextTask):
     defaults: Final = greedy(max_tokens=64, stop=("\nQuestion:",))
     shorter: Final = SHORTER
     arguments: ClassVar = {
-        "lengths": "lengths of the text: 4000,8000 or 1000-16000/16 (default: "
+        "lengths": "lengths of the text: 4000,8000, or 1000-16000/16 for 16 even steps (default: "
         + f"{','.join(map(str, _LENGTHS))})",
         "depths": "depths of the needle in percent, in the same form (default: 0-100/11)",
         "needle": "sentence to hide (default: the best thing to do in San Francisco)",
@@ -151,7 +151,9 @@ def _needle(arguments: NeedleOptions) -> tuple[str, str, list[str]]:
     """Return the sentence to hide, the question, and the facts that an answer must contain."""
     present = [name for name in ("needle", "question", "facts") if name in arguments]
     if present and len(present) < 3:
-        raise InputError(f"give needle, question and facts together; only {present[0]} is given")
+        raise InputError(
+            f"give needle, question and facts together, not only {' and '.join(present)}"
+        )
     needle = " ".join(arguments.text("needle", _NEEDLE).split())
     question = " ".join(arguments.text("question", _QUESTION).split())
     facts = [fact.strip() for fact in arguments.text("facts", _FACTS).split("|")]
@@ -160,7 +162,8 @@ def _needle(arguments: NeedleOptions) -> tuple[str, str, list[str]]:
             raise InputError(f"facts has an empty part: {'|'.join(facts)!r}; remove a bar (|)")
         if not _contains(_plain(needle), _plain(fact)):
             raise InputError(
-                f"the needle {needle!r} does not contain the fact {fact!r}; write it in"
+                f"the needle {needle!r} does not contain the fact {fact!r}; write the fact into "
+                "the needle"
             )
         if _contains(_plain(question), _plain(fact)):
             raise InputError(

@@ -246,8 +246,8 @@ class Ruler(TextTask):
     defaults: Final = greedy(max_tokens=128)
     shorter: Final = SHORTER
     arguments: ClassVar = {
-        "lengths": "lengths of prompt and answer: 16000,32000 or 8000-64000/8 (default: "
-        + f"{','.join(map(str, _LENGTHS))}, about 4,000 tokens)",
+        "lengths": "lengths of prompt and answer: 16000,32000, or 8000-64000/8 for 8 even steps "
+        + f"(default: {','.join(map(str, _LENGTHS))}, about 4,000 tokens)",
         "questions": "problems of each length (default: 100; RULER has 500)",
         "tokenizer": ARGUMENT,
     }
@@ -268,7 +268,7 @@ class Ruler(TextTask):
         arguments = NeedleOptions(options, self.name, self.arguments, unused)
         self.check_no_examples(options)
         lengths = arguments.read_ints("lengths", _LENGTHS, 1, 10**9)
-        num = arguments.read_int("questions", 100, 1, 100_000)
+        num = arguments.read_int("questions", 100, 100_000)
         haystack = load_haystack(options.data)
         check_absent(haystack, "special magic")
         measure = measure_of(arguments)
@@ -290,7 +290,7 @@ class Ruler(TextTask):
         if length <= answer_room:
             raise InputError(
                 f"length {length:,} leaves no room for a prompt: the answer alone may take "
-                f"{answer_room:,} {measure.unit}; choose a longer text"
+                f"{answer_room:,} {measure.unit}; raise lengths"
             )
         size = 0
         for number in range(num):

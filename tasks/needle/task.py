@@ -103,19 +103,18 @@ class NeedleOptions:
             raise InputError(f"task argument {name} is empty; give a text, or leave it out")
         return value
 
-    def read_int(self, name: str, default: int, low: int, high: int) -> int:
-        """Return a whole number.
+    def read_int(self, name: str, default: int, high: int) -> int:
+        """Return a whole number from 1.
 
         Args:
             name: Name of the argument.
             default: The number if the argument is not set.
-            low: The lowest allowed number.
             high: The highest allowed number.
 
         Raises:
             InputError: The argument is not such a number.
         """
-        (number,) = _numbers(name, [self._extra.get(name, str(default))], low, high)
+        (number,) = _numbers(name, [self._extra.get(name, str(default))], 1, high)
         return number
 
     def read_ints(self, name: str, default: Sequence[int], low: int, high: int) -> tuple[int, ...]:
@@ -223,7 +222,7 @@ def fit_length(
     if empty > length:
         raise InputError(
             f"{what} takes {empty:,} {measure.unit} without any filler, but the length is "
-            f"{length:,}; choose a longer text or fewer needles"
+            f"{length:,}; raise the length, or hide fewer needles"
         )
     # Texts grow nearly in proportion to their filler. So each guess lies on the straight line from
     # the text without filler through the last try. It stays between the largest size that is known
@@ -312,8 +311,8 @@ class Needle(TextTask):
             DataError: The haystack cannot be read, or mentions named dogs itself.
         """
         arguments = NeedleOptions(options, self.name, self.arguments)
-        num = arguments.read_int("questions", 256, 1, 10_000)
-        length = arguments.read_int("length", 80_000, 1, 10**9)
+        num = arguments.read_int("questions", 256, 10_000)
+        length = arguments.read_int("length", 80_000, 10**9)
         num_shots = options.num_fewshot
         if num_shots is None:
             num_shots = self.defaults.num_fewshot

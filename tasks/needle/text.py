@@ -42,7 +42,7 @@ def draw_names(draw: random.Random, num: int) -> list[str]:
     most = len(NAMES) * len(SECOND_NAMES)
     if num > most:
         raise InputError(
-            f"there are names for {most:,} dogs at most, but {num:,} are needed; choose fewer"
+            f"treegen has names for {most:,} dogs, but {num:,} are needed; ask fewer questions"
         )
     rounds = -(-num // len(NAMES))
     seconds = {first: draw.sample(SECOND_NAMES, rounds) for first in NAMES}
@@ -176,7 +176,7 @@ def load_haystack(data: str | None) -> Haystack:
         raise DataError(f"{path} has no *.txt files; give a text, or a folder of *.txt")
     text = " ".join(" ".join(map(read_text, paths)).split())
     if not text:
-        raise DataError(f"{path} is empty; give a text that will hide the needles")
+        raise DataError(f"{path} is empty; give a text in which to hide the needles")
     return Haystack(text, str(path))
 
 

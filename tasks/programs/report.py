@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from treegen.evals.statistics.metrics import (
     MetricRow,
@@ -11,10 +11,10 @@ from treegen.evals.statistics.metrics import (
     ReportOptions,
     default_pass_ks,
     mean_row,
-    summarise,
 )
 from treegen.evals.statistics.tables import Table, problem_values, table_by
 from treegen.evals.verdict import SampleScore, Verdict
+from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.sandbox import ProgramStatus
 
 NO_PROGRAM: Final = "no_program"
@@ -42,50 +42,38 @@ class ProgramVerdict(Verdict):
     """Accepted, or its first kind of failure."""
 
 
-def report_programs(
-    scores: Sequence[SampleScore],
-    options: ReportOptions,
-    *,
-    task: str,
-    version: str,
-    filters: Sequence[str],
-    difficulties: Sequence[str],
-    headline: str,
-    by_test: bool,
-) -> Report:
-    """Return accuracy, pass@k, test-case average, failure rates and a table by difficulty.
+class ReportedTask(TextTask):
+    """A task whose samples are programs: its metrics."""
 
-    Accuracy is the share of samples that pass all tests, which is pass@1. Failure rates and tables
-    use the first filter.
+    all_tests: ClassVar[bool] = False
+    """Whether the tests after the first failure run as well."""
+    headline: ClassVar[str] = "pass@1"
+    """The name of the accuracy metric."""
+    difficulties: ClassVar[tuple[str, ...]] = ("easy", "medium", "hard")
+    """The difficulties that the data may have, in the order of the report."""
 
-    Args:
-        scores: Scores of the samples.
-        options: Options of the report.
-        task: Name of the task.
-        version: Version of the task.
-        filters: Names of the task's filters.
-        difficulties: Difficulties in the order of the table's rows.
-        headline: Name of the accuracy metric.
-        by_test: Whether each program ran on all tests, so that the share of passed tests is known.
-    """
-    pass_ks = options.pass_ks
-    if pass_ks is None:
-        pass_ks = tuple(sorted({1, *default_pass_ks(options.num_samples)}))
-    if headline == "pass@1":
-        pass_ks = tuple(k for k in pass_ks if k != 1)
-    summary_options = replace(options, pass_ks=pass_ks, maj_ks=options.maj_ks or ())
-    overall = summarise(scores, summary_options, task=task, version=version, filters=tuple(filters))
-    rows = [
-        replace(row, metric=headline) if row.metric == "exact_match" else row
-        for row in overall.metrics
-        if row.metric != "invalid"
-    ]
-    cut = next(i for i, row in enumerate(rows) if row.metric == "truncated")
-    rows[cut:cut] = _outcome_rows(scores, rows[0], by_test=by_test)
-    tables = _difficulty_tables(
-        scores, _by_difficulty(options, difficulties), filters[0], headline, by_test=by_test
-    )
-    return replace(overall, metrics=tuple(rows), tables=(*overall.tables, *tables))
+    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
+        """Return accuracy, pass@k, failure rates and a table by difficulty.
+
+        Accuracy is the share of samples that pass all tests, which is pass@1. With `all_tests`, the
+        test-case average is reported too. Failure rates and tables use the first filter.
+        """
+        pass_ks = options.pass_ks
+        if pass_ks is None:
+            pass_ks = tuple(sorted({1, *default_pass_ks(options.num_samples)}))
+        if self.headline == "pass@1":
+            pass_ks = tuple(k for k in pass_ks if k != 1)
+        summary_options = replace(options, pass_ks=pass_ks, maj_ks=options.maj_ks or ())
+        overall = self.overall(scores, summary_options)
+        rows = [
+            replace(row, metric=self.headline) if row.metric == "exact_match" else row
+            for row in overall.metrics
+            if row.metric != "invalid"
+        ]
+        cut = next(i for i, row in enumerate(rows) if row.metric == "truncated")
+        rows[cut:cut] = _outcome_rows(scores, rows[0], by_test=self.all_tests)
+        tables = _difficulty_tables(self, scores, options)
+        return replace(overall, metrics=tuple(rows), tables=(*overall.tables, *tables))
 
 
 def _outcome_rows(
@@ -122,44 +110,32 @@ def _outcome_rows(
 
 
 def _difficulty_tables(
-    scores: Sequence[SampleScore],
-    groups: Sequence[tuple[str, list[str]]],
-    filter: str,
-    headline: str,
-    *,
-    by_test: bool,
+    task: ReportedTask, scores: Sequence[SampleScore], options: ReportOptions
 ) -> list[Table]:
-    """Return tables of the headline, and of passed tests, by difficulty; none without groups.
+    """Return tables of the headline, and of passed tests, by difficulty; none without difficulties.
 
     Args:
+        task: The task.
         scores: Scores of the samples.
-        groups: Problem ids of each difficulty.
-        filter: Name of the filter.
-        headline: Name of the accuracy metric.
-        by_test: Whether the share of passed tests is known.
+        options: Options of the report.
     """
-    if not groups:
-        return []
-    flags = [
-        replace(s, verdicts={filter: Verdict("", correct=s.verdicts[filter].correct)})
-        for s in scores
-    ]
-    name = headline.replace("_", " ")
-    values = problem_values(flags, filter)
-    tables = [table_by(f"{name} by difficulty", "Difficulty", groups, values)]
-    if by_test:
-        values = problem_values(scores, filter)
-        tables.append(table_by("test-case average by difficulty", "Difficulty", groups, values))
-    return tables
-
-
-def _by_difficulty(
-    options: ReportOptions, difficulties: Sequence[str]
-) -> list[tuple[str, list[str]]]:
-    """Return the problem ids of each difficulty in the data."""
     ids_of: dict[str, list[str]] = {}
     for problem in options.problems:
         if "difficulty" in problem.metadata:
             ids_of.setdefault(problem.metadata["difficulty"], []).append(problem.id)
-    order = [name for name in difficulties if name in ids_of]
-    return [(name, ids_of[name]) for name in (*order, *sorted(ids_of.keys() - set(order)))]
+    if not ids_of:
+        return []
+    known = [name for name in task.difficulties if name in ids_of]
+    groups = [(name, ids_of[name]) for name in (*known, *sorted(ids_of.keys() - set(known)))]
+    filter = task.filters[0]
+    flags = [
+        replace(s, verdicts={filter: Verdict("", correct=s.verdicts[filter].correct)})
+        for s in scores
+    ]
+    name = task.headline.replace("_", " ")
+    values = problem_values(flags, filter)
+    tables = [table_by(f"{name} by difficulty", "Difficulty", groups, values)]
+    if task.all_tests:
+        values = problem_values(scores, filter)
+        tables.append(table_by("test-case average by difficulty", "Difficulty", groups, values))
+    return tables

@@ -13,12 +13,12 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, UpdateTimer
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.thinking import get_answer_text
-from treegen.runs import Key, RecordFile, open_for_append
+from treegen.runs import Key, RecordFile, RunDir, open_for_append
 from treegen.tasks.programs.report import ProgramVerdict
 from treegen.tasks.programs.task import (
     NO_OUTCOME,
@@ -61,9 +61,17 @@ class VerdictFile:
             execution: How programs may run; None if they may not.
         """
         self._task, self._execution = task, execution
-        self.path = folder / self._name()
+        settings = json.dumps(self.settings(), sort_keys=True)
+        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        self.path = folder / f"verdicts-{task.judged_by}-{digest}.jsonl"
         self._stack = ExitStack()
-        self._file = self._open()
+        self._file: RecordFile | None = None
+        if execution is not None:
+            opened = open_for_append(self.path, _LOCK, anew=execution.anew)
+            self._file = self._stack.enter_context(opened)
+        elif self.path.exists():
+            stored = RecordFile(self.path, writable=False)
+            self._file = self._stack.enter_context(closing(stored))
 
     def read_stored(self) -> Iterator[tuple[Key, ProgramOutcome]]:
         """Yield the stored verdicts with the keys of their samples."""
@@ -99,22 +107,6 @@ class VerdictFile:
             "protected": execution is None or execution.sandbox != "none",
         }
 
-    def _name(self) -> str:
-        settings = json.dumps(self.settings(), sort_keys=True)
-        digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
-        return f"verdicts-{self._task.judged_by}-{digest}.jsonl"
-
-    def _open(self) -> RecordFile | None:
-        if self._execution is None:
-            if not self.path.exists():
-                return None
-            return self._stack.enter_context(closing(RecordFile(self.path, writable=False)))
-        anew = self._execution.anew
-        return self._stack.enter_context(open_for_append(self.path, _LOCK, anew=anew))
-
-
-if TYPE_CHECKING:
-    from treegen.runs import RunDir
 
 # Programs to submit for each worker, so that no core waits for the next poll.
 _AHEAD: Final = 4
@@ -145,9 +137,7 @@ class SandboxScoring(AccuracyCounter):
     problem run once.
     """
 
-    def __init__(
-        self, task: ProgramTask, run: "RunDir", execution: ExecutionOptions | None
-    ) -> None:
+    def __init__(self, task: ProgramTask, run: RunDir, execution: ExecutionOptions | None) -> None:
         """Read the stored verdicts. The sandbox starts when it is needed.
 
         Args:

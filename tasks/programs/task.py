@@ -20,10 +20,8 @@ from markdown_it import MarkdownIt
 from treegen.common.formatting import parse_bytes
 from treegen.errors import InputError
 from treegen.evals.problem import Problem
-from treegen.evals.statistics.metrics import Report, ReportOptions
-from treegen.evals.verdict import SampleScore, Verdict
-from treegen.tasks.common.text_task import TextTask
-from treegen.tasks.programs.report import NO_PROGRAM, ProgramVerdict, report_programs
+from treegen.evals.verdict import Verdict
+from treegen.tasks.programs.report import NO_PROGRAM, ProgramVerdict, ReportedTask
 from treegen.tasks.sandbox import (
     Compare,
     Limits,
@@ -162,7 +160,7 @@ class ProgramCases:
         )
 
 
-class ProgramTask(TextTask):
+class ProgramTask(ReportedTask):
     """Programs in a sandbox. Sampling needs no permission; scoring runs the programs."""
 
     executes_code: Final = True
@@ -170,12 +168,6 @@ class ProgramTask(TextTask):
     """Limits of each run of a program."""
     max_timeouts = 1
     """After this many timeouts the remaining tests of a program fail without running."""
-    all_tests: ClassVar[bool] = False
-    """Whether the tests after the first failure run as well."""
-    headline: ClassVar[str] = "pass@1"
-    """The name of the accuracy metric."""
-    difficulties: ClassVar[tuple[str, ...]] = ("easy", "medium", "hard")
-    """The difficulties that the data may have, in the order of the report."""
     extract: str
     """How the program is found in a sample."""
     cases_kept: ClassVar[int] = 64
@@ -219,29 +211,13 @@ class ProgramTask(TextTask):
         """Drop cached tests, so that they are read anew."""
         self._cached_cases.cache_clear()
 
-    def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return pass@k and failure rates, also by difficulty if the data have difficulties.
-
-        With `all_tests`, the test-case average is reported too.
-        """
-        return report_programs(
-            scores,
-            options,
-            task=self.name,
-            version=self.version,
-            filters=self.filters,
-            difficulties=self.difficulties,
-            headline=self.headline,
-            by_test=self.all_tests,
-        )
-
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Raise InputError, because a program must run to be scored.
 
         Raises:
             InputError: Always; use `judging`.
         """
-        raise InputError(f"programs are scored only by running them, in judging of {self.name}")
+        raise InputError(f"{self.name} scores programs only by running them; use judging")
 
 
 # Only this many characters at the end of a text are read.

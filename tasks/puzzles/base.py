@@ -14,11 +14,17 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.tasks.common.fewshot import pick_examples
 from treegen.tasks.common.files import text_field
-from treegen.tasks.common.problems import row_id
-from treegen.tasks.common.sources import Source
+from treegen.tasks.common.sources import Source, row_id
 from treegen.tasks.common.text_task import TextTask
-from treegen.tasks.puzzles import countdown_text as texts
-from treegen.tasks.puzzles.puzzle import Number, PuzzleState, PuzzleStep, is_legal, moves, state_of
+from treegen.tasks.puzzles import puzzle as texts
+from treegen.tasks.puzzles.puzzle import (
+    Number,
+    PuzzleState,
+    PuzzleStep,
+    is_legal,
+    moves,
+    state_of,
+)
 
 # Score of each judgement, as in the tree-of-thoughts paper.
 WORTH: Final = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}

@@ -26,8 +26,13 @@ from treegen.evals.task import TaskData, TaskOptions
 from treegen.tasks.common.files import csv_rows
 from treegen.tasks.common.text_task import Loaded
 from treegen.tasks.puzzles.base import Puzzle, PuzzleTask, as_problem, puzzle_of, read_puzzle
-from treegen.tasks.puzzles.countdown_text import numbers_text, read_number
-from treegen.tasks.puzzles.puzzle import Number, PuzzleStep, combine
+from treegen.tasks.puzzles.puzzle import (
+    Number,
+    PuzzleStep,
+    combine,
+    numbers_text,
+    read_number,
+)
 
 # This also matches numbers longer than any number of a puzzle; `read_number` rejects these.
 _TOKEN: Final = re.compile(r"\s*+([0-9]++(?:\.[0-9]++)?+|[-+*/()\u00d7\u00f7\u2212])")

@@ -161,10 +161,16 @@ class SandboxReport:
         return lines
 
 
+def _no_workspace(tier: SandboxTier) -> Workspace | None:
+    return None
+
+
 def choose_tier(
-    sandbox: str, runtime: Runtime, make_workspace: MakeWorkspace = lambda _: None
+    sandbox: str, runtime: Runtime, make_workspace: MakeWorkspace = _no_workspace
 ) -> tuple[SandboxTier, SandboxReport]:
     """Choose the tier of a sandbox, and prove that it holds.
+
+    Without workspaces, a tier that holds is not tested again in this process.
 
     Args:
         sandbox: Name of a tier, or "auto" for the strongest one that works here.
@@ -189,8 +195,10 @@ def choose_tier(
         why = tier.unavailable()
         if not why:
             try:
-                verify = functools.partial(verify_tier, tier, runtime, make_workspace)
-                passed, not_checked = unless_killed(verify)
+                is_plain = make_workspace is _no_workspace
+                verify = verify_once if is_plain else verify_tier
+                attempt = functools.partial(verify, tier, runtime, make_workspace)
+                passed, not_checked = unless_killed(attempt)
             except HelperKilledError:
                 raise  # says nothing about this sandbox, so do not fall back to a weaker one
             except SandboxError as error:
@@ -207,7 +215,7 @@ def choose_tier(
 
 
 def verify_tier(
-    tier: SandboxTier, runtime: Runtime, make_workspace: MakeWorkspace = lambda _: None
+    tier: SandboxTier, runtime: Runtime, make_workspace: MakeWorkspace = _no_workspace
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Run the canaries without and with the tier.
 
@@ -258,6 +266,10 @@ def verify_tier(
         )
     passed = tuple(name for name, success in outside.items() if success)
     return passed, tuple(name for name, success in outside.items() if not success)
+
+
+verify_once = functools.cache(verify_tier)
+"""Calls `verify_tier`, but not again for a tier that holds."""
 
 
 def _check_works(tier: SandboxTier, runtime: Runtime, make_workspace: MakeWorkspace) -> None:

@@ -203,7 +203,7 @@ def _prepare(setup: dict[str, Any]) -> int | None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     seccomp.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if setup["parent"] not in (None, os.getppid()):
-        sys.exit("the judge ended before it could be noticed")
+        sys.exit("the process that started this helper has ended")
     if setup["kind"] != "workspace":
         os.utime(setup["scratch"], (0, 0))
     if setup["uid"] is not None and setup["kind"] == "folder":

@@ -72,7 +72,7 @@ def _failure(
     if outcome.overflow:
         return ProgramStatus.OUTPUT_LIMIT, f"more than {outcome.cap} bytes"
     if ended["killed"] == "files":
-        return ProgramStatus.OUTPUT_LIMIT, "too much in the scratch directory"
+        return ProgramStatus.OUTPUT_LIMIT, "too many files or bytes in the scratch directory"
     if ended["killed"] == "cpu" or ended["cpu"] > limits.cpu_seconds:
         return ProgramStatus.TIMEOUT, f"more than {limits.cpu_seconds:g} s of CPU time"
     if ended["killed"] == "wall":

@@ -154,7 +154,8 @@ class SandboxProcess:
         try:
             for reader in ours:
                 os.set_blocking(reader, False)
-            socket.send_fds(self._control, [_limits(self.limits, alone=alone)], handles)
+            limits = {**asdict(self.limits), "wall_seconds": self.limits.wall, "alone": alone}
+            socket.send_fds(self._control, [json.dumps(limits).encode()], handles)
             for handle in handles:
                 os.close(handle)
             handles = []
@@ -298,10 +299,6 @@ def _one_way() -> tuple[int, int]:
     # Use the capacity of a pipe, whatever the system's default is.
     theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHUNK)
     return ours.detach(), theirs.detach()
-
-
-def _limits(limits: Limits, *, alone: bool) -> bytes:
-    return json.dumps({**asdict(limits), "wall_seconds": limits.wall, "alone": alone}).encode()
 
 
 def _make_sealed_file(data: bytes) -> int:

@@ -138,19 +138,6 @@ class TestResult:
     retried: bool = False
     """Whether the test was run a second time, after a timeout by wall time only."""
 
-    @property
-    def accepted(self) -> bool:
-        """Whether the test passed.
-
-        Raises:
-            SandboxError: This is unknown, because the sandbox failed.
-        """
-        if self.verdict is ProgramStatus.JUDGE_ERROR:
-            raise SandboxError(
-                f"the judge failed, so the test has no score: {self.detail}; judge it again"
-            )
-        return self.verdict is ProgramStatus.ACCEPTED
-
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:

@@ -58,7 +58,7 @@ def unless_killed(check: Callable[[], _T]) -> _T:
     except HelperKilledError as error:
         reason = str(error).partition(";")[0]
         raise HelperKilledError(
-            f"no sandbox can be tried here: {reason}, as were the earlier processes; find out "
+            f"no sandbox can be tested here: {reason}, {_ATTEMPTS} times in a row; find out "
             "what ends processes here (the kernel's out-of-memory killer writes to dmesg), and "
             "try again"
         ) from error

@@ -263,14 +263,14 @@ def _no_bubblewrap() -> str:
 def _no_landlock() -> str:
     why = _no_seccomp()
     if not why and not landlock.version():
-        why = "the kernel has no Landlock (Linux 5.13 or later, and 'landlock' among its LSMs)"
+        why = "the kernel has no Landlock (use Linux 5.13 or later with 'landlock' among its LSMs)"
     return why
 
 
 _LANDLOCK_GAPS: Final = (
     "names, sizes and times of host files can be seen (not their content)",
     "the host's name can be seen",
-    "disk space of the scratch directory is limited by looking every 20 ms",
+    "disk space of the scratch directory is checked only every 20 ms",
 )
 
 

@@ -21,9 +21,9 @@ from treegen.evals.statistics.metrics import Report, ReportOptions, mean_row
 from treegen.evals.statistics.tables import problem_values
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.files import column, optional
+from treegen.tasks.common.images import Images, VisionTask
 from treegen.tasks.common.sources import HubTable
 from treegen.tasks.common.text_task import greedy
-from treegen.tasks.vision.task import Images, VisionTask
 
 _TOLERANCE: Final = 0.05
 _WORST: Final = 0.5

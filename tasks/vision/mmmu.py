@@ -27,9 +27,8 @@ from treegen.evals.arguments import one_of, words
 from treegen.evals.problem import Problem
 from treegen.evals.verdict import Verdict
 from treegen.tasks.common.files import column, optional, text_field
-from treegen.tasks.common.problems import row_id
-from treegen.tasks.common.sources import HubTable, bundled_rows
-from treegen.tasks.vision.task import Images, VisionTask, numbered_images
+from treegen.tasks.common.images import Images, VisionTask, numbered_images
+from treegen.tasks.common.sources import HubTable, bundled_rows, row_id
 
 _DISCIPLINE: Final = {
     subject: row["discipline"]
@@ -67,7 +66,9 @@ class MMMU(VisionTask):
 
     name = "mmmu"
     filters = ("mmmu", "read")
-    arguments: ClassVar = {"subjects": "such as Art,Math; default: all 30"}
+    arguments: ClassVar = {
+        "subjects": "subjects, separated by commas, such as Art,Math; default: all 30"
+    }
     bundled = "mmmu_sample.jsonl"
     groups = ("discipline", "subject", "type")
 
@@ -151,7 +152,7 @@ class MMMUPro(VisionTask):
         if is_seen:
             if row.get("image") is None:
                 raise ValueError(
-                    "no image, although the image contains the question in this setting"
+                    "the row has no image, but in this setting the image contains the question"
                 )
             image_values = [row["image"]]
         else:

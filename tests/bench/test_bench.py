@@ -545,7 +545,7 @@ def test_ceilings_are_rates_of_work_that_was_done() -> None:
 
 def test_what_is_timed_is_called_as_often_as_told() -> None:
     calls: list[int] = []
-    assert len(Stopwatch(CPU).seconds(lambda: calls.append(1), 5)) == 5
+    assert Stopwatch(CPU).microseconds(lambda: calls.append(1), 5).low > 0
     assert len(calls) == 7
     assert time_sustained(lambda: calls.append(1), CPU, 1e-4) > 0
     assert Spread.of([3.0, 1.0, 2.5]) == Spread(2.5, 1.0, 3.0)

@@ -9,7 +9,7 @@ import pytest
 from cli_cases import Command
 from walker_model import EXTRA, save_walker_model
 
-from treegen.evals.search.cut_replies import find_cut
+from treegen.evals.search.run import find_cut
 from treegen.runs import RecordFile, SearchRunDir
 
 pytestmark = pytest.mark.usefixtures("elsewhere")

@@ -21,8 +21,7 @@ from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
 from treegen.evals.progress.usage import read_timeline
 from treegen.evals.statistics.estimators import estimate
 from treegen.report.view import read_trees
-from treegen.search.tree.draw import draw_tree
-from treegen.search.tree.records import best_path
+from treegen.search.tree.records import best_path, draw_tree
 
 
 @pytest.fixture(scope="module")

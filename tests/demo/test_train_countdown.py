@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from treegen import LLM
 from treegen.demo import model_path
-from treegen.tasks.puzzles.countdown_text import apply_steps
-from treegen.tasks.puzzles.puzzle import reachable
+from treegen.tasks.puzzles.puzzle import apply_steps, reachable
 
 
 @pytest.fixture(autouse=True)

@@ -26,8 +26,7 @@ from transformers import PreTrainedTokenizerFast
 from treegen import LLM, SamplingParams
 from treegen.tasks.apps.task import with_tabs
 from treegen.tasks.common.answers import numeric_answer
-from treegen.tasks.puzzles import countdown_text
-from treegen.tasks.puzzles.puzzle import PuzzleStep, is_legal
+from treegen.tasks.puzzles.puzzle import PuzzleStep, is_legal, read_step, value_label
 from treegen.tasks.puzzles.puzzle import reachable as can_reach
 
 MAKERS = [maker for maker, _ in (*SHORT, *LONG, *LOOKUP)]
@@ -92,7 +91,7 @@ def test_puzzles_are_those_of_the_task(count: int) -> None:
         made = puzzle(draw, count)
         left: tuple[int, ...] = made.numbers
         for step in made.steps:
-            told = countdown_text.read_step(str(step))
+            told = read_step(str(step))
             assert told == PuzzleStep(step.left, step.sign, step.right, step.result, step.rest)
             assert is_legal(left, told, whole=True)
             left = step.rest
@@ -105,7 +104,7 @@ def test_states_are_judged_as_the_task_judges_them() -> None:
     seen = set()
     for _ in range(300):
         numbers, target, verdict = state(draw)
-        assert verdict == judge(numbers, target) == countdown_text.value_label(numbers, target)
+        assert verdict == judge(numbers, target) == value_label(numbers, target)
         assert (target in reachable(numbers)) == can_reach(numbers, target, True)
         seen.add((len(numbers), verdict != "impossible"))
     assert seen >= {(count, possible) for count in (2, 3) for possible in (True, False)}

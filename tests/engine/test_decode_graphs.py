@@ -236,7 +236,7 @@ def test_where_nothing_can_be_captured_steps_run_eagerly(
     assert streams == ["current"], "where a capture cannot end, torch leaves its stream current"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), min_size=1, max_size=6),
     sharing=st.sampled_from(["all", "auto", "off"]),

@@ -140,9 +140,9 @@ def slow_logprobs(llm: LLM, stock: Any, done: Completion, params: SamplingParams
 @pytest.mark.parametrize(
     ("kind", "ways"),
     [
-        ("added", ["run ahead", "both"]),
+        ("added", ["run ahead"]),
         ("special", ["speculation", "preemption"]),
-        ("in pieces", ["run ahead", "speculation", "preemption", "both"]),
+        ("in pieces", ["both"]),
     ],
 )
 def test_forced_texts_are_whole_and_drawn_as_by_a_slow_loop(

@@ -26,13 +26,11 @@ from treegen.prompts.plan.requests import build_sample_requests
 
 TRUNK = "Q: Ann has 3 apples and Bob 14.\nA: The answer is 17.\n\n"
 ragged = functools.partial(latent_cases.ragged, trunk=TRUNK)
-GREEDY = SamplingParams(temperature=0, max_tokens=7, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 # Gated delta rule; convolutions alone; a scan that goes on from a state by single tokens; Mamba2.
 SOME = ["qwen3_next", "lfm2", "jamba", "bamba"]
 
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
+load = functools.partial(latent_cases.shared, memory="8MiB")
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,14 @@ def logprobs_alone(stock: Any, ids: list[int], tokens: tuple[int, ...]) -> list[
     return [float(row.log_softmax(-1)[token]) for row, token in zip(logits, tokens, strict=True)]
 
 
-@pytest.mark.parametrize("family", HYBRID)
+# The text parts of models with images have the layers of a family without images.
+TEXT_PARTS = {name for name in HYBRID if name.endswith("_on_text")} - {"glm5_next_on_text"}
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=pytest.mark.soak) if name in TEXT_PARTS else name for name in HYBRID],
+)
 def test_a_ragged_tree_decodes_like_generate(family: str, saved: Callable[[str], Path]) -> None:
     if not known(HYBRID[family][0]):
         pytest.skip(f"this transformers has no {HYBRID[family][0]}")
@@ -91,10 +96,10 @@ def test_a_ragged_tree_decodes_like_generate(family: str, saved: Callable[[str],
 def test_samples_are_the_same_whatever_the_budget(
     family: str, saved: Callable[[str], Path]
 ) -> None:
-    params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=12, seed=3, stop=["\n", "Q"])
+    params = SamplingParams(temperature=0.8, top_p=0.95, max_tokens=8, seed=3, stop=["\n", "Q"])
     llm = load(saved(family))
-    want = llm.run(ragged(3), params)
-    assert len({c.tokens for c in want.completions}) > 9
+    want = llm.run(ragged(2), params)
+    assert len({c.tokens for c in want.completions}) > 6
     others = [
         LLM(llm.model, tokenizer=llm.tokenizer, memory="8MiB", **options)
         for options in (
@@ -107,7 +112,7 @@ def test_samples_are_the_same_whatever_the_budget(
     least = 5 if llm.spec.delta is None else 6
     others += [with_room(llm, pages, states) for pages, states in ((20, least), (34, 40))]
     for other in others:
-        got = other.run(ragged(3), params)
+        got = other.run(ragged(2), params)
         assert len(got.completions) == len(want.completions)
         for a, b in zip(want.completions, got.completions, strict=True):
             assert (a.prompt_id, a.sample_index, a.seed) == (b.prompt_id, b.sample_index, b.seed)
@@ -183,7 +188,7 @@ def test_lists_of_updates_draw_what_states_draw(
     family: str, num_states: int, saved: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows fold their lists once and again, with slots to spare or one after another."""
-    llm = load(saved(family))
+    llm = LLM(str(saved(family)), check=False, device="cpu", memory="8MiB")
     assert llm.spec.delta is not None
     params = SamplingParams(max_tokens=40, seed=5, ignore_eos=True)
     tree = Node(TRUNK, children=[Node("Q", samples=7), Node("A", samples=1), Node("B", samples=3)])

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from guessing import Always, Knowing, guessed
-from latent_cases import FAMILIES, TRUNK, force, load, ragged, small
+from latent_cases import FAMILIES, TRUNK, force, load, ragged, shared, small
 from quantised_checkpoints import store_in_fp8
 from tiny_models import known, save_tiny_model
 from transformers import AutoConfig
@@ -93,7 +93,7 @@ def test_a_ragged_tree_decodes_like_stock_transformers(
 ) -> None:
     path = saved(family)
     force(form, monkeypatch)
-    llm = load(path, prefill_chunk=29, page_size=4, sharing="all")
+    llm = shared(path, prefill_chunk=29, page_size=4, sharing="all")
     result = llm.run(ragged(), SamplingParams(temperature=0, max_tokens=7, ignore_eos=True))
     assert bool(copied) == (form != "absorbed")
     for request in result.plan.requests:
@@ -109,7 +109,7 @@ def test_a_ragged_tree_decodes_like_stock_transformers(
 
 @pytest.mark.parametrize(
     ("family", "seed"),
-    [*(("deepseek_v3", seed) for seed in range(4)), ("minicpm3", 4), ("kimi_linear", 5)],
+    [*(("deepseek_v3", seed) for seed in range(2)), ("minicpm3", 4), ("kimi_linear", 5)],
 )
 def test_whatever_runs_together_comes_out_as_if_alone(
     family: str,
@@ -119,7 +119,7 @@ def test_whatever_runs_together_comes_out_as_if_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Random trees with few pages, while rows lose theirs and segments change their form."""
-    llm = load(saved(family))
+    llm = shared(saved(family))
     rng = np.random.default_rng(seed)
     with monkeypatch.context() as patch:
         force("absorbed", patch)
@@ -168,7 +168,7 @@ def test_copies_are_the_first_to_go(
 ) -> None:
     """Rows that grow take the pages of a copy before a row gives way."""
     force("expanded", monkeypatch)
-    llm = load(saved("deepseek_v3"), page_size=4)
+    llm = shared(saved("deepseek_v3"), page_size=4)
     assert llm.spec.copy_pages == 5
     params = SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
     want = [c.tokens for c in llm.run(Node(TRUNK, samples=12), params).completions]
@@ -204,7 +204,7 @@ def test_copies_are_the_first_to_go(
 def test_guesses_and_searches(
     form: str, saved: Callable[[str], Path], copied: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    llm = load(saved("glm4_moe_lite"), max_rows=12, sharing="all")
+    llm = shared(saved("glm4_moe_lite"), max_rows=12, sharing="all")
     params = SamplingParams(max_tokens=16, seed=6, ignore_eos=True)
 
     async def grow(root: SearchNode) -> list[tuple[int, ...]]:
@@ -277,7 +277,7 @@ def test_a_checkpoint_that_is_stored_in_fp8(
 def test_many_callers_at_once(family: str, saved: Callable[[str], Path]) -> None:
     params = [SamplingParams(n=2, max_tokens=4 + i, seed=i, ignore_eos=True) for i in range(6)]
     prompts = [f"{TRUNK[: 20 * i]}Q: {i}?" for i in range(6)]
-    with AsyncLLM(load(saved(family), max_rows=5)) as served:
+    with AsyncLLM(shared(saved(family), max_rows=5)) as served:
 
         async def ask() -> list[list[tuple[int, ...]]]:
             calls = [served.generate([p], each) for p, each in zip(prompts, params, strict=True)]
@@ -285,7 +285,7 @@ def test_many_callers_at_once(family: str, saved: Callable[[str], Path]) -> None
 
         got = asyncio.run(ask())
         served.check()
-    want = load(saved(family)).generate(prompts, params)
+    want = shared(saved(family)).generate(prompts, params)
     assert got == [[c.tokens for c in each] for each in want]
 
 
@@ -293,7 +293,7 @@ def test_many_callers_at_once(family: str, saved: Callable[[str], Path]) -> None
 @pytest.mark.skipif(find_spec("ray") is None, reason="needs ray")
 def test_workers_of_a_cluster(saved: Callable[[str], Path]) -> None:
     path, params = saved("deepseek_v3"), SamplingParams(max_tokens=12, seed=3, logprobs=2)
-    want = load(path).run(ragged(6), params).completions
+    want = shared(path).run(ragged(6), params).completions
     options: dict[str, Any] = {"memory": "2MiB", "check": False, "max_rows": 6}
     with Cluster(str(path), workers=2, **options) as cluster:
         got = cluster.run(ragged(6), params).completions
@@ -309,6 +309,6 @@ def test_penalties_read_the_text_of_what_is_read_from_copies(
     told = []
     for form in ("absorbed", "expanded"):
         force(form, monkeypatch)
-        result = load(saved("deepseek_v3"), page_size=4, sharing="all").run(ragged(6), params)
+        result = shared(saved("deepseek_v3"), page_size=4, sharing="all").run(ragged(6), params)
         told.append([completion.tokens for completion in result.completions])
     assert told[0] == told[1] and copied

@@ -16,8 +16,7 @@ from treegen.evals.search.agent_search import RunAgent
 from treegen.evals.search.journaled_environment import JournaledEnvironment
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs.record_lines import decode_record, encode_record
-from treegen.search.environments.observations import describe_failure
-from treegen.search.environments.protocol import Observation
+from treegen.search.environments.protocol import Observation, describe_failure
 
 NAMES = ("add", "look", "look", "?", "?", "add", "?")
 

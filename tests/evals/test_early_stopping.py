@@ -14,7 +14,7 @@ from cli_cases import Command
 from treegen.api.run import open_run
 from treegen.errors import InputError
 from treegen.evals.config.eval_settings import EvalSettings, resolve_eval_settings
-from treegen.evals.early_stopping import Rounds, StopRule, parse_stop_rule
+from treegen.evals.early_stopping import Rounds, parse_stop_rule
 from treegen.evals.job import load_job, prepare_job
 from treegen.evals.sampling import sample
 from treegen.evals.scoring.results import write_results
@@ -205,7 +205,7 @@ def test_a_stopped_vote_is_of_the_procedure() -> None:
     )
     rng = np.random.default_rng(0)
     names = [str(i) for i in range(300)]
-    rounds = Rounds(settings.stop_rule, names)
+    rounds = Rounds(settings, names)
     drawn = 0
     todo = rounds.take_due()
     while todo:
@@ -355,9 +355,7 @@ def test_hidden_filters_have_no_votes_on_the_screen(tmp_path: Path, treegen: Com
 
 
 def test_equal_answers_decide_together() -> None:
-    rule = StopRule(
-        num_samples=12, stop_when="decided:0.9", batch=4, first_round=4, confidence=None
-    )
+    settings = resolve_eval_settings({**BASE, "stop_when": "decided:0.9", "stop_batch": 4})
     same = {"1/2": "0.5", "0.5": "0.5", "0.50": "0.5", "2": "2"}
 
     def representatives(answers: Collection[str]) -> dict[str, str]:
@@ -365,7 +363,7 @@ def test_equal_answers_decide_together() -> None:
 
     drawn = {}
     for name, how in (("by strings", None), ("by classes", representatives)):
-        rounds = Rounds(rule, ["q"], how)
+        rounds = Rounds(settings, ["q"], how)
         for index, answer in enumerate(["1/2", "0.5", "0.50", "1/2"]):
             rounds.take_due()
             rounds.add({"problem_id": "q", "sample_index": index, "finish_reason": "stop"}, answer)

@@ -14,7 +14,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.search import journaled_environment
 from treegen.evals.search.action_journal import Episode
 from treegen.evals.search.journaled_environment import JournaledEnvironment
-from treegen.search.environments.observations import call_key
+from treegen.search.environments.protocol import call_key
 
 
 @pytest.mark.filterwarnings("error")

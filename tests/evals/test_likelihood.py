@@ -146,9 +146,9 @@ def test_real_questions_score_as_in_plain_transformers(
 
 OWN_CHOICES = """
 from treegen import Node, SamplingParams
-from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarise
+from treegen.tasks import Problem, Task, TaskData, TaskDefaults, Verdict, summarise
 
-class Pairs:
+class Pairs(Task):
     name = "pairs"
     version = "1"
     filters = ("none",)

@@ -20,7 +20,6 @@ from treegen.evals.statistics.reliability import (
     effective_votes,
     g_pass_at_k,
     mean_g_pass_at_k,
-    pass_hat_k,
 )
 
 
@@ -32,7 +31,7 @@ def test_metrics_are_shares_of_subsets(num: int, data: st.DataObject) -> None:
     subsets = [sum(i < right for i in s) for s in itertools.combinations(range(num), k)]
     whole = sum(count == k for count in subsets) / len(subsets)
     least = sum(count >= share * k - 1e-9 for count in subsets) / len(subsets)
-    assert pass_hat_k(num, right, k) == pytest.approx(whole, abs=1e-12)
+    assert g_pass_at_k(num, right, k, 1.0) == pytest.approx(whole, abs=1e-12)
     assert g_pass_at_k(num, right, k, share) == pytest.approx(least, abs=1e-12)
     assert g_pass_at_k(num, right, k, 1e-6) == pytest.approx(pass_at_k(num, right, k))
     half = math.ceil(k / 2)
@@ -44,12 +43,12 @@ def test_metrics_are_shares_of_subsets(num: int, data: st.DataObject) -> None:
 def test_the_estimates_are_unbiased(chance: float, k: int) -> None:
     num = 6
     weights = [math.comb(num, c) * chance**c * (1 - chance) ** (num - c) for c in range(num + 1)]
-    mean = math.fsum(w * pass_hat_k(num, c, k) for c, w in enumerate(weights))
+    mean = math.fsum(w * g_pass_at_k(num, c, k, 1.0) for c, w in enumerate(weights))
     assert mean == pytest.approx(chance**k)
 
 
 def test_bad_numbers_are_errors_and_too_few_samples_are_undefined() -> None:
-    assert math.isnan(pass_hat_k(3, 2, 4))
+    assert math.isnan(g_pass_at_k(3, 2, 4, 1.0))
     for arguments in [(3, 4, 2, 0.5), (3, 1, 0, 0.5), (3, 1, 2, 0.0), (3, 1, 2, 1.1)]:
         with pytest.raises(InputError):
             g_pass_at_k(*arguments)

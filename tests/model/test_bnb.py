@@ -175,8 +175,8 @@ def test_a_model_that_transformers_has_saved_is_the_one_that_it_expands(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"load_in_4bit": False}, "load_in_4bit and load_in_8bit both or neither"),
-        ({"load_in_8bit": True}, "load_in_4bit and load_in_8bit both or neither"),
+        ({"load_in_4bit": False}, "both or neither of load_in_4bit and load_in_8bit"),
+        ({"load_in_8bit": True}, "both or neither of load_in_4bit and load_in_8bit"),
         ({"bnb_4bit_quant_type": "af4"}, r"bnb_4bit_quant_type 'af4' \(not nf4 or fp4\)"),
     ],
 )

@@ -183,7 +183,7 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is(tmp_path: Path) -> None:
 
 
 def test_models_beside_each_other_are_compiled_too(tmp_path: Path) -> None:
-    """Dynamo counts the graphs of all models together, and its own limit is eight."""
+    """Dynamo counts the graphs of all models together; its own limit is eight, here two."""
     torch._dynamo.reset()
     models = [
         load_model(
@@ -191,14 +191,15 @@ def test_models_beside_each_other_are_compiled_too(tmp_path: Path) -> None:
             device="cpu",
             check=False,
         )
-        for size in range(32, 72, 8)
+        for size in (32, 40)
     ]
-    for model in models:
-        want = run(model, model.new_cache(4, 16))
-        pools = model.new_cache(4, 16)
-        model.compile_layers(pools, backend="eager")
-        torch.testing.assert_close(run(model, pools), want, atol=1e-5, rtol=1e-5)
-        assert not model.uncompiled_because
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for model in models:
+            want = run(model, model.new_cache(4, 16))
+            pools = model.new_cache(4, 16)
+            model.compile_layers(pools, backend="eager")
+            torch.testing.assert_close(run(model, pools), want, atol=1e-5, rtol=1e-5)
+            assert not model.uncompiled_because
 
 
 def test_past_the_limit_of_graphs_layers_run_uncompiled(
@@ -237,12 +238,17 @@ def test_compiled_recurrent_layers_draw_the_same(family: str, tmp_path: Path) ->
         assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
     llm.model.reset()
     assert [c.tokens for c in llm.run(tree, params).completions] == [c.tokens for c in want]
+    # Another amount of memory is not compiled anew.
+    torch._dynamo.utils.counters.clear()
+    other = LLM(str(path), device="cpu", check=False, memory="5MiB", page_size=8, prefill_chunk=9)
+    assert other.cache.states is not None
+    other.model.compile_layers(other.cache.layers, other.cache.states.layers, backend="aot_eager")
+    again = other.run(tree, params).completions
+    assert [c.tokens for c in again] == [c.tokens for c in want]
+    assert not torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize(
-    "family",
-    ["llama", "deepseek_v3", "qwen3_next", pytest.param("bamba", marks=pytest.mark.soak)],
-)
+@pytest.mark.parametrize("family", ["llama", "deepseek_v3"])
 def test_another_amount_of_memory_is_not_compiled_anew(family: str, tmp_path: Path) -> None:
     path = tiny_models.save_tiny_model(tmp_path, family)
     params = SamplingParams(max_tokens=9, seed=1, ignore_eos=True)
@@ -253,8 +259,7 @@ def test_another_amount_of_memory_is_not_compiled_anew(family: str, tmp_path: Pa
         torch._dynamo.utils.counters.clear()
         llm = LLM(str(path), device="cpu", check=False, memory=memory, page_size=page_size)
         want = want or llm.generate(["Q: Bob has 14", "Is"], params)
-        states = llm.cache.states.layers if llm.cache.states is not None else ()
-        llm.model.compile_layers(llm.cache.layers, states, backend="eager")
+        llm.model.compile_layers(llm.cache.layers, backend="eager")
         got = llm.generate(["Q: Bob has 14", "Is"], params)
         assert not llm.model.uncompiled_because
         assert [[c.tokens for c in each] for each in got] == [

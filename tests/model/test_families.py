@@ -31,7 +31,7 @@ from treegen.ops.cache.state_cache import NO_STATE
 
 PREFIX = 13
 PROBLEMS = (3, 7, 1)
-STEPS = 6
+STEPS = 5
 # Seen to be refused under transformers 5.17.
 NEWER = {"aria_text", "aria_on_text", "moshi"}
 PAGE = 4

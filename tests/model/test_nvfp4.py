@@ -182,7 +182,7 @@ E4M3 = torch.float8_e4m3fn
         ({"pre_quant_scale": torch.ones(32)}, "pre_quant_scale"),
         (
             {"weight_scale": None, "weight_scale_2": None, "weight": torch.ones(48, 32)},
-            "is stored in NVFP4, and its tensors are not quantised",
+            "is stored in NVFP4, but its tensors are not quantised",
         ),
         ({"weight_scale_2": torch.tensor(0.0)}, "up_proj"),
         ({"weight_scale_2": torch.tensor(float("nan"))}, "up_proj"),
@@ -240,7 +240,7 @@ def test_a_layer_in_another_format_than_its_group_is_refused(tmp_path: Path) -> 
     text = file.read_text()
     file.write_text(text.replace("re:.*(o|down)_proj$", "re:.*o_proj$"))
     with pytest.raises(
-        ModelError, match="down_proj is stored in NVFP4, and its tensors are in FP8"
+        ModelError, match="down_proj is stored in NVFP4, but its tensors are in FP8"
     ):
         load_model(tmp_path / "packed", device="cpu")
 

@@ -206,7 +206,7 @@ def test_only_the_search_whose_items_fail_fails() -> None:
     async def lacks(root: SearchNode) -> object:
         return await short(root, [1, 2])
 
-    assert "1 results were computed for 2 items" in str(results_of(lacks, 1)[0].error)
+    assert "the function returned 1 results for 2 items" in str(results_of(lacks, 1)[0].error)
 
 
 def test_searches_of_ask_and_tell_use_both() -> None:

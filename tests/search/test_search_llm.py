@@ -22,7 +22,10 @@ QUESTIONS = [f"Q: Bob has {i} pens and {i % 3} caps. How many?\nA:" for i in ran
 PARAMS = SamplingParams(temperature=0.8, max_tokens=8, ignore_eos=True, seed=5)
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma2", "gpt2", "qwen3_next", "lfm2"])
+@pytest.fixture(
+    scope="module",
+    params=["llama", "gemma2", pytest.param("gpt2", marks=pytest.mark.soak), "qwen3_next", "lfm2"],
+)
 def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LLM:
     path: Path = tmp_path_factory.mktemp(request.param)
     # With seed 0 two experts of qwen3_next differ by 2.5e-4 in the router's logits, at one token of
@@ -30,6 +33,10 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     seed = 1 if request.param == "qwen3_next" else 0
     tiny_models.save_tiny_model(path, request.param, seed=seed)
     return LLM(str(path), check=False, device="cpu", memory="8MiB")
+
+
+SOME = pytest.mark.parametrize("llm", ["llama", "qwen3_next"], indirect=True)
+"""Models without recurrent states and with them, where nothing else of a model matters."""
 
 
 def ids_of(node: SearchNode) -> list[int]:
@@ -110,6 +117,7 @@ def test_same_seed_same_tree_whatever_runs_beside_it(llm: LLM) -> None:
     assert used * 3 < again
 
 
+@SOME
 def test_declared_levels_run_without_code(llm: LLM) -> None:
     levels = [
         Expand(3, max_tokens=5),
@@ -150,6 +158,7 @@ def test_a_ready_made_strategy_and_its_budget(llm: LLM) -> None:
     assert all(20 <= result.usage.tokens_decoded <= 29 for result in cut)
 
 
+@SOME
 def test_one_run_at_a_time(llm: LLM) -> None:
     session = llm.session(PARAMS)
     with pytest.raises(InputError, match="another run"):
@@ -173,6 +182,7 @@ def test_one_run_at_a_time(llm: LLM) -> None:
         assert failure.traceback  # which has hold of what was begun
 
 
+@SOME
 def test_runs_say_what_is_under_way(llm: LLM) -> None:
     tree = Node(FEW_SHOT, children=[Node(q, samples=2, id=q) for q in QUESTIONS[:3]])
     most = 0
@@ -209,6 +219,7 @@ def test_kept_prefixes_serve_searches(llm: LLM) -> None:
         assert mine.usage.tokens_prefilled < wanted.usage.tokens_prefilled or mine is results[1]
 
 
+@SOME
 def test_a_call_whose_searches_all_fail_warns(llm: LLM) -> None:
     async def broken(root: SearchNode) -> None:
         raise KeyError(root.search.name)
@@ -235,6 +246,7 @@ def test_roots_that_are_split_below_a_kept_prefix_reuse_it(llm: LLM) -> None:
     assert usage.prompt_tokens_computed < whole - len(prompts) * kept_tokens
 
 
+@SOME
 def test_what_ends_the_program_comes_out_of_a_search(
     llm: LLM, caplog: pytest.LogCaptureFixture
 ) -> None:

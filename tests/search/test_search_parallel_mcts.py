@@ -266,7 +266,7 @@ def test_rules_that_are_not_known_are_refused() -> None:
         MCTSRules(backup="median")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="batch must be at least 1"):
         find(lambda root: mcts(root, moves("a"), table({}), at_length(1), iterations=1, batch=0))
-    with pytest.raises(InputError, match="priors must be weights from 0 on, got -1"):
+    with pytest.raises(InputError, match="priors must be weights of at least 0, got -1"):
         find(
             lambda root: mcts(
                 root, moves("a"), table({}), at_length(1), iterations=1, priors=table({"a": -1})

@@ -11,10 +11,26 @@ from fakes import HistoryModel
 from live_search import PARAMS, backend_of, run_of
 
 from treegen.errors import InputError
-from treegen.search import AskTell, Budget, SearchNode, SearchResult, StopReason, gather
+from treegen.search import (
+    AskTell,
+    Budget,
+    SearchNode,
+    SearchResult,
+    StopReason,
+    budgeted_search,
+    event_loop,
+    gather,
+)
 from treegen.search.session import Session
 
 _MOST = 200_000  # rounds of a loop after which a test gives up
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give searches up after fewer calls and less time than usual."""
+    monkeypatch.setattr(budgeted_search, "_MORE", 100)
+    monkeypatch.setattr(event_loop, "_BEHIND", 0.1)
 
 
 async def polls(root: SearchNode) -> int:

@@ -70,7 +70,7 @@ def check_children(
 letters = st.text("acdefgh", min_size=1, max_size=9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     data=st.data(),
     num_pages=st.integers(40, 120),
@@ -709,7 +709,7 @@ def test_what_waits_still_fits_when_further_prompts_part_from_it() -> None:
         session.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     data=st.data(),
     page_size=st.sampled_from([1, 4, 16]),

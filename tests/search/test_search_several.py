@@ -87,7 +87,7 @@ def test_what_several_llms_cannot_do_is_refused(llms: dict[str, LLM]) -> None:
     with pytest.warns(RuntimeWarning, match="there is no LLM 'opt'; known: llama, gpt2"):
         search_with(llms, other, PROMPTS[:1], PARAMS)
     with pytest.warns(
-        RuntimeWarning, match="this search has one LLM, which has no name, not 'opt'"
+        RuntimeWarning, match="this search has one LLM without a name, so 'opt' names none"
     ):
         llms["llama"].search(other, PROMPTS[:1], PARAMS)
     with pytest.raises(InputError, match="for several LLMs, use text or messages"):

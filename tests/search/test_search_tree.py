@@ -14,9 +14,8 @@ from treegen.common.params import SamplingParams
 from treegen.errors import DataError
 from treegen.search.budget import Budget
 from treegen.search.strategies.common import prune
-from treegen.search.tree.draw import draw_tree
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.records import NodeRecord, SearchTree, round_value
+from treegen.search.tree.records import NodeRecord, SearchTree, draw_tree, round_value
 from treegen.search.tree.result import SearchOutcome, SearchResult
 
 FIELDS = [

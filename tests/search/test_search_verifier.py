@@ -132,7 +132,7 @@ def test_a_model_in_use_is_not_loaded_twice(tmp_path: Path) -> None:
 
 def test_models_that_share_nothing_read_whole_texts(tmp_path: Path) -> None:
     save(tmp_path, BertForSequenceClassification, BertConfig)
-    with pytest.warns(ModelWarning, match="computes each whole text separately"):
+    with pytest.warns(ModelWarning, match="computes every text from its start"):
         verifier = load_verifier(tmp_path, device="cpu")
     assert verifier.reader is None and 0 < verifier.scores([("a", "b")])[0] < 1
 

@@ -7,8 +7,7 @@ import pytest
 from rich.console import Console
 
 from treegen import LLM, Node, SamplingParams
-from treegen.search.tree.draw import draw_tree
-from treegen.search.tree.records import NodeRecord, SearchTree
+from treegen.search.tree.records import NodeRecord, SearchTree, draw_tree
 
 
 def node(id: int, parent: int | None, depth: int, text: str, **more: Any) -> NodeRecord:

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from treegen.evals.problem import Problem
 from treegen.tasks.common import answers
 from treegen.tasks.common.answers import (
-    canonical_number,
     exact_match_form,
     flexible_extract,
     is_whole,
     numeric_answer,
     strict_match,
 )
-from treegen.tasks.common.arithmetic import plain_digits, result
+from treegen.tasks.common.arithmetic import canonical_number, plain_digits, result
 from treegen.tasks.common.letters import is_hedged
 from treegen.tasks.gsm8k import GSM8K
 
@@ -291,10 +290,6 @@ def test_answers_read_from_the_end_are_those_of_the_plain_reading() -> None:
         assert numeric_answer(text) == _plain_number(text), text
         words = list(answers._FLEXIBLE.finditer(text))
         assert flexible_extract(text) == (words[-1][0] if words else None), text
-        for start in ("", text, f"{text} ", f"{text}\n"):
-            both = f"{start}{draw.choice(['The', 'the', 'xthe'])} answer is {text[:40]}"
-            wanted = numeric_answer(both), flexible_extract(both)
-            assert answers.numeric_and_flexible(both) == wanted, both
 
 
 def _plain_number(text: str) -> str | None:
@@ -422,11 +417,11 @@ def test_any_text_gets_a_verdict(text: str) -> None:
     ],
 )
 def test_reading_takes_linear_time(unit: str) -> None:
-    """A quadratic reader needs minutes; a linear one takes well under a second of one core."""
-    for text in (unit * (200_000 // len(unit)), "The answer is " + unit * (200_000 // len(unit))):
+    """A quadratic reader needs many seconds; a linear one takes a fraction of one."""
+    for text in (unit * (50_000 // len(unit)), "The answer is " + unit * (50_000 // len(unit))):
         start = time.process_time()
         GSM8K().score(Problem("p", "q", "18"), text)
-        assert time.process_time() - start < 2
+        assert time.process_time() - start < 1
 
 
 @given(st.text(alphabet="0123456789.,$-# ", max_size=30))

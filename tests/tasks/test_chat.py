@@ -16,8 +16,8 @@ from treegen.search.tree.result import SearchResult
 from treegen.tasks.chat import ChatSearch, ChatSearches
 
 QUESTION = "Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:"
-PARAMS = SamplingParams(max_tokens=24, seed=3)
-BUDGET = Budget(tokens=400)
+PARAMS = SamplingParams(max_tokens=16, seed=3)
+BUDGET = Budget(tokens=60)  # which mcts, rstar and others reach
 
 
 @pytest.fixture(name="llm", scope="module")
@@ -59,7 +59,7 @@ def test_each_method_answers_a_chat_within_its_budget(
     search = prepare(searches, method, SMALL[method])
     result = run(llm, search)
     assert result.error is None and result.best is not None
-    assert 0 < result.usage.tokens_decoded <= 400
+    assert 0 < result.usage.tokens_decoded <= 60
     text = search.text(result.tree, result.best)
     assert text.strip() and not text.startswith("Question")
     assert search.answer("It is 5. The answer is 12.") is not None

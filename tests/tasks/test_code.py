@@ -412,7 +412,10 @@ def test_programs_are_judged_by_each_task() -> None:
     plus: CodeTask = HumanEvalPlus()
     plus.load(TaskOptions(ids=["Own/1"]))
     (result,) = run(plus, [("Own/1", "    return sum(numbers) / len(numbers)\n")])
-    assert [test.accepted for test in result.tests] == [True, False]
+    assert [test.verdict for test in result.tests] == [
+        ProgramStatus.ACCEPTED,
+        ProgramStatus.WRONG_ANSWER,
+    ]
 
 
 def test_evalplus_has_a_verdict_for_each_part() -> None:

@@ -14,7 +14,7 @@ from treegen.tasks.code.calls import CallValue, ExpectedResult, is_expected
 from treegen.tasks.code.livecodebench import same_lines, same_value
 from treegen.tasks.sandbox import value_json
 
-SIZE = 30_000  # characters that a program sends
+SIZE = 10_000  # characters that a program sends
 # A list that is empty takes three characters, and 60 bytes; it is made twice.
 FACTOR, AT_LEAST = 150, 1 << 20
 
@@ -53,7 +53,7 @@ VALUES: dict[str, Shape] = {
     "complex": lambda num: _many(1j, num),
     "ints of one hash": lambda num: [each * _PRIME for each in range(num // 30)],
     "tuples of one hash": lambda num: [(-1 - each % 2, each % 3 - 2) for each in range(num // 30)],
-    "tuples of texts": lambda num: [("x" * (num // 500),)] * 500,
+    "tuples of texts": lambda num: [("x" * (num // 150),)] * 150,
     "none": lambda num: [None] * (num // 6),
 }
 TEXTS: dict[str, Callable[[int], str]] = {

@@ -15,8 +15,8 @@ from treegen.prompts.tree import prompts_of
 from treegen.tasks import ReportOptions, SampleScore, Task, TaskOptions, get_task
 from treegen.tasks.gsm8k import GSM8K
 from treegen.tasks.puzzles.base import Countdown, PuzzleTask, read_puzzle
-from treegen.tasks.puzzles.countdown_text import apply_steps
 from treegen.tasks.puzzles.game24 import Game24
+from treegen.tasks.puzzles.puzzle import apply_steps
 
 CSV = "Rank,Puzzles,AMT (s)\n" + "".join(
     f"{rank},{puzzle},4.4\n"
@@ -86,7 +86,7 @@ def test_examples_from_a_file(tmp_path: Path) -> None:
         "Input: 1 2\nTarget: 3\nSteps:\n1 + 2 = 3 (left: 3)\n\n"
     )
     write_jsonl(data, [puzzle([4, 9], 5, id="mine")])
-    with pytest.raises(DataError, match=r"example 1 of .* is problem 'mine' itself"):
+    with pytest.raises(DataError, match=r"example 1 of .* is also problem 'mine' of the run"):
         Countdown().load(TaskOptions(**options))
     write_jsonl(file, [puzzle([9, 4], 5, solution="9 - 4 = 6 (left: 6)")])
     with pytest.raises(DataError, match="line 1: its solution does not reach its target"):

@@ -14,7 +14,8 @@ from treegen.common.params import SamplingParams
 from treegen.errors import DataError, InputError
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.prompts.tree import prompts_of
-from treegen.tasks.common.answers import canonical_number, numeric_answer, strict_match
+from treegen.tasks.common.answers import numeric_answer, strict_match
+from treegen.tasks.common.arithmetic import canonical_number
 from treegen.tasks.common.sources import bundled_rows
 from treegen.tasks.gsm8k import GSM8K, reasoning_and_number
 
@@ -210,7 +211,7 @@ def test_examples_from_the_evaluated_file_leave_its_problems_out(tmp_path: Path)
 def test_a_few_shot_file_may_not_hold_a_problem(tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "a.jsonl", numbered(3))
     shots = write_jsonl(tmp_path / "s.jsonl", [ROW, {"question": " 2  APPLES?", "target": "2."}])
-    with pytest.raises(DataError, match=r"example 2 of .* is problem 'gsm8k-2' itself"):
+    with pytest.raises(DataError, match=r"example 2 of .* is also problem 'gsm8k-2' of the run"):
         GSM8K().load(TaskOptions(data=data, fewshot_file=shots))
     assert GSM8K().load(TaskOptions(data=data, fewshot_file=shots, num_fewshot=1)).num_fewshot == 1
 

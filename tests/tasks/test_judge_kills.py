@@ -17,6 +17,7 @@ from hostile_cases import LIMITS, USABLE, compare
 from processes import Process, descendants
 
 from treegen.tasks.sandbox import Program, ProgramStatus, SandboxPool, TestCase
+from treegen.tasks.sandbox.canaries import verify_once
 from treegen.tasks.sandbox.pool import decide
 from treegen.tasks.sandbox.process import ProcessOutcome
 from treegen.tasks.sandbox.programs import HelperKilledError, SandboxError
@@ -26,6 +27,12 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not USABLE, reason="no sandbox can be used here"
 )
 FOREVER = 10**6
+
+
+@pytest.fixture(autouse=True)
+def _forget_tests() -> None:
+    """Test every sandbox anew, because the helpers of these tests are killed."""
+    verify_once.cache_clear()
 
 
 @contextmanager

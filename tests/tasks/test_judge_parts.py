@@ -126,7 +126,7 @@ PLAIN = st.recursive(
         | st.dictionaries(st.text() | st.integers(), inner)
         | st.sets(st.integers())
     ),
-    max_leaves=20,
+    max_leaves=8,
 )
 
 

@@ -161,7 +161,7 @@ def test_a_source_may_be_the_body_of_a_function(judge: SandboxPool, name: str) -
     assert verdict_of(judge, BODIES[name], "5", "5") is ProgramStatus.COMPILE_ERROR
     program = Program(BODIES[name], prelude="import sys", may_return=True)
     (result,) = judge.run(program, [TestCase("5", expected="5")], compare).tests
-    assert result.accepted, result
+    assert result.verdict is ProgramStatus.ACCEPTED, result
 
 
 def test_what_is_no_body_either_stays_a_compile_error(judge: SandboxPool) -> None:

@@ -293,7 +293,7 @@ def test_letters_of_more_or_fewer_choices(text: str, num: int, want: str | None)
 def test_letters_beside_real_choices(data_dir: Path, form: str) -> None:
     questions = load_questions(str(data_dir / "mmlu"), None, (), with_dev=False).test
     read = []
-    for question in (each for subject in questions.values() for each in subject):
+    for question in (each for subject in questions.values() for each in subject[::3]):
         text, *choices = question.block.split("\n")[-5:]
         choice = choices["ABCD".index(question.answer)][3:]
         shown = form.format(
@@ -301,7 +301,7 @@ def test_letters_beside_real_choices(data_dir: Path, form: str) -> None:
         )
         read.append(letter_answer(shown) == question.answer)
     # A choice may be "cannot ..." or "(at most D)".
-    assert len(read) > 1000 and sum(read) > 0.97 * len(read)
+    assert len(read) > 400 and sum(read) > 0.97 * len(read)
 
 
 @pytest.mark.parametrize("letter", "ABCD")

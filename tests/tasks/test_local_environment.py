@@ -97,6 +97,13 @@ def test_tools(sandbox: str) -> None:
     use(create(sandbox), body)
 
 
+@pytest.fixture(name="plain", scope="module")
+def _plain(only_judge: None) -> Iterator[LocalEnvironment]:
+    environment = create("none")
+    yield environment
+    asyncio.run(environment.close())
+
+
 @pytest.mark.parametrize(
     ("tool", "arguments", "error"),
     [
@@ -121,17 +128,20 @@ def test_tools(sandbox: str) -> None:
         ("write_file", {"path": "d/" * 40 + "x", "text": ""}, "may have 32 parts"),
     ],
 )
-def test_a_wrong_call_is_an_observation(tool: str, arguments: Any, error: str) -> None:
-    async def body(environment: LocalEnvironment) -> None:
-        world = await environment.start(PROBLEM)
+def test_a_wrong_call_is_an_observation(
+    plain: LocalEnvironment, tool: str, arguments: Any, error: str
+) -> None:
+    async def body() -> None:
+        world = await plain.start(PROBLEM)
         before = contents(world)
         shown = await call(world, tool, **arguments)
         assert shown.text.startswith("Error: ") and error in shown.text
         assert not shown.failure
         if "a/../.." not in str(arguments):  # it has created a/
             assert contents(world) == before
+        await world.close()
 
-    use(create("none"), body)
+    asyncio.run(body())
 
 
 @pytest.fixture(scope="module", params=USABLE)
@@ -316,6 +326,15 @@ def test_a_limit_ends_its_own_branch_only(sandbox: str) -> None:
     use(create(sandbox, limits=limits), body)
 
 
+def empty(folder: Path) -> None:
+    """Remove everything in a folder."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            remove_tree(path)
+        else:
+            path.unlink()
+
+
 @pytest.mark.parametrize("sandbox", USABLE)
 def test_hostile_programs_do_not_get_out(sandbox: str) -> None:
     """Verdicts are as in the judge; honest programs need input, which a world has none of."""
@@ -333,21 +352,31 @@ def test_hostile_programs_do_not_get_out(sandbox: str) -> None:
     )
 
     async def body(environment: LocalEnvironment, names: list[str]) -> dict[str, Observation]:
-        async def run(source: str) -> Observation:
-            world = await environment.start(Problem("p", "", ""))
-            shown = await python(world, source)
-            await world.close()
-            return shown
+        shown: dict[str, Observation] = {}
 
-        shown = await asyncio.gather(*(run(cases[name].program.source) for name in names))
-        return dict(zip(names, shown, strict=True))
+        async def run(names: list[str]) -> None:
+            """Run programs in one empty world, and in another one once the first has failed."""
+            world = None
+            for name in names:
+                world = world or await environment.start(Problem("p", "", ""))
+                shown[name] = await python(world, cases[name].program.source)
+                if shown[name].failure:
+                    await world.close()
+                    world = None
+                else:
+                    empty(Path(world.workspace.path))
+
+        await asyncio.gather(*(run(names[at::8]) for at in range(8)))
+        return shown
 
     # A busy machine takes long to hand out memory.
     greedy = [name for name, case in cases.items() if case.expect == {"memory_limit"}]
     others = [name for name in cases if name not in greedy]
-    shown = use(create(sandbox, limits=PATIENT), lambda environment: body(environment, greedy))
+    patient = create(sandbox, limits=PATIENT, num_workers=8)
+    shown = use(patient, lambda environment: body(environment, greedy))
     limits = replace(LIMITS, wall_seconds=6.0)
-    shown |= use(create(sandbox, limits=limits), lambda environment: body(environment, others))
+    hasty = create(sandbox, limits=limits, num_workers=8)  # most of them wait
+    shown |= use(hasty, lambda environment: body(environment, others))
     for name, observation in shown.items():
         outcome = outcomes[0 if observation.failure else 1 if observation.exit_status else 2]
         assert outcome & cases[name].expect, (name, observation)
@@ -360,7 +389,7 @@ def test_snapshots_have_a_quota(tmp_path: Path) -> None:
         await call(world, "write_file", path="big", text="x" * 400_000)
         first = await world.snapshot()
         await world.snapshot()
-        with pytest.raises(CapacityError, match=r"2 leave .* raise max_snapshot_bytes"):
+        with pytest.raises(CapacityError, match=r"2 snapshots leave .* raise max_snapshot_bytes"):
             await world.snapshot()
         await environment.delete(first)
         await environment.delete(first)
@@ -468,8 +497,14 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("sandbox", USABLE)
-@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize(
+    ("sandbox", "is_named"),
+    [
+        pytest.param(name, is_named, marks=[pytest.mark.soak] * (is_named != (name == USABLE[-1])))
+        for name in USABLE
+        for is_named in (False, True)
+    ],
+)
 def test_a_killed_process_leaves_directories_that_the_next_removes(
     sandbox: str, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from treegen.prompts.tree import prompts_of
 from treegen.tasks import ReportOptions, Task, TaskData, get_task
 from treegen.tasks.common import sources
 from treegen.tasks.gpqa import GPQA
-from treegen.tasks.math.aime import AIME
+from treegen.tasks.math.competitions import AIME
 from treegen.tasks.math.task import Math, Math500, equivalent, extract_boxed, minerva_answer
 
 AIME_ROW = {"ID": "2024-I-1", "Problem": "How many?", "Solution": "Many.", "Answer": 33}
@@ -111,8 +111,8 @@ def test_aime_rows_that_cannot_be_used_are_told_by_line(tmp_path: Path) -> None:
     data = load(AIME(), write_jsonl(tmp_path / "a.jsonl", rows))
     assert len(data.problems) == 1
     assert [str(row).partition("a.jsonl, ")[2] for row in data.skipped] == [
-        "line 2: no problem or question; it has answer",
-        "line 3: no answer; it has problem",
+        "line 2: no problem or question; the row has answer",
+        "line 3: no answer; the row has problem",
         "line 4: answer '1000' is not a whole number from 0 to 999",
     ]
 
@@ -122,9 +122,9 @@ def test_aime_years(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     assert [p.id for p in load(AIME(), path, {"year": "2025"}).problems] == ["2025-I-1"]
     assert len(load(AIME(), path, {"year": "2024,2025"}).problems) == 2
-    with pytest.raises(InputError, match=r"no problem of 2023; it has those of 2024, 2025"):
+    with pytest.raises(InputError, match=r"no problem of 2023; it has problems of 2024, 2025"):
         load(AIME(), path, {"year": "2023"})
-    with pytest.raises(InputError, match="does not tell the year of its rows"):
+    with pytest.raises(InputError, match="does not name the year of its rows"):
         load(AIME(), None, {"year": "2024"})
     with pytest.raises(InputError, match="hf has AIME of 2024, 2025, 2026, not of '2023'"):
         load(AIME(), "hf", {"year": "2023"})
@@ -215,7 +215,8 @@ def test_math_500_rows_of_all_kinds_of_files(tmp_path: Path) -> None:
             ["test/algebra/7.json", "Why?", "\\frac{1}{2}"]
         ]
         assert data.problems[0].metadata["level"] == 3
-    assert "line 2: no answer, and the solution has no boxed answer" in str(data.skipped[0])
+    reason = "line 2: the row has no answer, and its solution has no boxed answer"
+    assert reason in str(data.skipped[0])
 
 
 def test_math_has_minervas_prompt() -> None:
@@ -245,7 +246,7 @@ def test_math_examples_from_files_are_never_problems(tmp_path: Path) -> None:
     assert load(Math(), path, fewshot_data=shots).label == ""
     assert not {"Problem:\nWhat is 0?\n\nSolution:"} & {asked for asked, _ in drawn[0]}
     assert drawn[0][0][1].endswith("Final Answer: The final answer is $2$. I hope it is correct.")
-    with pytest.raises(DataError, match=r"example 1 of .* is problem 'math-0' itself"):
+    with pytest.raises(DataError, match=r"example 1 of .* is also problem 'math-0' of the run"):
         load(Math(), path, fewshot_file=shots, num_fewshot=3)
     with pytest.raises(InputError, match=r"num_fewshot is 9 but .* has 8 examples"):
         load(Math(), path, fewshot_file=shots, num_fewshot=9)
@@ -310,7 +311,7 @@ def test_gpqa_subsets_are_files_of_a_folder(tmp_path: Path) -> None:
     assert len(load(GPQA(), tmp_path, {"subset": "main"}).problems) == 3
     with pytest.raises(InputError, match="is a single set; choose a subset only with hf"):
         load(GPQA(), tmp_path / "gpqa_main.csv", {"subset": "main"})
-    with pytest.raises(DataError, match=r"no usable problem; .*line 1: no Question; it has q"):
+    with pytest.raises(DataError, match=r"no usable problem; .*line 1: no Question; the row has q"):
         load(GPQA(), write_jsonl(tmp_path / "b.jsonl", [{"q": "?"}]))
 
 

@@ -8,7 +8,7 @@ import pytest
 from treegen.tasks import TaskOptions
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.answers.maths import without_dollars
-from treegen.tasks.math.hmmt import HMMT
+from treegen.tasks.math.competitions import HMMT
 
 pytest.importorskip("math_verify")
 

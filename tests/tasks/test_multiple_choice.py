@@ -126,7 +126,7 @@ def test_examples_are_drawn_by_seed_or_are_the_first_of_a_file(tmp_path: Path) -
     assert drawn[0] == drawn[1] != drawn[2]
     with pytest.raises(InputError, match="num_fewshot is 30"):
         winogrande(tmp_path, num_fewshot=30)
-    with pytest.raises(DataError, match="is problem 'winogrande-0' itself"):
+    with pytest.raises(DataError, match="is also problem 'winogrande-0' of the run"):
         winogrande(tmp_path, num_fewshot=1, fewshot_file=str(tmp_path / "dev.jsonl"))
 
 

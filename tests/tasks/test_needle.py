@@ -302,7 +302,7 @@ def test_a_text_that_does_not_fit_the_model_says_how_to_shorten_it(
         ("needle-grid", "lengths"),
         ("ruler-niah-single-1", "lengths"),
     ):
-        told = command("plan", task, "-M", checkpoint, "-T", f"{option}=60000").error
+        told = command("plan", task, "-M", checkpoint, "-T", f"{option}=20000").error
         assert "the model's context of 4,096" in told and f"-T {option}=N" in told
 
 

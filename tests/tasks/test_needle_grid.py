@@ -118,7 +118,7 @@ def test_a_number_is_not_a_part_of_a_longer_one() -> None:
         ({"lengths": "50"}, "takes 95 characters without any filler, but the length is 50"),
         ({"lengths": "300", "depths": "0-100/101"}, "too short for these depths"),
         ({"depths": "101"}, "depths must be from 0 to 100, got 101"),
-        ({"needle": "N."}, "give needle, question and facts together"),
+        ({"needle": "N."}, "give needle, question and facts together, not only needle"),
         ({"needle": "N.", "question": "?", "facts": "M"}, "does not contain the fact 'M'"),
         ({"needle": "N is M.", "question": "Is M?", "facts": "M"}, "contains the fact 'M'"),
         ({"needle": "N is M.", "question": "?", "facts": "M|"}, "facts has an empty part"),

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from treegen.tasks.common.answers import canonical_number, numeric_answer
+from treegen.tasks.common.answers import numeric_answer
+from treegen.tasks.common.arithmetic import canonical_number
 
 MARKED = (
     # A box or a marked answer comes before the last number.

@@ -16,7 +16,7 @@ from treegen.evals.statistics.votes import Tally
 from treegen.evals.verdict import SampleScore, unify_answers
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.gpqa import GPQA
-from treegen.tasks.math.aime import AIME
+from treegen.tasks.math.competitions import AIME
 from treegen.tasks.math.task import (
     Math,
     Math500,
@@ -82,7 +82,7 @@ def test_math_scores_as_minerva_in_lm_eval_but_for_what_math_verify_knows() -> N
     minerva = minerva_of_lm_eval()
     equal = cache(minerva.is_equiv)
     filter, more = Math().answer_types["minerva"], set()
-    for text, answer in math_outputs(1000, seed=3):
+    for text, answer in math_outputs(300, seed=3):
         ours = filter.verdict(text, [answer]).correct
         found = minerva.normalize_final_answer(minerva.get_unnormalized_answer(text))
         if ours != equal(found, minerva.normalize_final_answer(answer)):
@@ -109,14 +109,14 @@ def test_answers_are_the_same_where_math_verify_says_so_in_either_order() -> Non
         "\\frac{1}{3}",
     ]
     answers = [*some_answers(), *more]
-    pairs = [(draw.choice(answers), draw.choice(answers)) for _ in range(300)]
+    pairs = [(draw.choice(answers), draw.choice(answers)) for _ in range(100)]
     pairs += [(a, b) for a in more for b in more if a < b]
     same = 0
     for first, second in pairs:
         want = math_verify_says(f"${first}$", second) or math_verify_says(f"${second}$", first)
         assert kind.same(first, second) == (want or first == second), (first, second)
         same += want
-    assert same > 20
+    assert same > 10
 
 
 def test_metrics_of_64_samples_follow_from_math_verifys_judgements() -> None:

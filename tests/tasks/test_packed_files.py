@@ -21,7 +21,7 @@ ROW = b'{"question": "How many?", "answer": "2"}\n'
 def _gzip(path: Path, unit: bytes) -> Path:
     with gzip.open(path, "wb", compresslevel=1) as file:
         block = unit * (_MIB // len(unit))
-        for _ in range(256 * _MIB // len(block)):
+        for _ in range(80 * _MIB // len(block)):
             file.write(block)
     return path
 
@@ -41,13 +41,13 @@ def _in_lists(path: Path) -> Path:
 
 
 def _many_texts(path: Path) -> Path:
-    table = pa.table({"question": ["y" * 1000] * 80_000})
+    table = pa.table({"question": ["y" * 10_000] * 8_000})
     pq.write_table(table, path, compression="zstd", use_dictionary=False)
     return path
 
 
 def _no_values(path: Path) -> Path:
-    pq.write_table(pa.table({"question": pa.nulls(20_000_000)}), path)
+    pq.write_table(pa.table({"question": pa.nulls(9_000_000)}), path)
     return path
 
 
@@ -70,7 +70,7 @@ def test_a_file_that_is_made_to_fill_the_memory_is_refused(
     assert path.stat().st_size < 2 * _MIB
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match=r"unpacks to more than .* if you trust it, ") as caught:
+        with pytest.raises(DataError, match=r"more than .* if you trust the file, ") as caught:
             list(read_any(path))
         _, peak = tracemalloc.get_traced_memory()
     finally:
@@ -80,15 +80,15 @@ def test_a_file_that_is_made_to_fill_the_memory_is_refused(
 
 
 def test_blank_lines_take_no_more_than_they_are() -> None:
-    content = b"\n" * (2 * _MIB) + ROW
+    content = b"\n" * (_MIB // 2) + ROW
     tracemalloc.start()
     try:
         ((line, row),) = parse_rows(content, "here")
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (line, row) == (2 * _MIB + 1, json.loads(ROW))
-    assert peak < 8 * _MIB
+    assert (line, row) == (_MIB // 2 + 1, json.loads(ROW))
+    assert peak < 2 * _MIB
 
 
 def test_packed_rows_are_those_of_the_unpacked_file(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -165,15 +166,20 @@ def cases(num: int, seed: int) -> list[tuple[str, str]]:
     return found
 
 
-def ours(outs: Sequence[Any], expected: Sequence[Any], atol: float) -> list[bool]:
-    """Return the judge's verdict on each result, as they come out of the sandbox."""
+@cache
+def prelude() -> dict[str, Any]:
+    """Return the names of the prelude, without the call that closes standard input."""
     module: dict[str, Any] = {}
     exec(PRELUDE.replace("\n_treegen_no_input()\n", "\n"), module)
+    return module
+
+
+def ours(outs: Sequence[Any], expected: Sequence[Any], atol: float) -> list[bool]:
+    """Return the judge's verdict on each result, as they come out of the sandbox."""
 
     def told(result: Any) -> CallValue:
-        return CallValue(
-            *value_json.loads(value_json.dumps(module["_treegen_result"](result, False)))
-        )
+        returned = prelude()["_treegen_result"](result, False)
+        return CallValue(*value_json.loads(value_json.dumps(returned)))
 
     wants = build_expected("humaneval", "f", atol, [told(each) for each in expected])
     return [

@@ -12,28 +12,26 @@ from hypothesis import strategies as st
 from puzzle_model import solutions
 
 from treegen.tasks.puzzles.base import puzzle_value_prompt, read_judgement, read_proposals
-from treegen.tasks.puzzles.countdown_text import (
+from treegen.tasks.puzzles.game24 import of_steps, parse, value_with
+from treegen.tasks.puzzles.puzzle import (
     SOLVE_HEADER,
+    Number,
+    PuzzleState,
+    PuzzleStep,
     apply_steps,
+    is_legal,
+    moves,
     prompt,
+    reachable,
     read_number,
     read_step,
     solve_block,
     solve_head,
+    state_of,
     step_line,
     value_block,
     value_head,
     value_label,
-)
-from treegen.tasks.puzzles.game24 import of_steps, parse, value_with
-from treegen.tasks.puzzles.puzzle import (
-    Number,
-    PuzzleState,
-    PuzzleStep,
-    is_legal,
-    moves,
-    reachable,
-    state_of,
 )
 
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
@@ -302,13 +300,13 @@ def test_steps_become_an_expression() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "(" * 200_000,
-        "1+" * 200_000 + "1",
-        "(" * 100_000 + "1" + ")" * 100_000,
-        "9" * 400_000,
-        " " * 400_000,
-        "4 + 9 = 13 (left: " + "1" * 400_000,
-        "1 + 1 = " + "2 " * 200_000,
+        "(" * 100_000,
+        "1+" * 100_000 + "1",
+        "(" * 50_000 + "1" + ")" * 50_000,
+        "9" * 200_000,
+        " " * 200_000,
+        "4 + 9 = 13 (left: " + "1" * 200_000,
+        "1 + 1 = " + "2 " * 100_000,
     ],
 )
 def test_long_texts_take_no_long_time(text: str) -> None:

@@ -248,7 +248,7 @@ def test_rows_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
         ({"answer": "numeric"}, "answer must be one of text, contains, number"),
         ({"answer": "math", "ignore_case": "yes"}, "answer=math does not use ignore_case"),
         ({"answer": "math", "choices": "5"}, "answer=math does not use choices"),
-        ({"answer": "choice", "choices": "27"}, "there are 2 to 26 choices, not 27"),
+        ({"answer": "choice", "choices": "27"}, "must be from 2 to 26, got 27"),
         ({"answer": "math", "metric": "exact"}, "give answer or metric, not both"),
         ({"metric": "exact", "pattern": "x"}, "does not use a pattern"),
         ({"metric": "numeric", "ignore_case": "yes"}, "does not use ignore_case"),
@@ -282,7 +282,7 @@ def test_examples_stand_before_every_problem(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="needs examples"):
         load(tmp_path, [ROW], num_fewshot=3)
     write_jsonl(shots, [{**ROW, "question": "what is  2 + 3?"}])
-    with pytest.raises(DataError, match=r"example 1 of .* is problem 'line-1' itself"):
+    with pytest.raises(DataError, match=r"example 1 of .* is also problem 'line-1' of the run"):
         load(tmp_path, [ROW], fewshot_file=str(shots))
 
 

@@ -32,7 +32,7 @@ def test_hidden_tests_decide_wherever_the_files_are(
     job = load_job(
         "repair",
         "beam",
-        extra={"problems": "2", "level": "medium"},
+        extra={"problems": "1", "level": "medium"},
         environment=name,
         width=1,
         expand=2,
@@ -41,12 +41,10 @@ def test_hidden_tests_decide_wherever_the_files_are(
     )
     run_job(job, mender(0.0), run, execution=execution)
     records = records_of(run)
-    assert len(records) == 2
-    for record in records.values():
-        assert record["solved"] and record["scores"] == {"hidden_tests": 1.0, "public_tests": 1.0}
-        steps = [node["data"] for node in record["nodes"] if node.get("data")]
-        rewards = [step["reward"] for step in steps]
-        assert 1.0 in rewards and min(rewards) < 1.0
+    (record,) = records.values()
+    assert record["solved"] and record["scores"] == {"hidden_tests": 1.0, "public_tests": 1.0}
+    rewards = [node["data"]["reward"] for node in record["nodes"] if node.get("data")]
+    assert 1.0 in rewards and min(rewards) < 1.0
     assert not cloud.sandboxes and list(cloud.templates) == ["base"]
     stored = (run / "actions.jsonl").read_bytes()
     os.truncate(run / "trees.jsonl", 0)

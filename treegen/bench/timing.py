@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -127,16 +128,20 @@ class Stopwatch:
         if device.type == "cuda":
             self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
 
-    def seconds(self, call: Callable[[], object], repeats: int) -> list[float]:
-        """Return the seconds of each of `repeats` calls, after two untimed calls."""
+    def microseconds(self, call: Callable[[], object], repeats: int) -> Spread:
+        """Return the spread of the microseconds of `repeats` calls, after two untimed calls."""
         with use_device(self._device):
-            return self._seconds(call, repeats)
+            return Spread.of([seconds * 1e6 for seconds in self._seconds(call, repeats)])
 
     def _seconds(self, call: Callable[[], object], repeats: int) -> list[float]:
         for _ in range(2):
             call()
         if self._flush is None:
-            return [self._on_cpu(call) for _ in range(repeats)]
+            times = [time.perf_counter()]
+            for _ in range(repeats):
+                call()
+                times.append(time.perf_counter())
+            return [after - before for before, after in pairwise(times)]
         synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.Stream(self._device)):
@@ -153,16 +158,6 @@ class Stopwatch:
         synchronize(self._device)
         del result
         return [start.elapsed_time(stop) / 1e3 for start, stop in pairs]
-
-    def microseconds(self, call: Callable[[], object], repeats: int) -> Spread:
-        """Return the spread of the microseconds of `repeats` calls, after two untimed calls."""
-        return Spread.of([seconds * 1e6 for seconds in self.seconds(call, repeats)])
-
-    @staticmethod
-    def _on_cpu(call: Callable[[], object]) -> float:
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
 
 
 class PassTimer:

@@ -229,7 +229,8 @@ class Engine:
             gc.collect()  # a search and its event loop refer to each other
         if self._is_running():
             raise InputError(
-                "another run of this LLM is not finished; read it to its end, or close() it"
+                "another run of this LLM is not finished; iterate to the end of that run, or call "
+                "its close()"
             )
         if self._ranks is not None:
             self._ranks.check()

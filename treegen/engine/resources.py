@@ -102,9 +102,9 @@ def new_run(
         gate=resources.gate,
     )
     if run.gate.version:
-        run.rows.record_versions()
+        run.rows.generated.record_versions()
     if any(param_set.params.reports_signals for param_set in param_sets):
-        run.rows.record_signals()
+        run.rows.generated.record_signals()
     for param_set in further:
         run.param_sets.add(param_set, lambda: range(len(run.param_sets)))
     expanded = None

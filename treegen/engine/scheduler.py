@@ -224,7 +224,7 @@ class Scheduler:
         """Record versions from now on, and drop or compute again what the old weights computed."""
         start, mode = time.perf_counter(), self._update
         self._update = None
-        self.run.rows.record_versions()
+        self.run.rows.generated.record_versions()
         self.run.pool.end_all_loans()  # keys and values that the old weights expanded from latents
         if mode == "keep":
             return
@@ -255,8 +255,10 @@ class Scheduler:
         self._end_rows()
         self._report()
         self._record_time(last, launched, start)
-        if launched is None and not self._recorded and len(self.run.requests) == num_requests:
-            self._check_not_stalled()
+        is_same = len(self.run.requests) == num_requests
+        has_waiting = self._admission.has_work and not self._outputs.has_more
+        if launched is None and not self._recorded and is_same and has_waiting:
+            raise make_stall_error(self.run)  # the next step would not continue either
 
     def _schedule(self) -> None:
         """Decide whether to verify draft tokens, and start rows and requests."""
@@ -324,11 +326,6 @@ class Scheduler:
                 # step launched ahead. Its time is not used.
                 if step.guesses is not None or not (self._verifies and self._run_ahead):
                     self._speculation.measure(step, seconds)
-
-    def _check_not_stalled(self) -> None:
-        """Raise InternalError if work is left that the next step would not continue either."""
-        if self._admission.has_work and not self._outputs.has_more:
-            raise make_stall_error(self.run)
 
     def cancel(self, index: int, sample: int | None = None) -> None:
         """Drop one sample of a request, or all unfinished ones, and free their pages at once.

@@ -147,7 +147,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         Raises:
             InputError: the run was started otherwise, and so draws all of its plan.
         """
-        raise InputError("only a run of LLM.open_stream takes work while it runs")
+        raise InputError("this run takes no more work; open a run with LLM.open_stream")
 
     @synchronized
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
@@ -165,8 +165,8 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         samples = self.plan.requests[self._place[prompt_id]].samples
         if sample_index is not None and not 0 <= sample_index < samples:
             raise InputError(
-                f"prompt {prompt_id!r} has {samples} samples, numbered from 0, but not "
-                f"{sample_index}; name one of these samples"
+                f"prompt {prompt_id!r} has no sample {sample_index}; it has {samples} samples, "
+                "numbered from 0"
             )
         self.scheduler.cancel(self._place[prompt_id], sample_index)
 

@@ -60,6 +60,6 @@ class UpdateGate:
         """Raise ModelError if an update was interrupted."""
         if self._is_mixed:
             raise ModelError(
-                "an update of the weights was interrupted, so some are old and some are new; "
-                "update them again"
+                "an update of the weights was interrupted, so some weights are old and some are "
+                "new; update all weights again"
             )

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from treegen.common.checks import check_argument_types, checked_class
+from treegen.common.checks import check_argument_types
 from treegen.errors import InputError, arg
-from treegen.evals.statistics.confidence import STOPPED, Confidence
+from treegen.evals.statistics.confidence import STOPPED
 from treegen.search.strategies.majority import is_decided
 
 DECIDED: Final = "decided"
@@ -48,23 +48,6 @@ def parse_stop_rule(rule: str) -> float | None:
     return chance
 
 
-@checked_class
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopRule:
-    """The rules by which a run stops."""
-
-    num_samples: int
-    """The largest number of samples of a problem."""
-    stop_when: str
-    """As `parse_stop_rule` reads it."""
-    batch: int
-    """The number of samples in every round after the first."""
-    first_round: int
-    """The number of samples of each problem that are always drawn, and never cut."""
-    confidence: Confidence | None
-    """Which samples end because of low confidence."""
-
-
 @dataclass(slots=True)
 class _State:
     """The state of one problem: its samples' answers by index, and its rounds."""
@@ -83,20 +66,21 @@ class Rounds:
 
     def __init__(
         self,
-        rule: StopRule,
+        settings: Any,
         problem_ids: Sequence[str],
         representatives: Callable[[Collection[str]], Mapping[str, str]] | None = None,
     ) -> None:
         """Start without samples.
 
         Args:
-            rule: The rules by which the run stops.
+            settings: The `EvalSettings` of the run, which has the rules by which it stops.
             problem_ids: The ids of all problems.
             representatives: Maps answers that may be equal without being equal strings to their
                 representatives, see `AnswerType`; by default only equal strings are equal.
         """
-        self._rule, self._num, self._representatives = rule, rule.num_samples, representatives
-        self._chance = parse_stop_rule(rule.stop_when)
+        self._settings, self._num = settings, settings.num_samples
+        self._representatives = representatives
+        self._chance = parse_stop_rule(settings.stop_when)
         self._states = {problem_id: _State() for problem_id in problem_ids}
         self._changed = dict.fromkeys(problem_ids)  # problems to check for a next round
 
@@ -162,8 +146,8 @@ class Rounds:
     def _end_after(self, end: int) -> int:
         """Return the end of the round that starts at an index."""
         if not end:
-            return self._rule.first_round
-        step = self._rule.batch if self._chance is not None else self._num
+            return self._settings.first_round
+        step = self._settings.stop_batch if self._chance is not None else self._num
         return min(end + step, self._num)
 
     def _is_decided(self, state: _State) -> bool:
@@ -177,10 +161,10 @@ class Rounds:
 
     def floor(self, problem_id: str) -> float | None:
         """Return the confidence floor of a problem's samples drawn now; None if there is none."""
-        state, confidence = self._states[problem_id], self._rule.confidence
+        state, confidence = self._states[problem_id], self._settings.confidence
         if confidence is None or confidence.keep is None:
             return None
-        warmup = range(self._rule.first_round)
+        warmup = range(self._settings.first_round)
         if state.end <= len(warmup) or any(i not in state.answers for i in warmup):
             return None
         lowest = [state.lowest[i] for i in warmup if i in state.lowest]
@@ -197,12 +181,12 @@ class Rounds:
             if (floor := self.floor(problem_id)) is not None:
                 row |= {"unsure": state.unsure, "floor": floor}
             problems[problem_id] = row
-        rule = self._rule
+        settings = self._settings
         return {
-            "stop_when": rule.stop_when,
-            "stop_batch": rule.batch,
-            "first_round": rule.first_round,
-            "confidence": asdict(rule.confidence) if rule.confidence else None,
+            "stop_when": settings.stop_when,
+            "stop_batch": settings.stop_batch,
+            "first_round": settings.first_round,
+            "confidence": asdict(settings.confidence) if settings.confidence else None,
             "spared": self.spared,
             "problems": problems,
         }

@@ -1,12 +1,13 @@
 """Token ids of prompts that are each followed by one of several choices."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from treegen.common.outputs import Completion
 from treegen.common.params import SamplingParams
 from treegen.errors import CapacityError, InputError, arg
 from treegen.evals.problem import Problem
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
     from treegen.prompts.images.table import ImageTable
     from treegen.prompts.radix import Tokens
-from collections.abc import Callable
-
-from treegen.common.outputs import Completion
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -29,7 +29,7 @@ LM_EVAL: Final = "lm-eval:"
 
 # The classes of the tasks that come with treegen. A module is imported when its task is used.
 _BUILTIN: Final = {
-    "aime": "treegen.tasks.math.aime:AIME",
+    "aime": "treegen.tasks.math.competitions:AIME",
     "apps": "treegen.tasks.apps.task:APPS",
     "arc-challenge": "treegen.tasks.choices:ARCChallenge",
     "arc-easy": "treegen.tasks.choices:ARCEasy",
@@ -41,7 +41,7 @@ _BUILTIN: Final = {
     "gsm8k": "treegen.tasks.gsm8k:GSM8K",
     "harbor": "treegen.tasks.agents.harbor_task:Harbor",
     "hellaswag": "treegen.tasks.choices:HellaSwag",
-    "hmmt": "treegen.tasks.math.hmmt:HMMT",
+    "hmmt": "treegen.tasks.math.competitions:HMMT",
     "humaneval": "treegen.tasks.code.humaneval:HumanEval",
     "humaneval-plus": "treegen.tasks.code.plus:HumanEvalPlus",
     "ifeval": "treegen.tasks.ifeval.task:IFEval",

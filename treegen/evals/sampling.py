@@ -7,15 +7,17 @@ Nothing here prints: `sample` is an iterator of progress, which its caller shows
 import hashlib
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from treegen.common.outputs import Completion
-from treegen.errors import RunError
+from treegen.common.outputs import Completion, Score
+from treegen.errors import NumericsError, RunError
 from treegen.evals.early_stopping import Rounds
 from treegen.evals.job import Job, PreparedJob
+from treegen.evals.multiple_choice import ChoicePrompt
 from treegen.evals.progress.run_progress import (
     AccuracyCounter,
     RunProgress,
@@ -33,14 +35,6 @@ from treegen.runs import RunDir
 
 if TYPE_CHECKING:
     from treegen.engine.stream import Stream
-    from treegen.llm.base import BaseLLM
-from typing import TYPE_CHECKING
-
-from treegen.common.outputs import Score
-from treegen.errors import NumericsError
-from treegen.evals.multiple_choice import ChoicePrompt
-
-if TYPE_CHECKING:
     from treegen.llm.base import BaseLLM
 
 
@@ -74,15 +68,14 @@ def sample(
     recorder = SampleRecorder(job, run, judging, verdicts)
     keep_job_images(job, run, prepared.facts.images)
     if job.choices:
-        # Imported here because only likelihood runs need it.
-
         yield from sample_choices(prepared, recorder, llm, stop=stop)
         return
     forecast = _start_forecast(job, run, llm)
+    which: dict[str, Any] = {"on_demand": True} if recorder.rounds else {"skip": set(run.done)}
     with (
         closing(recorder),
         closing(Timeline(run.path, len(recorder.account.parts))) as timeline,
-        _start_stream(prepared, run, llm, recorder.rounds) as stream,
+        llm.start_plan(prepared.plan_for(llm), job.drawing, **which) as stream,
     ):
         records = RecordMaker(stream.plan, job)
         feeder = _RoundFeeder(run, stream, recorder.rounds) if recorder.rounds else None
@@ -232,16 +225,6 @@ class RecordMaker:
         return record
 
 
-def _start_stream(
-    prepared: PreparedJob, run: RunDir, llm: "BaseLLM", rounds: Rounds | None
-) -> "Stream":
-    """Start to draw the missing samples of a run."""
-    plan, params = prepared.plan_for(llm), prepared.job.drawing
-    if rounds is not None:
-        return llm.start_plan(plan, params, on_demand=True)
-    return llm.start_plan(plan, params, skip=set(run.done))
-
-
 class _RoundFeeder:
     """Adds samples to a stream when their round is due."""
 
@@ -284,6 +267,8 @@ def sample_choices(
     problems, tally = job.choices, recorder.tally
     done = {problem_id for problem_id, _ in run.done}
     prompts = [prompt for prompt in prepared.choice_prompts if prompt.id not in done]
+    prompt_of_pair = [prompt for prompt in prompts for _ in prompt.whole]
+    scores_of = defaultdict[str, dict[int, Score]](dict)
     started, start, glance, interval = len(run.done), time.monotonic(), UpdateTimer(), None
     stopped = False
     with (
@@ -292,11 +277,16 @@ def sample_choices(
         llm.score_plan(prepared.plan_for(llm, prompts)) as stream,
     ):
         account.begin(stream.usage, workers=stream.workers)
-        waiting = _Waiting(prompts)
         try:
             while stream.has_work and not stopped:
                 stopped = bool(stop())
-                for prompt, scores in waiting.add(stream.step()):
+                for index, score in stream.step():
+                    prompt = prompt_of_pair[index]
+                    by_pair = scores_of[prompt.id]
+                    by_pair[index] = score
+                    if len(by_pair) < len(prompt.whole):
+                        continue
+                    scores = [by_pair[pair] for pair in sorted(by_pair)]
                     record = _record(
                         prompt, problems[prompt.id].candidates, scores, job.settings.log_tokens
                     )
@@ -330,26 +320,6 @@ def sample_choices(
             raise
     run.sync()
     account.save(now=True)
-
-
-class _Waiting:
-    """Prompts whose choices have not all been scored."""
-
-    def __init__(self, prompts: Sequence[ChoicePrompt]) -> None:
-        self._of_pair = [prompt for prompt in prompts for _ in prompt.whole]
-        self._first = dict[str, int]()
-        for index, prompt in enumerate(self._of_pair):
-            self._first.setdefault(prompt.id, index)
-        self._scores: dict[str, dict[int, Score]] = {prompt.id: {} for prompt in prompts}
-
-    def add(self, pairs: Sequence[tuple[int, Score]]) -> Iterator[tuple[ChoicePrompt, list[Score]]]:
-        """Add the scores of pairs and yield the prompts whose choices are now all scored."""
-        for index, score in pairs:
-            prompt = self._of_pair[index]
-            scores = self._scores[prompt.id]
-            scores[index - self._first[prompt.id]] = score
-            if len(scores) == len(prompt.whole):
-                yield prompt, [scores[choice] for choice in range(len(scores))]
 
 
 def _record(

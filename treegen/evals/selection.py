@@ -67,21 +67,14 @@ def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int
                 f"limit {text!r} starts after the last of {num_problems} problems; lower it"
             )
         return first - 1, min(last, num_problems)
-    number = _number(text)
+    # Only plain ASCII numbers: float() would also take 1_000, digits of other scripts and "nan".
+    is_plain = re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20}", text)
+    number = float(text) if is_plain else 0.0
     if 0 < number < 1:
         return 0, math.ceil(number * num_problems)
     if number >= 1 and number == math.floor(number):
         return 0, int(min(number, num_problems))
     raise InputError(f"{arg('limit')} must be a count, a fraction below 1 or a range, got {text!r}")
-
-
-def _number(text: str) -> float:
-    # Only plain ASCII numbers: float() would also take 1_000, digits of other scripts and "nan".
-    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,20})?|\.[0-9]{1,20}", text):
-        raise InputError(
-            f"{arg('limit')} must be a count, a fraction below 1 or a range, got {text!r}"
-        )
-    return float(text)
 
 
 def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ...]:

@@ -14,7 +14,6 @@ take 26 us per layer for 1,024 rows of 256 scores on an H100, so one small kerne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Final
 
 import torch
@@ -38,7 +37,7 @@ from treegen.model.hook import (
     write_and_attend_latents,
 )
 from treegen.model.indexer import INDEX_KEYS, write_and_select
-from treegen.model.latent import is_latent_layer
+from treegen.model.latent import is_latent_layer, make_subclass
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.linear.merged import GatedLinears, MergedLinears
 from treegen.model.recurrent.layers import RecurrentLayer, wrap_recurrent
@@ -178,12 +177,6 @@ class _SlotStateLayer(nn.Module):
         return forward(self, hidden_states, tensors, OPERATORS)
 
 
-@cache
-def _on_slots(kind: type[nn.Module]) -> Any:
-    """Return the subclass of a layer that reads its states through buffers; cached."""
-    return type(kind.__name__, (_SlotStateLayer, kind), {"__module__": __name__})
-
-
 class CompiledLayers:
     """The layers of one transformers model, compiled for one set of page pools and states."""
 
@@ -238,7 +231,7 @@ class CompiledLayers:
             for name, tensor in zip(_TENSORS, tensors, strict=False):
                 wrapped.module.register_buffer(name, make_proxy(tensor, 1), persistent=False)
             del wrapped.module.forward
-            wrapped.module.__class__ = _on_slots(kind)
+            wrapped.module.__class__ = make_subclass(_SlotStateLayer, kind)
         inductor_options: dict[str, Any] | None = None
         if backend == "inductor":
             inductor_options = {"post_grad_custom_pre_pass": LARGEST, **(options or {})}

@@ -321,8 +321,8 @@ def _limits(text: PretrainedConfig) -> Iterator[tuple[int, str]]:
             if original:
                 yield (
                     original,
-                    "the model's longrope turns every position of a text by other factors, and the "
-                    "keys that are kept were turned by those for shorter texts",
+                    "the model's longrope rotates all positions by other factors, but cached "
+                    "keys were rotated by the factors of shorter texts",
                 )
     if (length := dense_length(text)) and not selects_keys(text):
         yield length, "the model's sparse attention leaves out keys, which is not supported"

@@ -7,7 +7,7 @@ own attention.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -89,12 +89,9 @@ def load_model(  # noqa: PLR0913 -- users name these arguments
         InputError: the dtype, the device or another argument cannot be used.
         ModelError: the checkpoint cannot be loaded, or would give wrong numbers.
     """
-    check_bool("check", check)
     check_bool("trust_remote_code", trust_remote_code)
     check_bool("images", images)
-    check_stored(quantization, kv_cache_dtype)
-    check_ranks(ranks)
-    _warn_untested(ranks)
+    _check_arguments(check, quantization, kv_cache_dtype, ranks)
     directory = locate(path, revision, weights=True)
     config = read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
     if images:
@@ -128,8 +125,7 @@ def load_model(  # noqa: PLR0913 -- users name these arguments
     )
     model = _load_planned(plan, impl)
     if check:
-        check_model(model)
-        check_boundaries(model, partial(from_module, check=False))
+        _compare_with_stock(model)
     if images:
         model.tower = VisionTower(model.module, placeholder_of(config))
     return model
@@ -192,10 +188,7 @@ def from_module(
             f"from_module needs a language model, but {kind} has no head that predicts tokens; "
             "load the model with AutoModelForCausalLM"
         )
-    check_bool("check", check)
-    check_stored(quantization, kv_cache_dtype)
-    check_ranks(ranks)
-    _warn_untested(ranks)
+    _check_arguments(check, quantization, kv_cache_dtype, ranks)
     choose(impl, module.device)
     config = module.config
     refuse_family(config)
@@ -223,9 +216,24 @@ def from_module(
         quantization="fp8" if quantization == "fp8" else None,
     )
     if check:
-        check_model(model)
-        check_boundaries(model, partial(from_module, check=False))
+        _compare_with_stock(model)
     return model
+
+
+def _check_arguments(
+    check: bool, quantization: str | None, kv_cache_dtype: str, ranks: Ranks | None
+) -> None:
+    """Check arguments that `load_model` and `from_module` share; warn of untested libraries."""
+    check_bool("check", check)
+    check_stored(quantization, kv_cache_dtype)
+    check_ranks(ranks)
+    if ranks is None or not ranks.rank:
+        warn_untested()
+
+
+def _compare_with_stock(model: Model) -> None:
+    check_model(model)
+    check_boundaries(model, partial(from_module, check=False))
 
 
 @contextmanager
@@ -238,17 +246,15 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
     """
     training = [(part, part.training) for part in module.modules()]
     needs = [(weight, weight.requires_grad) for weight in module.parameters()]
-    attends = [(config, config._attn_implementation_internal) for config in configs_of(module)]
     attributes = [(part, _PADDING, vars(part).get(_PADDING, _ABSENT)) for part in module.modules()]
     attributes.append((module, "forward", vars(module).pop("forward", _ABSENT)))
     try:
-        prepare(module)
-        module.set_attn_implementation(attention_of_text(module.config, ATTENTION))
-        yield
+        with restoring_attention_names(configs_of(module)):
+            prepare(module)
+            module.set_attn_implementation(attention_of_text(module.config, ATTENTION))
+            yield
     finally:
         restore_attention(module)
-        for config, name in attends:
-            config._attn_implementation_internal = name
         for part, name, value in attributes:
             if value is not _ABSENT:
                 setattr(part, name, value)
@@ -272,6 +278,12 @@ def configs_of(module: nn.Module) -> list[Any]:
     return list(configs.values())
 
 
-def _warn_untested(ranks: Ranks | None) -> None:
-    if ranks is None or not ranks.rank:
-        warn_untested()
+@contextmanager
+def restoring_attention_names(configs: Sequence[Any]) -> Iterator[None]:
+    """Restore the names of attention functions in configurations at the end."""
+    before = [(config, config._attn_implementation_internal) for config in configs]
+    try:
+        yield
+    finally:
+        for config, name in before:
+            config._attn_implementation_internal = name

@@ -122,11 +122,6 @@ def scratch_bytes(module: PreTrainedModel, num_tokens: int) -> int:
     return most
 
 
-def recurrence_bytes(spec: ModelSpec, num_rows: int) -> int:
-    """Estimate the bytes that recurrent layers take in a step, without the states of its rows."""
-    return state_bytes_together([sum_bytes(states) for states in spec.states], num_rows)
-
-
 def selection_bytes(spec: ModelSpec, num_rows: int, itemsize: int) -> int:
     """Estimate the bytes of temporary tensors with which rows select keys and attend to them.
 
@@ -260,7 +255,8 @@ def make_cache(model: Model, options: EngineOptions, draft_token_bytes: int = 0)
     size = options.cache_bytes
     if size is None:
         activations = activation_bytes(model.module, prefill_chunk)
-        activations += recurrence_bytes(model.spec, max_rows)
+        layers = [sum_bytes(states) for states in model.spec.states]
+        activations += state_bytes_together(layers, max_rows)
         num_rows = max(prefill_chunk, max_rows)
         activations += scratch_bytes(model.module, num_rows)
         activations += selection_bytes(model.spec, num_rows, model.dtype.itemsize)

@@ -180,7 +180,7 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
         _cast(module, plan.dtype)
     if plan.adapter is not None:
         merge(module, plan.adapter, plan.dropped)
-    expanded_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+    expanded_bytes = _sum_bytes(module)
     if plan.ranks is not None:
         shard(module, plan.ranks.rank, plan.ranks.size, plan.towers)
     if plan.device.type == "cuda":
@@ -198,7 +198,7 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
             warnings.warn(f"{plan.spec.name}: {line}", ModelWarning, stacklevel=1)
     elif stored is not None and plan.is_first_rank:
         if restored is not None:
-            expanded_bytes = sum(p.numel() * p.element_size() for p in module.parameters())
+            expanded_bytes = _sum_bytes(module)
         files = [directory] if is_one_file else weight_files(directory)
         sizes = sum(file.stat().st_size for file in files), expanded_bytes
         _warn_converted(plan, stored, restored, sizes)
@@ -284,11 +284,16 @@ def _move_to_device(
             tie_head(module, plan.ranks.rank, plan.ranks.size)
         return restored
     except torch.cuda.OutOfMemoryError:
-        size = sum(p.numel() * p.element_size() for p in module.parameters())
+        size = _sum_bytes(module)
     raise ModelError(
         f"the weights take {size / 2**30:.1f} GiB, more than the free memory of {device}; use "
         "another device or a smaller dtype"
     )
+
+
+def _sum_bytes(module: PreTrainedModel) -> int:
+    """Return the bytes of a module's weights."""
+    return sum(weight.nbytes for weight in module.parameters())
 
 
 def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -313,7 +318,7 @@ def _describe_kept(plan: LoadPlan, form: str, numbers: int, module: PreTrainedMo
         numbers: How many numbers are in 4 bits.
         module: The loaded module.
     """
-    size = sum(weight.numel() * weight.element_size() for weight in module.parameters())
+    size = _sum_bytes(module)
     four_bits = sum(weight.numel() for weight in module.parameters() if weight.dtype == torch.uint8)
     wide = size - four_bits + numbers * plan.dtype.itemsize
     return (

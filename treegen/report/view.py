@@ -70,7 +70,7 @@ class StoredTree:
             full: Whether a node may take several lines; otherwise each is one line, cut at the
                 width of the terminal.
         """
-        from treegen.search.tree.draw import draw_tree
+        from treegen.search.tree.records import draw_tree
 
         return draw_tree(self.nodes, self.best, full=full)
 

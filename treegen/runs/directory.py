@@ -28,7 +28,6 @@ from treegen.runs.files import (
     format_os_error,
     read_json,
     remove_scratch_files,
-    resume_argument,
     to_json_value,
     write_json,
 )
@@ -350,7 +349,7 @@ def _check_new(path: Path) -> None:
     """Raise RunError for a directory in which samples could be lost or mixed."""
     if os.path.exists(path / "run.json"):
         raise RunError(
-            f"{path} already holds a run; continue it with {resume_argument(path)}, or use "
+            f"{path} already holds a run; continue it with {arg('resume', str(path))}, or use "
             "another path"
         )
     _check_not_lost(path)

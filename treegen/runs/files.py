@@ -24,7 +24,7 @@ from treegen.common.files import (
     sweep,
     sweep_scratch,
 )
-from treegen.errors import InputError, RunError, RunInUseError, arg
+from treegen.errors import InputError, RunError, RunInUseError
 
 # Errors of file systems that cannot fsync a directory. EACCES comes from a parent directory that
 # may be searched but not read.
@@ -174,11 +174,6 @@ def format_os_error(error: OSError | ValueError) -> str:
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
         reason = "it is a link, which may lead out of the run; put a file in its place"
     return (reason or str(error) or type(error).__name__).lower()
-
-
-def resume_argument(path: Path) -> str:
-    """Return how a user continues the run in `path`."""
-    return arg("resume", str(path))
 
 
 class Lock:

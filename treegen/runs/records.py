@@ -21,8 +21,8 @@ from typing import Any, BinaryIO, Final, Protocol
 
 from treegen.common.files import describe_read_error, is_at, open_regular
 from treegen.common.lifetimes import pause_gc
-from treegen.errors import RunError
-from treegen.runs.files import Lock, format_os_error, resume_argument, sync_directory
+from treegen.errors import RunError, arg
+from treegen.runs.files import Lock, format_os_error, sync_directory
 from treegen.runs.record_lines import (
     Key,
     decode_records,
@@ -64,7 +64,7 @@ class RecordFile:
                 records for one key.
         """
         self.path: Final = path
-        self._again = again or f"continue with {resume_argument(path.parent)}"
+        self._again = again or f"continue with {arg('resume', str(path.parent))}"
         # What was wrong at the end of the file and how it was repaired, one sentence each.
         self.notices: list[str] = []
         self._offsets: dict[Key, int] = {}

@@ -117,13 +117,9 @@ def model_identity(
     return {"fingerprint": fingerprint, "dtype": dtype, **named}
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of Python, the platform, and the packages on which samples depend."""
-    return dict(_versions())
-
-
 @cache
-def _versions() -> Mapping[str, str]:
+def versions() -> Mapping[str, str]:
+    """Return the versions of Python, the platform, and the packages on which samples depend."""
     from importlib import metadata  # slow to import, and needed only to write runs
 
     installed = {"python": platform.python_version(), "platform": platform.platform()}

@@ -74,11 +74,11 @@ from treegen.search.strategies.refine import self_refine as self_refine
 from treegen.search.strategies.tree_of_thoughts import best_first as best_first
 from treegen.search.strategies.tree_of_thoughts import bfs as bfs
 from treegen.search.strategies.tree_of_thoughts import dfs as dfs
-from treegen.search.tree.draw import draw_tree as draw_tree
 from treegen.search.tree.node import Search as Search
 from treegen.search.tree.node import SearchNode as SearchNode
 from treegen.search.tree.node import is_ended as is_ended
 from treegen.search.tree.records import NodeRecord as NodeRecord
 from treegen.search.tree.records import SearchTree as SearchTree
+from treegen.search.tree.records import draw_tree as draw_tree
 from treegen.search.tree.result import SearchOutcome as SearchOutcome
 from treegen.search.tree.result import SearchResult as SearchResult

@@ -373,7 +373,7 @@ class AskTell(Closeable):
         if len(answers) != wanted or not all(isinstance(answer, kind) for answer in answers):
             raise InputError(
                 f"request {request.id!r} needs a list of {wanted} {kind.__name__} objects as "
-                "answers; give exactly these"
+                f"answers; give {wanted}"
             )
         completions = [answer for answer in answers if isinstance(answer, Completion)]
         uncounted = any(completion.text and not completion.tokens for completion in completions)

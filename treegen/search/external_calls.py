@@ -226,8 +226,8 @@ class BatchedFunction(Generic[X, Y]):
         results = list(self._compute(list(items)))
         if len(results) != len(items):
             raise InputError(
-                f"{len(results)} results were computed for {len(items)} items; "
-                "return one for each, in order"
+                f"the function returned {len(results)} results for {len(items)} items; return one "
+                "result for each item, in order"
             )
         return results
 

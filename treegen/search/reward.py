@@ -82,8 +82,8 @@ def load_verifier(
         reason = str(error).split("\n")[0]
     del verifier  # its layers may already use treegen's attention, and two models may not fit
     warnings.warn(
-        f"{os.fspath(name)} computes each whole text separately, because treegen cannot share "
-        f"its computation: {reason}",
+        f"{os.fspath(name)} computes every text from its start, because treegen cannot share the "
+        f"computation of common prefixes: {reason}",
         ModelWarning,
         stacklevel=2,
     )
@@ -147,8 +147,8 @@ def prompt_text(node: SearchNode) -> str:
     prompt = node.path[0].text
     if not prompt:
         raise InputError(
-            "the prompt was given as token ids; define the text that the verifier reads "
-            "with text_of"
+            "the prompt was given as token ids; give a function that returns its text "
+            "(question_of or text_of)"
         )
     return prompt
 

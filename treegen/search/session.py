@@ -249,8 +249,8 @@ class Session(Closeable, NonCopyable):
         if not started.is_done and not started.tickets:
             started.fail(
                 InputError(
-                    "the call is not finished, but it has made no request to this session; start "
-                    "only calls of this session's nodes, such as node.sample(5)"
+                    "the call waits, but has made no request to this session; start only calls of "
+                    "this session's nodes, such as node.sample(5)"
                 )
             )
 

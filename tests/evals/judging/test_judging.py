@@ -12,7 +12,8 @@ from judging_cases import LETTERS, RUBRIC, rubric_file, small_run
 import treegen
 from treegen.errors import InputError, RunError
 from treegen.evals.judging.judgement_files import FILE, FOLDER, read_records
-from treegen.evals.judging.runner import distinct_tokens, exclusive_logprob
+from treegen.evals.judging.runner import exclusive_logprob
+from treegen.evals.multiple_choice import num_distinct
 from treegen.runs import RunDir
 
 SMALL = ("--memory", "32MiB")
@@ -295,4 +296,4 @@ def test_a_choice_that_begins_another_does_not_have_its_chance() -> None:
     logs = [math.log(p) for p in (0.5, 0.2, 0.1, 0.05)]
     found = exclusive_logprob(logs, [[1], [1, 0], [1, 0, 0], [2]])
     assert [math.exp(each) for each in found] == pytest.approx([0.3, 0.1, 0.1, 0.05])
-    assert distinct_tokens([]) == 0
+    assert num_distinct([]) == 0

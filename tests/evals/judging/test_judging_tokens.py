@@ -10,8 +10,9 @@ import treegen
 from treegen.evals.judging.judgement_files import begin, open_judgements
 from treegen.evals.judging.pipeline import open_runs
 from treegen.evals.judging.rubric import load_rubric
-from treegen.evals.judging.runner import _JudgePrompts, distinct_tokens
+from treegen.evals.judging.runner import _JudgePrompts
 from treegen.evals.judging.settings import JudgeSettings
+from treegen.evals.multiple_choice import num_distinct
 from treegen.prompts.tree import Node
 
 
@@ -32,7 +33,7 @@ def planned(tmp_path: Path, problems: int, answers: int, wordings: int, repeats:
         plan = llm.plan(Node("", children=nodes, samples=0), {"max_tokens": 8})
     computed = sum(len(segment.tokens) for segment in plan.segments)
     apart = sum(len(request.tokens) * repeats for request in plan.requests)
-    return [computed, distinct_tokens([request.tokens for request in plan.requests]), apart]
+    return [computed, num_distinct([request.tokens for request in plan.requests]), apart]
 
 
 def test_a_plan_computes_what_prompts_share_once(tmp_path: Path) -> None:

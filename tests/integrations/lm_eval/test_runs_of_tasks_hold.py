@@ -363,7 +363,7 @@ def test_names_in_one_word_are_all_of_lm_eval(
 def test_the_index_is_lm_evals_own() -> None:
     from lm_eval.tasks._index import TaskIndex
 
-    from treegen.tasks.lm_eval.index import own_folder, own_index
+    from treegen.tasks.lm_eval.load import own_folder, own_index
 
     theirs = TaskIndex.build([own_folder()])
     mine = own_index()

@@ -65,7 +65,7 @@ def put(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Non
             change(1, kv_start_G=torch.zeros(2, dtype=torch.int32, device="meta")),
             "on cpu, got meta",
         ),
-        (change(1, causal=True), "level 1 is causal, which needs positions_T"),
+        (change(1, causal=True), "level 1 is causal and needs positions_T"),
         (put("levels", lambda _: []), "at least one level"),
         (put("levels", lambda levels: [*levels, 3]), r"levels\[2\] must be a Level, got int"),
         (put("window", lambda _: 4), "window 4 needs positions_T"),
@@ -83,7 +83,7 @@ def put(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Non
         (put("q_THD", lambda q: q[0]), "q_THD must be"),
         (put("q_THD", lambda q: q.int()), "floating type"),
         (put("q_THD", lambda q: q.double()), "must be torch.float64 on cpu, got torch.float32"),
-        (put("q_THD", lambda q: q[:, :3]), "3 heads, no multiple of 2"),
+        (put("q_THD", lambda q: q[:, :3]), "the 3 heads of q_THD are no multiple of the 2"),
         (put("q_THD", lambda q: q[:, :, :8]), "kv_heads, 8"),
         (put("keys", lambda k: [k, k]), "both one tensor"),
         (put("keys", lambda k: k[0]), "keys of level 0 must be"),
@@ -121,7 +121,7 @@ def test_prepared_levels_are_checked_against_each_new_pool() -> None:
         attend(args["q_THD"], args["keys"][:3], args["values"][:3], prepared)
     with pytest.raises(InputError, match="rows up to 5 but there are 4"):
         attend(args["q_THD"][:4], args["keys"], args["values"], prepared)
-    with pytest.raises(InputError, match="belong to prepare"):
+    with pytest.raises(InputError, match=r"give both to prepare\(\) only"):
         attend(args["q_THD"], args["keys"], args["values"], prepared, impl="reference")
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from tree_cases import degenerate_trees, random_tree
 
-from treegen.model.training.packed_tree import PackedTree, pack_tree
+from treegen.model.training.tree_logprobs import PackedTree, pack_tree
 from treegen.ops.attention import tree as tree_module
 from treegen.ops.attention.tree import attend_tree
 from treegen.ops.attention.types import AttentionOptions, Window

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from tree_cases import degenerate_trees, random_tree
 
-from treegen.model.training.packed_tree import pack_tree
+from treegen.model.training.tree_logprobs import pack_tree
 from treegen.ops.attention.tree import attend_tree
 from treegen.ops.attention.types import AttentionOptions, Window
 from treegen.prompts.rollout_tree import RolloutTree, tree_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_random_model_that_is_forced_to_call_searches_a_machine(tmp_path: Path
         ) as agent:
             results = llm.search(
                 fn,
-                [(str(i), [{"role": "user", "content": f"Go {i}."}]) for i in range(3)],
+                [(str(i), [{"role": "user", "content": f"Go {i}."}]) for i in range(2)],
                 SamplingParams(seed=0),
                 tools=tools,
             )
@@ -162,7 +163,11 @@ def test_a_random_model_that_is_forced_to_call_searches_a_machine(tmp_path: Path
         assert any(node.depth > 2 for result in results for node in result.tree.nodes)
         return [result.tree for result in results]
 
-    assert run(8) == run(1)
+    for mine, its in zip(run(8), run(1), strict=True):
+        # A sum of log-probabilities may be rounded otherwise where other rows run beside it.
+        for node, other in zip(mine.nodes, its.nodes, strict=True):
+            assert node.logprob == pytest.approx(other.logprob, abs=2e-3)
+            assert replace(node, logprob=0.0) == replace(other, logprob=0.0)
     assert nodes
 
 

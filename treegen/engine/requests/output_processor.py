@@ -309,7 +309,7 @@ def _signals(
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Return confidences and self-certainties of all tokens, for each slot that reports them."""
     signals: list[tuple[tuple[float, ...], tuple[float, ...]]] = [((), ())] * len(slots)
-    if not rows.records_signals:
+    if not rows.generated.signals.shape[-1]:
         return signals
     params_of = [param_sets[index].params for index in rows.params[slots].tolist()]
     places = [at for at, params in enumerate(params_of) if params.reports_signals]

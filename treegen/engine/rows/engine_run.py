@@ -66,7 +66,7 @@ class EngineRun:
         """
         self.rows.record(min(params.logprobs, len(stopping.may_end)))
         if params.reports_signals:
-            self.rows.record_signals()
+            self.rows.generated.record_signals()
         return self.param_sets.add(ParamSet(params, stopping), self._params_in_use)
 
     def _params_in_use(self) -> set[int]:

@@ -90,14 +90,6 @@ class RowTable:
             self.num_logprobs = num_logprobs
             self.generated.widen(num_logprobs)
 
-    def record_signals(self) -> None:
-        """Record confidence and self-certainty from now on."""
-        self.generated.record_signals()
-
-    def record_versions(self) -> None:
-        """Record versions of the weights from now on; those of earlier tokens are 0."""
-        self.generated.record_versions()
-
     def add(self, num: int) -> NDArray[np.int64]:
         """Allocate `num` slots and return them; the caller fills them."""
         if num > len(self._free):
@@ -168,11 +160,6 @@ class RowTable:
     def logprobs(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
         """Return the log-probabilities of the generated tokens of each slot."""
         return self._numbers(slots, self.generated.logprobs)
-
-    @property
-    def records_signals(self) -> bool:
-        """Whether confidence and self-certainty are recorded."""
-        return self.generated.signals.shape[-1] > 0
 
     def signals(self, slots: NDArray[np.int64]) -> list[tuple[float, ...]]:
         """Return the signals of all tokens of each slot, as one flat tuple per slot."""

@@ -16,7 +16,7 @@ from treegen.evals.config.base import (
     select,
 )
 from treegen.evals.config.type_checks import Count
-from treegen.evals.early_stopping import NEVER, StopRule, parse_stop_rule
+from treegen.evals.early_stopping import NEVER, parse_stop_rule
 from treegen.evals.recommended_sampling import load_recommended, sources_of
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.confidence import CONFIDENCES, Confidence
@@ -157,17 +157,6 @@ class EvalSettings(BaseSettings):
         elif self.stop_when != NEVER:
             first = self.stop_batch
         return min(first, self.num_samples)
-
-    @property
-    def stop_rule(self) -> StopRule:
-        """The rules by which the run stops."""
-        return StopRule(
-            num_samples=self.num_samples,
-            stop_when=self.stop_when,
-            batch=self.stop_batch,
-            first_round=self.first_round,
-            confidence=self.confidence,
-        )
 
     @property
     def drawing(self) -> SamplingParams:

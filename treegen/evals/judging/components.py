@@ -6,7 +6,8 @@ are crossed. From the components follow the numbers that an interval of some wid
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -234,10 +235,8 @@ def required_numbers(
     needs = []
     for what in ("problems", "answers", "judges", "wordings", "repeats"):
         now = repeats if what == "repeats" else getattr(design, what)
-        if what == "judges" and variances["judge"] is None and design.judges == 1:
-            needs.append(Need(what, now, None))
-            continue
-        if what == "wordings" and variances["wording"] is None and design.wordings == 1:
+        factor = {"judges": "judge", "wordings": "wording"}.get(what)
+        if factor is not None and variances[factor] is None and now == 1:
             needs.append(Need(what, now, None))
             continue
 
@@ -250,12 +249,8 @@ def required_numbers(
     return needs
 
 
-def _find_least_number(half, half_width: float) -> int | None:  # type: ignore[no-untyped-def]
+def _find_least_number(half: Callable[[int], float], half_width: float) -> int | None:
     """Return the smallest sufficient number; None if 10^7 is not enough."""
-    if half(_MOST) > half_width:
-        return None
-    low, high = 0, _MOST
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if half(middle) <= half_width else (middle, high)
-    return high
+    numbers = range(1, _MOST + 1)
+    place = bisect_left(numbers, True, key=lambda number: half(number) <= half_width)
+    return numbers[place] if place < len(numbers) else None

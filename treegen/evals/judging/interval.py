@@ -62,7 +62,8 @@ def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
     For judges and wordings, which are few, the 96% quantiles are used, so that uniform effects have
     a coverage of 0.93 too (0.92 with 95% quantiles and two or three levels). A factor with a single
     level, such as one judge, is treated as fixed, and the interval holds for this level only.
-    tests/evals/judging/test_grading_statistics.py simulates the coverage in docs/judging.md.
+    docs/internals/intervals.md lists the coverage, which
+    tests/evals/judging/test_grading_statistics.py simulates.
 
     Args:
         values: The values, with problem, answer, judge and wording.

@@ -9,7 +9,7 @@ tests/evals/judging/test_grading_statistics.py computes).
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence, Set
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -97,31 +97,24 @@ def _vote(value: float) -> float:
     return 0.5 if math.isclose(value, 0.5) else float(value > 0.5)
 
 
-Scale = Literal["nominal", "interval"]
-
-
-def cohens_kappa(
-    first: Sequence[Hashable],
-    second: Sequence[Hashable],
-    *,
-    weights: Literal["quadratic"] | None = None,
-) -> float | None:
+def cohens_kappa(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Return Cohen's kappa of two raters; None if both always give the same single rating.
+
+    A disagreement is weighted by the squared difference of the numbers, also over numbers that
+    nobody gave: 1 and 5 differ by 4. scikit-learn's `cohen_kappa_score` with weights="quadratic"
+    weights by the ranks of the occurring labels, so it agrees if its `labels=` lists all numbers
+    from the lowest to the highest.
 
     Args:
         first: The first rater's rating of each unit.
         second: The second rater's rating of each unit, in the same order.
-        weights: None counts every disagreement equally. "quadratic" weights a disagreement by the
-            squared difference of the numbers, also over numbers that nobody gave: 1 and 5 differ
-            by 4. scikit-learn's `cohen_kappa_score` weights by the ranks of the occurring labels,
-            so it agrees if its `labels=` lists all numbers from the lowest to the highest.
 
     Raises:
         InputError: there are no units, or the raters rated different numbers of units.
     """
     if len(first) != len(second) or not first:
         raise InputError(f"kappa needs pairs of ratings, got {len(first)} and {len(second)}")
-    place, cost = _costs({*first, *second}, squared=weights == "quadratic")
+    place, cost = _costs({*first, *second})
     table = np.zeros(cost.shape)
     np.add.at(table, ([place[v] for v in first], [place[v] for v in second]), 1.0)
     table /= table.sum()
@@ -130,34 +123,21 @@ def cohens_kappa(
     return None if by_chance == 0 else 1.0 - float((cost * table).sum()) / by_chance
 
 
-def _costs(
-    ratings: Set[Any], *, squared: bool
-) -> tuple[dict[Hashable, int], npt.NDArray[np.float64]]:
-    """Return the place of each rating, and the cost of each pair of ratings that differ.
-
-    Args:
-        ratings: The distinct ratings.
-        squared: Whether a pair costs its squared difference; otherwise all pairs cost the same.
-    """
-    ordered = sorted(ratings, key=lambda rating: (str(type(rating)), rating))
-    place: dict[Hashable, int] = {rating: i for i, rating in enumerate(ordered)}
-    if not squared:
-        return place, 1.0 - np.eye(len(ordered))
-    numbers = np.array(ordered, dtype=np.float64)
+def _costs(ratings: Set[float]) -> tuple[dict[float, int], npt.NDArray[np.float64]]:
+    """Return the place of each distinct rating, and the squared difference of each pair."""
+    numbers = np.array(sorted(ratings), dtype=np.float64)
+    place = {rating: i for i, rating in enumerate(sorted(ratings))}
     return place, (numbers[:, None] - numbers[None, :]) ** 2
 
 
-def krippendorffs_alpha(
-    units: Sequence[Sequence[Hashable]], scale: Scale = "nominal"
-) -> float | None:
-    """Return Krippendorff's alpha; None if all compared values are equal.
+def krippendorffs_alpha(units: Sequence[Sequence[float]]) -> float | None:
+    """Return Krippendorff's alpha on the interval scale; None if all compared values are equal.
 
     Args:
         units: The values that raters gave to each unit; units with fewer than two are ignored.
-        scale: "nominal" counts whether values differ, "interval" their squared difference.
     """
     pairable = [list(unit) for unit in units if len(unit) > 1]
-    place, cost = _costs({v for unit in pairable for v in unit}, squared=scale == "interval")
+    place, cost = _costs({v for unit in pairable for v in unit})
     if len(place) < 2:
         return None
     coincidences = np.zeros(cost.shape)

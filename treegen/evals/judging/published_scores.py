@@ -55,13 +55,6 @@ def simpleqa_scores(texts: Sequence[str]) -> dict[str, float]:
 
 
 @check_argument_types
-def mt_bench_rating(text: str) -> float:
-    """Return the rating that MT-Bench reads in a judgement of one answer; -1 without a rating."""
-    rating = mt_bench(text, ())
-    return -1.0 if rating is None else float(rating)
-
-
-@check_argument_types
 def mt_bench_scores(judged: Sequence[tuple[str, int, str]]) -> dict[str, dict[str, float | None]]:
     """Return MT-Bench's scores of each model: first turn, second turn and average.
 
@@ -77,8 +70,8 @@ def mt_bench_scores(judged: Sequence[tuple[str, int, str]]) -> dict[str, dict[st
     ratings: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for model, turn, text in judged:
         ratings[model]  # creates the entry, so that models without a rating are listed too
-        if (rating := mt_bench_rating(text)) != -1:
-            ratings[model][turn].append(rating)
+        if (rating := mt_bench(text, ())) is not None:
+            ratings[model][turn].append(float(rating))
     return {
         model: {
             "first": _mean(turns.get(1, [])),
@@ -102,9 +95,7 @@ class Game:
 
 
 @check_argument_types
-def mt_bench_pairs(
-    games: Sequence[Game], baseline: str | None = None
-) -> dict[str, Mapping[str, float]]:
+def mt_bench_pairs(games: Sequence[Game]) -> dict[str, Mapping[str, float]]:
     """Return MT-Bench's pairwise scores of models: wins, losses, ties and their rates.
 
     A pair counts as a win or loss if both orders agree, and otherwise as a tie. It is left out if
@@ -112,8 +103,6 @@ def mt_bench_pairs(
 
     Args:
         games: The judged pairs.
-        baseline: Count only pairs with this model, and leave it out of the result; None counts all
-            pairs.
 
     Returns:
         Scores by model and name.
@@ -121,7 +110,7 @@ def mt_bench_pairs(
     counts: dict[str, dict[str, float]] = {}
     for game in games:
         read = [mt_bench_pair(text, "ABC") for text in (game.first, game.second)]
-        if None in read or (baseline is not None and baseline not in (game.model_1, game.model_2)):
+        if None in read:
             continue
         of_first = {"A": game.model_1, "B": game.model_2, "C": None}[str(read[0])]
         of_second = {"A": game.model_2, "B": game.model_1, "C": None}[str(read[1])]
@@ -129,7 +118,6 @@ def mt_bench_pairs(
         for model in (game.model_1, game.model_2):
             mine = counts.setdefault(model, {"win": 0.0, "loss": 0.0, "tie": 0.0})
             mine["tie" if winner is None else "win" if winner == model else "loss"] += 1
-    counts.pop(baseline or "", None)
     for mine in counts.values():
         total = mine["win"] + mine["loss"] + mine["tie"]
         mine["win_rate"], mine["loss_rate"] = mine["win"] / total, mine["loss"] / total

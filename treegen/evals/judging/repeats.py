@@ -65,9 +65,8 @@ class RepeatScheduler:
         self._verdicts[case.id][repeat] = verdict
         self.done += 1
         if self._is_decided(case):
-            self.planned -= self._settings.repeats - len(
-                self._verdicts[case.id] | self._get_pending(case)
-            )
+            begun = self._verdicts[case.id].keys() | self._dealt.get(case.id, set())
+            self.planned -= self._settings.repeats - len(begun)
             self._touched.pop(case.id, None)
         else:
             self._touched[case.id] = case
@@ -91,9 +90,6 @@ class RepeatScheduler:
                 due.append((case, missing[:count]))
         self._touched = {}
         return due
-
-    def _get_pending(self, case: JudgedCase) -> dict[int, Verdict]:
-        return dict.fromkeys(self._dealt.get(case.id, ()))
 
     def _next(self, verdicts: dict[int, Verdict]) -> int:
         """Return the smallest number of further verdicts that could settle a case."""

@@ -23,6 +23,7 @@ from treegen.evals.judging.prompts import (
 from treegen.evals.judging.repeats import RepeatScheduler
 from treegen.evals.judging.rubric import LEAD
 from treegen.evals.judging.settings import JudgeRun
+from treegen.evals.multiple_choice import num_distinct
 from treegen.evals.thinking import thinking_to_json
 from treegen.prompts.tree import Node
 
@@ -283,7 +284,7 @@ def _by_likelihood(
         context = prompt.tokens.tolist()
         pairs += [(context, end) for end in ends[tail.tobytes()]]
     scores_of_case: dict[int, dict[int, float]] = {}
-    distinct = distinct_tokens([np.array([*a, *b][:-1], dtype=np.int32) for a, b in pairs])
+    distinct = num_distinct([np.array([*a, *b][:-1], dtype=np.int32) for a, b in pairs])
     with asking.llm.score_stream(pairs) as stream:
         stopped = False
         while stream.has_work and not stopped:
@@ -302,13 +303,6 @@ def _by_likelihood(
                 deciding.add(case, 0, None)
             work.take(stream.usage, distinct)
             yield
-
-
-def distinct_tokens(prompts: Sequence[Any]) -> int:
-    """Return the number of tokens of prompts, with tokens of shared prefixes counted once."""
-    from treegen.evals.multiple_choice import num_distinct
-
-    return num_distinct(prompts) if len(prompts) else 0
 
 
 def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]) -> list[float]:

@@ -158,7 +158,7 @@ def summarise(
     corrected = None
     if labels is not None:
         corrected, with_people = _with_labels(rows, labels)
-        tables += _corrected_tables(corrected)
+        tables.append(_corrected_table(corrected))
         if (worth := _effective_votes(rows, labels)) is not None:
             more["effective_votes"] = asdict(worth)
             tables.append(_worth_table(worth, len(judged)))
@@ -264,7 +264,7 @@ def _mass(judged: JudgementSet) -> float | None:
 
 def _spread(variances: Mapping[str, float | None], values: Cells, rubric: str) -> Table:
     total = math.fsum(value or 0.0 for value in variances.values())
-    names = {"problem": "problem", "answer": "answer", "judge": "judge", "wording": "wording"}
+    names = ("problem", "answer", "judge", "wording")
     return Table(
         f"Where judgements vary: {rubric}",
         ("Source", "Levels", "Standard deviation", "Share of the variance"),
@@ -297,7 +297,7 @@ def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tu
         if len(levels) == 2:
             both = [(m[levels[0]], m[levels[1]]) for m in means if len(m) == 2]
             kappa = _kappa(both)
-        alpha = krippendorffs_alpha([list(m.values()) for m in means], "interval")
+        alpha = krippendorffs_alpha([list(m.values()) for m in means])
         label = " and ".join(names) if what == "judges" and len(names) == 2 else what
         agreement_rows.append((label, kappa, alpha, len(means)))
     return agreement_rows
@@ -311,7 +311,7 @@ def _kappa(both: Sequence[tuple[float, float]]) -> float | None:
     if not both:
         return None
     rounded = [(round(a, 2), round(b, 2)) for a, b in both]
-    return cohens_kappa([a for a, _ in rounded], [b for _, b in rounded], weights="quadratic")
+    return cohens_kappa([a for a, _ in rounded], [b for _, b in rounded])
 
 
 def _with_labels(
@@ -340,7 +340,7 @@ def _with_labels(
     hard = (
         [(a, float(round(b))) for a, b in pairs] if {a for a, _ in pairs} <= {0.0, 1.0} else pairs
     )
-    alpha = krippendorffs_alpha([list(group) for group in pairs], "interval")
+    alpha = krippendorffs_alpha(pairs)
     return corrected, [("people and judges", _kappa(hard), alpha, len(pairs))]
 
 
@@ -348,20 +348,18 @@ def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
 
 
-def _corrected_tables(corrected: CorrectedMean) -> list[Table]:
-    return [
-        Table(
-            f"Corrected by the labels of {corrected.labelled:,} of {corrected.problems:,} problems",
-            ("Estimate", "Mean", "Low", "High"),
-            (
-                ("judges, corrected", corrected.value, corrected.low, corrected.high),
-                ("labels alone", None, corrected.labels_low, corrected.labels_high),
-                ("judges, as they are", corrected.judge, None, None),
-                ("judges are higher by", corrected.bias, None, None),
-                ("weight of the judges", corrected.weight, None, None),
-            ),
-        )
-    ]
+def _corrected_table(corrected: CorrectedMean) -> Table:
+    return Table(
+        f"Corrected by the labels of {corrected.labelled:,} of {corrected.problems:,} problems",
+        ("Estimate", "Mean", "Low", "High"),
+        (
+            ("judges, corrected", corrected.value, corrected.low, corrected.high),
+            ("labels alone", None, corrected.labels_low, corrected.labels_high),
+            ("judges, as they are", corrected.judge, None, None),
+            ("judges are higher by", corrected.bias, None, None),
+            ("weight of the judges", corrected.weight, None, None),
+        ),
+    )
 
 
 def _effective_votes(

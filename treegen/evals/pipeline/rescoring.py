@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treegen.errors import InputError, Message, RunError, RunInUseError
+from treegen.evals.arguments import VERIFIER_DEFAULTS
 from treegen.evals.config.eval_settings import split_votes
-from treegen.evals.config.verifier_settings import DEFAULTS
 from treegen.evals.identity import load_stored_job
 from treegen.evals.model import load_llm
 from treegen.evals.pipeline.evaluation import EvaluationResult
@@ -130,7 +130,7 @@ def score_run_with_verifier(
         listener: Receives messages.
         follow: Consumes the steps and shows progress.
         verifier: The verifier's directory or name.
-        settings: Settings that differ from their defaults; see `verifier_settings`.
+        settings: Settings that differ from their defaults; see `VERIFIER_DEFAULTS`.
         how: Device, memory and batch size; see `load_verifier`.
 
     Returns:
@@ -141,7 +141,7 @@ def score_run_with_verifier(
     """
     from treegen.search.reward import load_verifier
 
-    settings = {**DEFAULTS, **settings}
+    settings = {**VERIFIER_DEFAULTS, **settings}
     with _open_run(path, choices, listener) as (run, job):
         listener.tell(f"loading {verifier}")
         judge = load_verifier(verifier, **how, **settings)

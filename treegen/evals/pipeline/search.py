@@ -22,12 +22,10 @@ from treegen.evals.pipeline.listener import Listener, Stop
 from treegen.evals.pipeline.targets import search_destinations, tell_late_choices
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.custom_method import find_method
-from treegen.evals.search.cut_replies import describe_cuts
 from treegen.evals.search.job import SearchJob, check_prompts_fit, check_reward, load_search_job
-from treegen.evals.search.run import run_searches, write_search_results
-from treegen.evals.search.searcher import load_value_function
+from treegen.evals.search.run import describe_cuts, run_searches, write_search_results
+from treegen.evals.search.searcher import ValueFunction, load_value_function
 from treegen.evals.search.settings import SearchSettings
-from treegen.evals.search.value_functions import ValueFunction
 from treegen.model.options import EngineOptions
 from treegen.runs import SearchRunDir
 

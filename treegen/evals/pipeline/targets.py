@@ -54,6 +54,8 @@ class _Kind(Generic[_Settings]):
 
     by: str
     """The setting in which the runs of one command differ."""
+    together: str
+    """The word for several runs in the name of their directory."""
     folder: Callable[[Any], str]
     """Returns the name of a run's folder from the value of that setting."""
     directory: type[RunDir]
@@ -97,6 +99,50 @@ class _Kind(Generic[_Settings]):
             )
         return RunTarget(settings, path, True, whole, info, threads, late)
 
+    def find(
+        self,
+        names: Sequence[str | Task],
+        choices: Mapping[str, Any],
+        output: str | None,
+        resume: str | None,
+        *,
+        several: bool,
+    ) -> list[RunTarget[_Settings]]:
+        """Return which runs to resume or start, and where.
+
+        Args:
+            names: The tasks or methods to run; if empty, the default.
+            choices: The user's choices, by name.
+            output: As for `destinations`.
+            resume: As for `destinations`.
+            several: Whether each run has its own directory below the path.
+        """
+        path = named_path(output, resume)
+        if resume is not None and path is not None:
+            if is_run(path):
+                if several:
+                    raise InputError(
+                        f"{path} is the run of a single {self.by}; name one {self.by}, or another "
+                        "path for several"
+                    )
+                return [self.resolve_resumed(path, choices, *names)]
+            if targets := self.find_below(path, names, choices, must=bool(resume)):
+                return targets
+        settings = [self.begin(choices, name) for name in names] or [self.begin(choices)]
+        folders = [self.folder(getattr(each, self.by)) for each in settings]
+        if path is None:
+            word = self.together if several else folders[0]
+            task = () if self.by == "task" else (get_task(settings[0].task).name,)
+            path = new_path(*task, word, Path(settings[0].engine.model).name)
+        if len(set(folders)) < len(folders):
+            raise InputError(
+                f"two of the {self.by}s have the same folder: {', '.join(folders)}; run them "
+                "separately"
+            )
+        paths = [path / folder for folder in folders] if several else [path]
+        _check_free((path, *paths), path)
+        return [RunTarget(each, to, False) for each, to in zip(settings, paths, strict=True)]
+
     def find_below(
         self, path: Path, names: Sequence[str | Task], choices: Mapping[str, Any], *, must: bool
     ) -> list[RunTarget[_Settings]]:
@@ -136,31 +182,7 @@ def destinations(
         resume: A run to resume, or a directory of runs of several tasks. With "" the existing runs
             in `output` are resumed, and the others started.
     """
-    path = named_path(output, resume)
-    if resume is not None and path is not None:
-        if is_run(path):
-            if len(tasks) > 1:
-                raise InputError(
-                    f"{path} is the run of one task, but the command names {len(tasks)} tasks; "
-                    "name one task"
-                )
-            return [_EVAL.resolve_resumed(path, choices, *tasks)]
-        if targets := _EVAL.find_below(path, tasks, choices, must=bool(resume)):
-            return targets
-    settings = [_EVAL.begin(choices, task) for task in tasks] or [
-        eval_settings.resolve_eval_settings(choices)
-    ]
-    names = [_task_folder(s.task) for s in settings]
-    if path is None:
-        first = names[0] if len(names) == 1 else "eval"
-        path = new_path(first, Path(settings[0].engine.model).name)
-    if len(set(names)) < len(names):
-        raise InputError(
-            f"two of the tasks have the same name: {', '.join(names)}; run them separately"
-        )
-    paths = [path] if len(names) == 1 else [path / name for name in names]
-    _check_free(paths, path)
-    return [RunTarget(s, where, False) for s, where in zip(settings, paths, strict=True)]
+    return _EVAL.find(tasks, choices, output, resume, several=len(tasks) > 1)
 
 
 def search_destinations(
@@ -181,29 +203,7 @@ def search_destinations(
             in `output` are resumed, and the others started.
         compare: Whether each method has its own directory below the path.
     """
-    path = named_path(output, resume)
-    if resume is not None and path is not None:
-        if is_run(path):
-            if compare:
-                raise InputError(
-                    f"{path} is the run of a single method; to compare methods, name another path"
-                )
-            return [_SEARCH.resolve_resumed(path, choices, *methods)]
-        if targets := _SEARCH.find_below(path, methods, choices, must=bool(resume)):
-            return targets
-    settings = [_SEARCH.begin(choices, method) for method in methods] or [_SEARCH.begin(choices)]
-    if path is None:
-        task, model = get_task(settings[0].task).name, Path(settings[0].engine.model).name
-        path = new_path(task, "compare" if compare else settings[0].method, model)
-    folders = [method_folder(s.method) for s in settings]
-    if len(set(folders)) < len(folders):
-        raise InputError(
-            f"two of the methods have the same folder: {', '.join(folders)}; "
-            "rename one of the functions, or run them separately"
-        )
-    paths = [path / folder for folder in folders] if compare else [path]
-    _check_free((path, *paths), path)
-    return [RunTarget(s, where, False) for s, where in zip(settings, paths, strict=True)]
+    return _SEARCH.find(methods, choices, output, resume, several=compare)
 
 
 def _changed_drawing(
@@ -292,10 +292,16 @@ def _task_folder(task: str | Task) -> str:
 
 
 _EVAL: Final = _Kind(
-    "task", _task_folder, RunDir, eval_settings.resolve_eval_settings, eval_settings.recall_choices
+    "task",
+    "eval",
+    _task_folder,
+    RunDir,
+    eval_settings.resolve_eval_settings,
+    eval_settings.recall_choices,
 )
 _SEARCH: Final = _Kind(
     "method",
+    "compare",
     method_folder,
     SearchRunDir,
     search_settings.resolve_search_settings,

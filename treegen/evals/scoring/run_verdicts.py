@@ -63,29 +63,28 @@ class RunVerdicts:
         self._verdicts[-1] = verdicts
         return verdicts
 
-    def read_stored(
-        self, run: RunDir, *, anew: bool = False
-    ) -> Iterator[tuple[dict[str, Any], Verdicts]]:
+    def read_stored(self, run: RunDir) -> Iterator[tuple[dict[str, Any], Verdicts]]:
         """Yield every stored sample with its verdicts, as the task gives them.
-
-        Args:
-            run: The run.
-            anew: Whether to score all samples, including those that have verdicts.
 
         Raises:
             RunError: a record is damaged, or the file changed while it was read.
         """
-        for record, verdicts, _ in self._read(run, anew=anew):
+        for record, verdicts, _ in self._read(run):
             yield record, verdicts
 
     def _read(
-        self, run: RunDir, *, anew: bool, unify: bool = False, cache: VerdictCache | None = None
+        self,
+        run: RunDir,
+        *,
+        anew: bool = False,
+        unify: bool = False,
+        cache: VerdictCache | None = None,
     ) -> Iterator[ScoredSample]:
         """Yield every stored sample with its verdicts, and with those that are unified at the end.
 
         Args:
             run: The run.
-            anew: As for `stored`.
+            anew: Whether to score all samples, including those that have verdicts.
             unify: Whether to unify answers; otherwise both verdicts are the same.
             cache: Receives the unified verdicts.
         """
@@ -130,7 +129,7 @@ class RunVerdicts:
 
         Args:
             run: The run.
-            anew: As for `read_stored`.
+            anew: Whether to score all samples, including those that have verdicts.
 
         Raises:
             RunError: as for `read_stored`.

@@ -168,7 +168,7 @@ def rounds_of(job: Job) -> Rounds | None:
         return None
     kind = job.task.answer_types.get(job.task.filters[0])
     ids = [problem.id for problem in job.data.problems]
-    return Rounds(job.settings.stop_rule, ids, kind.representatives if kind else None)
+    return Rounds(job.settings, ids, kind.representatives if kind else None)
 
 
 def restore_rounds(job: Job, run: RunDir, verdicts: RunVerdicts | None = None) -> Rounds | None:

@@ -119,16 +119,19 @@ def pick_samples(
     """
     questions = questions_of(job, run, most)
     with open_for_append(run.path / FILE, "usc.lock") as file:
-        picks = _Picks(file)
-        left = [
-            unpicked for unpicked in questions if picks.key_of(unpicked.problem_id) != unpicked.key
-        ]
-        done = len(questions) - len(left)
+        picked = {row["problem_id"]: row["key"] for row in file.records()}  # the last pick counts
+        left = [asked for asked in questions if picked.get(asked.problem_id) != asked.key]
+        next_indices, done = file.next_indices(), len(questions) - len(left)
         yield done, len(questions)
         if not left:
             return
-        question_of_problem = {unpicked.problem_id: unpicked for unpicked in left}
-        nodes = [_node(unpicked, chat=job.settings.apply_chat_template) for unpicked in left]
+        question_of_problem = {asked.problem_id: asked for asked in left}
+        nodes = []
+        for asked in left:
+            content: Any = asked.prompt
+            if job.settings.apply_chat_template:
+                content = [{"role": "user", "content": asked.prompt}]
+            nodes.append(Node(content, id=asked.problem_id, samples=1))
         params = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS, seed=0)
         try:
             stream = llm.stream(Node("", children=nodes, samples=0), params)
@@ -139,8 +142,16 @@ def pick_samples(
         with stream:
             while stream.has_work and not stop():
                 for completion in stream.step():
-                    question = question_of_problem[completion.prompt_id]
-                    picks.add(question, completion.text)
+                    asked = question_of_problem[completion.prompt_id]
+                    pick = {
+                        "problem_id": asked.problem_id,
+                        "sample_index": next_indices[asked.problem_id],
+                        "key": asked.key,
+                        "text": completion.text,
+                        "picked": parse_pick(completion.text, asked.samples),
+                        "shown": len(asked.samples),
+                    }
+                    file.append(pick)
                     done += 1
                 yield done, len(questions)
 
@@ -165,41 +176,6 @@ def questions_of(job: "Job", run: RunDir, most: int | None = None) -> list[PickP
                 f"problem {problem_id!r} has no sample to pick from; finish the run first"
             )
     return [question_of(p.id, p.question, texts[p.id], most) for p in job.data.problems]
-
-
-def _node(question: PickPrompt, *, chat: bool) -> Node:
-    content: Any = question.prompt
-    if chat:
-        content = [{"role": "user", "content": question.prompt}]
-    return Node(content, id=question.problem_id, samples=1)
-
-
-class _Picks:
-    """The file of picks of a run, open for appending; the last pick of a problem counts."""
-
-    def __init__(self, file: RecordFile) -> None:
-        self._file = file
-        self._keys = {r["problem_id"]: r["key"] for r in self._file.records()}
-        self._next_indices = file.next_indices()
-
-    def key_of(self, problem_id: str) -> str | None:
-        """Return the key of the prompt of the last pick of a problem; None without a pick."""
-        return self._keys.get(problem_id)
-
-    def add(self, question: PickPrompt, text: str) -> None:
-        """Store the pick in a model's answer to a prompt."""
-        number = self._next_indices[question.problem_id]
-        self._next_indices[question.problem_id] += 1
-        self._file.append(
-            {
-                "problem_id": question.problem_id,
-                "sample_index": number,
-                "key": question.key,
-                "text": text,
-                "picked": parse_pick(text, question.samples),
-                "shown": len(question.samples),
-            }
-        )
 
 
 def read_picks(folder: Path) -> dict[str, tuple[int, int]]:

@@ -91,7 +91,13 @@ def _read_scores(path: Path) -> dict[Key, float]:
     scores: dict[Key, float] = {}
     if not path.exists():
         return scores
-    for number, line in enumerate(_lines(path), 1):
+    try:
+        lines = read_text(path).splitlines()
+    except OSError as error:
+        raise RunError(describe_read_error(path, error)) from None
+    except UnicodeDecodeError:
+        raise RunError(f"{path} is not UTF-8; restore it from a copy") from None
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
@@ -106,15 +112,6 @@ def _read_scores(path: Path) -> dict[Key, float]:
                 "problem_id, sample_index and score"
             ) from None
     return scores
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return read_text(path).splitlines()
-    except OSError as error:
-        raise RunError(describe_read_error(path, error)) from None
-    except UnicodeDecodeError:
-        raise RunError(f"{path} is not UTF-8; restore it from a copy") from None
 
 
 def vote_table(

@@ -18,8 +18,7 @@ from treegen.errors import RunError, WorldError
 from treegen.evals.problem import Problem
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import RecordFile
-from treegen.search.environments.observations import call_key, check_observation
-from treegen.search.environments.protocol import Observation
+from treegen.search.environments.protocol import Observation, call_key, check_observation
 
 LOCK_FILE: Final = "actions.lock"
 OBSERVE: Final = ToolCall("", {})

@@ -16,14 +16,12 @@ from treegen.evals.search.agent_task import AgentTask, Assessment, EnvironmentOp
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.journaled_environment import JournaledEnvironment
-from treegen.evals.search.searcher import Searcher, problems_of, stop_when
-from treegen.evals.search.value_functions import ValueFunction
+from treegen.evals.search.searcher import Searcher, ValueFunction, problems_of, stop_when
 from treegen.prompts.replies.types import ToolCall
 from treegen.runs import SearchRunDir, open_for_append
 from treegen.search.budget import BudgetReached, StopReason
 from treegen.search.environments.agent import Agent, step_of
-from treegen.search.environments.observations import call_key, describe_failure
-from treegen.search.environments.protocol import Environment
+from treegen.search.environments.protocol import Environment, call_key, describe_failure
 from treegen.search.environments.worlds import MAX_SECONDS
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.records import SearchTree

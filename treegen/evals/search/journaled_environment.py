@@ -20,17 +20,15 @@ from typing import Any, Final, TypeVar
 from treegen.errors import CapacityError, InputError, WorldError
 from treegen.evals.search.action_journal import OBSERVE, ActionJournal, Episode, Keys
 from treegen.prompts.replies.types import ToolCall
-from treegen.search.environments.observations import (
-    call_key,
-    check_observation,
-    describe_failure,
-)
 from treegen.search.environments.protocol import (
     Environment,
     LastingEnvironment,
     Observation,
     Traits,
     World,
+    call_key,
+    check_observation,
+    describe_failure,
 )
 from treegen.search.environments.worlds import MAX_SECONDS, limit_time
 

@@ -13,23 +13,22 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from treegen.errors import CacheFullError
+from treegen.errors import CacheFullError, Message, arg
 from treegen.evals.problem import Problem
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, TimeForecast
 from treegen.evals.progress.usage import AttemptLog, load_attempts
 from treegen.evals.scoring.results import results_head
-from treegen.evals.search.cut_replies import find_cut
 from treegen.evals.search.job import SearchJob
 from treegen.evals.search.methods import solution_text
 from treegen.evals.search.settings import stored_search_choices
 from treegen.evals.search.task import SearchTask
-from treegen.evals.statistics.estimators import Estimate, estimate, pass_at_k
+from treegen.evals.statistics.estimators import estimate, pass_at_k
 from treegen.evals.task_calls import wrap_task_method
 from treegen.runs import Key, SearchRunDir
 
 if TYPE_CHECKING:
     from treegen.evals.search.agent_search import RunAgent
-    from treegen.evals.search.value_functions import ValueFunction
+    from treegen.evals.search.searcher import ValueFunction
     from treegen.llm.base import BaseLLM
     from treegen.search.run import SearchRun
     from treegen.search.tree.node import SearchFn
@@ -43,6 +42,11 @@ COSTS: Final = (
     "nodes",
     "seconds",
 )
+_REMEDIES: Final = {
+    "max_tokens": f"raise {arg('max_tokens=')}",
+    "budget": f"raise {arg('budget=')}",
+    "context": f"lower {arg('depth=')}, or use a model with a longer context",
+}
 
 
 def run_searches(
@@ -137,7 +141,7 @@ class _ProgressTracker:
         self._spent += (seconds - self._seen) * min(self._settings.concurrency, left + 1)
         self._seen = seconds
         self._forecast.finish(search_seconds)
-        solved = _estimate_solved(self._tally, unknown, self._settings.repeats)
+        solved = self._tally.estimate(unknown if self._settings.repeats == 1 else 0)
         status = results.status()
         return RunProgress(
             done=len(self._run.done),
@@ -276,7 +280,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     # A solved search ends early. So searches in progress when a run was stopped are more often hard
     # than those that have ended.
     unknown = min(max(run.missing, 0), job.settings.concurrency)
-    solved = _estimate_solved(tally, unknown, job.settings.repeats)
+    solved = tally.estimate(unknown if job.settings.repeats == 1 else 0)
     results = {
         **results_head(job, run, stored_search_choices(run.info)),
         "method": job.settings.method,
@@ -292,18 +296,6 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     }
     run.write_results(results)
     return results
-
-
-def _estimate_solved(tally: AccuracyCounter, unknown: int, repeats: int) -> Estimate | None:
-    """Return the share of solved searches as a mean over problems.
-
-    Args:
-        tally: Counts the solved searches by problem.
-        unknown: The number of searches in progress. The estimate's bounds include them only if
-            each problem has one search.
-        repeats: The number of searches of each problem.
-    """
-    return tally.estimate(unknown if repeats == 1 else 0)
 
 
 def _pass_at(solved: Sequence[Sequence[bool]], repeats: int) -> dict[str, Any]:
@@ -332,3 +324,40 @@ def _sums(values: list[float]) -> Mapping[str, float | None]:
         "mean": total / len(values) if values else None,
         "most": max(values, default=None),
     }
+
+
+def find_cut(record: Mapping[str, Any], max_tokens: int) -> str | None:
+    """Return what cut off the last reply of each branch; None if a branch ended otherwise.
+
+    Args:
+        record: The record of a search.
+        max_tokens: The longest reply that the run allows.
+
+    Returns:
+        "max_tokens", "budget", "context" (the model's), or None.
+    """
+    leaves = [node for node in record["nodes"] if node["leaf"] and node["parent_id"] is not None]
+    if not leaves or not all(map(_is_cut, leaves)):
+        return None
+    if any(node["n_tokens"] >= max_tokens for node in leaves):
+        return "max_tokens"
+    return "budget" if "budget" in record["stopped"] else "context"
+
+
+def _is_cut(node: Mapping[str, Any]) -> bool:
+    step = node.get("data")
+    has_failed = isinstance(step, dict) and step.get("end") == "failed"
+    return has_failed and node["finish_reason"] == "length"
+
+
+def describe_cuts(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences on the searches of a run that were cut off, each with a remedy.
+
+    Args:
+        results: The content of results.json.
+    """
+    for limit, num in results.get("cut_off", {}).items():
+        yield Message(
+            f"{results['method']}: in {num:,} of {results['done']:,} searches, every branch ended "
+            f"because its reply was cut off; {_REMEDIES[limit]}"
+        )

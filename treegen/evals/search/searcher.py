@@ -6,30 +6,30 @@ and until then starts again from the root while its budget lasts.
 """
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from treegen.errors import CacheFullError
 from treegen.evals.problem import Problem
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import search_names
-from treegen.evals.search.method_types import Method, TreeSettings, to_call_values
+from treegen.evals.search.method_types import REWARD, Method, TreeSettings, to_call_values
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import SearchTask
-from treegen.evals.search.value_functions import (
-    ValueFunction,
-    general_value_function,
-    own_value_function,
-)
 from treegen.evals.task import TaskData
 from treegen.evals.task_calls import wrap_task_method
 from treegen.search.budget import StopReason
+from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
 from treegen.search.propose import sample_step
 from treegen.search.strategies.majority import vote
 from treegen.search.tree.node import Search, SearchNode, is_ended
 from treegen.search.tree.result import SearchOutcome
+
+if TYPE_CHECKING:
+    from treegen.model.scorers.verifier import Verifier
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +37,66 @@ T = TypeVar("T")
 SOLVED: Final = StopReason.SOLVED.value
 LOST: Final = "wrong or leads nowhere"
 POLL_SECONDS = 0.2
+# Lower than the mean log-probability of any state that is not a dead end.
+_LOST: Final = -1e6
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFunction:
+    """A way to evaluate states."""
+
+    evaluate: Evaluate
+    """Returns the values of nodes."""
+    lost: float
+    """The value of a dead end."""
+    won: float
+    """The value of a correct solution."""
+    chance: Callable[[float], float]
+    """Maps a value to a scale from 0 to 1."""
+
+
+def verifier_value_function(verifier: "Verifier", problems: Mapping[str, Problem]) -> ValueFunction:
+    """Return the evaluation of states by a verifier.
+
+    Args:
+        verifier: The verifier.
+        problems: Problems by the names of searches.
+    """
+    from treegen.search.reward import by_verifier
+
+    def question_of(node: SearchNode) -> str:
+        # The solved examples are left out, because they say nothing about this solution.
+        return problems[node.search.name].question
+
+    judge = by_verifier(verifier, question_of=question_of)
+    return ValueFunction(judge, 0.0, 1.0, lambda value: value)
+
+
+def general_value_function(
+    how: str,
+    problems: Mapping[str, Problem],
+    *,
+    verifier_args: Mapping[str, Any] | None = None,
+    memory: str | None = None,
+) -> ValueFunction | None:
+    """Return a way to evaluate states that every task has; None if it is one of the task's own.
+
+    Args:
+        how: The name of the way.
+        problems: Problems by the names of searches.
+        verifier_args: How a verifier is read.
+        memory: The verifier's cache size.
+    """
+    if how.startswith(REWARD):
+        from treegen.search.reward import MEMORY, load_verifier
+
+        name = how.removeprefix(REWARD)
+        verifier = load_verifier(name, memory=memory or MEMORY, **(verifier_args or {}))
+        return verifier_value_function(verifier, problems)
+    function = {"logprob": mean_logprob, "min-logprob": min_logprob}.get(how)
+    if function is None:
+        return None
+    return ValueFunction(function, _LOST, 0.0, lambda value: math.exp(min(0.0, value)))
 
 
 class TaskSearch:
@@ -84,7 +144,11 @@ class TaskSearch:
     async def __call__(self, root: SearchNode) -> SearchOutcome | CacheFullError:
         """Search the problem of a root."""
         problem = self._problems[root.search.name]
-        how = self._general or own_value_function(self._task, problem, self._settings.evaluate)
+        how = self._general
+        if how is None:  # one of the task's own ways to evaluate states
+            worth = self._task.search_defaults.worth
+            evaluate = self._task.evaluate(problem, self._settings.evaluate)
+            how = ValueFunction(evaluate, 0.0, worth, lambda value: value / worth)
         watcher = asyncio.ensure_future(stop_when(self._interrupted, root.search))
         try:
             return await Searcher(

@@ -9,6 +9,7 @@ from treegen.common.formatting import parse_bytes
 from treegen.common.params import PENALTIES, SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
+from treegen.evals.arguments import check_verifier_settings
 from treegen.evals.config.base import (
     ALLOW_TASK_CODE,
     BaseSettings,
@@ -19,7 +20,6 @@ from treegen.evals.config.base import (
     select,
 )
 from treegen.evals.config.type_checks import Count
-from treegen.evals.config.verifier_settings import check_verifier_settings
 from treegen.evals.registry import get_task_name
 from treegen.evals.search.agent_task import AgentTask
 from treegen.evals.search.custom_method import (
@@ -92,7 +92,7 @@ class SearchSettings(BaseSettings, TreeSettings):
     repeats: Count = 1
     """Searches of each problem, each with its own samples."""
     verifier_args: Mapping[str, Any] = field(default_factory=dict)
-    """How a verifier is read; see `treegen.evals.config.verifier_settings`."""
+    """How a verifier is read; see `treegen.evals.arguments.VERIFIER_DEFAULTS`."""
     verifier_memory: str | None = None
     """The cache size of a verifier; None for the default."""
     environment: str | None = None

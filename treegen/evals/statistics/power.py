@@ -11,6 +11,7 @@ where `correlation` is 0 unless both runs have the same problems.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -279,11 +280,11 @@ def problems_for(
         low, high = high, math.ceil(1.25 * high) + 1
         if high > _MOST:
             raise too_many
-    while high - low > 1:
-        middle = (low + high) // 2
-        enough = power(spread, difference, middle, num_samples, alpha) >= wanted
-        low, high = (low, middle) if enough else (middle, high)
-    return high
+    between = range(low + 1, high)
+    found = bisect_left(
+        between, wanted, key=lambda num: power(spread, difference, num, num_samples, alpha)
+    )
+    return low + 1 + found
 
 
 def difference_for(

@@ -15,28 +15,13 @@ THRESHOLDS: Final = (0.5, 0.75)
 """The shares of right samples of the reported G-Pass@k; a share of 1 is pass^k."""
 
 
-def pass_hat_k(num_samples: int, num_correct: int, k: int) -> float:
-    """Return the probability that a random k of the samples are all right (pass^k).
-
-    This is the unbiased estimate C(c, k) / C(n, k) of Yao et al. (2024), tau-bench.
-
-    Args:
-        num_samples: Samples of the problem, n.
-        num_correct: Right samples of the problem, c.
-        k: Samples that are drawn, at least 1.
-
-    Returns:
-        The probability; NaN if there are fewer than k samples.
-    """
-    return g_pass_at_k(num_samples, num_correct, k, 1.0)
-
-
 @lru_cache(maxsize=1 << 14)  # many problems have equal numbers of correct samples
 def g_pass_at_k(num_samples: int, num_correct: int, k: int, share: float) -> float:
     """Return the probability that at least a share of a random k of the samples is right.
 
     This is the unbiased estimate of Liu et al. (2024), "Are Your LLMs Capable of Stable
-    Reasoning?": the tail of a hypergeometric distribution. A share near 0 gives pass@k.
+    Reasoning?": the tail of a hypergeometric distribution. A share near 0 gives pass@k, and 1 gives
+    pass^k, the estimate C(c, k) / C(n, k) of Yao et al. (2024), tau-bench.
 
     Args:
         num_samples: Samples of the problem, n.
@@ -97,7 +82,7 @@ def reliability_values(counts: Sequence[tuple[int, int]], k: int) -> Mapping[str
         counts: For each problem, the numbers of all samples and of right samples.
         k: Samples that are drawn, at least 1.
     """
-    metrics = {f"pass^{k}": [pass_hat_k(num, right, k) for num, right in counts]}
+    metrics = {f"pass^{k}": [g_pass_at_k(num, right, k, 1.0) for num, right in counts]}
     if k > 1:
         for share in THRESHOLDS:
             values = [g_pass_at_k(num, right, k, share) for num, right in counts]

@@ -162,8 +162,8 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
         raise ModelError(f"the adapter in {directory} uses {', '.join(other)}; {_INSTEAD}")
     if (init := config.get("init_lora_weights")) not in _PLAIN_INITS:
         raise ModelError(
-            f"the adapter in {directory} was trained on weights that its initialisation, "
-            f"init_lora_weights={init!r:.20}, had changed; {_INSTEAD}"
+            f"the initialisation of the adapter in {directory}, init_lora_weights={init!r:.20}, "
+            f"changed the weights of the base model; {_INSTEAD}"
         )
     for name, (what, is_right) in _TYPES.items():
         if config.get(name) is not None and not is_right(config[name]):
@@ -219,9 +219,9 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> N
             _merge_matrices(layers[name], parts, adapter.config, rank, alphas[name])
         except Exception as error:
             raise ModelError(
-                f"{adapter.directory} was trained for another model, or is damaged: its "
-                f"matrices for {name} cannot be merged: {summarize_error(error)}; give the "
-                "model that it was trained on, or save the adapter again with peft"
+                f"the matrices of {adapter.directory} for {name} cannot be merged: "
+                f"{summarize_error(error)}; the adapter is damaged, or was trained for another "
+                "model; save it again with peft, or give that model"
             ) from None
 
 
@@ -307,6 +307,6 @@ def _merge_matrices(
 def _unknown_name(adapter: Adapter, name: str) -> ModelError:
     base = adapter.config.get("base_model_name_or_path")
     return ModelError(
-        f"{adapter.directory} changes {name}, which the model does not have; the adapter was "
+        f"{adapter.directory} changes {name}, but the model has no such weight; the adapter was "
         f"trained for {base or 'another model'}; give that model"
     )

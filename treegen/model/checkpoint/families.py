@@ -117,7 +117,7 @@ IMAGES: Final = _names(
 )
 """Families that take images, each tested against transformers."""
 NO_IMAGES: Final = {
-    "paligemma": "all of a prompt attends to all of it, so prompts have nothing in common",
+    "paligemma": "every token of a prompt attends to all of its tokens, so prompts share no keys",
 }
 """Families whose images cannot be shared, and why."""
 SOUND: Final[tuple[str, ...]] = ()

@@ -187,7 +187,9 @@ class _Walk:
 
     def _check_count(self, number: int, least: int) -> int:
         if number * least > self._left:
-            raise ValueError(f"its header claims {number:,} things where {self._left:,} bytes are")
+            raise ValueError(
+                f"its header claims {number:,} entries, but only {self._left:,} bytes follow"
+            )
         return number
 
     def _string(self) -> None:

@@ -110,7 +110,7 @@ def check_formats(settings: Mapping[str, Any], stored: StoredMatrices) -> None:
         want = "" if place is None else formats[place]
         if want and there != want and (there or patterns[place or 0] != ".*"):
             raise ModelError(
-                f"config.json says that {name} is stored in {want}, and its tensors are "
+                f"config.json says that {name} is stored in {want}, but its tensors are "
                 f"{f'in {there}' if there else 'not quantised'}; download both again"
             )
 
@@ -160,7 +160,7 @@ def _texts(value: Any) -> list[str]:
 
 
 _ORIGINAL: Final = "use the checkpoint that it was made from"
-_OURS: Final = f"; treegen itself quantises one in 16 bits by {arg('quantization', 'fp8')}"
+_OURS: Final = f"; treegen itself quantises a 16-bit checkpoint with {arg('quantization', 'fp8')}"
 
 OTHER_REFUSED: Final = "use the checkpoint in bfloat16 or float32"
 EXPANDED_METHODS: Final[Mapping[str, str]] = {
@@ -263,7 +263,7 @@ def quantisation_of(config: PretrainedConfig) -> QuantizationInfo | None:
     method = str(getattr(method, "value", method))
     if settings.get("transform_config"):
         raise ModelError(
-            f"weights in {method} that were rotated (transform_config) cannot be used; {_ORIGINAL}"
+            f"rotated weights in {method} (transform_config) cannot be used; {_ORIGINAL}"
         )
     formats = formats_of(settings | {"quant_method": method}) if method in FP4_METHODS else []
     if "NVFP4" in formats:
@@ -358,7 +358,9 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
         "data_type": settings.get("data_type", "int"),
     }
     if bits != 4 or not isinstance(group_size, int) or group_size < -1 or group_size == 0:
-        raise refuse(f"bits {bits!r} and group_size {group_size!r} (not 4, and a number)")
+        raise refuse(
+            f"bits {bits!r} and group_size {group_size!r} (bits must be 4, and group_size a number)"
+        )
     if settings_of_all["data_type"] != "int" or settings.get("pack_dtype", "int32") != "int32":
         raise refuse("numbers that are not integers in words of 32 bits")
     if settings.get("rotation"):
@@ -384,7 +386,7 @@ def _bits_of_bitsandbytes(settings: dict[str, Any]) -> int:
     """
     bits = [num for num in (4, 8) if settings.get(f"load_in_{num}bit")]
     if len(bits) != 1:
-        raise _refusal("bitsandbytes", "load_in_4bit and load_in_8bit both or neither")
+        raise _refusal("bitsandbytes", "both or neither of load_in_4bit and load_in_8bit")
     kind = settings.get("bnb_4bit_quant_type", "fp4")
     if bits == [4] and kind not in ("nf4", "fp4"):
         raise _refusal("bitsandbytes", f"bnb_4bit_quant_type {kind!r} (not nf4 or fp4)")

@@ -11,13 +11,13 @@ D width of a pair's output.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from treegen.model.latent import make_subclass
 from treegen.model.linear.blocks import room_for_blocks, rows_of_block
 
 
@@ -94,17 +94,10 @@ class GroupedExperts(nn.Module):
         return out
 
 
-@cache
-def _kind(kind: type[nn.Module], stock: type[nn.Module]) -> Any:
-    """Return the subclass of both classes; always the same one."""
-    name = f"{kind.__name__}{stock.__name__}"
-    return type(name, (kind, stock), {"__module__": __name__})
-
-
 def convert_experts(experts: FusedExperts, kind: type[nn.Module]) -> None:
     """Turn experts into a subclass `kind` of `GroupedExperts`."""
     both: tuple[Any, Any] = kind, type(experts.module)
-    experts.module.__class__ = _kind(*both)
+    experts.module.__class__ = make_subclass(*both)
     experts.module.treegen_up, experts.module.treegen_down = experts.tensors
 
 

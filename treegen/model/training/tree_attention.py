@@ -6,7 +6,7 @@ forward pass and wherever gradient checkpointing runs layers again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from treegen.errors import ModelError
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.hook import make_keyword_error, read_call
-from treegen.model.load import configs_of
+from treegen.model.load import configs_of, restoring_attention_names
 from treegen.ops.attention.tree import TreeLayout, attend_tree
 from treegen.ops.attention.types import AttentionOptions, Window
 
@@ -70,13 +70,13 @@ def use_tree_attention(module: PreTrainedModel) -> Iterator[None]:
         module: The module. Its forward pass gets a `TreeLayout` as `treegen`.
     """
     configs = configs_of(module)
-    with _restoring(configs):
+    with restoring_attention_names(configs):
         module.set_attn_implementation(attention_of_text(module.config, TREE))
         names = [(config, config._attn_implementation_internal) for config in configs]
 
     @contextmanager
     def switch() -> Iterator[None]:
-        with _restoring(configs):
+        with restoring_attention_names(configs):
             for config, name in names:
                 config._attn_implementation_internal = name
             yield
@@ -104,14 +104,3 @@ def _switching(checkpoint: Callable[..., Any], switch: Callable[[], Any]) -> Cal
         return checkpoint(call, *args, **kwargs)
 
     return run
-
-
-@contextmanager
-def _restoring(configs: Sequence[Any]) -> Iterator[None]:
-    """Restore the names of attention functions at the end."""
-    before = [(config, config._attn_implementation_internal) for config in configs]
-    try:
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation_internal = name

@@ -58,7 +58,7 @@ def prepare(
     for index, level in enumerate(levels):
         check_layout(level, index, device)
         if level.causal and positions_T is None:
-            raise InputError(f"level {index} is causal, which needs positions_T; got None")
+            raise InputError(f"level {index} is causal and needs positions_T, got None")
     if positions_T is not None and (
         positions_T.dim() != 1
         or positions_T.dtype not in (torch.int32, torch.int64)
@@ -206,8 +206,8 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
         prepared = levels
         if positions_T is not None or impl not in ("auto", prepared.impl):
             raise InputError(
-                "positions_T and impl belong to prepare() when levels are prepared; prepared for "
-                f"{prepared.impl!r}, got {arg('impl', impl)}; leave both out of attend()"
+                f"the levels are prepared for {prepared.impl!r}, but attend() got positions_T or "
+                f"{arg('impl', impl)}; give both to prepare() only"
             )
     else:
         prepared = prepare(levels, positions_T, impl)
@@ -218,8 +218,8 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
         raise InputError("keys and values must both be one tensor, or both one tensor per level")
     elif len(keys) != num_levels or len(values) != num_levels:
         raise InputError(
-            f"there are {num_levels} levels but {len(keys)} key and {len(values)} value tensors; "
-            "give one of each for each level"
+            f"{num_levels} levels need as many key and value tensors, got {len(keys)} and "
+            f"{len(values)}"
         )
     else:
         pairs = list(zip(keys, values, strict=True))
@@ -293,17 +293,17 @@ def _check_tensors(q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels) -> N
             )
         if values.dim() != 4 or values.shape[:3] != keys.shape[:3] or not values.shape[3]:
             raise InputError(
-                f"values of level {index} must be {[*keys.shape[:3]]} and v_dim, got "
+                f"values of level {index} must have the shape {[*keys.shape[:3]]} and v_dim, got "
                 f"{tuple(values.shape)}"
             )
         if values.shape[3] != pairs[0][1].shape[3]:
             raise InputError(
-                f"v_dim of level {index} is {values.shape[3]}, of level 0 {pairs[0][1].shape[3]}; "
-                "all levels need the same"
+                f"v_dim is {values.shape[3]} in level {index} and {pairs[0][1].shape[3]} in level "
+                "0; give all levels the same v_dim"
             )
         if not keys.shape[2] or q_heads % keys.shape[2]:
             raise InputError(
-                f"q has {q_heads} heads, no multiple of {keys.shape[2]} kv heads; "
+                f"the {q_heads} heads of q_THD are no multiple of the {keys.shape[2]} kv heads; "
                 "repeat or drop heads"
             )
         if keys.dtype == FP8:

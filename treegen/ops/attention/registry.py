@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Final
 
 import torch
@@ -11,67 +13,30 @@ from treegen.common.checks import check_argument_types
 from treegen.errors import InputError, arg
 from treegen.ops.attention.types import Implementation
 
-
-def _load_reference() -> Implementation:
-    from treegen.ops.attention.reference import Reference
-
-    return Reference()
-
-
-def _load_cpu() -> Implementation:
-    from treegen.ops.attention.cpu_attend import Cpu
-
-    return Cpu()
-
-
-def _load_triton() -> Implementation:
-    from treegen.ops.attention.gpu.attend import Triton
-
-    return Triton()
+# The module and the class of each implementation of treegen.
+_OWN: Final = {
+    "cpu": ("cpu_attend", "Cpu"),
+    "triton": ("gpu.attend", "Triton"),
+    "reference": ("reference", "Reference"),
+    "gluon": ("gpu.attend", "Gluon"),
+    "invariant": ("gpu.attend", "Invariant"),
+    "flash": ("library_kernels", "FlashAttention2"),
+    "flash4": ("library_kernels", "FlashAttention4"),
+    "xformers": ("library_kernels", "XFormers"),
+}
 
 
-def _load_gluon() -> Implementation:
-    from treegen.ops.attention.gpu.attend import Gluon
-
-    return Gluon()
-
-
-def _load_invariant() -> Implementation:
-    from treegen.ops.attention.gpu.attend import Invariant
-
-    return Invariant()
-
-
-def _load_flash() -> Implementation:
-    from treegen.ops.attention.library_kernels import FlashAttention2
-
-    return FlashAttention2()
-
-
-def _load_flash4() -> Implementation:
-    from treegen.ops.attention.library_kernels import FlashAttention4
-
-    return FlashAttention4()
-
-
-def _load_xformers() -> Implementation:
-    from treegen.ops.attention.library_kernels import XFormers
-
-    return XFormers()
+def _load_own(module: str, name: str) -> Implementation:
+    """Import a module next to this one, and return a new object of a class in it."""
+    kind: type[Implementation] = getattr(import_module(f"{__package__}.{module}"), name)
+    return kind()
 
 
 # An implementation is loaded when it is chosen, so a missing library affects no other
 # implementation. "auto" takes the first one that does not refuse the device. "reference" refuses no
 # device, so the implementations after it are used only if they are named.
 LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
-    "cpu": _load_cpu,
-    "triton": _load_triton,
-    "reference": _load_reference,
-    "gluon": _load_gluon,
-    "invariant": _load_invariant,
-    "flash": _load_flash,
-    "flash4": _load_flash4,
-    "xformers": _load_xformers,
+    name: partial(_load_own, *place) for name, place in _OWN.items()
 }
 _READ_FP8: Final = ("auto", "cpu", "triton", "gluon", "invariant", "reference")
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 from treegen.common.params import SamplingParams
-from treegen.ops.sampling.columns import column
 from treegen.ops.sampling.confidence import ConfidenceSignals
+from treegen.ops.sampling.logits import column
 from treegen.ops.sampling.penalties import Penalties, Words
 
 NO_END = 2**62  # more tokens than any sample has
@@ -127,11 +127,6 @@ class SamplingBatch:
     """Whether some rows may draw certain tokens only. `draw` takes the masks."""
 
     @property
-    def draws_plainly(self) -> bool:
-        """Whether rows draw from all tokens, unbiased, and report only the token's own logit."""
-        return self.draws_in_blocks and not self.masked
-
-    @property
     def draws_in_blocks(self) -> bool:
         """Whether rows draw plainly, from all tokens or from those that a mask allows."""
         filters = (
@@ -147,7 +142,7 @@ class SamplingBatch:
     @property
     def is_plain(self) -> bool:
         """Whether rows draw plainly and report no confidence signals."""
-        return self.signals is None and self.draws_plainly
+        return self.signals is None and self.draws_in_blocks and not self.masked
 
     @staticmethod
     def greedy(num: int, device: torch.device) -> SamplingBatch:

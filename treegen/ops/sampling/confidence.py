@@ -16,7 +16,7 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 from treegen.common.params import SamplingParams
-from treegen.ops.sampling.columns import slice_rows
+from treegen.ops.sampling.logits import slice_rows
 
 CONFIDENCE, CERTAINTY = range(2)
 _AT_ONCE = 2**25  # largest number of logits that are read at once

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from treegen.common.device import AsyncHostCopy
 from treegen.ops.sampling.batch import SamplingBatch
-from treegen.ops.sampling.columns import slice_rows
-from treegen.ops.sampling.logits import Masks, argmax_tokens, log_sum_exp
+from treegen.ops.sampling.logits import Masks, argmax_tokens, log_sum_exp, slice_rows
 from treegen.ops.sampling.token_history import TokenHistory
 
 # Constants of SplitMix64 (Steele, Lea and Flood 2014), as signed 64-bit integers.

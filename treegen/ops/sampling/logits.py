@@ -1,5 +1,8 @@
 """Operations on rows of logits: masks of allowed tokens, log-sum-exps and the likeliest tokens.
 
+`column` and `slice_rows` make and slice columns: tensors with one number per row, in dataclasses
+of sampling parameters.
+
 On a CPU intermediate results stay in its cache, because new memory of the size of the logits would
 cost more than the sums.
 
@@ -9,12 +12,17 @@ Shape letters: P distributions, K masks, W words of 32 tokens, V vocabulary.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from treegen.common.device import to_device
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -98,3 +106,35 @@ def topk_logits(logits_PV: Tensor, num: int) -> tuple[Tensor, Tensor]:
         at = at[np.argsort(-logit_V[at], kind="stable")[:num]]
         logit_PK[row], token_PK[row] = logit_V[at], at
     return torch.from_numpy(logit_PK), torch.from_numpy(token_PK)
+
+
+def column(values: Sequence[float], neutral: float, index_P: Tensor) -> Tensor | None:
+    """Return one number per row, float32 [P]; None if all are neutral.
+
+    Args:
+        values: The number of each set of parameters.
+        neutral: The number that has no effect.
+        index_P: The set of each row, int64 [P].
+    """
+    if all(value == neutral for value in values):
+        return None
+    return to_device(np.array(values, dtype=np.float32), index_P.device)[index_P]
+
+
+def slice_rows(params: _T, rows: slice) -> _T:
+    """Return a dataclass with some of its rows.
+
+    Each tensor whose name says [P, ...] is sliced, in nested dataclasses too.
+    """
+    instance: Any = params
+    changes: dict[str, Any] = {}
+    for name in (field.name for field in fields(instance)):
+        value = getattr(instance, name)
+        if isinstance(value, Tensor) and name.rpartition("_")[2].startswith("P"):
+            changes[name] = value[rows]
+        elif is_dataclass(value):
+            changes[name] = slice_rows(value, rows)
+        elif isinstance(value, list) and all(map(is_dataclass, value)):
+            changes[name] = [slice_rows(item, rows) for item in value]
+    part: _T = replace(instance, **changes)
+    return part

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 from treegen.common.params import SamplingParams
-from treegen.ops.sampling.columns import column
+from treegen.ops.sampling.logits import column
 from treegen.ops.sampling.token_history import NOTHING, TokenHistory
 
 Words = Sequence[Sequence[int]]

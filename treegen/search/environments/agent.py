@@ -21,8 +21,7 @@ from treegen.prompts.tree import Parts
 from treegen.search.budget import BudgetReached
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.environments.branch import AgentStep, Branch, SharedRun, SharedState, make_step
-from treegen.search.environments.observations import call_key
-from treegen.search.environments.protocol import Environment, Observation, World
+from treegen.search.environments.protocol import Environment, Observation, World, call_key
 from treegen.search.environments.states import Outcome, WorldUsage
 from treegen.search.environments.worlds import MAX_SECONDS, LiveWorlds
 from treegen.search.evaluate import Evaluate, evaluate_nodes

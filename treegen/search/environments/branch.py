@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from treegen.prompts.replies.types import Reply
-from treegen.search.environments.observations import call_key, observation_json
-from treegen.search.environments.protocol import Observation
+from treegen.search.environments.protocol import Observation, call_key, observation_json
 from treegen.search.environments.states import Outcome, WorldState
 from treegen.search.environments.worlds import LiveWorlds
 from treegen.search.tree.node import SearchNode

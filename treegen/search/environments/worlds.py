@@ -17,12 +17,14 @@ from treegen.common.checks import check_int, check_number
 from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError, WorldError
 from treegen.prompts.replies.types import ToolCall
-from treegen.search.environments.observations import (
+from treegen.search.environments.protocol import (
+    Environment,
+    Observation,
+    World,
     call_key,
     check_observation,
     describe_failure,
 )
-from treegen.search.environments.protocol import Environment, Observation, World
 from treegen.search.environments.replay import ReplayEnvironment
 from treegen.search.environments.states import Outcome, WorldState, WorldUsage
 
@@ -157,7 +159,7 @@ class LiveWorlds(Closeable):
     def _submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
         if self._is_closed:
             call.close()
-            raise InputError("the agent is closed, and its worlds are gone; make another one")
+            raise InputError("the agent is closed, and its worlds are gone; make another agent")
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         self._calls.add(future)
         future.add_done_callback(self._calls.discard)

@@ -192,7 +192,7 @@ class LiveBackend:
         room = self.spec.context_length - context.num_tokens
         if room < 1:
             raise CapacityError(
-                f"node {key!r} has {context.num_tokens:,} tokens, which is the model's whole "
+                f"node {key!r} has {context.num_tokens:,} tokens and fills the model's whole "
                 "context; sample from a node above it"
             )
         rows = 1 if params.temperature == 0 else len(indices)
@@ -412,4 +412,4 @@ class LiveBackend:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise InputError("the session is closed, and its caches are gone; open another")
+            raise InputError("the session is closed, and its caches are gone; open another session")

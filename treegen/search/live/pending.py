@@ -145,7 +145,9 @@ class AppendedTextEncoder:
         encoded = [append_text(self._tokenizer, tail, text) for text in texts]
         for text, ids in zip(texts, encoded, strict=True):
             if not len(ids):
-                raise InputError(f"text {text!r:.80} has no tokens; give it at least one to score")
+                raise InputError(
+                    f"text {text!r:.80} has no tokens; give a text with at least one token"
+                )
             check_vocabulary("score", ids, self._spec)
             check_scored(
                 f"the node with text {text!r:.80}", context.num_tokens + len(ids), self._spec

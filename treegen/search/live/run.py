@@ -303,7 +303,7 @@ class LiveRun(Closeable, NonCopyable):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise InputError("the run is closed, and its caches are gone; open another")
+            raise InputError("the run is closed, and its caches are gone; open another run")
 
 
 @dataclass(slots=True)

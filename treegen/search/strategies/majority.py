@@ -122,8 +122,8 @@ def _weight(sample: SearchNode, weight: Callable[[SearchNode], float]) -> float:
     votes = weight(sample)
     if not (math.isfinite(votes) and votes >= 0):
         raise InputError(
-            f"a candidate cannot have {votes!r} votes; weight votes by finite numbers of at "
-            "least 0, such as math.exp of a log-probability"
+            f"weight returned {votes!r} for a candidate; return a finite number of at least 0, "
+            "such as math.exp of a log-probability"
         )
     return votes
 

@@ -58,7 +58,9 @@ async def mutual(
     """
     check_counts(checks=checks)
     if not 0 <= low <= high <= 1:
-        raise InputError(f"low and high must be shares, the lower one first, got {low} and {high}")
+        raise InputError(
+            f"low and high must be shares from 0 to 1, with low at most high, got {low} and {high}"
+        )
     answers = {node: answer(node) for node in found.candidates}
     answered = [node for node in found.candidates if answers[node] is not None]
     share = Counter(answers[node] for node in answered)

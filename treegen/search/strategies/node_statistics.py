@@ -141,7 +141,7 @@ async def arms_of(children: Sequence[SearchNode], priors: Evaluate | None) -> li
         return [NodeStatistics() for _ in children]
     weights = await evaluate_nodes(children, priors)
     if min(weights, default=0.0) < 0:
-        raise InputError(f"priors must be weights from 0 on, got {min(weights)}")
+        raise InputError(f"priors must be weights of at least 0, got {min(weights)}")
     whole = math.fsum(weights)
     for child, weight in zip(children, weights, strict=True):
         child.prior = weight / whole if whole else 1 / len(weights)

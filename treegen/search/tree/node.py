@@ -415,7 +415,9 @@ class SearchNode(TextNode):
         if llm is None:
             return context
         if not isinstance(context, MultiModelContext):
-            raise InputError(f"this search has one LLM, which has no name, not {llm!r}")
+            raise InputError(
+                f"this search has one LLM without a name, so {llm!r} names none; leave out llm"
+            )
         return context.on(llm)
 
     async def _end_abandoned(self) -> None:

@@ -1,21 +1,31 @@
-"""The tree of a search as plain records, one JSON object per node."""
+"""The tree of a search as plain records, one JSON object per node, and drawn in a terminal."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import MISSING, dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.checks import check_argument_types
+from treegen.common.formatting import safe_text
 from treegen.errors import DataError
-from treegen.search.tree.graphs import to_dot, to_mermaid, to_svg
+from treegen.search.tree.graphs import describe_ended, to_dot, to_mermaid, to_svg
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.text_node import NodeEnd
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree
 
 _DECIMALS: Final = 3  # decimals of a log-probability
 _DEPTH: Final = 100  # maximum nesting of JSON values
 _DIGITS: Final = 4  # decimals of a value, or digits of a smaller one
+# Maximum number of characters of a text, and of the end of a prompt, in a terminal, which cuts the
+# line at its width anyway.
+_MOST_SHOWN: Final = 1000
+_PROMPT_END: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +103,8 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
     "data": (object,),
 }
 # Defaults of optional fields, which records of older runs do not have.
-_DEFAULTS: Final[dict[str, object]] = {
-    "visits": 0,
-    "prior": None,
-    "scores": {},
-    "pruned_because": "",
-    "dropped": False,
-    "restart": 0,
-    "data": None,
+_DEFAULTS: Final[dict[str, object]] = {"scores": {}} | {
+    item.name: item.default for item in fields(NodeRecord) if item.default is not MISSING
 }
 
 
@@ -327,3 +331,56 @@ def children_of(nodes: Sequence[TreeNode]) -> dict[int | None, list[TreeNode]]:
     for node in nodes:
         below.setdefault(node["parent_id"], []).append(node)
     return below
+
+
+@check_argument_types
+def draw_tree(
+    nodes: Sequence[NodeRecord | TreeNode], best: int | None = None, *, full: bool = False
+) -> Tree:
+    """Return a rich Tree for the terminal. The path to the node `best` is bold and marked with *.
+
+    Args:
+        nodes: Nodes of a `SearchTree`, or records as in `trees.jsonl`, parents before children.
+        best: Id of the node to mark the path to; None marks no path.
+        full: Whether a text may take many lines. Otherwise each node is one line, cut at the width
+            of the terminal.
+    """
+    from rich.tree import Tree
+
+    records = [node.to_json() if isinstance(node, NodeRecord) else node for node in nodes]
+    path, below = best_path(records, best), children_of(records)
+    top = Tree("", hide_root=True)
+    # No recursion, because a chain of thoughts may be deeper than the interpreter allows.
+    stack = [(top, node) for node in reversed(below.get(None, []))]
+    while stack:
+        branch, node = stack.pop()
+        label = _label(node, node["id"] in path, full=full)
+        inner = branch.add(label)
+        stack += [(inner, child) for child in reversed(below.get(node["id"], []))]
+    return top.children[0] if len(top.children) == 1 else top
+
+
+def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
+    from rich.text import Text
+
+    drawn = node.get("n_tokens") or 0  # a prompt has none
+    facts = [] if node.get("score") is None else [f"score {node['score']:.3f}"]
+    if drawn and node.get("logprob") is not None:
+        facts.append(f"logprob {node['logprob']:.2f}")
+    if drawn:
+        facts.append(f"{drawn:,} tokens")
+    if node.get("leaf") and node.get("finish_reason") == "length":
+        facts.append("cut off")
+    if ended := describe_ended(node):
+        facts.append(ended)
+    label = Text(no_wrap=not full, overflow="fold" if full else "ellipsis")
+    label.append("* " if on_path else "", style="bold")
+    label.append(f"[{', '.join(facts)}] " if facts else "", style="dim")
+    text = str(node.get("text") or "")
+    if not full:
+        # Show the end of a prompt, because the question is there.
+        prompt = node.get("parent_id") is None and len(text) > _PROMPT_END
+        text = f"...{text[-_PROMPT_END:]}" if prompt else text[:_MOST_SHOWN]
+    line = " ".join(safe_text(text).split())
+    label.append(line or "(empty)", style="bold" if on_path else "")
+    return label
