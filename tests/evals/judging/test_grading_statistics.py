@@ -192,7 +192,7 @@ def test_quantiles_of_few_judges_cover_uniform_effects_too(levels: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_intervals_cover_the_mean_over_a_grid_of_designs() -> None:
-    """The table in docs/internals/intervals.md. 1,000 runs each, so a true 0.95 is seen above 0.93."""
+    """The table in docs/internals/intervals.md: 1,000 runs each, so 0.95 is seen above 0.93."""
     worst = 1.0
     designs = [
         (5, 2, 1, 3),
