@@ -80,7 +80,7 @@ def command(
         echo(f"plots: {safe_text(str(folder))}\n")
     if html is None:
         echo("to see the samples side by side, pass --html FILE.html\n")
-    if html is not None:
+    else:
         write_page([a, b], html, plots=False, comparison=comparison)
         echo(f"page: {safe_text(str(html))}\n")
     paths = {"run_a": str(run_a), "run_b": str(run_b)}

@@ -65,11 +65,18 @@ _GROUPS: Final = {
     },
 }
 # The modules of commands that share one; other commands have a module of their own name.
-_SHARED: Final = {"import": "export", "usc": "score", "verify": "score", "watch": "report"}
+_SHARED: Final = {
+    "import": "export",
+    "plan": "eval",
+    "replay": "score",
+    "score-texts": "score",
+    "selfcheck": "bench",
+    "usc": "score",
+    "verify": "score",
+    "watch": "report",
+}
 _MODULES: Final = {
-    name: f"treegen.cli.{_SHARED.get(name, name).replace('-', '_')}"
-    for group in _GROUPS.values()
-    for name in group
+    name: f"treegen.cli.{_SHARED.get(name, name)}" for group in _GROUPS.values() for name in group
 }
 _COMPLETION: Final = """\b
 Shell completion, in the start file of the shell:
@@ -192,8 +199,8 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
         if not isinstance(error, MemoryError) and _CPU_ALLOCATOR not in str(error):
             raise
         raise Failure(
-            f"there is not enough memory ({error}); use a smaller --memory, --max-rows or model, "
-            "or a machine with more; the finished samples of a run are stored"
+            f"the machine has too little memory ({error}); use a smaller --memory, --max-rows or "
+            "model, or a larger machine; the finished samples of a run are stored"
         ) from error
 
 

@@ -1,12 +1,22 @@
-"""`treegen score`, `treegen verify` and `treegen usc`: score the samples of a run again."""
+"""Commands that score again: `treegen score`, `verify`, `usc`, `replay` and `score-texts`."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from treegen.cli.options.choices import collect_choices, make_execution
-from treegen.cli.options.options import ALL_FILTERS, QUIET, RUN, add_option_groups, is_quiet, option
+from treegen.cli.options.choices import collect_choices, make_engine, make_execution, pop_reading
+from treegen.cli.options.options import (
+    ALL_FILTERS,
+    PATH,
+    QUIET,
+    RUN,
+    add_option_groups,
+    is_quiet,
+    option,
+)
+from treegen.errors import InputError
 
 
 @click.command("score")
@@ -90,9 +100,6 @@ def verify(
     memory: str,
     batch_size: int,
     device: str | None,
-    data: str | None,
-    task: str | None,
-    allow_task_code: bool,
     **settings: Any,
 ) -> None:
     """Score the samples of RUN with an outcome or process reward model.
@@ -107,10 +114,7 @@ def verify(
         memory: Cache for shared parts of the samples.
         batch_size: Samples to compute at once, for models without a shared cache.
         device: Where the verifier computes: cpu, cuda or cuda:N.
-        data: Current path of the run's problems, if they have moved.
-        task: File and class of the run's task, if the task is in a file.
-        allow_task_code: Whether to run task and method code that the run names.
-        **settings: Options of the verifier.
+        **settings: Options of the verifier, and of the group "reading", as for `load_run`.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
@@ -118,10 +122,10 @@ def verify(
     from treegen.evals.arguments import parse_verifier_settings
     from treegen.evals.pipeline.rescoring import score_run_with_verifier
 
+    reading = pop_reading(settings)
     texts = {name: settings[name] for name in ("mark", "separator", "tokens", "reduce")}
     others = {n: v for n, v in settings.items() if n not in texts and v is not None}
     parse_bytes(memory)
-    reading = {"data": data, "task": task, "allow_task_code": allow_task_code}
     terminal = Terminal()
     done = score_run_with_verifier(
         run,
@@ -174,3 +178,103 @@ def usc(run: Path, most: int | None, trust_remote_code: bool, **reading: Any) ->
     )
     echo(f"{done:,} problems have a pick; report them with: treegen score {run} --votes usc")
     json_line({"run": str(run), "picks": done})
+
+
+@click.command("replay")
+@RUN
+@option(
+    "--stop-batch",
+    "Samples per problem between two checks of the rule.",
+    type=click.IntRange(min=1),
+    default=8,
+)
+@option(
+    "--chance",
+    "Probability P of decided:P; may be repeated. Default: 0.7, 0.8, 0.9, 0.95 and 0.99.",
+    "chances",
+    type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
+    multiple=True,
+)
+@option("--filter NAME", "Extract answers by this filter.", "filter_name")
+@add_option_groups("reading")
+@QUIET
+def replay(
+    run: Path,
+    stop_batch: int,
+    chances: tuple[float, ...],
+    filter_name: str | None,
+    **reading: Any,
+) -> None:
+    """Estimate what `--stop-when decided` would have saved in RUN, and how the vote would change.
+
+    The command applies the rule to 32 random orders of each problem's samples. Intervals are over
+    problems. Each difference compares a vote with the vote of all samples of the same problems.
+
+    \f
+    Args:
+        run: The run directory.
+        stop_batch: Samples per problem between two checks of the rule.
+        chances: Probabilities P of the rule decided:P.
+        filter_name: Name of the filter that extracts answers.
+        **reading: Options of the group "reading", as for `load_run`.
+    """
+    from treegen.cli.terminal.render import echo, json_line, read_run
+    from treegen.report.run_document import filter_of
+    from treegen.report.run_settings import describe_view
+    from treegen.report.stopping_savings import CHANCES, get_replay_problems, savings
+
+    view = read_run(run, reading)
+    drawn = get_replay_problems(view, filter_of(view, filter_name))
+    groups = savings(drawn, batch=stop_batch, chances=chances or CHANCES, problems=view.problems)
+    for text in (describe_view(view), *groups):
+        echo(f"{text}\n")
+    json_line({"run": str(run), "stop_batch": stop_batch, "groups": [asdict(g) for g in groups]})
+
+
+@click.command("score-texts")
+@click.argument("file", type=PATH)
+@add_option_groups("model")
+@option(
+    "--top K",
+    "Number of likeliest tokens to store at each position.",
+    type=click.IntRange(min=0),
+    default=0,
+)
+@option(
+    "--output -o DIR",
+    "Folder for the Parquet files.",
+    required=True,
+    type=PATH,
+)
+@QUIET
+def score_texts(file: Path, top: int, output: Path, **params: Any) -> None:
+    """Compute the log-probability of each token in the texts of FILE, as Parquet files.
+
+    Each line of FILE is a JSON object with "text", or with "prompt" and "completion", as text or
+    token ids; "id" names the line. Shared beginnings of texts are computed once. To continue after
+    an interruption, repeat the command.
+
+    \f
+    Args:
+        file: JSONL file of the texts.
+        top: Number of likeliest tokens to store at each position.
+        output: Folder for the Parquet files.
+        **params: Options of the model.
+    """
+    from treegen.cli.terminal.render import json_line, tell
+    from treegen.common.cores import set_threads
+
+    engine = make_engine(params)
+    if not file.is_file():
+        raise InputError(f"there is no file {file}; name a JSONL file")
+
+    from treegen.integrations import score_texts as texts
+    from treegen.llm import LLM
+    from treegen.model.config import resolve_device
+
+    done = texts.Progress(0, 0, 0)
+    if resolve_device(engine.device).type == "cpu":
+        set_threads()
+    for done in texts.score_texts(LLM(**asdict(engine)), file, output, top=top):
+        tell(f"{done.texts:,} texts, {done.tokens:,} tokens in {output}")
+    json_line({"output": str(output), "top": top, **asdict(done)})

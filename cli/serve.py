@@ -164,10 +164,14 @@ def command(
     """
     _check_installed()
     from treegen.common.formatting import parse_bytes
+    from treegen.integrations.server.node_params import NodeLimits
+    from treegen.integrations.server.search_requests import SearchLimits
 
-    nodes, api_keys = _node_limits(params), params.pop("api_keys")
+    nodes: NodeLimits = _take_limits(params, NodeLimits, "max_node_memory", "max_stored_answers")
+    api_keys = params.pop("api_keys")
     weights_dir: Path | None = params.pop("weights_dir")
-    search_limits, load_verifier = _search_limits(params), _verifier_loader(params)
+    search_limits: SearchLimits = _take_limits(params, SearchLimits)
+    load_verifier = _verifier_loader(params)
     engine = make_engine(params)
     keys = [*_read_keys(api_keys), *([api_key] if api_key else [])]
     if not keys:
@@ -236,24 +240,19 @@ def _check_limits(max_waiting: int | None, max_image_pixels: int, tool_format: s
         formats.tool_format(tool_format)
 
 
-def _node_limits(params: dict[str, Any]) -> Any:
-    """Take the options about nodes out of all options; return them as NodeLimits."""
+def _take_limits(params: dict[str, Any], kind: type[Any], *sizes: str) -> Any:
+    """Take the options that are fields of a class out of all options; return the object.
+
+    Args:
+        params: All options.
+        kind: The class of the limits.
+        sizes: Names of the options that are sizes, such as 64MiB.
+    """
     from treegen.common.formatting import parse_bytes
-    from treegen.integrations.server.node_params import NodeLimits
 
-    limits = {field.name: params.pop(field.name) for field in fields(NodeLimits)}
-    for name in ("max_node_memory", "max_stored_answers"):
-        if limits[name] is not None:
-            limits[name] = parse_bytes(limits[name])
-    return NodeLimits(**{name: value for name, value in limits.items() if value is not None})
-
-
-def _search_limits(params: dict[str, Any]) -> Any:
-    """Take the options about searches out of all options; return them as SearchLimits."""
-    from treegen.integrations.server.search_requests import SearchLimits
-
-    limits = {field.name: params.pop(field.name) for field in fields(SearchLimits)}
-    return SearchLimits(**{name: value for name, value in limits.items() if value is not None})
+    limits = {field.name: params.pop(field.name) for field in fields(kind)}
+    given = {name: value for name, value in limits.items() if value is not None}
+    return kind(**{n: parse_bytes(value) if n in sizes else value for n, value in given.items()})
 
 
 def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:

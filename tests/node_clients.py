@@ -56,7 +56,7 @@ class NodeClient:
 
     def __init__(self, url: str, key: str) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self.http = httpx2.Client(base_url=url, headers=headers, timeout=120)
+        self.http = httpx2.Client(base_url=url, headers=headers, verify=False, timeout=120)
 
     def ask(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         more = {} if body is None else {"json": body}

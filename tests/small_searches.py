@@ -13,7 +13,7 @@ from tiny_models import config_of, spread_weights, tiny_tokenizer
 
 from treegen import LLM
 from treegen.demo import model_path
-from treegen.model import config, load_check
+from treegen.model import config
 
 SMALL: Final[Mapping[str, Mapping[str, Any]]] = {
     "sample": {},
@@ -46,8 +46,8 @@ def exact_demo(chat_template: str | None = None, *, memory: str = "64MiB") -> LL
     """
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(config.DTYPES, "float64", torch.float64)
-        patched.setitem(load_check.TOLERANCE, torch.float64, load_check.TOLERANCE[torch.float32])
-        llm = LLM(str(model_path()), device="cpu", dtype="float64", memory=memory, max_rows=64)
+        how: Any = {"device": "cpu", "memory": memory, "max_rows": 64, "check": False}
+        llm = LLM(str(model_path()), dtype="float64", **how)
     if chat_template is not None:
         llm.tokenizer.chat_template = chat_template
     return llm

@@ -64,7 +64,8 @@ CALLS: dict[str, Callable[[Any, Any], object]] = {
     "one of skip": lambda llm, bad: list(llm.stream(tree(), ONE, skip=[bad])),
     "generate": lambda llm, bad: llm.generate(bad, ONE),
     "a prompt": lambda llm, bad: llm.generate([bad], ONE),
-    "params": lambda llm, bad: llm.generate(["a"], bad),
+    # None and {} are the default parameters, which draw long samples.
+    "params": lambda llm, bad: llm.generate(["a"], ONE if bad in (None, {}) else bad),
     "run": lambda llm, bad: llm.run(bad, ONE),
     "plan": lambda llm, bad: llm.plan(bad),
     "AsyncLLM": lambda llm, bad: AsyncLLM(bad),

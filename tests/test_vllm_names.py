@@ -80,7 +80,10 @@ def test_forms_of_prompts(llm: LLM) -> None:
     [
         ([{"role": "user", "content": "Hi"}], r"one conversation; give it to llm\.chat"),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, "give images as parts of chat"),
-        ({"prompt_embeds": [1.0]}, "a prompt has 'prompt_embeds'; give text, token ids"),
+        (
+            {"prompt_embeds": [1.0]},
+            "a prompt has the unknown key 'prompt_embeds'; give text, token ids",
+        ),
         ([{}], "a dict without prompt or prompt_token_ids"),
         ([{"prompt": 5}], "content is a int"),
         (5, "prompts must be a list"),

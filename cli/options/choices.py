@@ -19,6 +19,7 @@ _MOST: Final = 9_999_999
 _DENIABLE: Final = ("chat", "fewshot_as_multiturn", "score")
 _TASKS: Final = ("names", "more_names", "include_path")
 _EXECUTION: Final = ("allow_code_execution", "sandbox", "num_workers")
+_READING: Final = ("data", "task", "allow_task_code")
 # Options of workers, and their names in `parse_placement`.
 _WORKERS: Final = {"gpus": "gpus", "workers": "workers", "ray": "address"}
 _LISTS: Final = {"model_args": MODEL_ARGS, "gen_kwargs": GEN_KWARGS}
@@ -48,8 +49,8 @@ def collect_choices(params: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in _read_list(params.get(option, ()), flag, readers).items():
             if name in choices and choices[name] != value:
                 raise InputError(
-                    f"{name} is {choices[name]!r} by its own option, but {value!r} in {flag}; "
-                    "give it once"
+                    f"{name} has two values: {choices[name]!r} in its own option, and {value!r} in "
+                    f"{flag}; give one of them"
                 )
             choices[name] = value
     if extra := read_arguments(params.get("task_args", ())):
@@ -76,6 +77,11 @@ def _read_list(
     if pairs.get("do_sample") is False:
         pairs["temperature"] = 0.0
     return {name: value for name, value in pairs.items() if name != "do_sample"}
+
+
+def pop_reading(params: dict[str, Any]) -> dict[str, Any]:
+    """Take the options of the group "reading" out of all options; return those that are set."""
+    return drop_unset({name: params.pop(name) for name in _READING})
 
 
 def make_engine(params: Mapping[str, Any]) -> EngineOptions:

@@ -104,7 +104,7 @@ class Terminal(Listener):
     def resume_command(self, path: Path | str, settings: "Sequence[BaseSettings]") -> str:
         """Return the command that continues the run."""
         if not self._resume:
-            return f"what had finished is in {path}"
+            return f"finished results are in {path}"
         place = shlex.quote(str(path))
         flags = self._flags
         if any(chosen.runs_code for chosen in settings):

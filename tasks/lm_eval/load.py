@@ -177,6 +177,7 @@ def load_tasks(name: str) -> LoadedTasks:
     """
     lm_eval_version()
     wanted, index = _entry(name)
+    from lm_eval.evaluator_utils import _collect_groups_bottom_up
     from lm_eval.tasks import TaskManager
 
     manager = TaskManager(include_defaults=False)
@@ -191,7 +192,8 @@ def load_tasks(name: str) -> LoadedTasks:
     leaves = dict(loaded["tasks"])
     for leaf, task in leaves.items():
         _check(leaf, task)
-    return LoadedTasks(wanted, leaves, tuple(_outer_first(loaded["groups"].values())))
+    groups = _collect_groups_bottom_up({each.name: each for each in loaded["groups"].values()})
+    return LoadedTasks(wanted, leaves, tuple(reversed(groups)))
 
 
 def _entry(name: str) -> tuple[str, dict[str, Any]]:
@@ -343,14 +345,6 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
 def format_error(error: BaseException) -> str:
     """Return the type and message of an error on one line, at most 600 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:600]
-
-
-def _outer_first(groups: Any) -> list[Any]:
-    """Return groups in an order in which each is before the groups in it."""
-    from lm_eval.evaluator_utils import _collect_groups_bottom_up
-
-    ordered: list[Any] = _collect_groups_bottom_up({group.name: group for group in groups})
-    return ordered[::-1]
 
 
 @contextmanager

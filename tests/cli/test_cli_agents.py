@@ -34,8 +34,8 @@ def records_of(path: Path) -> list[dict[str, Any]]:
 SMALL = {
     "best-of-n": ["-n", "2"],
     "beam": ["--width", "2", "--expand", "2"],
-    "mcts": ["--expand", "2", "--iterations", "6"],
-    "lats": ["--expand", "2", "--iterations", "4"],
+    "mcts": ["--expand", "2", "--iterations", "4"],
+    "lats": ["--expand", "2", "--iterations", "3"],
 }
 
 
@@ -76,7 +76,7 @@ def test_every_reply_calls_a_tool_if_forced(treegen: Command, walker: Path, tmp_
         "-m",
         "best-of-n",
         "-n",
-        "4",
+        "2",
         "-M",
         walker,
         *FEW,

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command
+from cli_cases import Command, run_command
 from e2b_cases import KEY, Cloud
 from e2b_cases import cloud as cloud
 from harbor_cases import save_tasks, save_writer_model
@@ -74,28 +73,32 @@ def test_harbor_tasks_are_scored_by_their_own_tests(
         done = treegen("search", "--resume", run, *consent)
     assert done.code == 0, done.err
     assert records_of(run) == records
-    assert treegen("report", run, "-o", tmp_path / "report.html").code == 0
-    assert KEY not in (tmp_path / "report.html").read_text()
+    if name == "e2b":
+        page = tmp_path / "report.html"
+        assert treegen("report", run, "--no-plots", "-o", page).code == 0
+        assert KEY not in page.read_text()
 
 
 @pytest.mark.parametrize("name", ["local", "inspect:local", "e2b"])
 def test_a_killed_run_goes_on(
     treegen: Command, writer: Path, cloud: Cloud, tmp_path: Path, name: str
 ) -> None:
-    tasks = save_tasks(tmp_path / "tasks", *"abcdef")
+    tasks = save_tasks(tmp_path / "tasks", *"abc")
     options = ["--data", tasks, *environment_options(name), "-M", writer, *TWO]
     options += ["--concurrency", "1"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert treegen("search", "harbor", *options, "-o", whole).code == 0
-    command = [sys.executable, "-m", "treegen", "search", "harbor", *map(str, options)]
-    process = subprocess.Popen(
-        [*command, "-o", str(killed)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
     actions = killed / "actions.jsonl"
-    while process.poll() is None and not (actions.exists() and actions.read_bytes()):
+    pid = os.fork()  # this process has imported the libraries already, which takes seconds
+    if pid == 0:
+        with suppress(BaseException):
+            run_command("search", "harbor", *options, "-o", killed)
+        os._exit(0)
+    while not (actions.exists() and actions.read_bytes()):
+        assert os.waitpid(pid, os.WNOHANG) == (0, 0)
         time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0) == (pid, signal.SIGKILL)
     before = actions.read_bytes().splitlines()
     assert KEY not in (killed / "run.json").read_text()
     consent = ["--allow-code-execution", *environment_options(name)[2:]]

@@ -86,7 +86,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         ),
         (["gsm8k", "--model-args", "float32"], "--model-args: 'float32' is not name=value"),
         (["gsm8k", "--model-args", "check=maybe"], "check must be true or false, got 'maybe'"),
-        (["gsm8k", "--model-args", "dtype=float16", "--dtype", "float32"], "give it once"),
+        (["gsm8k", "--model-args", "dtype=float16", "--dtype", "float32"], "dtype has two values"),
         (["gsm8k", "--gen-kwargs", "top_k=1,top_k=2"], "top_k is given twice, as 1 and 2"),
         (["gsm8k", "--stop-batch", "4"], "--stop-batch has no effect without --stop-when"),
         (["gsm8k", "--confidence", "warmup=4"], "warmup has no effect without keep"),

@@ -27,7 +27,7 @@ def test_a_file_is_searched_compared_shown_and_resumed(
     assert second["settings"]["arguments"] == {"widths": [3, 2], "keep": "best"}
     assert not first["settings"]["arguments"] and second["errors"] == {}
     assert "mine.py:narrowing" in treegen("show", second["run"]).out
-    report = treegen("report", tmp_path / "run")
+    report = treegen("report", tmp_path / "run", "--no-plots")
     assert report.code == 0, report.err
     trees = Path(second["run"]) / "trees.jsonl"
     kept = trees.read_bytes().splitlines(keepends=True)[:1]

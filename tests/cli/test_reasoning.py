@@ -114,7 +114,7 @@ def test_the_parts_are_shown(treegen: Command, thinker: Path, tmp_path: Path) ->
     assert "[answer]\nThe answer is" in done.out
     sample = done.document["samples"][0]
     assert sample["thinking"]["forced"] and sample["text"].count("</think>") == 1
-    assert treegen("report", run).code == 0
+    assert treegen("report", run, "--no-plots").code == 0
     page = (run / "report.html").read_text()
     (blob,) = re.findall(r'id="run-1-index"[^>]*>([^<]*)<', page)
     columns = json.loads(gzip.decompress(base64.b64decode(blob)))["samples"]
@@ -131,7 +131,7 @@ def test_the_parts_are_shown(treegen: Command, thinker: Path, tmp_path: Path) ->
     ("options", "message"),
     [
         (["--reasoning", "on"], "give --apply-chat-template too"),
-        ([*CHAT, "--reasoning", "high"], "it has enable_thinking only"),
+        ([*CHAT, "--reasoning", "high"], "has only enable_thinking"),
         ([*CHAT, "--reasoning", "maybe"], "reasoning must be one of auto, on, off"),
         ([*CHAT, "--max-thinking-tokens", 30], "must be less than --max-tokens 30"),
         (

@@ -35,14 +35,17 @@ def test_models_with_recurrent_layers_are_checked_too(family: str, tmp_path: Pat
     assert found["few pages"].samples == found["again"].to_the_bit == 24
 
 
-def test_a_sample_that_differs_is_told(treegen: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_that_differs_is_told(
+    treegen: Command, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Differs(checks.SelfCheck):
         def arrangements(self) -> Any:
             yield checks.Arrangement("again", 24, 23, 20, 0)
 
     monkeypatch.setattr(checks, "SelfCheck", Differs)
-    assert treegen(*WORDS).code == 1
-    assert treegen(*WORDS[:-1], "bfloat16").code == 0  # where nothing is promised
+    words = [*WORDS, "--model", tiny]
+    assert treegen(*words).code == 1
+    assert treegen(*words, "--dtype", "bfloat16").code == 0  # where nothing is promised
 
 
 @pytest.mark.parametrize(

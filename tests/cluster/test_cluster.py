@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from treegen import LLM, Cluster, Node, SamplingParams
+from treegen import LLM, Cluster, Node, RunResult, SamplingParams
 from treegen.common.outputs import Completion
 from treegen.errors import CapacityError, InputError, ModelWarning, WorkerError
 from treegen.search import SearchNode, SearchOutcome
@@ -30,6 +30,12 @@ PARAMS = SamplingParams(max_tokens=40, seed=3, logprobs=2)
 @pytest.fixture(scope="module")
 def llm(tiny: Path) -> LLM:
     return LLM(str(tiny), **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def whole(llm: LLM) -> RunResult:
+    """The run of one engine."""
+    return llm.run(TREE, PARAMS)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +58,8 @@ def _send(cluster: Cluster, what: signal.Signals, number: int) -> None:
     os.kill(loaded.pid, what)
 
 
-def test_a_run_has_the_samples_of_one_engine_in_order(llm: LLM, cluster: Cluster) -> None:
-    one, many = llm.run(TREE, PARAMS), cluster.run(TREE, PARAMS)
+def test_a_run_has_the_samples_of_one_engine_in_order(whole: RunResult, cluster: Cluster) -> None:
+    one, many = whole, cluster.run(TREE, PARAMS)
     assert _drawn(many.completions) == _drawn(one.completions)
     for ours, theirs in zip(many.completions, one.completions, strict=True):
         assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
@@ -195,7 +201,7 @@ def test_a_search_that_returns_what_cannot_be_sent_fails_alone(cluster: Cluster)
     lives = [slot.life for slot in cluster._crew.slots]
     good, bad = cluster.search(_returns_a_lock, [("good", "a"), ("bad", "b")])
     assert good.error is None and good.best == 1
-    assert bad.error is not None and "cannot be sent by a worker (TypeError" in bad.error
+    assert bad.error is not None and "returned value cannot be pickled (TypeError" in bad.error
     assert bad.value is None and len(bad.tree.nodes) == 2
     assert [slot.life for slot in cluster._crew.slots] == lives
 
@@ -244,8 +250,7 @@ def test_bad_input_is_told_as_by_one_engine(cluster: Cluster) -> None:
             getattr(cluster, name)
 
 
-def test_a_worker_that_is_killed_gives_back_what_it_had(llm: LLM, cluster: Cluster) -> None:
-    wanted = llm.run(TREE, PARAMS).completions
+def test_a_worker_that_is_killed_gives_back_what_it_had(whole: RunResult, cluster: Cluster) -> None:
     found: list[Completion] = []
     with cluster.stream(TREE, PARAMS) as stream:
         found += stream.step()
@@ -253,14 +258,13 @@ def test_a_worker_that_is_killed_gives_back_what_it_had(llm: LLM, cluster: Clust
         while stream.has_work:
             found += stream.step()
         workers = stream.workers()
-    assert sorted(_drawn(found)) == sorted(_drawn(wanted))
+    assert sorted(_drawn(found)) == sorted(_drawn(whole.completions))
     assert [worker.deaths for worker in workers] == [1, 0]
 
 
 def test_a_worker_that_hangs_is_taken_for_dead(
-    llm: LLM, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    whole: RunResult, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = llm.run(TREE, PARAMS).completions
     found: list[Completion] = []
     monkeypatch.setattr("treegen.llm.cluster.worker_pool.PATIENCE", 8.0)
     before = cluster._crew.slots[1].life
@@ -269,7 +273,7 @@ def test_a_worker_that_hangs_is_taken_for_dead(
         _send(cluster, signal.SIGSTOP, 1)
         while stream.has_work:
             found += stream.step()
-    assert sorted(_drawn(found)) == sorted(_drawn(wanted))
+    assert sorted(_drawn(found)) == sorted(_drawn(whole.completions))
     assert cluster._crew.slots[1].life > before
 
 
@@ -283,7 +287,7 @@ async def _breaks(root: SearchNode) -> SearchOutcome:
 @pytest.mark.soak
 def test_a_problem_that_breaks_workers_is_reported_and_left_out(cluster: Cluster) -> None:
     problems = [(name, "Go") for name in ("a", "b", "bad", "c", "d", "e")]
-    with pytest.warns(ModelWarning, match="'bad' is left out: it broke workers 3 times"):
+    with pytest.warns(ModelWarning, match="'bad' is left out: it crashed workers 3 times"):
         results = cluster.search(_breaks, problems)
     assert [result.name for result in results if result.error] == ["bad"]
     assert results[2].stopped == "left out"

@@ -163,5 +163,7 @@ def test_an_idle_worker_relieves_one_that_has_much() -> None:
     dealer.requeue(1, [])
     dealer.assign(0, low=0, high=100)
     dealer.assign(1, low=0, high=10)
-    assert dealer.find_donor(5) == (0, 25)
-    assert dealer.find_donor(90) is None
+    assert dealer.find_donor() == (0, 25)
+    for worker, indices in ((0, range(49)), (1, range(50, 59))):
+        assert all(dealer.done(worker, 0, index) for index in indices)
+    assert dealer.find_donor() is None

@@ -72,7 +72,7 @@ def assert_equal_to_whole_texts(texts: list[str], name: str, *, special: bool = 
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(root=TREES)
 def test_prompts_of_a_tree_are_tokenised_as_whole_texts(name: str, root: Node) -> None:
     prompts = [(p, "".join(str(n.content) for n in p.path)) for p in prompts_of(root)]
@@ -87,7 +87,7 @@ def test_prompts_of_a_tree_are_tokenised_as_whole_texts(name: str, root: Node) -
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data(), starts=st.lists(LONG_PIECES, min_size=1, max_size=3), special=st.booleans())
 def test_a_flat_list_is_tokenised_as_whole_texts(
     name: str, data: st.DataObject, starts: list[str], special: bool
@@ -101,7 +101,7 @@ def test_a_flat_list_is_tokenised_as_whole_texts(
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     start=st.one_of(LONG_PIECES, PIECES),
     added=st.lists(ANY_TEXT, min_size=1, max_size=4),
@@ -120,7 +120,7 @@ def test_prompts_that_text_is_appended_to_are_tokenised_as_whole_texts(
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(text=st.one_of(LONG_PIECES, PIECES), more=PIECES, seed=st.integers(0, 2**32))
 def test_token_ids_that_text_is_appended_to_stay_unless_they_are_those_of_a_text(
     name: str, text: str, more: str, seed: int

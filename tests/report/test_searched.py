@@ -58,7 +58,7 @@ def test_a_table_says_what_runs_cost(runs: list[RunView], tmp_path: Path) -> Non
             cells["Solved"] == f"{solved}/12" and cells["Budget"] == "2,000\N{NO-BREAK SPACE}tokens"
         )
         assert cells["Tokens"] == f"{sum(tokens) / 12:,.0f}"
-        assert cells["Most tokens"] == f"{max(tokens)}"
+        assert cells["Max"] == f"{max(tokens)}"
         assert cells["Tokens per solution"] == f"{sum(tokens) / solved:,.0f}"
         assert cells["Prefilled"] == "90.0" and cells["Seconds"] == ""
     none = replace(runs[0], trees=(tree("a", False, 3),))

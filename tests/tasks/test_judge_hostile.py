@@ -81,6 +81,7 @@ def test_as_an_unprivileged_user(sandbox: str, repository: Path) -> None:
             text=True,
             check=False,
             cwd="/",
+            env={"PATH": os.environ["PATH"]},  # no PYTHONPATH to this checkout
         )
     if "no sandbox works here" in done.stderr and sandbox == "bubblewrap":
         pytest.skip("user namespaces are switched off here")

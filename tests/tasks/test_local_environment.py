@@ -301,7 +301,7 @@ ENDED = {
 
 @pytest.mark.parametrize("sandbox", USABLE)
 def test_a_limit_ends_its_own_branch_only(sandbox: str) -> None:
-    limits = replace(SMALL, cpu_seconds=2.0, wall_seconds=6.0)
+    limits = replace(SMALL, cpu_seconds=1.0, wall_seconds=6.0)
 
     async def body(environment: LocalEnvironment) -> None:
         snapshot = await (await environment.start(PROBLEM)).snapshot()

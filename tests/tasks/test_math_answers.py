@@ -105,7 +105,7 @@ def test_hostile_texts_cost_under_a_second_each_and_have_no_answer(
         worker = FileWorker(
             module._FILE,
             MAX_ANSWER,
-            seconds=module.SECONDS,
+            seconds=module.SECONDS / 2,
             memory=2 << 30,
             what="",
             site=True,

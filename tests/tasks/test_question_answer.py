@@ -207,7 +207,9 @@ def test_bad_templates_are_one_line(tmp_path: Path, template: str, told: str) ->
 
 def test_the_first_error_of_other_data_names_the_cure(tmp_path: Path) -> None:
     row = {"problem": "1 + 1?", "gold": "2"}
-    cure = r"there are gold, problem; name them: -T template='\{problem\}' -T answer_field=gold$"
+    cure = (
+        r"the rows have gold, problem; name them: -T template='\{problem\}' -T answer_field=gold$"
+    )
     with pytest.raises(DataError, match=f"has a field 'question'; {cure}"):
         load(tmp_path, [row], {})
     with pytest.raises(DataError, match=f"has a field 'answer'; {cure}"):

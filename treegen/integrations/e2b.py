@@ -11,7 +11,7 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -64,7 +64,12 @@ class E2BEnvironment:
     Attributes:
         worlds: Worlds that are not closed, by the id of their sandbox.
         snapshots: Ids of the snapshots that this object made.
+        traits: What the environment can do, and needs.
+        tools: Tools that run bash, and read, write and list files.
     """
+
+    traits: Final = Traits(pure_tools=PURE_TOOLS, needs_network=True)
+    tools: Final = (BASH_TOOL, *FILE_TOOLS)
 
     def __init__(
         self,
@@ -100,16 +105,6 @@ class E2BEnvironment:
         self.snapshots: set[str] = set()
         self._older: set[str] = set()  # snapshots of earlier processes
         self._is_closed = False
-
-    @property
-    def traits(self) -> Traits:
-        """What it can do, and needs."""
-        return Traits(pure_tools=PURE_TOOLS, needs_network=True)
-
-    @property
-    def tools(self) -> Sequence[dict[str, Any]]:
-        """Tools that run bash, and read, write and list files."""
-        return (BASH_TOOL, *FILE_TOOLS)
 
     async def start(self, problem: Any) -> E2BWorld:
         """Return a new world with the first files of a problem.

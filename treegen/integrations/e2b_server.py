@@ -86,7 +86,7 @@ def check_form() -> Iterator[None]:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise WorldError(
-            f"the server answers in an unknown form ({error!r:.100}); check its version"
+            f"the server's answer has an unknown form ({error!r:.100}); check the server's version"
         ) from None
 
 
@@ -417,13 +417,17 @@ async def _read_messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str
         while len(buffer) >= 5:
             flags, size = buffer[0], int.from_bytes(buffer[1:5], "big")
             if size > _MAX_FRAME or flags & ~_END_OF_STREAM:
-                raise WorldError("a sandbox answers in an unknown form; check its version")
+                raise WorldError(
+                    "a sandbox's answer has an unknown form; check the server's version"
+                )
             if len(buffer) < 5 + size:
                 break
             try:
                 message: dict[str, Any] = json.loads(buffer[5 : 5 + size])
             except (ValueError, RecursionError):
-                raise WorldError("a sandbox answers with text that is not JSON") from None
+                raise WorldError(
+                    "a sandbox answers with text that is not JSON; check the server's version"
+                ) from None
             buffer = buffer[5 + size :]
             yield message
             if flags & _END_OF_STREAM:

@@ -276,7 +276,7 @@ def _pass(texts: Iterator[InputText], at: WrittenExtent, path: Path, folder: Pat
     last = next(islice(texts, at.rows - 1, None), None)
     if last is None or last.seen != at.seen:
         raise RunError(
-            f"{folder} has scores of other texts than {path} has at its beginning; choose "
+            f"{folder} has scores of other texts, which {path} does not begin with; choose "
             "another folder"
         )
 

@@ -50,6 +50,9 @@ class ToolRollouts(Rollouts, Closeable):
     - `num_actions`: the calls that have run
 
     An error during a rollout closes the environment, because it ends the training.
+
+    Attributes:
+        agent: The agent that plays the episodes.
     """
 
     def __init__(
@@ -95,18 +98,13 @@ class ToolRollouts(Rollouts, Closeable):
         self._problem_of, self._max_turns, self._max_actions = problem_of, max_turns, max_actions
         self._tool_format = tool_format
         self._turns: WeakKeyDictionary[Any, ToolTurns] = WeakKeyDictionary()
-        self._agent = Agent(
+        self.agent = Agent(
             environment, max_live=max_live, max_seconds=max_seconds, accepts_cut_replies=True
         )
 
-    @property
-    def agent(self) -> Agent:
-        """The agent that plays the episodes."""
-        return self._agent
-
     def close(self) -> None:
         """Close all worlds, delete all snapshots, and close the environment."""
-        self._agent.close()
+        self.agent.close()
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> RolloutResult:
         """Play one episode per prompt, by the current weights of the trainer's model.
@@ -130,7 +128,7 @@ class ToolRollouts(Rollouts, Closeable):
     def _encode(self, prompts: Sequence[Any], trainer: Any) -> list[list[int]]:
         """Return the token ids of chats that show the tools."""
         _check_trainer(trainer)
-        tools, tokenizer = self._agent.environment.tools, trainer._tokenizer
+        tools, tokenizer = self.agent.environment.tools, trainer._tokenizer
         if trainer not in self._turns:
             self._turns[trainer] = turns = ToolTurns(
                 tokenizer,
@@ -143,7 +141,7 @@ class ToolRollouts(Rollouts, Closeable):
                     "treegen does not recognise this model's format of tool calls in the chat "
                     f"template; name the format: {arg('tool_format=')}"
                 )
-        self._agent.turns = self._turns[trainer]
+        self.agent.turns = self._turns[trainer]
         template = chat_arguments(tools, trainer.chat_template_kwargs)
         if texts := [prompt for prompt in prompts if isinstance(prompt, str)]:
             raise InputError(
@@ -171,9 +169,9 @@ class ToolRollouts(Rollouts, Closeable):
 
         async def play(root: SearchNode) -> None:
             places = all_places[int(root.search.name)]
-            self._agent.begin(root, self._problem_of(prompts[places[0]]))
+            self.agent.begin(root, self._problem_of(prompts[places[0]]))
             num = len(places) if params.temperature else 1  # greedy rollouts are all the same
-            await self._agent.act(root, num, keep=False, max_tokens=params.max_tokens)
+            await self.agent.act(root, num, keep=False, max_tokens=params.max_tokens)
             limit = min(root.num_context_tokens + params.max_tokens, llm.spec.context_length)
             ends = await gather([self._play(sample, limit) for sample in root.children])
             episodes.update(zip(places, ends * (len(places) // num), strict=True))
@@ -212,11 +210,11 @@ class ToolRollouts(Rollouts, Closeable):
                 break
             episode.add_results(sample, node)
             left = limit - node.num_context_tokens
-            await self._agent.act(node, keep=False, max_tokens=left)
+            await self.agent.act(node, keep=False, max_tokens=left)
             (sample,) = node.children
         if episode.end != "failed":
             try:
-                (reward,) = await self._agent.rewards([node])
+                (reward,) = await self.agent.rewards([node])
                 episode.reward = episode.reward if reward is None else reward
             except WorldError:
                 episode.end = "failed"

@@ -161,8 +161,8 @@ def _read_prompt(item: Mapping[str, Any]) -> Any:
         )
     if unknown := sorted(set(values) - {*_PROMPT, "multi_modal_data"}):
         raise InputError(
-            f"a prompt has {unknown[0]!r}; give text, token ids, chat messages, or a dict with "
-            f"{' or '.join(_PROMPT)}"
+            f"a prompt has the unknown key {unknown[0]!r}; give text, token ids, chat messages, or "
+            f"a dict with {' or '.join(_PROMPT)}"
         )
     if not set(values) & set(_PROMPT):
         raise InputError(f"a prompt is a dict without {' or '.join(_PROMPT)}; give one of them")

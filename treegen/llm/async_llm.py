@@ -399,8 +399,8 @@ class AsyncLLM(Closeable):
         waiting = self.num_waiting
         if waiting and waiting + num_rows > self.max_waiting:
             raise BusyError(
-                f"{waiting:,} samples wait, and at most {self.max_waiting:,} may (max_waiting); "
-                "try again later"
+                f"{waiting:,} samples are waiting, and the limit is {self.max_waiting:,} "
+                "(max_waiting); try again later"
             )
 
     def _check_open(self) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import copy
 import hashlib
 import json
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -127,10 +127,14 @@ class PromptEncoder:
             contents: Its prompts: texts, token ids or chat messages.
             template: Arguments of the chat template.
         """
-        if call.params is not None and call.params.structure is not None:
-            self._grammars.submit(self._compile, call, contents, template)
-        else:
-            self._begin(call, contents, template)
+        params = call.params or SamplingParams()
+        stages: deque[tuple[ThreadPoolExecutor, Callable[[], object]]] = deque()
+        if params.structure is not None:
+            stages.append((self._grammars, partial(self._llm.stopping_of, params)))
+        if has_images(contents):
+            stages.append((self._images, partial(self._open_images, contents)))
+        stages.append((self._thread, partial(self._encode, call, contents, template)))
+        self._start_next(call, stages)
 
     async def encode(self, contents: list[Any], template: dict[str, Any]) -> list[Request]:
         """Return the requests of prompts; for callers in an event loop."""
@@ -194,45 +198,34 @@ class PromptEncoder:
             self._cache.put(key, requests[0].tokens)
         return requests
 
-    def _compile(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
-        try:
-            if call.params is not None and not call.is_over:
-                self._llm.stopping_of(call.params)
-        except BaseException as error:
-            self._on_encoded(call, _convert_panic(error))
-        else:
-            self._begin(call, contents, template)
+    def _start_next(
+        self, call: AsyncCall, stages: deque[tuple[ThreadPoolExecutor, Callable[[], object]]]
+    ) -> None:
+        """Run the next stage of a call in its thread, and then the later ones."""
+        thread, run = stages.popleft()
 
-    def _begin(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
-        """Encode the prompts of a call, after their images."""
-        if has_images(contents):
-            self._images.submit(self._decode, call, contents, template)
-        else:
-            self._thread.submit(self._encode, call, contents, template)
+        def run_stage() -> None:
+            failure: Exception | None = None
+            try:
+                if not call.is_over:
+                    run()
+            except BaseException as error:
+                failure = _convert_panic(error)
+            if stages and failure is None:
+                self._start_next(call, stages)
+            else:
+                self._on_encoded(call, failure)
 
-    def _decode(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
-        try:
-            if not call.is_over:
-                self._open_images(contents)
-        except BaseException as error:
-            self._on_encoded(call, _convert_panic(error))
-        else:
-            self._thread.submit(self._encode, call, contents, template)
+        thread.submit(run_stage)
 
     def _open_images(self, contents: list[Any]) -> None:
         open_images(contents, self._llm.images, self._max_image_pixels)
 
     def _encode(self, call: AsyncCall, contents: list[Any], template: dict[str, Any]) -> None:
-        failure: Exception | None = None
-        try:
-            if not call.is_over:
-                params = call.params or SamplingParams()
-                self._llm.stopping_of(params)  # in this thread, because it may take a while
-                call.requests = self._requests(contents, params, template)
-                call.prompts = [request.tokens for request in call.requests]
-        except BaseException as error:
-            failure = _convert_panic(error)
-        self._on_encoded(call, failure)
+        params = call.params or SamplingParams()
+        self._llm.stopping_of(params)  # in this thread, because it may take a while
+        call.requests = self._requests(contents, params, template)
+        call.prompts = [request.tokens for request in call.requests]
 
 
 async def _run_in(

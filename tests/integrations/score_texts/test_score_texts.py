@@ -124,7 +124,7 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
     with pytest.raises(RunError, match="scores of another top; choose another folder"):
         next(score_texts(llm, path, out, top=3))
     written(path, [{"text": "other"}, *LINES[1:]])
-    with pytest.raises(RunError, match="scores of other texts than"):
+    with pytest.raises(RunError, match="scores of other texts, which"):
         next(score_texts(llm, path, out, top=2))
     written(path, LINES)
     first, second, *_ = sorted(out.glob("*.parquet"))

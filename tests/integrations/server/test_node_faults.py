@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from serving import KEY, Running, listening
+from serving import HTTP, KEY, Running, listening
 
 from treegen import LLM
 from treegen.errors import InternalError
@@ -38,7 +38,6 @@ from treegen.search.live import pending
 from treegen.search.live.run import LiveRun
 
 pytest.importorskip("jsonschema")
-import httpx2
 from node_clients import NodeClient, clean_client, tiny_llm
 
 
@@ -116,7 +115,7 @@ def test_a_panic_of_the_engine_ends_only_the_calls_of_now(
         patched.setattr(LiveRun, "step", panic)
         assert client.error("POST", f"/v1/nodes/{root['id']}/sample", {})[0] == 500
     assert client.sample(client.root("A"), params={"max_tokens": 2})
-    assert httpx2.get(f"{running.url}/health").status_code == 200
+    assert HTTP.get(f"{running.url}/health").status_code == 200
 
 
 def test_an_engine_that_cannot_restart_says_so(
@@ -136,7 +135,7 @@ def test_an_engine_that_cannot_restart_says_so(
                 assert client.error("POST", f"/v1/nodes/{root['id']}/sample", {})[0] >= 500
                 # The answer may come before the engine tries to restart.
                 deadline = time.monotonic() + 30
-                while httpx2.get(f"{running.url}/health").status_code != 503:
+                while HTTP.get(f"{running.url}/health").status_code != 503:
                     assert time.monotonic() < deadline
                     time.sleep(0.01)
             assert client.error("POST", "/v1/nodes", {"prompt": "A"})[0] >= 500
@@ -347,7 +346,7 @@ def test_a_cancelled_reward_keeps_the_verifier(
 
 def test_the_openapi_document_has_every_refusal(running: Running) -> None:
     sent = {"authorization": f"Bearer {KEY}", "content-type": "text/plain"}
-    status = httpx2.post(f"{running.url}/v1/nodes", headers=sent, content="{}").status_code
+    status = HTTP.post(f"{running.url}/v1/nodes", headers=sent, content="{}").status_code
     assert status == 415
     document = make_openapi(searches=True)
     for path in ("/v1/nodes", "/v1/search/{method}/chat/completions"):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import KEY, Running, draining, listening
+from serving import HTTP, KEY, Running, draining, listening
 
 from treegen import LLM, AsyncLLM, SamplingParams
 from treegen.errors import NumericsError
@@ -187,7 +187,7 @@ def test_a_batch_names_what_it_makes(client: NodeClient, running: Running) -> No
     ]
     assert kinds[6:8] == ["error", "error"] and kinds[8:] == ["node.dropped", "node.samples"]
     assert "made no such node" in results[6]["error"]["message"]
-    assert "operation 6, which #6 names, failed" in results[7]["error"]["message"]
+    assert "#6 names operation 6, which failed" in results[7]["error"]["message"]
     assert results[2]["node"]["path"] == "2/+0"
     # Samples that do not depend on each other share the steps of the engine.
     before = running.served.usages()[-1].decode_steps
@@ -312,7 +312,7 @@ def test_the_memory_of_a_key_is_limited(model: LLM, running: Running) -> None:
         body = {"n": 16, "params": {"max_tokens": most // 16}}
         status, error = client.error("POST", f"/v1/nodes/{root['id']}/sample", body)
         assert (status, error["param"]) == (429, "params.max_tokens")
-        assert "exceed max_tokens" in error["message"]
+        assert "exceed the limit max_tokens" in error["message"]
         while client.memory()["tokens"] + 1_000 <= most:
             client.root([5] * 1_000)
         status, error = client.error("POST", "/v1/nodes", {"prompt": [5] * 1_000})
@@ -352,7 +352,7 @@ def test_other_keys_see_nothing(client: NodeClient, running: Running) -> None:
         assert [result["error"]["code"] for result in results] == [404, 404]
         assert other.ask("GET", "/v1/nodes")[1]["data"] == []
     assert client.ask("GET", f"/v1/nodes/{root['id']}")[0] == 200
-    assert httpx2.get(f"{running.url}/v1/nodes").status_code == 401
+    assert HTTP.get(f"{running.url}/v1/nodes").status_code == 401
 
 
 def test_a_tree_ends_with_its_lease(client: NodeClient) -> None:
@@ -600,7 +600,7 @@ def test_the_metrics_have_the_memory_of_each_key(client: NodeClient) -> None:
 
 
 def test_the_openapi_document_describes_every_route(running: Running) -> None:
-    document = httpx2.get(f"{running.url}/openapi.json").json()
+    document = HTTP.get(f"{running.url}/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     from jsonschema import Draft202012Validator
 
@@ -611,5 +611,5 @@ def test_the_openapi_document_describes_every_route(running: Running) -> None:
         assert name in document["components"]["schemas"]
     for path, methods in document["paths"].items():
         for method in methods:
-            sent = httpx2.request(method, f"{running.url}{path}")
+            sent = HTTP.request(method, f"{running.url}{path}")
             assert sent.status_code == 401  # the route exists, and needs a key

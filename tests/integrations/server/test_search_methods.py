@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import KEY, TEMPLATE, Running, draining, listening
+from serving import HTTP, KEY, TEMPLATE, Running, draining, listening
 from small_searches import SMALL, exact_demo, save_tiny_verifier
 
 from treegen import LLM, AsyncLLM, SamplingParams
@@ -59,7 +59,8 @@ def _reference() -> LLM:
 
 def client_of(running: Running, method: str) -> openai.OpenAI:
     url = f"{running.url}/v1/search/{method}"
-    return openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
+    http = openai.DefaultHttpxClient(verify=False)
+    return openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, http_client=http)
 
 
 def ask(running: Running, method: str, **fields: Any) -> httpx2.Response:
@@ -186,7 +187,7 @@ def test_models_are_listed_below_each_method(running: Running) -> None:
         with pytest.raises(openai.NotFoundError, match="is not served"):
             client.models.retrieve("gpt-4")
     headers = {"authorization": f"Bearer {KEY}"}
-    missing = httpx2.get(f"{running.url}/v1/search/best/models", headers=headers)
+    missing = HTTP.get(f"{running.url}/v1/search/best/models", headers=headers)
     assert error_of(missing)[0] == 404
 
 
@@ -270,7 +271,7 @@ def test_one_key_cannot_take_the_places_of_others(running: Running) -> None:
 
     def search(key: str) -> httpx2.Response:
         url = f"{shared.url}/v1/search/best-of-n/chat/completions"
-        return httpx2.post(url, json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
+        return HTTP.post(url, json=body, headers={"authorization": f"Bearer {key}"}, timeout=60)
 
     with (
         listening(demo(), key=keys, searches=ChatSearches(), search_limits=limits) as shared,
@@ -306,7 +307,7 @@ def test_a_server_that_ends_says_so(stream: bool) -> None:
     def search(url: str) -> None:
         body = {"messages": CHAT, "max_tokens": 1_000, "stream": stream, "search": {"tree": False}}
         url = f"{url}/v1/search/best-of-n/chat/completions"
-        bodies.append(httpx2.post(url, json=body, timeout=60).text)
+        bodies.append(HTTP.post(url, json=body, timeout=60).text)
 
     with AsyncLLM(demo(), nodes=True) as served:
         with draining(served, searches=ChatSearches()) as running:
@@ -423,7 +424,7 @@ def test_a_search_that_ends_without_a_reply_is_an_error(running: Running) -> Non
 
 def test_the_key_is_checked(running: Running) -> None:
     url = f"{running.url}/v1/search/beam/chat/completions"
-    response = httpx2.post(url, json={"messages": CHAT})
+    response = HTTP.post(url, json={"messages": CHAT})
     assert response.status_code == 401
     assert json.loads(response.text)["error"]["type"] == "authentication_error"
 

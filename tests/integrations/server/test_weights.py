@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from serving import KEY, Running, listening
+from serving import HTTP, KEY, Running, listening
 from tiny_models import save_tiny_model
 
 from treegen import LLM, AsyncLLM, InputError, SamplingParams
@@ -96,8 +96,8 @@ def test_bad_requests_change_nothing(running: Running) -> None:
         answer = running.post("weights", body)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == field
     url = f"{running.url}/v1/weights"
-    assert httpx2.post(url, json={"path": "inside"}).status_code == 401
-    assert httpx2.get(url, headers={"authorization": f"Bearer {KEY}"}).status_code == 405
+    assert HTTP.post(url, json={"path": "inside"}).status_code == 401
+    assert HTTP.get(url, headers={"authorization": f"Bearer {KEY}"}).status_code == 405
     assert running.served.llm.weights_version == 0
 
 

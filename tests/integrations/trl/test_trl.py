@@ -275,17 +275,17 @@ def _step(module: Any) -> None:
 def test_kept_prefixes_leave_when_weights_are_written_into(write: Callable[[Any], None]) -> None:
     module = tiny_module()
     llm = LLM(from_module(module), tokenizer=tiny_tokenizer(), memory="8MiB")
-    long = PROMPTS[1] * 3
+    long, params = PROMPTS[1] * 3, SamplingParams(max_tokens=16)
     llm.keep(long, name="shots")
-    llm.generate([long])
+    llm.generate([long], params)
     assert llm.list_prefixes() == [("shots", len(tiny_tokenizer()(long)["input_ids"]))]
     write(module)
-    got = llm.generate([long])[0][0]
+    got = llm.generate([long], params)[0][0]
     assert llm.list_prefixes() == []
     assert llm.cache.pool.num_used == 0
     fresh = LLM(from_module(module), tokenizer=tiny_tokenizer(), memory="8MiB")
-    fresh.generate([long])
-    assert got.tokens == fresh.generate([long])[0][0].tokens
+    fresh.generate([long], params)
+    assert got.tokens == fresh.generate([long], params)[0][0].tokens
 
 
 def test_a_callers_autocast_changes_no_sample() -> None:
@@ -315,7 +315,8 @@ def test_weight_transfer_loads_what_an_async_trainer_sends(
 ) -> None:
     trainer = pytest.importorskip("trl.experimental.async_grpo.async_grpo_trainer")
     path = save_tiny_model(tmp_path / "old", seed=0)
-    llm, params = LLM(str(path), check=False, memory="8MiB"), SamplingParams(temperature=0)
+    llm = LLM(str(path), check=False, memory="8MiB")
+    params = SamplingParams(temperature=0, max_tokens=24)
     module: Any = tiny_module(seed=3)
     module.model.embed_tokens.requires_grad_(False)  # frozen, so that it is not sent
     if is_adapted:

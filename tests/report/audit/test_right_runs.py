@@ -131,18 +131,6 @@ def test_an_example_with_other_spaces_is_found(tmp_path: Path) -> None:
     assert "problem-among-examples" in _severe(audit)
 
 
-@pytest.mark.parametrize(
-    "question",
-    [
-        "Which?\nA.\noxygen\nB.\ncarbon dioxide\nC.\nhelium",
-        "Which program?\nA) def f(x):\n    return 1\nB) def f(x):\n    return 2",
-    ],
-)
-def test_choices_of_several_lines(tmp_path: Path, question: str) -> None:
-    audit = audit_run(import_run(tmp_path, [(question, "B")], [[("Answer: B", "B", True)]]))
-    assert not _severe(audit)
-
-
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_short_answers_that_end_at_max_tokens(tmp_path: Path, tokens: int) -> None:
     samples = [[("A", "A", False)]] * 8

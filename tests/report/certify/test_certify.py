@@ -219,7 +219,7 @@ _KINDS: tuple[Edit, ...] = (
 )
 
 
-@pytest.mark.parametrize("num", [60, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("num", [30, pytest.param(200, marks=pytest.mark.soak)])
 def test_every_single_edit_is_found(num: int, certified: Path) -> None:
     rng = random.Random(55)
     missed = []
@@ -239,30 +239,32 @@ def test_every_single_edit_is_found(num: int, certified: Path) -> None:
     assert _check(certified).holds
 
 
-_FORGERIES: tuple[tuple[str, Callable[[Any], Any]], ...] = (
-    ("text", lambda text: text.replace("answer is ", "answer is 1")),
-    ("logprob", lambda logprob: logprob + 0.05),
-    ("tokens", lambda tokens: [*tokens[:-1], 5]),
-)
+_FORGERIES: dict[str, Callable[[Any], Any]] = {
+    "text": lambda text: text.replace("answer is ", "answer is 1"),
+    "logprob": lambda logprob: logprob + 0.05,
+    "tokens": lambda tokens: [*tokens[:-1], 5],
+    "num_tokens": lambda count: count + 1,
+    "finish_reason": lambda _: "length",
+}
 
 
-@pytest.mark.parametrize(("name", "forge"), _FORGERIES, ids=[name for name, _ in _FORGERIES])
-def test_a_forged_sample_that_is_certified_is_found_by_drawing_it_again(
-    certified: Path, copied: Path, name: str, forge: Callable[[Any], Any]
+def test_forged_samples_that_are_certified_are_found_by_drawing_them_again(
+    certified: Path, copied: Path
 ) -> None:
-    path = copied / "samples.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True)
-    place = next(i for i, line in enumerate(lines) if b"answer is " in line)
-    record = decode_record(lines[place])
-    lines[place] = encode_record({**record, name: forge(record[name])})
-    path.write_bytes(b"".join(lines))
     from treegen.evals.pipeline.rescoring import rescore_run
 
+    path = copied / "samples.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    places = [i for i, line in enumerate(lines) if b"answer is " in line]
+    for place, (name, forge) in zip(places, _FORGERIES.items(), strict=False):
+        record = decode_record(lines[place])
+        lines[place] = encode_record({**record, name: forge(record[name])})
+    path.write_bytes(b"".join(lines))
     rescore_run(copied, {}, Listener())
     write_certificate(copied, {}, Listener())
     check = _check(certified, copied, redraw=20)
     assert [part.what for part in check.checks if part.holds is False] == ["redraw"]
-    assert f"problem {record['problem_id']!r}, sample {record['sample_index']}" in str(check)
+    assert "15 of 20 have the same tokens" in str(check) and "5 differ, such as" in str(check)
 
 
 def test_seeds_and_prompts_follow_from_the_settings(certified: Path, copied: Path) -> None:

@@ -321,7 +321,7 @@ def test_all_that_reads_runs_reads_imported_ones(
     first, second = tmp_path / "a", tmp_path / "b"
     done = treegen("import", log, "-o", first)
     assert done.code == 0, done.err
-    assert "the scores of words are no numbers from 0 to 1" in done.err
+    assert "the scores of words are not numbers from 0 to 1" in done.err
     assert treegen("import", log, "-o", second, "--quiet").code == 0
     before = json.loads((first / "results.json").read_text())
     assert treegen("score", first).code == 0

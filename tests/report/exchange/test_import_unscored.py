@@ -97,7 +97,7 @@ def test_what_is_left_out_is_told_and_the_run_can_be_used(tmp_path: Path, treege
         "2 samples have no score and are left out",
         "2 samples have no score of match and do not count in its metrics",
         "1 samples have no score of words",
-        "1 scores of match are no numbers and count as 0",
+        "1 scores of match are not numbers and count as 0",
     ):
         assert told in done.err
     run = tmp_path / "run"
@@ -126,7 +126,7 @@ def test_a_scorer_that_counts_is_left_out_as_a_whole(tmp_path: Path, treegen: Co
     done = treegen("import", scored(tmp_path / "log", mine), "-o", tmp_path / "run")
     assert done.code == 0 and load_run(tmp_path / "run").filters == ("match",)
     for name in ("words", "said"):
-        assert f"the scores of {name} are no numbers from 0 to 1 and are left out" in done.err
+        assert f"the scores of {name} are not numbers from 0 to 1 and are left out" in done.err
     with pytest.raises(InputError, match="no scores of right or wrong"):
         import_log(scored(tmp_path / "none", [None, {}]), tmp_path / "other")
 

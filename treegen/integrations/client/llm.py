@@ -196,11 +196,6 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         Raises:
             InputError: an argument cannot be used.
         """
-        if not isinstance(base_url, str) or not base_url.startswith(("http://", "https://")):
-            raise InputError(
-                "base_url must be an address such as http://127.0.0.1:8000/v1, got "
-                f"{base_url!r:.80}"
-            )
         check_url(base_url)
         check_int("retries", retries, least=0)
         if lease_seconds is not None:

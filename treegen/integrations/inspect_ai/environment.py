@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,14 @@ class InspectEnvironment:
 
     Raises:
         InputError: An argument cannot be used.
+
+    Attributes:
+        traits: What the environment can do.
+        tools: Tools that run bash, and read, write and list files.
     """
+
+    traits: Final = Traits(pure_tools=PURE_TOOLS)
+    tools: Final = (BASH_TOOL, *FILE_TOOLS)
 
     def __init__(
         self,
@@ -119,16 +126,6 @@ class InspectEnvironment:
         self._images = DockerImages(run_name or str(self._folder))
         self._sizes = {path.name: _measure(path) for path in self._folder.iterdir()}
         self._left = max_snapshot_bytes - sum(self._sizes.values())
-
-    @property
-    def traits(self) -> Traits:
-        """What it can do."""
-        return Traits(pure_tools=PURE_TOOLS)
-
-    @property
-    def tools(self) -> Sequence[dict[str, Any]]:
-        """Tools that run bash, and read, write and list files."""
-        return (BASH_TOOL, *FILE_TOOLS)
 
     async def start(self, problem: Any) -> InspectWorld:
         """Return a new world with the first files of a problem.
@@ -235,8 +232,8 @@ class InspectEnvironment:
             size = len(data)
         if size > self._left:
             raise CapacityError(
-                f"snapshots take too much space: {len(self._sizes):,} leave {self._left:,} bytes "
-                f"for one of {size:,}; raise {arg('max_snapshot_bytes')}"
+                f"a snapshot needs {size:,} bytes, but the {len(self._sizes):,} stored snapshots "
+                f"leave only {self._left:,}; raise {arg('max_snapshot_bytes')}"
             )
         self._left -= size
         self._sizes[snapshot] = size

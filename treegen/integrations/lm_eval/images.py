@@ -39,7 +39,7 @@ def load_images(table: ImageTable | None, inputs: Mapping[str, Any]) -> list[Pla
             used.
     """
     if "audio" in inputs:
-        raise InputError("the task has sound, which treegen does not support")
+        raise InputError("treegen does not support sound; leave out this task")
     if table is None:
         raise InputError(
             f"the task has images; load a model that takes images with {arg('images', True)}"

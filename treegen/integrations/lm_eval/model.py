@@ -106,7 +106,10 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         own_names = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
         check_known(options, "model_args", own_names)
         if options and isinstance(pretrained, BaseLLM):
-            raise InputError(f"{', '.join(options)}: the LLM is loaded; give its options to LLM")
+            raise InputError(
+                f"the LLM is loaded already, so {', '.join(options)} would have no effect; give "
+                "its options to LLM"
+            )
         check_int("seed", seed, least=0)
         check_int("max_gen_toks", max_gen_toks, least=1)
         if max_length is not None:

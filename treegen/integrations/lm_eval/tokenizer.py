@@ -131,8 +131,8 @@ def fitting(context: list[int], continuation: list[int], max_length: int) -> Pai
     """
     if len(continuation) > max_length:
         raise CapacityError(
-            f"a continuation has {len(continuation):,} tokens, more than the model's length of "
-            f"{max_length:,}"
+            f"a continuation has {len(continuation):,} tokens, but max_length is {max_length:,}; "
+            "shorten the continuation or raise max_length"
         )
     # The model does not read the last token, so one more token fits.
     return context[-(max_length + 1 - len(continuation)) :], continuation

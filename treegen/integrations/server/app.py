@@ -66,7 +66,7 @@ _ELSEWHERE: Final = {
     "client.chat.completions.create(...); ",
     "/v1/search": "the base_url of a search is /v1/search/METHOD, for chat completions; ",
     "/v1/weights": "start the server with --weights-dir DIR, and a key, to load weights; ",
-    "/v1/embeddings": "it generates text and makes no embeddings; ",
+    "/v1/embeddings": "the server generates text and computes no embeddings; ",
 }
 
 
@@ -224,7 +224,7 @@ class Server:
                     if len(body) > self._max_body:
                         raise HTTPException(
                             413,
-                            f"the body has over {self._max_body:,} bytes; send less in one request",
+                            f"the body has over {self._max_body:,} bytes; send smaller requests",
                         )
         except TimeoutError:
             raise HTTPException(

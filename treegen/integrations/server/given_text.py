@@ -135,7 +135,7 @@ class GivenText:
         """
         if sum(map(len, texts)) > _MOST_GIVEN:
             raise RequestError(
-                f"one operation accepts at most {_MOST_GIVEN:,} characters; give less", param
+                f"one operation accepts at most {_MOST_GIVEN:,} characters; give less text", param
             )
         for text in texts:
             self.check_context(self._bound.of_text(text))
@@ -145,8 +145,8 @@ class GivenText:
         most = self._served.llm.spec.context_length
         if num_tokens > most:
             raise ContextError(
-                f"the path has at least {num_tokens:,} tokens, and the model's context "
-                f"{most:,}; give less"
+                f"the text has at least {num_tokens:,} tokens, but the model's context has only "
+                f"{most:,}; give less text"
             )
 
 

@@ -44,13 +44,13 @@ class Metrics(Collector):
         for name, description in (
             ("prompt_tokens_computed", "Prompt tokens that went through the model."),
             ("decoded_tokens", "Generated tokens."),
-            ("drafted_tokens", "Tokens that were guessed."),
-            ("accepted_tokens", "Guessed tokens that were drawn."),
-            ("recomputed_tokens", "Tokens computed again after their pages had been taken."),
+            ("drafted_tokens", "Draft tokens."),
+            ("accepted_tokens", "Draft tokens that were accepted."),
+            ("recomputed_tokens", "Tokens computed again after preemption or eviction."),
             ("prefill_steps", "Prefill passes."),
             ("decode_steps", "Decode steps."),
             ("key_tokens_read", "Keys that decode steps read in each layer."),
-            ("key_tokens_unshared", "Keys that they would have read without sharing."),
+            ("key_tokens_unshared", "Keys that decode steps would have read without sharing."),
         ):
             total = sum(getattr(usage, name) for usage in usages)
             yield CounterMetricFamily(f"treegen_{name}", description, value=total)
@@ -70,7 +70,7 @@ class Metrics(Collector):
         for name, description in (
             ("nodes", "Nodes that clients hold."),
             ("tokens", "Tokens of the nodes."),
-            ("bytes", "Size of the keys and values of these tokens."),
+            ("bytes", "Size of the keys and values of the nodes."),
         ):
             prefix = "" if name == "nodes" else "node_"
             gauge = GaugeMetricFamily(f"treegen_{prefix}{name}", description, labels=["client"])

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from pydantic import BaseModel
@@ -36,9 +37,10 @@ from treegen.integrations.server.node_types import (
     NodeScoreRequest,
     NodeUsage,
     RootRequest,
+    ScoreResult,
     TreeList,
 )
-from treegen.integrations.server.nodes import Changes, Client, NodeStore
+from treegen.integrations.server.nodes import Changes, Client, NodeStore, ServedNode
 from treegen.integrations.server.parsing import parse_model
 from treegen.integrations.server.requests import RequestError, read_json
 from treegen.llm.async_llm import AsyncLLM
@@ -168,30 +170,22 @@ class NodeRoutes:
 
     def handlers(self) -> list[tuple[str, str, Handler]]:
         """Return path, method and handler of each route."""
+        calls, post = self._calls, self._post
         return [
             ("/v1/nodes", "GET", self._list),
-            ("/v1/nodes", "POST", self._root),
-            ("/v1/nodes/batch", "POST", self._batch),
+            ("/v1/nodes", "POST", partial(post, kind=RootRequest, run=calls.root)),
+            ("/v1/nodes/batch", "POST", partial(post, kind=BatchRequest, run=self._batches.run)),
             ("/v1/nodes/{id}", "GET", self._read),
             ("/v1/nodes/{id}", "DELETE", self._drop),
             ("/v1/nodes/{id}/sample", "POST", self._sample),
-            ("/v1/nodes/{id}/extend", "POST", self._extend),
-            ("/v1/nodes/{id}/score", "POST", self._score),
+            ("/v1/nodes/{id}/extend", "POST", partial(post, kind=ExtendRequest, run=calls.extend)),
+            ("/v1/nodes/{id}/score", "POST", partial(post, kind=NodeScoreRequest, run=self._score)),
         ]
 
-    async def _root(self, request: Request) -> Response:
-        return await self._post(request, RootRequest, self._calls.root)
-
-    async def _batch(self, request: Request) -> Response:
-        return await self._post(request, BatchRequest, self._batches.run)
-
-    async def _extend(self, request: Request) -> Response:
-        return await self._post(request, ExtendRequest, self._calls.extend)
-
-    async def _score(self, request: Request) -> Response:
-        return await self._post(
-            request, NodeScoreRequest, lambda *call: self._calls.score(*call[:3])
-        )
+    async def _score(
+        self, client: Client, node: ServedNode, ask: NodeScoreRequest, changes: Changes
+    ) -> ScoreResult:
+        return await self._calls.score(client, node, ask)
 
     async def _sample(self, request: Request) -> Response:
         body = await self._read_body(request)

@@ -283,12 +283,12 @@ class NodeStore:
             ("tokens", fields[1], tokens, num_tokens, self.max_tokens),
         ):
             if taken + wanted > most:
-                less = f", or ask for less by {name}" if name else ""
+                less = f", or lower {name}" if name else ""
                 raise StatusError(
                     429,
-                    f"your nodes take {taken:,} {what}, and up to {wanted:,} more would exceed "
-                    f"max_{what}, {most:,}; drop nodes or trees (DELETE /v1/nodes/ID) such as "
-                    f"those in `free`{less}",
+                    f"your trees have {taken:,} {what}, and up to {wanted:,} more would exceed the "
+                    f"limit max_{what} of {most:,}; drop nodes or trees (DELETE /v1/nodes/ID), "
+                    f"such as those in `free`{less}",
                     name,
                     free=[tree.model_dump() for tree in self.trees(client)[:_SHOWN]],
                 )

@@ -14,15 +14,15 @@ from treegen.integrations.server import node_types as types
 _ERRORS: Final = {
     "400": "The request cannot be used.",
     "401": "The API key is missing or wrong.",
-    "403": "Without API keys, the server must be asked by its address.",
+    "403": "A server without API keys answers only at its IP address or as localhost.",
     "404": "There is no such node.",
-    "408": "The body took too long to come.",
+    "408": "The body did not arrive in time.",
     "409": "The idempotency key was used for another request.",
     "413": "The body is too large.",
     "415": "The content type is not application/json.",
     "429": "The client is at a limit, or too many samples wait.",
     "500": "The server failed.",
-    "503": "The server stops.",
+    "503": "The server is stopping.",
 }
 
 

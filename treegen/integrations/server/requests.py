@@ -323,13 +323,13 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         and ask.stream
         and ask.num_top is not None,
         "prompt_logprobs cannot be streamed": ask.prompt_logprobs is not None and ask.stream,
-        "max_tokens 0 is only for echo, not streamed": not ask.is_sampled
+        "max_tokens 0 needs echo=true and stream=false": not ask.is_sampled
         and (ask.stream or not ask.echo),
-        "tool_choice needs tools for a call": ask.must_call and not ask.tools,
+        "tool_choice forces a call, but tools is empty": ask.must_call and not ask.tools,
         "tool_choice and a structure of the answer exclude each other": ask.must_call
         and bool(parse_structure(body)),
-        "stream_options is for stream=true": ask.stream_options.include_usage and not ask.stream,
-        "best_of other than n is not supported": ask.best_of not in (None, body.get("n", 1)),
+        "stream_options needs stream=true": ask.stream_options.include_usage and not ask.stream,
+        "best_of must equal n": ask.best_of not in (None, body.get("n", 1)),
         # A template could run forever.
         "chat_template_kwargs cannot have a chat_template": "chat_template"
         in ask.chat_template_kwargs,
@@ -337,7 +337,8 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
     }
     for problem, is_so in refused.items():
         if is_so:
-            raise RequestError(f"{problem}; leave it out or change it", problem.split()[0])
+            field = problem.split()[0]
+            raise RequestError(f"{problem}; change or leave out {field}", field)
     return ask
 
 

@@ -189,7 +189,7 @@ class ClusterRun:
 
     def _rebalance(self, idle: WorkerSlot) -> None:
         """Ask the busiest worker to return work that it has not started, for an idle worker."""
-        donor = self._dealer.find_donor(2)
+        donor = self._dealer.find_donor()
         slot = next((s for s in self._shares if donor and s.number == donor[0]), None)
         if donor is None or slot is None or slot is idle or self._shares[slot].relieved:
             return
@@ -262,7 +262,7 @@ class ClusterRun:
         self._crew.replace_worker(slot, reason)
         self._dealer.remove_worker(slot.number, for_good=slot.over)
         for key in self._dealer.left_out - before:
-            self.left_out[key] = f"it broke workers {MOST_DEATHS} times ({slot.reason})"
+            self.left_out[key] = f"it crashed workers {MOST_DEATHS} times ({slot.reason})"
             name = self.name_of(key)
             warnings.warn(f"{name!r} is left out: {self.left_out[key]}", ModelWarning, stacklevel=2)
 
@@ -281,11 +281,25 @@ class ClusterRun:
 
     def status(self) -> Status:
         """Return the active rows and used pages of all workers together."""
-        return all_statuses(share.status for share in self._shares.values())
+        statuses = [share.status for share in self._shares.values()]
+        return Status(
+            sum(status.rows for status in statuses),
+            sum(status.pages for status in statuses),
+            sum(status.num_pages for status in statuses),
+        )
 
     def levels(self) -> tuple[LevelRows, ...]:
         """Return the tree levels that rows read now; a segment counts once for each worker."""
-        return all_levels(share.levels for share in self._shares.values())
+        by_depth: dict[int, LevelRows] = {}
+        for level in (level for share in self._shares.values() for level in share.levels):
+            total = by_depth.get(level.depth, LevelRows(level.depth, 0, 0, 0))
+            by_depth[level.depth] = LevelRows(
+                level.depth,
+                total.segments + level.segments,
+                total.rows + level.rows,
+                total.kept + level.kept,
+            )
+        return tuple(by_depth[depth] for depth in sorted(by_depth))
 
     def workers(self) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, with its tokens of this run."""
@@ -341,28 +355,3 @@ def sum_usages(usages: Sequence[Usage], total: Usage) -> None:
             for kernel, count in steps.items():
                 mine[kernel] = mine.get(kernel, 0) + count
     total.kernels = kernels
-
-
-def all_statuses(statuses: Iterable[Status]) -> Status:
-    """Return the active rows and used pages of all workers together."""
-    statuses = list(statuses)
-    return Status(
-        sum(status.rows for status in statuses),
-        sum(status.pages for status in statuses),
-        sum(status.num_pages for status in statuses),
-    )
-
-
-def all_levels(of_workers: Iterable[Sequence[LevelRows]]) -> tuple[LevelRows, ...]:
-    """Return the levels that rows read; a segment counts once for each worker that has it."""
-    by_depth: dict[int, LevelRows] = {}
-    for levels in of_workers:
-        for level in levels:
-            total = by_depth.get(level.depth, LevelRows(level.depth, 0, 0, 0))
-            by_depth[level.depth] = LevelRows(
-                level.depth,
-                total.segments + level.segments,
-                total.rows + level.rows,
-                total.kept + level.kept,
-            )
-    return tuple(by_depth[depth] for depth in sorted(by_depth))

@@ -304,18 +304,15 @@ class Dispatcher:
                 item = replace(self._items[key], indices=tuple(sorted(returned)))
                 self._lanes[worker].append(item)
 
-    def find_donor(self, least: int) -> tuple[int, int] | None:
+    def find_donor(self) -> tuple[int, int] | None:
         """Return the worker from which an idle worker can take rows, and how many rows.
 
-        Args:
-            least: Minimum number of rows of such a worker.
-
         Returns:
-            None if there is no such worker.
+            None if no worker has two rows.
         """
         counts = {worker: self.num_open(worker) for worker in self._lanes}
         worker = max(counts, key=lambda number: counts[number], default=None)
-        if worker is None or worker in self._is_apart or counts[worker] < max(least, 2):
+        if worker is None or worker in self._is_apart or counts[worker] < 2:
             return None
         return worker, counts[worker] // 2
 

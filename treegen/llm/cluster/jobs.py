@@ -265,9 +265,7 @@ def sendable_result(result: SearchResult) -> SearchResult:
         pickle.loads(pickle.dumps((result.value, result.answers, result.votes)))
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        reason = (
-            f"what it returned cannot be sent by a worker ({reason:.200}); return text or numbers"
-        )
+        reason = f"the returned value cannot be pickled ({reason:.200}); return text or numbers"
         return replace(result, value=None, answers=(), votes={}, error=result.error or reason)
     return result
 

@@ -30,7 +30,7 @@ _LOOK: Final = 0.2  # seconds between checks that Ray's processes are alive
 _CONNECT_SECONDS: Final = 5.0  # limit of a connection; a process that is silent may be busy
 # Seconds in which Ray's server may restart. Ray ends this process after 60, without a message.
 _PATIENCE: Final = 40.0
-_GONE: Final = "Ray has ended here: its process {} died; the kernel may have ended it (see dmesg)"
+_GONE: Final = "Ray's process {} died, which stops Ray; the kernel may have killed it (see dmesg)"
 # Environment variables that Ray reads on import. With them Ray reports no usage statistics, listens
 # only on the loopback device, and requires a token that no other process knows.
 _QUIET: Final = {
@@ -77,8 +77,14 @@ class RaySession:
         self._is_ours = not self.ray.is_initialized()  # otherwise the caller ends it
         if not self._is_ours:
             return
-        if places.address is not None:
-            self._join(places.address)
+        if (address := places.address) is not None:
+            try:
+                self._init(address=address)
+            except WorkerError as error:
+                raise InputError(
+                    f"cannot join the Ray cluster at {address}; this machine must be one of its "
+                    f"nodes, with the same Ray and Python ({error})"
+                ) from error
             return
         with _set_visible_gpus(places.gpus):
             self._init(
@@ -88,15 +94,6 @@ class RaySession:
                 object_store_memory=_OBJECT_STORE,
                 include_dashboard=False,
             )
-
-    def _join(self, address: str) -> None:
-        try:
-            self._init(address=address)
-        except WorkerError as error:
-            raise InputError(
-                f"cannot join the Ray cluster at {address}; this machine must be one of its nodes, "
-                f"with the same Ray and Python ({error})"
-            ) from error
 
     def _init(self, **options: Any) -> None:
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -113,7 +110,7 @@ class RaySession:
                 self.ray.shutdown()
                 reason = " ".join(str(error).split())
                 raise WorkerError(
-                    f"Ray does not start: {reason:.300}; `ray stop` ends what an earlier one left"
+                    f"Ray does not start: {reason:.300}; end earlier Ray processes with `ray stop`"
                 ) from error
 
     def describe_failure(self) -> str:
@@ -131,9 +128,9 @@ class RaySession:
         """Describe Ray's error about a worker in one line."""
         exceptions = self.ray.exceptions
         if isinstance(error, exceptions.OutOfMemoryError):
-            return "Ray ended it, for its machine had no memory left"
+            return "Ray ended its process, because its machine ran out of memory"
         if isinstance(error, exceptions.RayActorError | exceptions.WorkerCrashedError):
-            return "its process died; the kernel may have ended it for want of memory (see dmesg)"
+            return "its process died; the kernel may have killed it to free memory (see dmesg)"
         if isinstance(error, exceptions.RayTaskError):  # its own text is a traceback
             error = error.cause
         return " ".join(f"{type(error).__name__}: {error}".split())[:300]
@@ -172,7 +169,7 @@ def _check_answers(address: str) -> None:
     else:
         if answer[3:4] == _SETTINGS:
             return
-        reason = "something else than Ray listens there"
+        reason = "another program listens there"
     raise InputError(
         f"no Ray answers at the address {address} ({reason}); start it there with "
         "`ray start --head`, or leave --ray out to use this machine alone"

@@ -59,8 +59,9 @@ class ClusterStream(_WorkerRunView, Stream):
         """Raise WorkerError if prompts were left out because they crashed workers or Ray failed."""
         if left := self._run.left_out:
             key, reason = next(iter(left.items()))
-            more = f" and {len(left) - 1:,} more" if len(left) > 1 else ""
-            raise WorkerError(f"prompt {self._run.name_of(key)!r}{more} is left out: {reason}")
+            name = self._run.name_of(key)
+            what = f"{len(left):,} prompts are" if len(left) > 1 else f"prompt {name!r} is"
+            raise WorkerError(f"{what} left out, because {name!r} failed: {reason}")
 
     @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
@@ -113,7 +114,7 @@ class ClusterStream(_WorkerRunView, Stream):
 
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
         """Raise InputError: a cluster cannot cancel samples."""
-        raise InputError("a sample that workers draw cannot be cancelled; close the stream")
+        raise InputError("a Cluster cannot cancel a single sample; close the stream")
 
     @synchronized
     def close(self) -> None:

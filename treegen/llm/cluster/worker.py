@@ -118,10 +118,11 @@ class Worker:
                 self._llm = llm = make(options)
         except Exception as error:
             return WorkerFailure.of(error)
+        device = llm.model.device
         return WorkerInfo(
             facts=replace(llm.facts, tokenizer=None, images=None),
             fingerprint=llm.fingerprint,
-            device=_device_name(llm),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             where=socket.gethostname(),
             pid=os.getpid(),
             num_pages=llm.cache.pool.num_pages,
@@ -198,13 +199,6 @@ def from_checkpoint(options: dict[str, Any]) -> LLM:
     from treegen.llm import LLM
 
     return LLM(**options)
-
-
-def _device_name(llm: LLM) -> str:
-    import torch
-
-    device = llm.model.device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def make_llm_options(options: EngineOptions, device: str) -> dict[str, Any]:

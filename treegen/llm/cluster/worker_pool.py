@@ -180,7 +180,9 @@ class WorkerPool:
             self.replace_worker(slot, result.reason)
             return False
         if not self.starting and result.device not in self.devices:
-            slot.over, slot.reason = True, f"{result.device} is not what the others have"
+            others = ", ".join(sorted(self.devices))
+            slot.over = True
+            slot.reason = f"its device is {result.device}, but the other workers have {others}"
             ray.kill(slot.actor)
             return False
         self.devices.add(result.device)

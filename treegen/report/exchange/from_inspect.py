@@ -208,10 +208,10 @@ def _scores(
     known = dict.fromkeys(name for sample in samples for name in sample.scores or {})
     for name in sorted(known):
         if not any(share == name or share.startswith(f"{name}/") for share in shares):
-            notices.append(f"the scores of {name} are no numbers from 0 to 1 and are left out")
+            notices.append(f"the scores of {name} are not numbers from 0 to 1 and are left out")
     for name in sorted(shares):
         if strange := numbers[name].count(None):
-            notices.append(f"{strange:,} scores of {name} are no numbers and count as 0")
+            notices.append(f"{strange:,} scores of {name} are not numbers and count as 0")
     return [
         {
             name: (_number(value) or 0.0, score)

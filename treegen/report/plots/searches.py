@@ -100,7 +100,7 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
         "Share",
         "95% interval",
         "Tokens",
-        "Most tokens",
+        "Max",
         "Tokens per solution",
         *_COSTS.values(),
     ]
@@ -108,9 +108,10 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
 
 
 _TOLD = (
-    "Costs are means per search. Tokens counts decoded tokens; Tokens per solution divides the "
-    "tokens of all searches by the number of solved searches. Prefilled counts prompt tokens that "
-    "were computed; Reprompted counts prompt tokens if each call had prefilled its whole context.",
+    "Costs are means per search. Tokens counts decoded tokens, and Max those of the largest "
+    "search; Tokens per solution divides the tokens of all searches by the number of solved "
+    "searches. Prefilled counts prompt tokens that were computed; Reprompted counts prompt tokens "
+    "if each call had prefilled its whole context.",
 )
 
 

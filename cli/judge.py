@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from treegen.cli.options.choices import collect_choices, drop_unset
+from treegen.cli.options.choices import collect_choices, drop_unset, pop_reading
 from treegen.cli.options.command import GroupedCommand
 from treegen.cli.options.options import (
     CONTEXT,
@@ -89,10 +89,6 @@ def show_judged(judgings: "Judgings") -> None:
         for line in summary.notices:
             tell(line)
     echo(safe_text(str(judgings)))
-
-
-# Where the run is read from.
-_READING = ("data", "task", "allow_task_code")
 
 
 @click.command(
@@ -234,6 +230,6 @@ def _sort_options(params: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return how the judges are loaded, where the run is read, and how answers are judged."""
     # --judge names the judge.
     engine = collect_choices({name: params[name] for name in params if name in MODEL_ARGS})
-    others = drop_unset({name: params[name] for name in params if name not in MODEL_ARGS})
-    reading = {name: others[name] for name in _READING if name in others}
-    return engine, reading, {name: others[name] for name in others if name not in _READING}
+    reading = pop_reading(params)
+    how = drop_unset({name: params[name] for name in params if name not in MODEL_ARGS})
+    return engine, reading, how

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from treegen.cli.options.choices import make_execution
+from treegen.cli.options.choices import make_execution, pop_reading
 from treegen.cli.options.options import PATH, QUIET, RUNS, add_option_groups, option
 from treegen.report.audit.kinds import SEVERITIES
 
@@ -42,8 +42,7 @@ def command(
     from treegen.report.load import find_runs
 
     execution = make_execution(params)
-    names = ("data", "task", "allow_task_code")
-    reading = {name: params[name] for name in names if name in params}
+    reading = pop_reading(params)
     audits = []
     for path in find_runs(runs):
         audits.append(audit_run(path, faulty_items=faulty_items, execution=execution, **reading))
