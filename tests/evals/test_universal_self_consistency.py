@@ -87,5 +87,5 @@ def test_what_cannot_be_picked_from_is_refused(
     (tmp_path / "run-data.jsonl").rename(run / "run-data.jsonl")
     assert "has no sample to pick from" in treegen("usc", run).error
     before = (run / "run.json").read_bytes()
-    assert "let the model pick with treegen usc" in treegen("score", run, "--votes", "usc").error
+    assert "no usc; run `treegen usc`" in treegen("score", run, "--votes", "usc").error
     assert (run / "run.json").read_bytes() == before and not (run / "results.json").exists()
