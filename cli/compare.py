@@ -54,8 +54,8 @@ def command(
     from treegen.errors import InputError
     from treegen.report.certify.document import find_other_conditions, load_own_certificate
     from treegen.report.compare import compare_runs
+    from treegen.report.html_page import check_name, write_page
     from treegen.report.load import load_run
-    from treegen.report.page import check_name, write_page
     from treegen.report.plots.runs import comparison_plots
     from treegen.runs.files import check_no_link
 

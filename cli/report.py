@@ -37,8 +37,8 @@ def report(
     from treegen.cli.terminal.render import echo, in_flags, json_line, tell
     from treegen.common.formatting import safe_text
     from treegen.report.audit.audit import audit_quickly
+    from treegen.report.html_page import check_name, write_page
     from treegen.report.load import find_runs, load_run
-    from treegen.report.page import check_name, write_page
 
     if output_path is not None and os.path.isdir(output_path):
         output_path = output_path / "report.html"

@@ -40,7 +40,7 @@ OWN = {
     "treegen/model/memory.py",
     "treegen/report/audit/data_checks.py",
     "treegen/report/audit/kinds.py",
-    "treegen/report/page.py",
+    "treegen/report/html_page.py",
     "treegen/runs/files.py",
     "treegen/runs/records.py",
     "tasks/common/sources.py",

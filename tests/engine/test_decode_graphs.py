@@ -33,7 +33,7 @@ from treegen.engine.compute.decode_step import FORCED, NUM_INPUTS, DecodeStep, D
 from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.engine.speculative.speculation import FunctionDrafter, SpeculationOptions
 from treegen.model.batch import Batch
-from treegen.ops.attention.gpu.units import WorkShape
+from treegen.ops.attention.gpu.work_units import WorkShape
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.cache.pool import LayerKV, PagedCache
 from treegen.ops.sampling.batch import SamplingBatch

@@ -8,7 +8,7 @@ import pytest
 
 from treegen import LLM, Node, SamplingParams
 from treegen.common.outputs import Completion
-from treegen.engine.on_demand import OnDemandStream
+from treegen.engine.on_demand_stream import OnDemandStream
 from treegen.errors import InputError
 from treegen.prompts.plan.requests import build_sample_requests, build_score_requests
 

@@ -19,7 +19,7 @@ from treegen.engine.compute.prefill_graphs import PrefillGraphs
 from treegen.model.batch import Batch
 from treegen.ops.attention import HostLevel, prepare_host
 from treegen.ops.attention.gpu.state import StaticState
-from treegen.ops.attention.gpu.units import WorkShape
+from treegen.ops.attention.gpu.work_units import WorkShape
 from treegen.ops.cache.pool import LayerKV
 
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import pytest
 from agent_runs import load_job, run_job, walker
 from browsing import Visit
 
+from treegen.report.html_page import write_page
+from treegen.report.html_page_data import read_step
 from treegen.report.load import load_run
-from treegen.report.page import write_page
-from treegen.report.page_data import read_step
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.statistics.tables import Grid, Table, table_by
 from treegen.evals.verdict import SampleScore
 from treegen.report.curves import finish_counts, k_curves, some_ks, vote_shares
+from treegen.report.html_page import write_page
 from treegen.report.load import load_run
-from treegen.report.page import write_page
 from treegen.report.plots.figures import Plot
 from treegen.report.plots.runs import curves_plot, run_plots
 from treegen.report.view import RunView

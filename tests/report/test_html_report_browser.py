@@ -10,8 +10,8 @@ from report_cases import HOSTILE, make_run, make_timeline, make_trees
 
 from treegen.common.formatting import safe_text
 from treegen.evals.verdict import Verdict
+from treegen.report.html_page import write_page
 from treegen.report.load import load_run
-from treegen.report.page import write_page
 from treegen.report.view import ProblemView, Sample
 
 

@@ -17,8 +17,8 @@ from report_cases import HOSTILE, empty_pictures, make_run, make_search_run, mak
 from treegen.common.formatting import safe_text
 from treegen.report.compare import compare_runs
 from treegen.report.curves import vote_shares
+from treegen.report.html_page import write_page
 from treegen.report.load import load_run
-from treegen.report.page import write_page
 from treegen.runs.record_lines import encode_record
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from report_cases import make_run
 from treegen import open_run
 from treegen.evals.problem import readable_reference
 from treegen.report.compare import compare_runs
+from treegen.report.html_page import write_page
 from treegen.report.load import load_run
-from treegen.report.page import write_page
 from treegen.report.run_settings import (
     KeySettings,
     describe_random_numbers,

@@ -26,8 +26,8 @@ from treegen.report.audit.audit import audit_quickly, audit_view
 from treegen.report.audit.findings import Audit
 from treegen.report.compare import Comparison, compare_runs
 from treegen.report.frames import Frames
+from treegen.report.html_page import write_page
 from treegen.report.load import load_run
-from treegen.report.page import write_page
 from treegen.report.run_settings import describe_view, short_model_name
 from treegen.report.tables import headline_of, headline_text, metrics, other_tables, sharing
 from treegen.report.text import run_text

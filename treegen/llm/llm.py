@@ -13,7 +13,7 @@ from treegen.common.checks import CacheMode, check_bool, check_cache_mode
 from treegen.common.drafter import DraftFunction
 from treegen.common.params import Params, SamplingParams, check_tree_params
 from treegen.engine.engine import Engine, insert_prefix, plan_prefix
-from treegen.engine.on_demand import OnDemandStream
+from treegen.engine.on_demand_stream import OnDemandStream
 from treegen.engine.param_set import ParamSet, param_sets
 from treegen.engine.segments.prefix_cache import Kept
 from treegen.engine.segments.segment import LiveRequest

@@ -3,7 +3,7 @@
     RunView     a loaded run with scored samples                view.py
       | estimates over k, votes, histograms                     curves.py
       | figures                                                 plots/
-      | one self-contained page                                 page.py, page_data.py, page/
+      | one self-contained page                                 html_page*.py, page/
     Comparison  two runs of the same problems                   compare.py
     StoredTree  a search tree, for a page or a terminal         view.py
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, TreegenError
+from treegen.report.html_page import Live, render_page
 from treegen.report.load import load_run
-from treegen.report.page import Live, render_page
 
 HOST: Final = "127.0.0.1"
 # The least seconds between two pages, per second of processor time that a page took.

@@ -20,7 +20,7 @@ from treegen.errors import InputError
 from treegen.ops.attention import Level, attend
 
 try:
-    from treegen.ops.attention.gpu import state, units
+    from treegen.ops.attention.gpu import state, work_units
 except ImportError:
     pytest.skip("needs triton", allow_module_level=True)
 
@@ -187,7 +187,7 @@ def test_bits_of_a_row_are_its_own(
     rows = sorted(rng.choice(np.arange(length // 2, length), 7, replace=False).tolist())
     whole = sequence.attend(range(length), [], causal=True, **options)
     want = [tensor[rows] for tensor in whole]
-    choose = units.kind_of
+    choose = work_units.kind_of
     for turn in range(12 if CUDA else 5):
         kind = [1, 2, 3, None][turn % 4]
         monkeypatch.setattr(state, "kind_of", choose if kind is None else lambda *_, k=kind: k)

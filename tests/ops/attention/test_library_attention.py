@@ -13,7 +13,7 @@ from torch import Tensor
 
 from treegen.errors import InputError
 from treegen.ops.attention import Level, attend, prepare
-from treegen.ops.attention.library import QKV, KernelCall, Library
+from treegen.ops.attention.library_attention import QKV, KernelCall, Library
 from treegen.ops.attention.registry import LOADERS
 from treegen.ops.attention.types import AttentionOptions
 
@@ -196,7 +196,7 @@ def test_more_units_than_a_grid_has_room_for(impl: str, monkeypatch: pytest.Monk
     rows, slow = 70_000, impl.startswith("slow")
     if slow:
         rows = 70
-        monkeypatch.setattr("treegen.ops.attention.library.MAX_UNITS", 32)
+        monkeypatch.setattr("treegen.ops.attention.library_attention.MAX_UNITS", 32)
     device, dtype = ("cpu", torch.float32) if slow else ("cuda", torch.float16)
     level = Level.dense(range(rows), range(1, rows + 1), 1, device=device)
     level = replace(level, pages_GP=torch.zeros_like(level.pages_GP))

@@ -12,7 +12,7 @@ import torch
 from treegen.ops.attention import HostLevel, Items, attend, prepare_host
 from treegen.ops.attention.level import IntArray
 
-units = pytest.importorskip("treegen.ops.attention.gpu.units")
+units = pytest.importorskip("treegen.ops.attention.gpu.work_units")
 ragged = pytest.importorskip("treegen.ops.attention.gpu.ragged")
 
 PAGE = 16

@@ -23,7 +23,7 @@ from treegen.ops.attention import Level, attend, prepare
 from treegen.ops.attention.gpu import dense
 from treegen.ops.attention.gpu.dense import find_run
 from treegen.ops.attention.gpu.state import StaticState
-from treegen.ops.attention.gpu.units import (
+from treegen.ops.attention.gpu.work_units import (
     HEIGHTS,
     KEY_BLOCK,
     KEYS_PER_SPLIT,

@@ -25,7 +25,7 @@ from triton.compiler import ASTSource, compile
 
 from treegen.ops.attention.gpu.kernels import attend_units, merge_parts
 from treegen.ops.attention.gpu.tuning import choose_tuning, find_max_height
-from treegen.ops.attention.gpu.units import HEIGHTS, WorkList, WorkShape, build_work_list
+from treegen.ops.attention.gpu.work_units import HEIGHTS, WorkList, WorkShape, build_work_list
 
 KIB = 1 << 10
 CARDS = {"RTX 4090": (89, 99 * KIB), "H200": (90, 227 * KIB)}

@@ -15,9 +15,9 @@ from cli_cases import Command, samples_of, write_jsonl
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen.errors import RunError
+from treegen.report.html_page import write_page
+from treegen.report.html_page_data import blobs, thumbnails
 from treegen.report.load import load_run
-from treegen.report.page import write_page
-from treegen.report.page_data import blobs, thumbnails
 from treegen.runs import RunDir, RunSettings
 from treegen.runs.images import RunImage, RunImages, keep_images
 

@@ -23,8 +23,8 @@ from treegen.report.audit.equivalence import compare, find_programs
 from treegen.report.audit.findings import Audit
 from treegen.report.audit.readers import CHOICE_RULES, NUMBER_RULES, value_of, visible
 from treegen.report.audit.sample_checks import is_repetition
+from treegen.report.html_page import write_page
 from treegen.report.load import load_run
-from treegen.report.page import write_page
 from treegen.report.view import RunView
 from treegen.runs.settings import _comparable_fields, _fingerprint
 from treegen.tasks.gsm8k import GSM8K

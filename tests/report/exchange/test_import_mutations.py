@@ -33,8 +33,8 @@ from treegen.evals.pipeline.listener import Listener
 from treegen.evals.pipeline.rescoring import rescore_run
 from treegen.report.compare import compare_runs
 from treegen.report.exchange import FORMATS, export_run, import_log
+from treegen.report.html_page import _render
 from treegen.report.load import load_run
-from treegen.report.page import _render
 from treegen.report.run_document import get_vote_shares, problem_text, problems_text, run_document
 
 DEEP: Any = []

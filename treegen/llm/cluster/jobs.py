@@ -24,7 +24,7 @@ from treegen.prompts.plan.plan import Plan
 from treegen.search.tree.node_registry import pickling_for_other_process
 
 if TYPE_CHECKING:
-    from treegen.engine.on_demand import OnDemandStream
+    from treegen.engine.on_demand_stream import OnDemandStream
     from treegen.llm import LLM
     from treegen.search.budget import Budget
     from treegen.search.run import SearchRun

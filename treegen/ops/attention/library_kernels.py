@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from treegen.errors import InputError, install
-from treegen.ops.attention.library import KEYS, QKV, ROWS, SLOT, KernelCall, Library
+from treegen.ops.attention.library_attention import KEYS, QKV, ROWS, SLOT, KernelCall, Library
 from treegen.ops.attention.types import AttentionOptions, KVPairs
 
 

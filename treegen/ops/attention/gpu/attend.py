@@ -35,7 +35,7 @@ from treegen.ops.attention.gpu.tuning import (
     latent_tuning,
     shared_memory,
 )
-from treegen.ops.attention.gpu.units import HEIGHTS, WorkShape
+from treegen.ops.attention.gpu.work_units import HEIGHTS, WorkShape
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.types import NEEDS_AMPERE, AttentionOptions, KVPairs, PreparedLevels
 

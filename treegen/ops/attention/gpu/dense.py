@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treegen.ops.attention.gpu.units import WorkShape
+from treegen.ops.attention.gpu.work_units import WorkShape
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.types import AttentionOptions
 

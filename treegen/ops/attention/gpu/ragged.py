@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treegen.ops.attention.gpu.units import (
+from treegen.ops.attention.gpu.work_units import (
     HEIGHTS,
     KEYS_PER_SPLIT,
     NO_UNITS,

@@ -21,7 +21,7 @@ from torch import Tensor
 from treegen.common.device import StagingBuffer, to_device_together
 from treegen.ops.attention.gpu.dense import DenseRun, find_run
 from treegen.ops.attention.gpu.ragged import are_ragged, build_ragged_list
-from treegen.ops.attention.gpu.units import (
+from treegen.ops.attention.gpu.work_units import (
     CAUSAL,
     HEIGHTS,
     HIGH,

@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from treegen.ops.attention.gpu.launch import LayerCall
-from treegen.ops.attention.gpu.units import KEY_BLOCK, UNIT
+from treegen.ops.attention.gpu.work_units import KEY_BLOCK, UNIT
 
 LOG2E = gl.constexpr(1.4426950408889634)
 BLOCK = gl.constexpr(KEY_BLOCK)  # latents per block, a page

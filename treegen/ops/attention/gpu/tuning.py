@@ -9,7 +9,7 @@ import torch
 from triton.runtime import driver
 
 from treegen.errors import InputError, arg
-from treegen.ops.attention.gpu.units import HEIGHTS
+from treegen.ops.attention.gpu.work_units import HEIGHTS
 
 _ACCUMULATORS: Final = 128 << 10  # largest float32 results of a unit in bytes: half the registers
 _LEAST_KEYS: Final = 16  # smallest block of keys of a matrix product

@@ -18,7 +18,7 @@ from treegen.errors import InputError, require_extra
 from treegen.report.audit.findings import Audit
 from treegen.report.compare import Comparison
 from treegen.report.curves import k_curves
-from treegen.report.page_data import blobs
+from treegen.report.html_page_data import blobs
 from treegen.report.plots.figures import Plot, PlotLink
 from treegen.report.plots.runs import comparison_plots, curves_plot, metric_plot, run_plots
 from treegen.report.plots.searches import cost_listing, methods_plot
