@@ -87,7 +87,7 @@ def put(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Non
         (put("q_THD", lambda q: q[:, :, :8]), "kv_heads, 8"),
         (put("keys", lambda k: [k, k]), "both one tensor"),
         (put("keys", lambda k: k[0]), "keys of level 0 must be"),
-        (put("values", lambda v: v[:-1]), "values of level 0 must be"),
+        (put("values", lambda v: v[:-1]), "values of level 0 must have"),
         (put("values", lambda v: v.bfloat16()), "values .* got torch.bfloat16"),
         (
             put("impl", lambda _: "fast"),
@@ -106,9 +106,9 @@ def test_bad_arguments_are_refused(spoil: Callable[[dict[str, Any]], None], comp
 
 def test_tensors_per_level_must_match_the_levels() -> None:
     args = arguments()
-    with pytest.raises(InputError, match="2 levels but 1 key and 1 value"):
+    with pytest.raises(InputError, match="2 levels need as many key and value tensors"):
         attend(args["q_THD"], [args["keys"]], [args["values"]], args["levels"])
-    with pytest.raises(InputError, match="v_dim of level 1 is 8, of level 0 16"):
+    with pytest.raises(InputError, match="v_dim is 8 in level 1 and 16 in level 0"):
         values = [args["values"], args["values"][..., :8]]
         attend(args["q_THD"], [args["keys"]] * 2, values, args["levels"])
 
