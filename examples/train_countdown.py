@@ -20,7 +20,6 @@ from typing import Any
 
 import click
 import torch
-from rich import print as show
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -143,22 +142,24 @@ def main(in_flight: bool, steps: int, num_test: int) -> None:
     for step, batch in enumerate(batches(llm, training, in_flight), start=1):
         curve.append(fmean(float(reward_of(*group).mean()) for group in batch))
         spanning += [len(each.versions) > 1 for _, samples in batch for each in samples]
-        show(f"step {step}: reward {curve[-1]:.2f}")
+        click.echo(f"step {step}: reward {curve[-1]:.2f}")
         optimizer.zero_grad()
         loss_of(module, llm, batch).backward()
         torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
         optimizer.step()
         llm.update(module, cache="keep" if in_flight else "all")
     after = test(llm, held_out)
-    show("\n| steps | mean reward |\n|---|--:|")
+    click.echo("\n| steps | mean reward |\n|---|--:|")
     for at in range(0, len(curve), 5):
         part = curve[at : at + 5]
-        show(f"| {at + 1} to {at + len(part)} | {fmean(part):.2f} |")
-    show(f"\n{fmean(spanning):.0%} of the samples span several versions of weights")
+        click.echo(f"| {at + 1} to {at + len(part)} | {fmean(part):.2f} |")
+    click.echo(f"\n{fmean(spanning):.0%} of the samples span several versions of weights")
     for name, result in (("before", estimate(before)), ("after", estimate(after))):
-        show(f"{name}: {result.value:.2f} ({result.low:.2f} to {result.high:.2f})")
+        click.echo(f"{name}: {result.value:.2f} ({result.low:.2f} to {result.high:.2f})")
     gains = [new - old for new, old in zip(after, before, strict=True)]
-    show("change: {:+.2f} ({:+.2f} to {:+.2f})".format(fmean(gains), *difference_interval(gains)))
+    click.echo(
+        "change: {:+.2f} ({:+.2f} to {:+.2f})".format(fmean(gains), *difference_interval(gains))
+    )
 
 
 if __name__ == "__main__":

@@ -698,7 +698,7 @@ def test_an_edited_run_json_is_refused(run_path: Path) -> None:
     (run_path / "run.json").write_text(text.replace('"temperature": 0.7', '"temperature": 0.8'))
     assert "was changed after it was written" in refusal(run_path)
     (run_path / "run.json").write_text(text.replace('"planned": 20', '"planned": "20"'))
-    assert "a int is expected" in refusal(run_path)
+    assert "expected int, got" in refusal(run_path)
 
 
 def test_missing_parts_are_named(run_path: Path, fast: Path) -> None:

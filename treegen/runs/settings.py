@@ -233,7 +233,7 @@ def _time(text: str) -> str:
 
 def _require_type(value: Any, kind: type) -> Any:
     if type(value) is not kind:
-        raise TypeError(f"expected a {kind.__name__}, got {_shorten(_text(value), 0)}")
+        raise TypeError(f"expected {kind.__name__}, got {_shorten(_text(value), 0)}")
     return value
 
 
