@@ -121,7 +121,9 @@ def test_updates_at_random_steps_equal_a_slow_reference(
         {"sharing": "all", "page_size": 4, "run_ahead": True},
         {"page_size": 5, "max_rows": 64, "run_ahead": True},
     ]
-    check_updates([saved(family, seed) for seed in range(3)], mode, all_options)
+    # Every family runs with each of these options, and so does every mode.
+    half = all_options[(FAMILIES.index(family) + CACHE_MODES.index(mode)) % 2 :: 2]
+    check_updates([saved(family, seed) for seed in range(3)], mode, half)
 
 
 @pytest.mark.gpu

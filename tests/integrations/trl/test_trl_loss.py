@@ -189,7 +189,7 @@ def test_what_a_tree_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["dapo", "rloo"])
+@pytest.mark.parametrize("kind", ["dapo", pytest.param("rloo", marks=pytest.mark.soak)])
 def test_two_ranks_give_the_weights_of_one_process(tmp_path: Path, kind: str) -> None:
     program = str(Path(__file__).parents[2] / "trl_trainers.py")
     weights = []
