@@ -371,9 +371,9 @@ def test_the_documented_ways_of_storing_weights_are_those_of_the_code(repository
     )
     documented = {(name, how) for names, how in found[1:] for name in names_in(names)}
     told = {
-        *((name, "kept in FP8, or expanded") for name in quantization.FP8_METHODS),
-        *((name, "kept in 4 bits, or expanded") for name in quantization.FP4_METHODS),
-        *((name, "expanded") for name in quantization.EXPANDED_METHODS),
+        *((name, "kept in FP8, or dequantized") for name in quantization.FP8_METHODS),
+        *((name, "kept in 4 bits, or dequantized") for name in quantization.FP4_METHODS),
+        *((name, "dequantized") for name in quantization.EXPANDED_METHODS),
     }
     assert documented == told
 
