@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @click.argument("model", required=False, metavar="[DIR|FILE|NAME]")
 @option("--dtype TYPE", "auto, float32, bfloat16 or float16. Default: auto.", default="auto")
 @option(
-    "--quantization TYPE", "fp8, mxfp4, nvfp4, or none to expand stored 8-bit or 4-bit weights."
+    "--quantization TYPE", "fp8, mxfp4, nvfp4, or none to dequantize stored 8-bit or 4-bit weights."
 )
 @option("--kv-cache-dtype TYPE", "auto or fp8. Default: auto.", default="auto")
 @option("--device NAME", "auto, cpu, cuda or cuda:N. Default: auto.", default="auto")

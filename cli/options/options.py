@@ -103,7 +103,7 @@ _LOADING: Final = (
     option(
         "--quantization TYPE",
         "fp8: round weight matrices to 8 bits on load. mxfp4, nvfp4: keep stored 4-bit weights. "
-        "none: expand stored 8-bit or 4-bit weights.",
+        "none: dequantize stored 8-bit or 4-bit weights.",
     ),
     option(
         "--kv-cache-dtype TYPE",

@@ -89,7 +89,7 @@ def test_quantised_weights_are_told(tmp_path: Path, treegen: Command) -> None:
     in_fp8, in_float = map(format_bytes, split)
     assert f"of this memory: {in_fp8} in fp8, {in_float} in float32" in done.out
     done = treegen("models", tmp_path / "fp8", "--device", "cpu")
-    assert "nothing stays quantised, all is expanded to float32" in done.out
+    assert "nothing stays quantised, all is dequantized to float32" in done.out
 
 
 def test_storage_is_told_apart_from_memory(tmp_path: Path, treegen: Command) -> None:

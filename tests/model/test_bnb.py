@@ -1,4 +1,4 @@
-"""Checkpoints in bitsandbytes' 4 and 8 bits: expanded to the bit, or refused by name."""
+"""Checkpoints in bitsandbytes' 4 and 8 bits: dequantized exactly, or refused by name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def test_matrices_are_expanded_to_the_bit(family: str, layout: str, tmp_path: Pa
     exact = store_bnb(tmp_path / "source", tmp_path / "packed", layout)
     store_exact(tmp_path / "source", tmp_path / "plain", exact, torch.float32)
     bits = 8 if layout == "int8" else 4
-    with pytest.warns(ModelWarning, match=rf"{bits} bits were expanded to float32: .*be") as told:
+    with pytest.warns(
+        ModelWarning, match=rf"{bits} bits were dequantized to float32: .*be"
+    ) as told:
         model = load_model(tmp_path / "packed", device="cpu", check=False)
     assert len(told) == 1  # nothing of it is unused
     want = load_model(tmp_path / "plain", device="cpu", check=False)
@@ -58,7 +60,7 @@ def test_matrices_are_expanded_to_the_bit(family: str, layout: str, tmp_path: Pa
     ):
         assert torch.equal(weight, other), name
     if family == "llama":
-        with pytest.warns(ModelWarning, match="expanded"):
+        with pytest.warns(ModelWarning, match="dequantized"):
             found = drawn(tmp_path / "packed")
         assert found == drawn(tmp_path / "plain")
 
@@ -66,7 +68,7 @@ def test_matrices_are_expanded_to_the_bit(family: str, layout: str, tmp_path: Pa
 def test_numbers_are_rounded_once_to_the_type_to_compute_in(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "source")
     exact = store_bnb(tmp_path / "source", tmp_path / "packed", "nf4-double-bfloat16")
-    with pytest.warns(ModelWarning, match="expanded to bfloat16"):
+    with pytest.warns(ModelWarning, match="dequantized to bfloat16"):
         model = load_model(tmp_path / "packed", device="cpu", dtype="bfloat16", check=False)
     found = dict(model.module.named_parameters())
     assert len(exact) == 14
@@ -156,7 +158,7 @@ def test_a_model_that_transformers_has_saved_is_the_one_that_it_expands(
     theirs = AutoModelForCausalLM.from_pretrained(
         tmp_path / "packed", dtype=torch.float32, device_map="cpu"
     )
-    with pytest.warns(ModelWarning, match=rf"bitsandbytes' {bits} bits were expanded"):
+    with pytest.warns(ModelWarning, match=rf"bitsandbytes' {bits} bits were dequantized"):
         model = load_model(tmp_path / "packed", device="cpu", dtype="float32", check=False)
     packed = 0
     for name, weight in theirs.named_parameters():

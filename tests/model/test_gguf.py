@@ -54,7 +54,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: KINDS, family: str, tmp_p
         llm = LLM(str(path), memory="8MiB", device="cpu")
     said = [str(each.message) for each in told if each.category is ModelWarning]
     plain = kind == KINDS.F32
-    start = f"{path}: weights in {kind.name} (GGUF) were expanded to float32: "
+    start = f"{path}: weights in {kind.name} (GGUF) were dequantized to float32: "
     assert len(said) == (not plain)
     assert all(each.startswith(start) and " of files became " in each for each in said)
     tree = Node("", children=[Node(text) for text in PROMPTS])

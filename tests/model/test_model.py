@@ -502,7 +502,7 @@ def save_in_mxfp4(directory: Path) -> None:
 
 def test_weights_in_mxfp4_are_expanded_on_a_cpu(tmp_path: Path) -> None:
     save_in_mxfp4(tmp_path)
-    with pytest.warns(ModelWarning, match="in MXFP4 were expanded to float32"):
+    with pytest.warns(ModelWarning, match="in MXFP4 were dequantized to float32"):
         model = load_model(tmp_path, device="cpu")
     assert {weight.dtype for weight in model.module.parameters()} == {torch.float32}
 
@@ -511,7 +511,7 @@ def test_experts_kept_in_mxfp4_are_those_expanded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_in_mxfp4(tmp_path)
-    with pytest.warns(ModelWarning, match="expanded"):
+    with pytest.warns(ModelWarning, match="dequantized"):
         want = load_model(tmp_path, device="cpu")
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     with warnings.catch_warnings():
@@ -559,12 +559,14 @@ def test_weights_stay_in_4_bits_if_expanded_ones_take_half_of_the_device(
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.fits_expanded", fits)
     does_fit = True
-    line = f"in {form.upper()} were expanded .*; quantization {form} keeps them in 4 bits"
+    line = f"in {form.upper()} were dequantized .*; quantization {form} keeps them in 4 bits"
     with pytest.warns(ModelWarning, match=line) as told:
         wide = load_model(tmp_path, device="cpu").module
     assert len(told) == 1
     does_fit = False
-    line = f"weights stay in {form.upper()}, because .* half of cpu: .* instead of .* expands them"
+    line = (
+        f"weights stay in {form.upper()}, because .* half of cpu: .* instead of .* dequantizes them"
+    )
     with pytest.warns(ModelWarning, match=line) as told:
         kept = load_model(tmp_path, device="cpu").module
     assert len(told) == 1

@@ -1,4 +1,4 @@
-"""Checkpoints in NVFP4, alone and with FP8: expanded to the bit, kept in 4 bits, or refused."""
+"""Checkpoints in NVFP4, alone and with FP8: dequantized exactly, kept in 4 bits, or refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_matrices_are_expanded_to_the_bit(
 ) -> None:
     store(tmp_path, family, layout, mixed=mixed)
     stores = "NVFP4 and FP8" if mixed else "NVFP4"
-    with pytest.warns(ModelWarning, match=f"{stores} were expanded to float32: .*became") as told:
+    with pytest.warns(
+        ModelWarning, match=f"{stores} were dequantized to float32: .*became"
+    ) as told:
         model = load_model(tmp_path / "packed", device="cpu")
     assert len(told) == 1  # nothing of it is unused
     plain = load_model(tmp_path / "plain", device="cpu")
@@ -65,7 +67,7 @@ def test_greedy_tokens_are_those_of_the_expanded_model(
 ) -> None:
     store(tmp_path, "qwen3", layout)
     want = drawn(tmp_path / "plain")
-    with pytest.warns(ModelWarning, match="expanded"):
+    with pytest.warns(ModelWarning, match="dequantized"):
         assert drawn(tmp_path / "packed") == want
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     with warnings.catch_warnings():
@@ -109,14 +111,14 @@ def test_layers_in_fp8_stay_in_fp8_if_those_in_nvfp4_are_expanded(
 ) -> None:
     store(tmp_path, "llama", "modelopt", mixed=True)
     monkeypatch.setattr("treegen.model.weights.can_multiply", lambda device: True)
-    line = "4 matrices stay in FP8; those in NVFP4 were expanded to float32: .* of files became"
+    line = "4 matrices stay in FP8; those in NVFP4 were dequantized to float32: .* of files became"
     with pytest.warns(ModelWarning, match=line) as told:
         module = load_model(tmp_path / "packed", device="cpu").module
     assert len(told) == 1
     assert sum(isinstance(part, Fp8Linear) for part in module.modules()) == 4
     assert not any(weight.dtype == torch.uint8 for weight in module.parameters())
     options = EngineOptions(model=str(tmp_path / "packed"), device="cpu")
-    assert set(inspect_checkpoint(options).matrices) == {"NVFP4 expanded", "FP8 kept"}
+    assert set(inspect_checkpoint(options).matrices) == {"NVFP4 dequantized", "FP8 kept"}
 
 
 @pytest.mark.parametrize(("shape", "linears", "experts"), [("tiny", 14, 0), ("tiny-delta", 25, 4)])
@@ -139,7 +141,7 @@ def test_tied_embeddings_stay_as_they_are(tmp_path: Path, monkeypatch: pytest.Mo
 def test_settings_may_be_in_a_file_of_their_own(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "source")
     store_in_fp4(tmp_path / "source", tmp_path / "packed", "modelopt", in_file=True)
-    with pytest.warns(ModelWarning, match="NVFP4 were expanded"):
+    with pytest.warns(ModelWarning, match="NVFP4 were dequantized"):
         load_model(tmp_path / "packed", device="cpu")
     (tmp_path / "packed" / "hf_quant_config.json").write_text("[1]")
     with pytest.raises(ModelError, match=r"hf_quant_config\.json"):
@@ -254,7 +256,7 @@ def test_a_target_that_matches_norms_too_means_matrices(target: str, tmp_path: P
     text = file.read_text().replace('["Linear"]', json.dumps([target]))
     file.write_text(text)
     edit(tmp_path / "packed", ignore=ignored)
-    with pytest.warns(ModelWarning, match="NVFP4 were expanded"):
+    with pytest.warns(ModelWarning, match="NVFP4 were dequantized"):
         load_model(tmp_path / "packed", device="cpu", check=False)
 
 
@@ -264,7 +266,7 @@ def test_the_report_tells_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     found = inspect_checkpoint(options)
     assert found.stored == "NVFP4" and not found.quantization
     assert found.weight_bytes == 2 * found.spec.num_weights  # type: ignore[union-attr]
-    assert "NVFP4 expanded: " in str(found)
+    assert "NVFP4 dequantized: " in str(found)
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     found = inspect_checkpoint(options)
     assert found.quantization == "nvfp4" and "matrices in nvfp4" in str(found)

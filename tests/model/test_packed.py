@@ -1,4 +1,4 @@
-"""Checkpoints in packed 4 bits (GPTQ, AWQ, AutoRound): expanded to the bit, or refused by name."""
+"""Checkpoints in packed 4 bits (GPTQ, AWQ, AutoRound): dequantized exactly, or refused by name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_packed_matrices_are_expanded_to_the_bit(family: str, layout: str, tmp_p
     save_tiny_model(tmp_path / "source", family)
     exact = store_packed(tmp_path / "source", tmp_path / "packed", layout)
     store_exact(tmp_path / "source", tmp_path / "plain", exact, torch.float32)
-    with pytest.warns(ModelWarning, match=r"4 bits were expanded to float32: .*became") as told:
+    with pytest.warns(ModelWarning, match=r"4 bits were dequantized to float32: .*became") as told:
         model = load_model(tmp_path / "packed", device="cpu")
     assert len(told) == 1  # nothing of it is unused
     want = load_model(tmp_path / "plain", device="cpu")
@@ -64,7 +64,7 @@ def test_greedy_tokens_are_those_of_the_expanded_model(layout: str, tmp_path: Pa
     save_tiny_model(tmp_path / "source")
     exact = store_packed(tmp_path / "source", tmp_path / "packed", layout)
     store_exact(tmp_path / "source", tmp_path / "plain", exact, torch.float32)
-    with pytest.warns(ModelWarning, match="expanded"):
+    with pytest.warns(ModelWarning, match="dequantized"):
         found = drawn(tmp_path / "packed")
     assert found == drawn(tmp_path / "plain")
 
@@ -74,7 +74,7 @@ def test_greedy_tokens_are_those_of_the_expanded_model(layout: str, tmp_path: Pa
 def test_numbers_are_rounded_once(scales: torch.dtype, dtype: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "source")
     exact = store_packed(tmp_path / "source", tmp_path / "packed", "gptq", scales=scales)
-    with pytest.warns(ModelWarning, match=f"expanded to {dtype}"):
+    with pytest.warns(ModelWarning, match=f"dequantized to {dtype}"):
         model = load_model(tmp_path / "packed", device="cpu", dtype=dtype)
     found = dict(model.module.named_parameters())
     assert len(exact) == 14
@@ -90,7 +90,7 @@ def test_the_line_tells_the_bytes(tmp_path: Path) -> None:
     before = (tmp_path / "packed" / "model.safetensors").stat().st_size
     after = sum(4 * weight.numel() for weight in model.module.parameters())
     assert str(told[0].message).endswith(
-        f"AWQ's 4 bits were expanded to float32: {before / 1024:.1f} KiB of files became "
+        f"AWQ's 4 bits were dequantized to float32: {before / 1024:.1f} KiB of files became "
         f"{after / 1024:.1f} KiB"
     )
 

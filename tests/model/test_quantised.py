@@ -60,7 +60,7 @@ def test_fp8_is_expanded_where_it_cannot_be_multiplied(
 ) -> None:
     save_tiny_model(tmp_path / "source", family)
     plain = store_in_fp8(tmp_path / "source", tmp_path / "fp8", layout)
-    with pytest.warns(ModelWarning, match=r"in .*FP8 were expanded to float32") as told:
+    with pytest.warns(ModelWarning, match=r"in .*FP8 were dequantized to float32") as told:
         model = load_model(tmp_path / "fp8", device="cpu")
     assert len(told) == 1  # nothing of it is unused
     want = load_model(plain, device="cpu")
@@ -131,7 +131,7 @@ def test_experts_stay_as_they_are_stored(family: str, layout: str, tmp_path: Pat
     told = [str(each.message) for each in caught if each.category is ModelWarning]
     # 4 of attention and 3 x 4 of experts, in each of two layers
     assert told == [] if layout == "channel" else "32 matrices stay" in told[0]
-    assert not any("others were expanded" in each for each in told)
+    assert not any("others were dequantized" in each for each in told)
     want = load_model(plain, device="cpu").module
     found = [part for part in model.module.modules() if isinstance(part, Fp8Experts)]
     assert len(found) == 2
@@ -146,7 +146,7 @@ def test_experts_stay_as_they_are_stored(family: str, layout: str, tmp_path: Pat
 def test_experts_in_fp8_that_cannot_be_multiplied_are_expanded_and_counted(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "source", "qwen3_moe", moe_intermediate_size=24)
     store_in_fp8(tmp_path / "source", tmp_path / "fp8", "channel")
-    with pytest.warns(ModelWarning, match=r"8 matrices stay .*; 24 others were expanded"):
+    with pytest.warns(ModelWarning, match=r"8 matrices stay .*; 24 others were dequantized"):
         model = load_model(tmp_path / "fp8", device="cpu", quantization="fp8")
     assert len(weights_of(model)) == 8
 
@@ -172,7 +172,7 @@ def test_blocks_of_an_output_get_the_scale_of_the_largest() -> None:
 def test_an_fp8_checkpoint_draws_as_the_expanded_one_does(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "source")
     plain = store_in_fp8(tmp_path / "source", tmp_path / "fp8", "channel")
-    with pytest.warns(ModelWarning, match="expanded"):
+    with pytest.warns(ModelWarning, match="dequantized"):
         llm = LLM(str(tmp_path / "fp8"), memory="8MiB", device="cpu")
     assert drawn(llm) == drawn(LLM(str(plain), memory="8MiB", device="cpu"))
 
@@ -263,7 +263,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_four_bit_integers_of_compressed_tensors_are_expanded(tmp_path: Path) -> None:
     pytest.importorskip("compressed_tensors")
     want = store_in_int4(save_tiny_model(tmp_path / "source"), tmp_path / "packed")
-    with pytest.warns(ModelWarning, match="4 bits were expanded to float32"):
+    with pytest.warns(ModelWarning, match="4 bits were dequantized to float32"):
         model = load_model(tmp_path / "packed", device="cpu")
     found = dict(model.module.named_parameters())
     assert len(want) == 14

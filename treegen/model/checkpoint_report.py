@@ -143,7 +143,7 @@ class CheckpointReport:
                 f"{rest} in {self.dtype}"
             ]
         if self.stored:
-            return [f"of this memory: nothing stays quantised, all is expanded to {self.dtype}"]
+            return [f"of this memory: nothing stays quantised, all is dequantized to {self.dtype}"]
         return []
 
     @property

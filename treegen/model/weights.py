@@ -322,9 +322,9 @@ def _describe_kept(plan: LoadPlan, form: str, numbers: int, module: PreTrainedMo
     four_bits = sum(weight.numel() for weight in module.parameters() if weight.dtype == torch.uint8)
     wide = size - four_bits + numbers * plan.dtype.itemsize
     return (
-        f"weights stay in {form.upper()}, because the expanded ones would take more than half of "
+        f"weights stay in {form.upper()}, because dequantized ones would take more than half of "
         f"{plan.device}: {format_bytes(size)} instead of {format_bytes(wide)}; "
-        "quantization none expands them"
+        "quantization none dequantizes them"
     )
 
 
@@ -346,7 +346,7 @@ def _warn_converted(
             why = f", for {plan.device} does not multiply FP8"
         before, after = map(format_bytes, sizes)
         message = (
-            f"weights in {stored.stores} were expanded to {kind}{why}: {before} of files became "
+            f"weights in {stored.stores} were dequantized to {kind}{why}: {before} of files became "
             f"{after}{_advise_quantization(plan, stored)}"
         )
     else:
@@ -357,11 +357,11 @@ def _warn_converted(
                 f"each output, which moved them by {restored.error:.1%}"
             )
         if restored.expanded:
-            message += f"; {restored.expanded:,} others were expanded to {kind}"
+            message += f"; {restored.expanded:,} others were dequantized to {kind}"
         if stored.is_fp4:
             before, after = map(format_bytes, sizes)
             message += (
-                f"; those in NVFP4 were expanded to {kind}: {before} of files became {after}"
+                f"; those in NVFP4 were dequantized to {kind}: {before} of files became {after}"
                 f"{_advise_quantization(plan, stored)}"
             )
         elif not restored.rounded and not restored.expanded:

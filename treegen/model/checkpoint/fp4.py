@@ -229,7 +229,7 @@ class StoredMatrices:
                 if form == "NVFP4":
                     stored = numbers * 9 // 16 + 4 * sum(rows for rows, _ in shapes)
                 is_kept = form in kept and not is_head
-                key = f"{form} {'kept' if is_kept else 'expanded'}"
+                key = f"{form} {'kept' if is_kept else 'dequantized'}"
                 before = sizes.get(key, StoredSizes(0, 0, 0, 0))
                 loaded = stored if is_kept else numbers * itemsize
                 added = StoredSizes(len(shapes), numbers, stored, loaded)

@@ -286,7 +286,7 @@ def check_packages(stored: QuantizationInfo) -> None:
     """Raise ModelError if the package that reads these weights is not installed."""
     if stored.needs and find_spec(stored.needs) is None:
         raise ModelError(
-            f"weights in {stored.stores} need {stored.needs} to be expanded: "
+            f"weights in {stored.stores} need {stored.needs} to be dequantized: "
             f"{install(_EXTRAS[stored.needs])}"
         )
 
@@ -294,9 +294,9 @@ def check_packages(stored: QuantizationInfo) -> None:
 def describe_support() -> dict[str, str]:
     """Return how treegen loads each kind of quantised weights, as text for users."""
     return {
-        **dict.fromkeys(FP4_METHODS.values(), "in 4 bits on GPUs in bfloat16, else expanded"),
-        **dict.fromkeys(FP8_METHODS.values(), "in FP8 on GPUs that multiply it, else expanded"),
-        **dict.fromkeys([*EXPANDED_METHODS.values(), "GGUF"], "expanded on loading"),
+        **dict.fromkeys(FP4_METHODS.values(), "in 4 bits on GPUs in bfloat16, else dequantized"),
+        **dict.fromkeys(FP8_METHODS.values(), "in FP8 on GPUs that multiply it, else dequantized"),
+        **dict.fromkeys([*EXPANDED_METHODS.values(), "GGUF"], "dequantized on loading"),
         "other methods": f"refused; {OTHER_REFUSED}",
     }
 
