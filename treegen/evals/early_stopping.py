@@ -12,11 +12,11 @@ samples use the first round, and only the vote uses all samples.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from treegen.common.checks import check_argument_types
 from treegen.errors import InputError, arg
-from treegen.evals.statistics.confidence import STOPPED
+from treegen.evals.statistics.confidence import STOPPED, Confidence
 from treegen.search.strategies.majority import is_decided
 
 DECIDED: Final = "decided"
@@ -48,6 +48,30 @@ def parse_stop_rule(rule: str) -> float | None:
     return chance
 
 
+class StopSettings(Protocol):
+    """The settings by which a run stops; `EvalSettings` has them."""
+
+    @property
+    def num_samples(self) -> int:
+        """The largest number of samples of a problem."""
+
+    @property
+    def stop_when(self) -> str:
+        """As `parse_stop_rule` reads it."""
+
+    @property
+    def stop_batch(self) -> int:
+        """The number of samples in every round after the first."""
+
+    @property
+    def first_round(self) -> int:
+        """The number of samples of each problem that are always drawn, and never cut."""
+
+    @property
+    def confidence(self) -> Confidence | None:
+        """Which samples end because of low confidence."""
+
+
 @dataclass(slots=True)
 class _State:
     """The state of one problem: its samples' answers by index, and its rounds."""
@@ -66,21 +90,21 @@ class Rounds:
 
     def __init__(
         self,
-        settings: Any,
+        settings: StopSettings,
         problem_ids: Sequence[str],
         representatives: Callable[[Collection[str]], Mapping[str, str]] | None = None,
     ) -> None:
         """Start without samples.
 
         Args:
-            settings: The `EvalSettings` of the run, which has the rules by which it stops.
+            settings: The settings by which the run stops.
             problem_ids: The ids of all problems.
             representatives: Maps answers that may be equal without being equal strings to their
                 representatives, see `AnswerType`; by default only equal strings are equal.
         """
         self._settings = settings
-        self._num: int = settings.num_samples
-        self._first_round: int = settings.first_round
+        self._num = settings.num_samples
+        self._first_round = settings.first_round
         self._representatives = representatives
         self._chance = parse_stop_rule(settings.stop_when)
         self._states = {problem_id: _State() for problem_id in problem_ids}
@@ -149,7 +173,7 @@ class Rounds:
         """Return the end of the round that starts at an index."""
         if not end:
             return self._first_round
-        step: int = self._settings.stop_batch if self._chance is not None else self._num
+        step = self._settings.stop_batch if self._chance is not None else self._num
         return min(end + step, self._num)
 
     def _is_decided(self, state: _State) -> bool:
