@@ -144,7 +144,7 @@ def show_judged(judgings: "Judgings") -> None:
 )
 @option(
     "--combine",
-    "How to combine the values of a jury.",
+    "How to combine the verdicts of several judges.",
     type=click.Choice(("mean", "majority")),
     default="mean",
 )

@@ -37,8 +37,8 @@ _SAMPLES: Final = (1, 4, 16, 64)
     "Correlation of p in the two runs; 0 if their problems differ. Default: 0.5, or the runs'.",
     type=float,
 )
-@option("--power", "Probability to detect the difference.", "wanted", default=0.8)
-@option("--alpha", "Probability to detect a difference if there is none.", default=0.05)
+@option("--power", "Probability of detecting the difference.", "wanted", default=0.8)
+@option("--alpha", "Probability of finding a difference if there is none.", default=0.05)
 @add_option_groups("reading")
 @QUIET
 def command(

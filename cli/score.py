@@ -70,9 +70,7 @@ def score(run: Path, rejudge: bool, all_filters: bool, **params: Any) -> None:
     default="",
 )
 @option("--separator TEXT", "Text between the steps of a sample.", default=r"\n\n")
-@option(
-    "--tokens RIGHT,WRONG", "A language model's tokens for right and wrong steps.", default="+,-"
-)
+@option("--tokens RIGHT,WRONG", "Tokens by which a language model rates steps.", default="+,-")
 @option("--label N", "Index of the classifier output for correct. Default: the last.", type=int)
 @option("--reduce HOW", "How to combine the steps: last, min, product or mean.", default="last")
 @option(

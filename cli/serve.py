@@ -38,7 +38,7 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 )
 @option(
     "--api-keys FILE",
-    "File with one key per line. The clients of a key see only the nodes of this key.",
+    "File with one key per line. Clients see only the nodes created with their own key.",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )
 @option(

@@ -68,7 +68,7 @@ def command(
     if written_as is not None and tree is None:
         raise InputError("--as needs --tree; give --tree ID too")
     if written_as is not None and is_json_requested():
-        raise InputError("--as and --json are two formats; leave one out")
+        raise InputError("--as and --json cannot be used together; leave one out")
     from treegen.cli.terminal.render import echo, json_line, read_run
     from treegen.report import run_document
 

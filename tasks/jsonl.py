@@ -344,7 +344,7 @@ def _kind(extra: Mapping[str, str]) -> tuple[str, str]:
         kind = one_of(extra, "answer", ANSWERS, "regex" if "pattern" in extra else "text")
         return kind, f"answer={kind}"
     if "answer" in extra:
-        raise InputError("give answer or metric, not both, and resume a run with the same one")
+        raise InputError("give answer or metric, not both; to resume a run, give its own")
     metric = one_of(extra, "metric", tuple(METRICS), "exact")
     return METRICS[metric], f"metric {metric}"
 

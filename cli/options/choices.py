@@ -161,8 +161,7 @@ def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(is_number(word, least) for word in words):
         raise InputError(
-            f"{flag} must be whole numbers from {least} to {_MOST:,} with commas between, "
-            f"got {text!r}"
+            f"{flag} must be comma-separated integers from {least} to {_MOST:,}, got {text!r}"
         )
     return tuple(map(int, words))
 

@@ -65,7 +65,7 @@ _TASK: Final = (
     click.argument("names", nargs=-1, metavar="[TASK]..."),
     option(
         "--tasks -t TASK[,TASK]",
-        "Tasks to run, like the TASK arguments.",
+        "Tasks to run; the same as the TASK arguments.",
         "more_names",
         multiple=True,
     ),
@@ -120,8 +120,8 @@ _LOADING: Final = (
     ),
     option(
         "--sharing HOW",
-        "Which shared prefixes to read once for all their samples: all, one (the first level), "
-        "off, or auto (those for which it saves time). Default: auto.",
+        "Prefixes that are read once for all samples below them: all, one (only the first level), "
+        "off, or auto (where it saves time). Default: auto.",
     ),
     option(
         "--tensor-parallel-size --tp N",
@@ -225,7 +225,7 @@ _SAMPLING: Final = (
     option(
         "--fewshot-as-multiturn/--no-fewshot-as-multiturn",
         "With a chat template: a user and an assistant turn for each solved example, or one user "
-        "turn for all. Default: turns for each.",
+        "turn for all. Default: separate turns.",
         default=None,
     ),
     option(
@@ -272,7 +272,7 @@ _EXECUTION: Final = (
     ),
     option(
         "--num-workers --n-workers",
-        "Maximum programs that run at once. Default: one per core.",
+        "Maximum number of programs that run at once. Default: one per core.",
         type=int,
     ),
 )

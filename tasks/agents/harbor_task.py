@@ -151,7 +151,7 @@ class Harbor(AgentTask, TextTask):
             environment: The environment of the run.
         """
         raise InputError(
-            "harbor scores the files at the end of an episode, not its actions; use assess_world"
+            "harbor scores the files left at the end of an episode, not actions; use assess_world"
         )
 
     async def assess_world(

@@ -256,7 +256,7 @@ def _source(options: TaskOptions) -> LoadedRows:
             )
     elif options.fewshot_data == "train":
         raise DataError(
-            f"the bundled problems have no train split; give {arg('fewshot_data')} a path"
+            f"the bundled problems have no train split; set {arg('fewshot_data')} to a path"
         )
     return load_bundled_shots()
 

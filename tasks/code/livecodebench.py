@@ -290,7 +290,8 @@ class LiveCodeBench(CodeTask):
         if self.source.on_hub(options.data):
             if numbers[-1] > _NEWEST:
                 raise InputError(
-                    f"the hub has {_HUB} up to v{_NEWEST}, not {release}; give a folder"
+                    f"{_HUB} on the Hugging Face Hub ends at v{_NEWEST} and lacks {release}; give "
+                    "a folder"
                 )
             # Read the files, because datasets does not run the repository's loading script.
             table = load_table(

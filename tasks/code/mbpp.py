@@ -104,10 +104,7 @@ class MBPP(CodeTask):
         """Return the rows of a split, selected by their numbers, and the name of their source."""
         split = options.split or "test"
         if split not in SPLITS:
-            raise InputError(
-                f"mbpp has the splits {', '.join(SPLITS)}, not {split!r}; choose one of these "
-                "splits"
-            )
+            raise InputError(f"mbpp has no split {split!r}; choose one of {', '.join(SPLITS)}")
         rows, source = self._read(options, split)
         if self.source.on_hub(options.data):
             return rows, source
@@ -157,8 +154,8 @@ class MBPP(CodeTask):
         shown = tasks[:wanted]
         if any(f"MBPP/{task.number}" in problem_ids for task in shown):
             raise DataError(
-                f"an example of {source} is also a problem of the run; exclude this problem "
-                "with --limit, or give other examples"
+                f"a few-shot example from {source} is also a problem of the run; exclude this "
+                "problem with --limit, or use other examples"
             )
         return tuple((f"{task.question}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shown)
 

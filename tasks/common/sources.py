@@ -98,9 +98,7 @@ def load_table(
     """
     if split not in splits:
         names = " and ".join(splits) if len(splits) == 2 else ", ".join(splits)
-        raise InputError(
-            f"{dataset} has the splits {names}, not {split!r}; give {arg('split=')} one of them"
-        )
+        raise InputError(f"{dataset} has no split {split!r}; set {arg('split=')} to one of {names}")
     try:
         # datasets is slow to import, and files do not need it.
         from datasets import load_dataset

@@ -181,10 +181,7 @@ class Game24(PuzzleTask):
             raise InputError("game24 has no puzzles of its own; give --data the paper's 24.csv")
         split = options.split or "test"
         if split not in _SPLITS:
-            raise InputError(
-                f"game24 has the splits {', '.join(_SPLITS)}, not {split!r}; choose one of "
-                "these splits"
-            )
+            raise InputError(f"game24 has no split {split!r}; choose one of {', '.join(_SPLITS)}")
         path = Path(options.data)
         path = path / "24.csv" if path.is_dir() else path
         problems: list[Problem] = []

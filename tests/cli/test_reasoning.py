@@ -136,7 +136,7 @@ def test_the_parts_are_shown(treegen: Command, thinker: Path, tmp_path: Path) ->
         ([*CHAT, "--max-thinking-tokens", 30], "must be less than --max-tokens 30"),
         (
             [*CHAT, "--max-thinking-tokens", 3, "--stop", r"\n"],
-            "would end a sample within the text",
+            "occurs in the text that ends the reasoning",
         ),
         ([*CHAT, "--max-thinking-tokens", 3, "--thinking-end", "ok"], "must contain the tag"),
     ],

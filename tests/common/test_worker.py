@@ -95,7 +95,7 @@ def test_failing_code_is_told_in_one_line(worker: FileWorker, tmp_path: Path) ->
     with pytest.raises(TreegenError, match="process that tests fails: ValueError: two lines"):
         worker.ask(["fail", 0])
     assert worker.ask(["echo", 1]) == ["set", 1]
-    with pytest.raises(TreegenError, match="does not start: ModuleNotFoundError"):
+    with pytest.raises(TreegenError, match="failed to start: ModuleNotFoundError"):
         make(tmp_path, "import no_such_module").ask(0)
 
 

@@ -458,7 +458,7 @@ def test_chat_templates_take_tools_and_arguments(llm: LLM) -> None:
         # A last turn that calls tools is over: the assistant's next one follows.
         (request,) = llm.plan(Node([user, call], id="y")).requests
         assert llm.tokenizer.decode(request.tokens).endswith("[assistant] add\n[assistant] ")
-        with pytest.raises(InputError, match="no chat messages"):
+        with pytest.raises(InputError, match="does not start with chat messages"):
             llm.generate(["text"], SEEDED, **options)
         with pytest.raises(TreeError, match="template has 'tokenize'"):
             Node([user], template={"tokenize": True})

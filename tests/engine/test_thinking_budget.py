@@ -216,7 +216,7 @@ def test_what_cannot_close_a_thinking_is_refused(llm: LLM, tmp_path: Path) -> No
         with pytest.raises(InputError, match=message):
             llm.run(tree_of(1), params_of(3, **given))
 
-    refused("would end a sample within the text", stop=["\n\n"])
+    refused("occurs in the text that ends the reasoning", stop=["\n\n"])
     refused("which ends a sample", stop_token_ids=[CLOSE_ID])
     refused("must contain the tag that ends", thinking_end="so")
     with pytest.raises(InputError, match="reasoning_tags"):

@@ -151,4 +151,4 @@ def test_the_command_takes_variances_from_runs(tmp_path: object, treegen: Comman
     assert treegen("power", "--run", a, "--between", "0.2").document["between"] == 0.2
     assert "twice" in treegen("power", *["--run", a] * 3).error
     assert "power" in treegen("power", "--power", "0.01").error
-    assert "whole numbers" in treegen("power", "--n-samples", "x").error
+    assert "integers" in treegen("power", "--n-samples", "x").error

@@ -122,7 +122,9 @@ def test_weights_must_be_safetensors_and_complete(copy: Path) -> None:
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (copy / "model.safetensors.index.json").write_text(json.dumps(index))
     told = refusal(lambda: load_model(copy))
-    assert "lacks 2 of the weight files of its index, such as model-1.safetensors" in told
+    assert (
+        "is missing 2 of the weight files listed in its index, such as model-1.safetensors" in told
+    )
     for broken in ({"weight_map": [1]}, {"weight_map": {"a": 1}}, {}):
         (copy / "model.safetensors.index.json").write_text(json.dumps(broken))
         assert "no weight_map" in refusal(lambda: load_model(copy))
@@ -642,7 +644,7 @@ def test_the_check_sees_attention_that_drops_an_option(
 
     load_model(tmp_path, device="cpu", dtype=dtype)
     monkeypatch.setattr(model_attention, "attend", broken)
-    assert "toy tree" in refusal(lambda: load_model(tmp_path, device="cpu", dtype=dtype))
+    assert "small tree" in refusal(lambda: load_model(tmp_path, device="cpu", dtype=dtype))
 
 
 def test_the_check_sees_a_scale_that_is_wrong(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -651,7 +653,7 @@ def test_the_check_sees_a_scale_that_is_wrong(llama: Path, monkeypatch: pytest.M
         return out
 
     monkeypatch.setattr(model_attention, "attend", broken)
-    assert "toy tree" in refusal(lambda: load_model(llama, device="cpu"))
+    assert "small tree" in refusal(lambda: load_model(llama, device="cpu"))
 
 
 def test_the_check_sees_logits_that_are_not_numbers(copy: Path) -> None:

@@ -207,7 +207,7 @@ def test_tensors_that_are_no_matrix_are_refused(
     [
         ("modelopt", {"quant_algo": "NVFP4_AWQ"}, "modelopt"),
         ("modelopt", {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": 3}}, "modelopt"),
-        ("modelopt", {"exclude_modules": 7}, "where names of layers belong"),
+        ("modelopt", {"exclude_modules": 7}, "where layer names are expected"),
         (
             "compressed-tensors",
             {"ignore": ["re:(a*)*$", "re:("]},

@@ -128,7 +128,7 @@ def test_a_zero_of_zero_that_borrowed_from_the_next_is_read() -> None:
         ("gptq", {"group_size": 0}, r"group_size 0 "),
         ("gptq", {"group_size": "x"}, r"group_size 'x' "),
         ("gptq", {"checkpoint_format": "marlin"}, r"the layout marlin \(not gptq or gptq_v2\)"),
-        ("gptq", {"pack_dtype": "int16"}, r"words of 32 bits"),
+        ("gptq", {"pack_dtype": "int16"}, r"pack_dtype other than int32"),
         ("gptq", {"rotation": "hadamard"}, r"with rotation"),
         ("gptq", {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"separate settings for \+:"),
         ("gptq", {"dynamic": {"x": {"group_size": 8}}}, r"separate settings for x"),
@@ -136,7 +136,7 @@ def test_a_zero_of_zero_that_borrowed_from_the_next_is_read() -> None:
         ("awq", {"version": "marlin"}, r"the layout marlin"),
         ("round-gptq", {"packing_format": "auto_round"}, r"the layout auto_round \(not"),
         ("round-gptq", {"packing_format": None}, r"the layout unnamed"),
-        ("round-gptq", {"data_type": "mx_fp"}, r"numbers that are not integers"),
+        ("round-gptq", {"data_type": "mx_fp"}, r"a data_type other than int"),
         ("round-awq", {"extra_config": {"a.b": {"bits": 8}}}, r"separate settings for a\.b"),
     ],
 )

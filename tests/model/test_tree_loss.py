@@ -424,7 +424,7 @@ def test_an_untested_family_is_compared_with_stock_attention(
     from treegen.model import load_check
 
     monkeypatch.setattr(load_check, "_error_and_limit", lambda model: (1.0, 0.1))
-    with pytest.raises(ModelError, match="differ from transformers' own attention"):
+    with pytest.raises(ModelError, match="differ from those with transformers' own attention"):
         tree_logprobs(tiny_module("qwen3"), tree_of([[5, 6]]))
 
 

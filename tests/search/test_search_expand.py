@@ -155,7 +155,7 @@ def test_trees_do_one_or_the_other() -> None:
         expansions_of(Node("x", children=[Node("a", expand=levels), Node("b")]))
     with pytest.raises(TreeError, match="'0' is sampled"):
         expansions_of(Node("x"))
-    with pytest.raises(TreeError, match="generates no levels"):
+    with pytest.raises(TreeError, match="no node generates levels"):
         expansions_of(Node("x", samples=0))
     with pytest.raises(TreeError, match="ids must be unique"):
         children = [Node("a", expand=levels, id="i"), Node("b", expand=levels, id="i")]

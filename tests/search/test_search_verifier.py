@@ -171,7 +171,7 @@ def test_heads_of_two_layers_are_read_without_their_code(tmp_path: Path, ending:
         tokenizer = copy.deepcopy(tiny_tokenizer())
         tokenizer.add_tokens("<extra_0>", special_tokens=True)
         tokenizer.save_pretrained(marked)
-        with pytest.raises(InputError, match="give mark=<extra_0>"):
+        with pytest.raises(InputError, match="set mark=<extra_0>"):
             load_verifier(marked, device="cpu")
     shared, whole = both(tmp_path)
     assert shared.reader is not None
@@ -200,7 +200,7 @@ def test_value_heads_are_read_at_newlines(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["Qwen2ForPrmModel"]
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(InputError, match=r"give mark=\\n and separator=\\n"):
+    with pytest.raises(InputError, match=r"set mark=\\n and separator=\\n"):
         load_verifier(folder, device="cpu")
     shared, whole = both(folder, mark="\n", separator="\n")
     assert shared.reader is not None
@@ -232,7 +232,7 @@ def test_models_that_cannot_be_read_as_published_are_refused_by_name(tmp_path: P
         ("LlamaForRewardModelWithGating", "its architecture is LlamaForRewardModelWithGating"),
         (
             "LlamaForSequenceClassification",
-            "has its own code .* treegen does not run for reward models",
+            "comes with custom code .* treegen does not run for reward models",
         ),
     ):
         changed = {**config, "architectures": [architecture], "auto_map": code}

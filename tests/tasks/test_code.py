@@ -79,7 +79,7 @@ def test_humaneval_is_asked_as_published() -> None:
     texts = prompts(task, TaskOptions())
     assert len(texts) == 164 and texts[0].startswith("from typing import List\n\n\ndef has_close")
     assert task.defaults.sampling.stops == ("\nclass", "\ndef", "\n#", "\nif", "\nprint")
-    with pytest.raises(InputError, match="no solved examples"):
+    with pytest.raises(InputError, match="does not support few-shot examples"):
         task.load(TaskOptions(num_fewshot=2))
 
 
@@ -121,7 +121,7 @@ def test_mbpp_is_asked_as_published_with_tasks_2_to_4(tmp_path: Path) -> None:
     assert task.records["MBPP/12"].setup == "import math"
     with pytest.raises(InputError, match="has 0 tasks for examples"):
         task.load(TaskOptions(data=str(tmp_path), extra={"set": "sanitized"}))
-    with pytest.raises(InputError, match="has the splits test, prompt"):
+    with pytest.raises(InputError, match="has no split 'dev'; choose one of test, prompt"):
         task.load(TaskOptions(data=path, split="dev"))
 
 
@@ -192,7 +192,7 @@ def test_livecodebench_releases_are_files(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("treegen.tasks.code.livecodebench.load_table", table)
     LiveCodeBench().load(TaskOptions(data="hf", extra={"release": "v5_v6"}))
     assert [each.rpartition("/")[2] for each in asked] == ["test5.jsonl", "test6.jsonl"]
-    with pytest.raises(InputError, match="up to v6, not release_v7"):
+    with pytest.raises(InputError, match="ends at v6 and lacks release_v7"):
         LiveCodeBench().load(TaskOptions(data="hf", extra={"release": "release_v7"}))
 
 

@@ -147,7 +147,7 @@ def test_ranks_of_the_game_of_24(tmp_path: Path) -> None:
     ]
     with pytest.raises(DataError, match=r"no puzzle in split test .ranks 901 to 1000"):
         load(Game24(), data=str(file))
-    with pytest.raises(InputError, match="has the splits test, train, all, not 'dev'"):
+    with pytest.raises(InputError, match="has no split 'dev'; choose one of test, train, all"):
         load(Game24(), data=str(file), split="dev")
     with pytest.raises(InputError, match=r"24\.csv"):
         load(Game24())

@@ -303,7 +303,7 @@ def test_hub_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("virology-2", "C"),
     ]
     assert len(data.fewshot_of["virology"]) == 5
-    with pytest.raises(InputError, match="has the splits test"):
+    with pytest.raises(InputError, match="has no split 'train'"):
         MMLU().load(TaskOptions(data="cais/mmlu", split="train"))
 
 

@@ -136,7 +136,7 @@ def test_other_refusals(tmp_path: Path) -> None:
     path.write_text(f"Some text. {NEEDLE.upper()} More.")
     with pytest.raises(DataError, match="already contains"):
         load(str(path))
-    with pytest.raises(InputError, match="no solved examples"):
+    with pytest.raises(InputError, match="does not support few-shot examples"):
         NeedleGrid().load(TaskOptions(num_fewshot=2))
 
 

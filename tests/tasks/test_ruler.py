@@ -222,7 +222,7 @@ def test_other_refusals(tmp_path: Path) -> None:
         load("single-1", data=str(path))
     with pytest.raises(InputError, match="no argument 'question'"):
         load("single-2", question="3")
-    with pytest.raises(InputError, match="no solved examples"):
+    with pytest.raises(InputError, match="does not support few-shot examples"):
         get_task("ruler-niah-single-1").load(TaskOptions(num_fewshot=1))
 
 

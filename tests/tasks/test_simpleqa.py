@@ -61,7 +61,7 @@ def test_the_published_table_is_read(table: Path, whole: bool) -> None:
         for text in ("It was ada lovelace.", "Ada", "")
     ]
     assert verdicts == [True, False, False]
-    with pytest.raises(InputError, match="no solved examples"):
+    with pytest.raises(InputError, match="does not support few-shot examples"):
         task.load(TaskOptions(data=str(table), num_fewshot=1))
 
 

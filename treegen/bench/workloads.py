@@ -65,7 +65,8 @@ class Workload:
                 raise InputError(f"{arg(name)} must be at least 1, got {getattr(self, name)}")
         if self.problem_tokens < 0 or (not self.problem_tokens and self.problems > 1):
             raise InputError(
-                f"{self.problems} problems need at least 1 token each, got {self.problem_tokens}"
+                f"{arg('problem_tokens')} must be at least {int(self.problems > 1)}, got "
+                f"{self.problem_tokens}"
             )
 
     @property

@@ -257,8 +257,8 @@ def path_component(name: object, what: str) -> str:
     if isinstance(name, str) and is_path_component(name):
         return name
     raise InputError(
-        f"{what} is called {name!r:.80}, which cannot name a file or folder; rename it in the "
-        f"file (one name without '/' or '\\', of at most {_MOST_BYTES} bytes)"
+        f"{what} has the name {name!r:.80}, which is not a valid file name: it must contain no '/' "
+        f"or '\\' and have at most {_MOST_BYTES} bytes; change the name"
     )
 
 

@@ -292,7 +292,7 @@ class SamplingParams:
             object.__setattr__(self, name, check_structure(name, getattr(self, name)))
         if names and self.allowed_token_ids is not None:
             raise InputError(
-                f"{arg(names[0])} and {arg('allowed_token_ids')} exclude each other; give one"
+                f"{arg(names[0])} and {arg('allowed_token_ids')} cannot be used together; give one"
             )
         if names and (self.ignore_eos or self.min_tokens):
             raise InputError(

@@ -147,7 +147,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         Raises:
             InputError: the run was started otherwise, and so draws all of its plan.
         """
-        raise InputError("this run takes no more work; open a run with LLM.open_stream")
+        raise InputError("work cannot be added to this run; start it with LLM.open_stream")
 
     @synchronized
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:

@@ -279,7 +279,7 @@ class E2BServer:
             failure = f"more than {seconds:g} s"
         if end is None and not failure:
             raise WorldError(
-                "the answer of a sandbox has no exit status; check the version of the server"
+                "the response of a sandbox has no exit status; check the version of the server"
             )
         status = -1  # killed; JSON leaves out numbers that are 0 and values that are false
         if end is not None:

@@ -138,8 +138,8 @@ class ToolRollouts(Rollouts, Closeable):
             )
             if turns.replies.format is None and not turns.replies.by_template:
                 raise InputError(
-                    "treegen does not recognise this model's format of tool calls in the chat "
-                    f"template; name the format: {arg('tool_format=')}"
+                    "cannot determine the tool-call format from this model's chat template; set "
+                    f"the format with {arg('tool_format=')}"
                 )
         self.agent.turns = self._turns[trainer]
         template = chat_arguments(tools, trainer.chat_template_kwargs)

@@ -163,7 +163,9 @@ class LLM(BaseLLM):
             **{field.name: arguments[field.name] for field in fields(EngineOptions)}
         )
         if isinstance(model, Model) != (tokenizer is not None):
-            raise InputError("a loaded Model needs tokenizer=, and the name of a model excludes it")
+            raise InputError(
+                "tokenizer= is required with a loaded Model, and only allowed with one"
+            )
         check_machine(options, model.device if isinstance(model, Model) else resolve_device(device))
         if isinstance(model, Model):
             self.tokenizer, self.model = prepare_loaded(model, tokenizer, options), model

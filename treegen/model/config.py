@@ -291,8 +291,8 @@ def spec_of(
     )
     if spec.index_topk and has_loops(text):
         raise ModelError(
-            f"{config.model_type} selects keys and also has loops, which is not supported; use "
-            "another model"
+            f"{config.model_type} combines sparse attention with looped layers, which is not "
+            "supported; use another model"
         )
     if spec.latent is None:
         return spec

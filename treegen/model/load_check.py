@@ -86,15 +86,16 @@ def check_model(model: "Model") -> None:
         error, limit = _error_and_limit(model)
     except RuntimeError as problem:
         raise ModelError(
-            f"{model.spec.name} cannot be used: a forward pass fails: {summarize_error(problem)}; "
-            f"try {arg('dtype', 'float32')}, or another version of transformers"
+            f"{model.spec.name} cannot be used, because a test forward pass failed "
+            f"({summarize_error(problem)}); try {arg('dtype', 'float32')}, or another version of "
+            "transformers"
         ) from None
     if not error <= limit:
         raise ModelError(
-            f"{model.spec.model_type} models cannot be used: in a toy tree the logits differ "
-            f"from transformers' own attention by {error:.2g} of their spread in {model.dtype} "
-            f"(limit {limit:.2g}), so samples would be wrong; {arg('dtype', 'float32')} shows "
-            "whether rounding is the cause; if it is not, please report the model. "
+            f"{model.spec.model_type} models cannot be used: on a small tree in {model.dtype}, the "
+            "logits differ from those with transformers' own attention by "
+            f"{error:.2g} relative to their spread (limit {limit:.2g}), so samples would be wrong; "
+            f"try {arg('dtype', 'float32')}, and if the error remains, please report the model. "
             f"{arg('check', False)} loads the model without this check"
         )
 
@@ -133,10 +134,10 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     name, length = min((uncrossed or boundaries).items(), key=lambda item: item[1])
     if length < _LEAST_CONTEXT:
         raise ModelError(
-            f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}) "
-            "the logits of a small random copy differ from transformers' own attention, so "
-            f"samples would be wrong; please report the model. {arg('check', False)} loads the "
-            "model without this check"
+            f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}), the "
+            "logits of a small randomly initialised copy differ from those with transformers' own "
+            "attention, so samples would be wrong; please report the model. "
+            f"{arg('check', False)} loads the model without this check"
         )
     warn_context(
         model.spec.name,

@@ -405,8 +405,8 @@ class Model:
         if logits_SV.shape != (len(batch.logits_at_S), width):
             raise ModelError(
                 f"{self.spec.model_type} returned logits {tuple(logits_SV.shape)} for "
-                f"{len(batch.logits_at_S)} rows and {self.spec.vocab_size} tokens; not supported; "
-                "take another model"
+                f"{len(batch.logits_at_S)} rows and {self.spec.vocab_size} tokens, which is not "
+                "supported; use another model"
             )
         return logits_SV
 

@@ -125,8 +125,8 @@ def check_experts(module: nn.Module, spec: ModelSpec) -> None:
         if name.rpartition(".")[2] == "experts" and not isinstance(part, GroupedExperts):
             raise InputError(
                 f"reproducible does not support {spec.name} ({spec.model_type}) on a GPU, "
-                f"because the result of its experts ({name}) for a row depends on the other "
-                "rows; leave out reproducible"
+                f"because its experts ({name}) are not batch-invariant: the result for a row "
+                "depends on the other rows; leave out reproducible"
             )
 
 

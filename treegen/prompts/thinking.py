@@ -112,8 +112,9 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
     thinking = ThinkingTags(tags, tokenizer)
     if has_budget and (ends := [stop for stop in params.stops if stop in tags.end]):
         raise InputError(
-            f"stop string {ends[0]!r} would end a sample within the text that ends the "
-            f"reasoning, {tags.end!r}; leave it out, or give another {arg('thinking_end')}"
+            f"stop string {ends[0]!r} occurs in the text that ends the reasoning ({tags.end!r}), "
+            "so samples would stop there; leave out the stop string, or give a "
+            f"{arg('thinking_end')} without it"
         )
     return thinking
 

@@ -364,8 +364,8 @@ def _runs(
     nodes = [node for node in prompt.path if node.content]
     if prompt.template and not (nodes and nodes[0].has_messages):
         raise InputError(
-            f"prompt {prompt.id!r} has arguments of the chat template ({', '.join(prompt.template)}"
-            ") but no chat messages; give messages"
+            f"prompt {prompt.id!r} sets chat-template arguments ({', '.join(prompt.template)}) but "
+            "does not start with chat messages; give messages, or leave out the arguments"
         )
     if not nodes:
         yield _Text("", True)

@@ -154,7 +154,7 @@ def expansions_of(root: Node) -> list[Expansion]:
             "levels (expand); run the two kinds of nodes as two trees"
         )
     if not paths:
-        raise TreeError("the tree generates no levels; give at least one node expand=[Expand(...)]")
+        raise TreeError("no node generates levels; set expand=[Expand(...)] on at least one node")
     return [Expansion(name, path, tuple(path[-1].expand)) for name, path in paths.items()]
 
 

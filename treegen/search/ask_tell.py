@@ -379,8 +379,8 @@ class AskTell(Closeable):
         uncounted = any(completion.text and not completion.tokens for completion in completions)
         if uncounted and search.budget.tokens and self._mail.count_tokens is None:
             raise InputError(
-                "a budget of tokens needs the number of tokens of each answer; pass "
-                "count_tokens to AskTell, or answer with Completions that have tokens"
+                "a token budget needs the token count of each answer; pass count_tokens to "
+                "AskTell, or answer with Completions that include tokens"
             )
         pending.answers = answers
         if line is None or call is None:

@@ -161,7 +161,7 @@ class Session(Closeable, NonCopyable):
         if len(matches) != 1:
             which = f"{len(matches)} nodes" if matches else "no node"
             hint = "give each search a name of its own" if matches else "take the key from node.key"
-            raise InputError(f"the session has {which} of the key {key!r}; {hint}")
+            raise InputError(f"the session has {which} with the key {key!r}; {hint}")
         return matches[0]
 
     def sample(

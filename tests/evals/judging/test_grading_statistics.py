@@ -134,7 +134,7 @@ def test_a_design_of_one_cell_has_no_variances() -> None:
     found = mean_of(cells([(0.5, "p", "a", 0, 0)]))
     assert found.value == 0.5 and found.low <= 0.5 <= found.high and found.stderr is None
     assert found.given == ("judge", "wording")
-    with pytest.raises(InputError, match="no readable judgement"):
+    with pytest.raises(InputError, match="no verdict could be read"):
         cells([])
 
 

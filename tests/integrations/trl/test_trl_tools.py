@@ -329,7 +329,7 @@ def test_what_cannot_work_is_refused(path: Path, tmp_path: Path) -> None:
 
     check("use_vllm", lambda trainer: setattr(trainer, "use_vllm", True))
     check("must not have its own tools", lambda trainer: setattr(trainer, "tools", [print]))
-    check("does not recognise this model's format of tool calls", tokenizer=plain)
+    check("cannot determine the tool-call format", tokenizer=plain)
     check("is text", prompts=["Go."])
     check("leave out stop_strings", generation_kwargs={"stop_strings": ["x"]})
     check("RLOOTrainer would train", trainer_class=with_tree_loss(trl.RLOOTrainer))

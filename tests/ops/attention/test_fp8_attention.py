@@ -67,7 +67,7 @@ def test_attention_takes_the_numbers_that_are_stored(impl: str, seed: int) -> No
 
 @pytest.mark.parametrize("impl", ["xformers", "flash", "flash4"])
 def test_other_implementations_refuse_it(impl: str) -> None:
-    with pytest.raises(InputError, match=f"{impl}.*does not support keys in FP8"):
+    with pytest.raises(InputError, match=f"{impl}.*does not support an FP8 KV cache"):
         check_reads_fp8(impl)
 
 

@@ -313,16 +313,16 @@ def broken(kind: str) -> Any:
 @pytest.mark.parametrize(
     ("kind", "told"),
     [
-        ("truncated", "damaged"),
+        ("truncated", "corrupt"),
         ("bomb", "pixels"),
         ("animated", "animated; give one frame"),
         ("empty", "empty"),
         ("text", "not an image in a format"),
         ("zero", "no pixels"),
-        ("deep", "pixels of kind F"),
+        ("deep", "image mode F"),
         ("narrow", "processor rejects"),
         ("url", "base64"),
-        ("network", "on the network"),
+        ("network", "is a URL"),
         ("missing", "/no/such/picture.png"),
         ("folder", "/tmp"),
     ],
@@ -339,7 +339,7 @@ def test_images_that_cannot_be_used_are_refused(llm: LLM, kind: str, told: str) 
 def test_a_path_is_told(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "cut.png"
     file.write_bytes(broken("truncated"))
-    with pytest.raises(InputError, match=r"cut\.png is damaged"):
+    with pytest.raises(InputError, match=r"cut\.png is corrupt"):
         llm.chat(asked(file))
 
 

@@ -163,7 +163,7 @@ def test_the_format_can_be_named() -> None:
 
 def test_a_model_whose_format_is_not_known_gets_one_warning() -> None:
     replies = ReplyReader(hermes("{{ tools }}"))
-    with pytest.warns(ModelWarning, match="format of tool calls.*--tool-format"):
+    with pytest.warns(ModelWarning, match="tool-call format.*--tool-format"):
         assert replies.read(_said(ADD, None), [], TOOLS) == Reply("", [CALL])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

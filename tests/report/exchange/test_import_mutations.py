@@ -139,7 +139,7 @@ def read_all(path: Path) -> None:
         try:
             export_run(path, to, path.parent / f"{path.name}.{to}" / "x.eval")
         except InputError as error:
-            assert "cannot name a file" in str(error)
+            assert "is not a valid file name" in str(error)
 
 
 def survives(log: Path, out: Path) -> bool:
@@ -251,8 +251,8 @@ def respond(**fields: Any) -> list[dict[str, Any]]:
         (change(resps="text"), "line 2: resps"),
         (change(resps=[]), "line 2: resps"),
         (change(resps=[[]]), "line 2: resps has a request without responses"),
-        (change(resps=[["a", 5]]), "line 2: resps must hold texts"),
-        (change(resps=[[["x", "y"]]]), "line 2: resps must hold texts, or pairs"),
+        (change(resps=[["a", 5]]), "line 2: resps must contain strings"),
+        (change(resps=[[["x", "y"]]]), "line 2: resps must contain strings, or"),
         (change(metrics="exact_match"), "line 2: metrics"),
         (change(metrics=["acc"]), "line 2: metrics names 'acc'"),
         (respond(correct="no"), "line 2: by_response.1.correct: .*boolean, got 'no'"),
@@ -390,8 +390,9 @@ def check(log: Path, out: Path) -> None:
         for run in found:
             shutil.rmtree(run)
         assert len(import_log(log, out)) == 2
+        assert not list(out.glob("*/.import*"))  # a kill after run.json may leave a scratch folder
     for run in out.glob("*"):
-        assert load_run(run).num_done == 40 and not list(run.glob(".import*"))
+        assert load_run(run).num_done == 40
 
 
 def kill_often(folder: Path, times: int, seed: int) -> None:

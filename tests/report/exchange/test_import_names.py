@@ -32,7 +32,7 @@ def around(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", BAD)
 def test_only_a_plain_name_becomes_a_part_of_a_path(name: str) -> None:
     assert not is_path_component(name)
-    with pytest.raises(InputError, match=r"a task is called .* rename it"):
+    with pytest.raises(InputError, match=r"a task has the name .* change the name"):
         path_component(name, "a task")
 
 
@@ -64,7 +64,7 @@ def test_a_task_whose_name_leads_elsewhere_touches_nothing(
     if broken:
         monkeypatch.setattr("treegen.report.exchange.external_log.write_results", _fail)
     for out in (around / "imported", around / "imported" / "deep"):
-        with pytest.raises(InputError, match="cannot name a file or folder"):
+        with pytest.raises(InputError, match="is not a valid file name"):
             import_log(log, out)
     assert content(around) == before
     assert not (around / "imported").exists()
@@ -192,7 +192,7 @@ def test_an_index_of_weights_names_files_of_its_folder(tmp_path: Path) -> None:
         index = {"weight_map": {"a": name}}
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
         for read in (check_weights, weight_files):
-            with pytest.raises(ModelError, match="cannot name a file or folder"):
+            with pytest.raises(ModelError, match="is not a valid file name"):
                 read(tmp_path)
 
 

@@ -108,8 +108,8 @@ class FileWorker:
         if "error" in reply:
             self._drop()
             raise TreegenError(
-                f"the process {self._what} does not start: {reply['error']}; "
-                "check that its package is completely installed"
+                f"the {self._what} process failed to start: {reply['error']}; "
+                "check that its package is installed correctly"
             )
         return process
 

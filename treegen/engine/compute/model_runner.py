@@ -402,4 +402,4 @@ class _CollectiveGuard:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if error is not None and self._lead is not None:
-            self._lead.fail(f"rank 0 failed in a pass: {type(error).__name__}: {error}")
+            self._lead.fail(f"rank 0 failed in a forward pass: {type(error).__name__}: {error}")

@@ -52,7 +52,9 @@ def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells
         InputError: there are no rows.
     """
     if not rows:
-        raise InputError("there is no readable judgement; `treegen show` prints the judge's texts")
+        raise InputError(
+            "no verdict could be read from the judge's output; see it with `treegen show`"
+        )
     names = ("problem", "answer", "judge", "wording")
     levels = {}
     for place, name in enumerate(names, 1):

@@ -266,7 +266,8 @@ def problems_for(
     if not alpha < wanted < 1:
         raise InputError(f"the power must be above alpha ({alpha}) and below 1, got {wanted}")
     too_many = InputError(
-        f"a difference of {difference} needs more than {_MOST:,} problems; choose a larger one"
+        f"detecting a difference of {difference} needs more than {_MOST:,} problems; choose a "
+        "larger difference"
     )
     low, high = 1, 2
     if spread.of_difference(num_samples) > 0:  # a paired t-test needs fewer problems: a lower bound

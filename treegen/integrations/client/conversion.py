@@ -152,8 +152,7 @@ def score_of_choices(index: int, choices: Any, top: int) -> Score:
     start = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(shorter), len(tokens)))
     if start == len(tokens) or not start:
         raise InputError(
-            f"pair {index}: the context and the continuation need tokens of their own; give at "
-            "least one of each"
+            f"pair {index}: the context and the continuation must each have at least one token"
         )
     entries = whole["prompt_logprobs"][start:]
     own = [entry[str(token)] for entry, token in zip(entries, tokens[start:], strict=True)]

@@ -138,7 +138,7 @@ def check_answer_size(asks: Sequence[ScoreFields]) -> None:
     most = sum(sum(map(len, ask.texts)) * (ask.top + 1) for ask in asks)
     if most > _MOST_TOLD:
         raise RequestError(
-            f"the request may produce {most:,} log-probabilities, but an answer has at most "
-            f"{_MOST_TOLD:,}; score fewer texts, or request fewer alternatives",
+            f"the request may return {most:,} log-probabilities, more than the limit of "
+            f"{_MOST_TOLD:,} per response; score fewer texts, or request fewer alternatives",
             "top" if any(ask.top for ask in asks) else "texts",
         )

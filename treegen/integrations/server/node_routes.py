@@ -195,7 +195,7 @@ class NodeRoutes:
         if IDEMPOTENCY_HEADER in request.headers:
             raise StatusError(
                 400,
-                f"answers of streams are not stored; leave out {IDEMPOTENCY_HEADER} or stream",
+                f"streamed responses are not stored; leave out {IDEMPOTENCY_HEADER} or stream",
                 "stream",
             )
         client = self._client(request)

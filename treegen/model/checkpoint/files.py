@@ -209,8 +209,8 @@ def check_weights(directory: Path) -> None:
         missing = sorted(_list_indexed_files(index) - {f.name for f in directory.iterdir()})
         if missing:
             raise ModelError(
-                f"{directory} lacks {len(missing):,} of the weight files of its index, such "
-                f"as {missing[0]}; finish the download"
+                f"{directory} is missing {len(missing):,} of the weight files listed in its index, "
+                f"such as {missing[0]}; finish the download"
             )
         return
     if any(directory.glob("*.safetensors")):

@@ -175,7 +175,7 @@ class _Walk:
         elif kind in _SIZES:
             self._skip(_SIZES[kind])
         else:
-            raise ValueError(f"{kind} is not a known type of value")
+            raise ValueError(f"unknown value type {kind}")
 
     def _count(self, least: int) -> int:
         """Read a count of items that take at least `least` bytes each."""

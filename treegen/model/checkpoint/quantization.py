@@ -153,7 +153,7 @@ def _texts(value: Any) -> list[str]:
         return []
     if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
         raise ModelError(
-            f"quantization_config has {str(value)[:60]!r} where names of layers belong; download "
+            f"quantization_config has {str(value)[:60]!r} where layer names are expected; download "
             "config.json again"
         )
     return [value] if isinstance(value, str) else [*value]
@@ -362,7 +362,7 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
             f"bits {bits!r} and group_size {group_size!r} (bits must be 4, and group_size a number)"
         )
     if settings_of_all["data_type"] != "int" or settings.get("pack_dtype", "int32") != "int32":
-        raise refuse("numbers that are not integers in words of 32 bits")
+        raise refuse("a data_type other than int, or a pack_dtype other than int32")
     if settings.get("rotation"):
         raise refuse("rotation")
     for key in ("dynamic", "extra_config"):

@@ -116,9 +116,9 @@ def load_scorer(
     form = form or _form_of(name, raw)
     if raw.get("auto_map") and not ours:
         raise ModelError(
-            f"{name} has its own code (auto_map in config.json), which treegen does not run for "
-            "reward models; if transformers' class can read the weights, remove the field from "
-            "a local copy"
+            f"{name} comes with custom code (auto_map in config.json), which treegen does not run "
+            "for reward models; if a class of transformers can load the weights, download the "
+            "model and delete auto_map from its config.json"
         )
     trusted = {k: v for k, v in raw.items() if k != "auto_map"}
     check_trust(trusted, "config.json", revision, local=True, trust=False)

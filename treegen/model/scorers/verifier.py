@@ -81,7 +81,7 @@ class Verifier:
         read_at = getattr(self.scorer.model, "read_at", "")
         if read_at and not self.mark:
             raise InputError(
-                f"treegen reads this reward model at a mark after each step; give {read_at}"
+                f"this reward model's scores are read at a mark after each step; set {read_at}"
             )
         if form != CAUSAL and self.label is not None:
             num = int(self.scorer.model.config.num_labels)

@@ -102,5 +102,5 @@ def check_reads_fp8(impl: str) -> None:
     """
     if impl in LOADERS and impl not in _READ_FP8:
         raise InputError(
-            f"attention impl {impl!r} does not support keys in FP8; use 'triton' or 'reference'"
+            f"attention impl {impl!r} does not support an FP8 KV cache; use 'triton' or 'reference'"
         )

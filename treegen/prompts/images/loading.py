@@ -184,7 +184,7 @@ def read_image(source: Source) -> bytes | Image:
     if not data:
         raise InputError(f"{name} is empty; give a file with an image")
     if len(data) > MOST_BYTES:
-        raise InputError(f"{name} has more than {MOST_BYTES >> 20} MiB; give a smaller one")
+        raise InputError(f"{name} is larger than {MOST_BYTES >> 20} MiB; give a smaller image")
     return data
 
 
@@ -240,7 +240,7 @@ def load_image(content: bytes | Image, name: str) -> Image:
         turned = ImageOps.exif_transpose(image)
         return turned.convert("RGB")
     except Exception as error:
-        raise InputError(f"{name} is damaged: {error}; give a whole file") from None
+        raise InputError(f"{name} is corrupt: {error}; give an intact file") from None
 
 
 def open_image(content: bytes | Image, name: str) -> Image:
@@ -262,7 +262,9 @@ def open_image(content: bytes | Image, name: str) -> Image:
     if _is_animated(image):
         raise InputError(f"{name} is animated; give one frame")
     if image.mode not in _MODES:
-        raise InputError(f"{name} has pixels of kind {image.mode}; use 8 bits per channel")
+        raise InputError(
+            f"{name} has the image mode {image.mode}; convert it to 8 bits per channel"
+        )
     return image
 
 
@@ -339,7 +341,7 @@ def _decode_data_url(url: str) -> bytes:
 def _path(text: str) -> Path:
     parts = urlsplit(text)
     if parts.scheme in ("http", "https"):
-        raise InputError(f"image {text:.200} is on the network; download it first, and give a file")
+        raise InputError(f"image {text:.200} is a URL; download it, and give the path of the file")
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     return Path(text).expanduser()

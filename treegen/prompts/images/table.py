@@ -246,7 +246,7 @@ class ImageTable:
             if first + num <= _MOST_ID + 1:
                 return first
             first = self.vocab_size
-        raise CapacityError("there are too many images; make a new LLM")
+        raise CapacityError("no token ids are left for another image; create a new LLM")
 
     def _free(self, first: int, num: int) -> int:
         """Return the first of `num` consecutive free ids at or after `first`."""

@@ -163,10 +163,10 @@ class ReplyReader:
         self._is_warned = True
         reason = "its chat template shows no tools to the model"
         if "tools" in template_text(self.tokenizer):
-            reason = "its chat template does not tell the format"
+            reason = "its chat template does not show the format"
         warnings.warn(
-            f"treegen does not know this model's format of tool calls: {reason}. treegen "
-            "accepts only JSON calls; name the format: --tool-format, tool_format=",
+            f"cannot determine this model's tool-call format: {reason}. Only JSON calls are "
+            "parsed; to set the format, use --tool-format or tool_format=",
             ModelWarning,
             stacklevel=3,
         )

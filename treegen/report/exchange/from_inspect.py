@@ -45,7 +45,7 @@ def read_inspect(path: Path) -> ExternalLog:
     """
     log = _read(path)
     if not log.samples:
-        raise InputError(f"{path} has no samples; run the eval to its end, and log its samples")
+        raise InputError(f"{path} has no samples; run the eval to completion, with samples logged")
     notices: list[str] = []
     problems = _collect_problems(log.samples, path)
     scores = _scores(log.samples, notices)

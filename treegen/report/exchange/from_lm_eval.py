@@ -211,7 +211,7 @@ def _check(line: _Line) -> None:
         if name not in (row.model_extra or {}):
             raise InputError(f"{line.where}: metrics names {name!r:.60}, which the line lacks")
     if not _is_chosen(row) and not all(isinstance(text, str) for text in row.resps[0]):
-        raise InputError(f"{line.where}: resps must hold texts; remove the line")
+        raise InputError(f"{line.where}: resps must contain strings; remove the line")
     if row.by_response is None:
         return
     if len(row.by_response) != len(row.resps[0]) or _is_chosen(row):
@@ -423,8 +423,8 @@ def _pick_likeliest_choice(line: _Line) -> tuple[str, str]:
         logprobs = [float(response[0][0]) for response in row.resps]
     except (TypeError, ValueError, LookupError):
         raise InputError(
-            f"{line.where}: resps must hold texts, or pairs of a log-probability and whether it is "
-            "the likeliest; remove the line"
+            f"{line.where}: resps must contain strings, or (logprob, is_greedy) pairs; remove the "
+            "line"
         ) from None
     arguments = list(row.arguments.values()) if isinstance(row.arguments, dict) else []
     best = max(range(len(logprobs)), key=logprobs.__getitem__)
