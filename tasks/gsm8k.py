@@ -32,7 +32,7 @@ from treegen.evals.task import TaskData, TaskDefaults
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.answers import (
     exact_match_form,
-    flexible_extract,
+    numeric_and_flexible,
     numeric_answer,
     strict_match,
 )
@@ -148,7 +148,7 @@ class GSM8K(TextTask, SearchTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict for each filter. The text ends where a stop string began."""
-        numeric, strict, flexible = numeric_answer(text), strict_match(text), flexible_extract(text)
+        (numeric, flexible), strict = numeric_and_flexible(text), strict_match(text)
         is_short = len(strict or "") <= _SHORT and len(flexible or "") <= _SHORT
         judge = _cached_verdicts if is_short else _build_verdicts
         return judge(problem.answer, numeric, strict, flexible).copy()
@@ -194,7 +194,10 @@ def _before_stop(text: str) -> str:
 
 # A problem has many samples with few different answers, which are short unless they are runs of
 # digits. So verdicts on short answers are cached.
+_KEPT: Final = 1 << 14
 _SHORT: Final = 64
+_gold: Final = lru_cache(maxsize=1024)(canonical_number)
+_exact_gold: Final = lru_cache(maxsize=1024)(exact_match_form)
 
 
 def _build_verdicts(
@@ -202,14 +205,22 @@ def _build_verdicts(
 ) -> dict[str, Verdict]:
     """Return the verdict of each filter on the answer that it has read."""
     verdicts = (
-        Verdict(numeric, numeric is not None and numeric == canonical_number(gold)),
+        _verdict(numeric, numeric is not None and numeric == _gold(gold)),
         _exact_match(gold, strict),
         _exact_match(gold, flexible),
     )
     return dict(zip(GSM8K.filters, verdicts, strict=True))
 
 
-_cached_verdicts: Final = lru_cache(maxsize=1 << 14)(_build_verdicts)
+_cached_verdicts: Final = lru_cache(maxsize=_KEPT)(_build_verdicts)
+
+
+def _verdict(answer: str | None, right: bool) -> Verdict:
+    # All samples with the same answer share one verdict object.
+    return (_cached_verdict if len(answer or "") <= _SHORT else Verdict)(answer, right)
+
+
+_cached_verdict: Final = lru_cache(maxsize=_KEPT)(Verdict)
 
 
 def _exact_match(gold: str, answer: str | None) -> Verdict:
@@ -217,5 +228,5 @@ def _exact_match(gold: str, answer: str | None) -> Verdict:
     # lm-eval counts ".." as a wrong answer. Here it counts as no answer, so that it cannot win a
     # vote. The score is the same.
     if form is None or not _DIGIT.search(form):
-        return Verdict(None, False)
-    return Verdict(form, form == exact_match_form(gold))
+        return _verdict(None, False)
+    return _verdict(form, form == _exact_gold(gold))

@@ -202,6 +202,26 @@ def flexible_extract(text: str) -> str | None:
     return None
 
 
+def numeric_and_flexible(text: str) -> tuple[str | None, str | None]:
+    """Return the results of `numeric_answer` and `flexible_extract`.
+
+    Most texts end with a sentence that states the answer, and many of these sentences are equal.
+    Text before that sentence changes neither result, so results for short endings are cached.
+    """
+    start = text.rfind("he answer is ") - 1
+    if start == 0 or (start > 0 and text[start - 1] in " \n" and not is_hedged(text, start + 4)):
+        end = text[start:]
+        if len(end) <= _SHORT and (number := _known_end(end)):
+            return number
+    return numeric_answer(text), flexible_extract(text)
+
+
+def _end(text: str) -> tuple[str | None, str | None] | None:
+    """Return both results for the end of a text; None if earlier text could change them."""
+    stated, last = _find_marked(plain_digits(text)), flexible_extract(text)
+    return None if stated is None or last is None else (stated[0], last)
+
+
 def exact_match_form(answer: str) -> str:
     r"""Return the string that lm-eval's exact_match compares.
 
@@ -247,6 +267,7 @@ def _find_last_number(word: str) -> str | None:
 # The texts of a run often end with the same words and lines, so short ones are cached.
 _SHORT: Final = 64
 _known_last: Final = lru_cache(maxsize=1 << 14)(_find_last_number)
+_known_end: Final = lru_cache(maxsize=1 << 14)(_end)
 
 
 def _find_marked(text: str) -> tuple[str | None] | None:

@@ -124,7 +124,7 @@ def test_few_functions_are_called_for_each_sample(
         )
         load_run(path)
         work[num] = counted(lambda: load_run(path))  # noqa: B023
-    assert (work[45] - work[5]) / (20 * 40) < 45, work
+    assert (work[45] - work[5]) / (20 * 40) < 32, work
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -227,8 +227,13 @@ def score_to_verdict(score: float, answer: str | None, text: str) -> ForeignVerd
 
 
 def _check_free(path: Path) -> None:
-    """Raise RunError unless a run can be created in a directory."""
+    """Raise RunError unless a run can be created in a directory.
+
+    Scratch folders of interrupted imports are removed first.
+    """
     check_directory(path)
+    for pattern in _LEFT:
+        sweep(path, pattern)
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
         raise RunError(f"{path} already holds a run; name another directory")
@@ -241,14 +246,11 @@ def _check_free(path: Path) -> None:
 def _new_directory(path: Path) -> Iterator[Path]:
     """Make a directory with a scratch folder in it; yield that folder, and remove it at the end.
 
-    Scratch folders of interrupted imports are removed too. Directories that were made here are
-    removed if they are empty at the end.
+    Directories that were made here are removed if they are empty at the end.
     """
     missing = [directory for directory in (path, *path.parents) if not os.path.exists(directory)]
     try:
         path.mkdir(parents=True, exist_ok=True)
-        for pattern in _LEFT:
-            sweep(path, pattern)
         scratch = path / _SCRATCH.format(os.getpid())
         with create_held(scratch, folder=True):
             try:
