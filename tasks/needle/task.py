@@ -151,7 +151,7 @@ class NeedleOptions:
 def _numbers(name: str, words: Sequence[str], low: int, high: int) -> list[int]:
     # Only plain ASCII digits are valid. int() would also accept 1_000 and digits of other scripts.
     if not all(_WHOLE.fullmatch(word.strip()) for word in words):
-        kind = "a whole number" if len(words) == 1 else "whole numbers with commas between"
+        kind = "an integer" if len(words) == 1 else "comma-separated integers"
         raise InputError(f"task argument {name} must be {kind}, got {','.join(words)!r}")
     numbers = [int(word) for word in words]
     for number in numbers:

@@ -338,7 +338,7 @@ def test_images_of_docker(empty: Path, docker: Callable[..., dict[str, Any]]) ->
         with pytest.raises(WorldError, match="docker commit failed: no daemon"):
             await world.snapshot()
         docker(fails="", size="<no value>")
-        with pytest.raises(WorldError, match="no size of a container"):
+        with pytest.raises(WorldError, match="not print the size of a container"):
             await world.snapshot()
 
     use(fail, DockerSandboxEnvironment)

@@ -130,7 +130,7 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
     first, second, *_ = sorted(out.glob("*.parquet"))
     damaged = first.read_bytes()
     first.write_bytes(damaged[: len(damaged) // 2])
-    told = r"is damaged .* remove this file and all later files"
+    told = r"is corrupt .* remove this file and all later files"
     with pytest.raises(RunError, match=told):
         next(score_texts(llm, path, out, top=2))
     first.write_bytes(damaged)
@@ -195,10 +195,10 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
         ('{"prompt": "a"}', "2 has no text, and no prompt with a completion"),
         ('{"text": "a", "prompt": "b", "completion": "c"}', "2 has both text and prompt"),
         ('{"text": "a", "weight": 1}', "2 has weight, which treegen does not know"),
-        ('{"id": "\\ud800", "text": "a"}', "2: id must be text in Unicode or a whole number"),
-        ('{"id": null, "text": "a"}', "2: id must be text"),
+        ('{"id": "\\ud800", "text": "a"}', "2: id must be a valid Unicode string or an integer"),
+        ('{"id": null, "text": "a"}', "2: id must be a valid"),
         ('{"id": "b", "text": "a \\ud800"}', "jsonl:2"),
-        ('{"text": 5}', "2: text must be text or a list of token ids, got 5"),
+        ('{"text": 5}', "2: text must be a string or a list of token ids, got 5"),
         ('{"prompt": "a", "completion": [1]}', "2: give prompt and completion in the same form"),
         ('{"id": "b", "prompt": "a", "completion": ""}', "jsonl:2: the continuation adds no token"),
         ('{"id": "b", "text": [99999]}', "^[^']*jsonl:2 has token id 99999"),

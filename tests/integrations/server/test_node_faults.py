@@ -203,10 +203,10 @@ def test_errors_of_a_batch_name_the_operation(client: NodeClient, running: Runni
     ("body", "param", "hint"),
     [
         ({"n": 2, "frist": 0}, "frist", "; did you mean 'first'?"),
-        ({"max_tokens": 5}, "max_tokens", "; give it in params"),
+        ({"max_tokens": 5}, "max_tokens", "; pass it in params"),
         ({"params": {"tempature": 1}}, "params.tempature", "; did you mean 'temperature'?"),
         ({"params": {"max_new_tokens": 5}}, "params.max_new_tokens", "; did you mean 'max_tokens'"),
-        ({"params": {"n": 2}}, "params.n", "; give it outside params"),
+        ({"params": {"n": 2}}, "params.n", "; pass it outside params"),
         ({"colour": 1}, "colour", "; leave it out"),
     ],
 )
