@@ -152,7 +152,7 @@ def test_a_scaled_workload_keeps_what_is_shared_by_how_many() -> None:
     assert many.scale(0.1, 1.0).rows == pytest.approx(many.rows * 0.1, rel=0.02)
     with pytest.raises(InputError, match="samples must be at least 1"):
         Workload("w", prefix=1, samples=0, new_tokens=1)
-    with pytest.raises(InputError, match="2 problems"):
+    with pytest.raises(InputError, match="problem_tokens must be at least 1, got 0"):
         Workload("w", prefix=1, problems=2, samples=1, new_tokens=1)
 
 

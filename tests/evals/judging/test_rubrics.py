@@ -83,7 +83,7 @@ def test_a_jinja_file_sets_its_choices(tmp_path: Path) -> None:
             "not a valid template",
         ),
         ({"criteria": ["x"]}, "does not show criterion"),
-        ({"criteria": [{"text": "x", "weight": 0}]}, "weight above 0"),
+        ({"criteria": [{"text": "x", "weight": 0}]}, "optional weight above 0"),
         ({"reader": "lastline"}, "did you mean 'last-line'"),
         ({"pairs": True}, "does not show answer_a, answer_b"),
         ({"choice": {}}, "did you mean 'choices'"),

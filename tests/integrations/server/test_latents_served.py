@@ -140,7 +140,7 @@ async def _all_at_once(running: Running, want: LLM, seed: int, num: int) -> None
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
-@pytest.mark.filterwarnings("ignore:treegen does not know this model")
+@pytest.mark.filterwarnings("ignore:cannot determine this model")
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "kimi_linear"])
 def test_many_clients_get_what_generate_draws(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -318,7 +318,7 @@ def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None
     assert said == [choice.message.content for choice in chat.choices]
 
 
-@pytest.mark.filterwarnings("ignore:treegen does not know this model")
+@pytest.mark.filterwarnings("ignore:cannot determine this model")
 def test_a_stream_with_tools_adds_up_to_the_whole(client: openai.OpenAI) -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     asked: dict[str, Any] = {

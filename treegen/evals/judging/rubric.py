@@ -434,8 +434,8 @@ def _criterion(value: object, name: str) -> tuple[str, float]:
         if isinstance(value.get("text"), str) and value["text"].strip() and weight > 0:
             return value["text"], weight
     raise InputError(
-        f"{name}: a criterion must be a string, or a mapping with a text and a weight above 0; got "
-        f"{value!r:.60}"
+        f"{name}: a criterion must be a string, or a mapping with a text and an optional weight "
+        f"above 0; got {value!r:.60}"
     )
 
 
