@@ -144,7 +144,7 @@ class NeedleOptions:
             words = [str(round(first + (last - first) * i / (num - 1))) for i in range(num)]
         numbers = _numbers(name, words, low, high)
         if len(set(numbers)) < len(numbers):
-            raise InputError(f"task argument {name} has a number twice: {text!r}; give each once")
+            raise InputError(f"task argument {name} has a number twice: {text!r}; use each once")
         return tuple(sorted(numbers))
 
 

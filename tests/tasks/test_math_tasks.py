@@ -164,7 +164,7 @@ def test_aime_is_sampled_as_reasoning_models_are() -> None:
     data = load(task, None)
     told = "Please reason step by step, and put your final answer within \\boxed{}."
     assert prompt(task, data) == f"{data.problems[0].question}\n{told}"
-    with pytest.raises(InputError, match="aime has no solved examples"):
+    with pytest.raises(InputError, match="aime does not support few-shot examples"):
         load(task, None, num_fewshot=3)
 
 

@@ -173,7 +173,7 @@ def test_bad_arguments() -> None:
         InspectEnvironment("local")
     with pytest.raises(InputError, match="Inspect has no sandbox 'unknown'"):
         InspectEnvironment("unknown", allow_code_execution=True)
-    with pytest.raises(WorldError, match="sandbox does not start"):
+    with pytest.raises(WorldError, match="sandbox failed to start"):
         use(lambda environment: environment.start(PROBLEM), Broken)
 
 

@@ -121,7 +121,7 @@ def test_lines_can_be_added_after_a_last_one_without_a_line_break(llm: LLM, tmp_
 def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None:
     path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
     list(score_texts(llm, path, out, top=2, part=40))
-    with pytest.raises(RunError, match="scores of another top; choose another folder"):
+    with pytest.raises(RunError, match="scores made with a different top; choose another folder"):
         next(score_texts(llm, path, out, top=3))
     written(path, [{"text": "other"}, *LINES[1:]])
     with pytest.raises(RunError, match="scores of other texts, which"):

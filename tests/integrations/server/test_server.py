@@ -576,7 +576,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "response_format": {"type": "json"}}, 400, "response_format"),
     ({"messages": CHAT, "response_format": {"type": "json_schema"}}, 400, "json_schema.schema"),
     ({"prompt": "a", "guided_regex": "[0-9"}, 400, "regex cannot be used"),
-    ({"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}, 400, "exclude each other"),
+    ({"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}, 400, "cannot be used together"),
     ({"prompt": "a", "structured_outputs": {"wings": 2}}, 400, "wings"),
     ({"messages": CHAT, "tool_choice": {"type": "function"}}, 400, "tool_choice"),
     ({"messages": CHAT, "tools": 5}, 400, "tools"),
@@ -588,7 +588,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "chat_template_kwargs": {"effort": 1}}, 400, "does not read effort"),
     ({"messages": CHAT, "tool_choice": "required"}, 400, "tool_choice forces a call"),
     ({"messages": CHAT, "tool_choice": "any"}, 400, "use auto, none, required"),
-    (FORCED | {"response_format": {"type": "json_object"}}, 400, "exclude each other"),
+    (FORCED | {"response_format": {"type": "json_object"}}, 400, "cannot be used together"),
     (FORCED | {"tools": [{"type": "function"}]}, 400, "a function with a name"),
     (
         FORCED | {"tool_choice": {"type": "function", "function": {"name": "fly"}}},
