@@ -180,7 +180,7 @@ _CLUSTER: Final = (
     option("--workers N", "CPU workers that each load the whole model, instead of GPUs.", type=int),
     option(
         "--ray ADDRESS",
-        "Use the Ray cluster at HOST:PORT, or auto for the cluster of this machine. Default: "
+        "Use the Ray cluster at HOST:PORT, or auto for one running on this machine. Default: "
         "start a private Ray.",
     ),
 )

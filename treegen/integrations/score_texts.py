@@ -267,7 +267,8 @@ def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None
         stored = stored if isinstance(stored, dict) else {}
         names = [name for name in settings if stored.get(name) != settings[name]]
         raise RunError(
-            f"{folder} has scores made with a different {' and '.join(names)}; choose another folder"
+            f"{folder} has scores made with a different {' and '.join(names)}; choose another "
+            "folder"
         )
 
 

@@ -161,7 +161,7 @@ def test_a_file_that_says_something_else_of_itself_is_refused(
     first, _ = sorted(out.glob("*.parquet"))
     table = pq.read_table(first).replace_schema_metadata({"treegen": json.dumps(meta)})
     pq.write_table(table, first)
-    with pytest.raises(RunError, match=r"scores-000000000\.parquet is damaged"):
+    with pytest.raises(RunError, match=r"scores-000000000\.parquet is corrupt"):
         next(score_texts(llm, path, out, top=2))
 
 
@@ -172,7 +172,7 @@ def test_a_pipe_in_the_place_of_columns_is_not_waited_for(llm: LLM, tmp_path: Pa
     (first,) = out.glob("*.parquet")
     first.unlink()
     os.mkfifo(first)
-    with pytest.raises(RunError, match=r"is damaged \(it is not a regular file\)"):
+    with pytest.raises(RunError, match=r"is corrupt \(it is not a regular file\)"):
         next(score_texts(llm, path, out, top=2))
 
 
