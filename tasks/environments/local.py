@@ -172,9 +172,7 @@ class LocalWorld(FileWorld):
         try:
             if isinstance(files, Path):
                 if not files.is_dir():
-                    raise InputError(
-                        f"the initial files of a problem, {files}, are not a directory"
-                    )
+                    raise InputError(f"the first files of a problem, {files}, are not a directory")
                 with open_folder(files) as source, open_folder(self.workspace.path) as folder:
                     copy_tree(source, folder, self._storage.most, self.workspace.uid)
                     settle(folder, self._storage.most)
@@ -183,7 +181,7 @@ class LocalWorld(FileWorld):
                     self._write(path, data)
         except (DirectoryLimitError, ToolError) as error:
             raise InputError(
-                f"the initial files of a problem cannot be used: {error}; change the files, or "
+                f"the first files of a problem cannot be used: {error}; change the files, or "
                 f"raise {arg('limits')}"
             ) from None
 
