@@ -18,7 +18,7 @@ from treegen.report.audit.kinds import SEVERITIES
     "Exit with code 1 if a finding has at least this severity: high, medium or low.",
     type=click.Choice(SEVERITIES),
 )
-@option("--faulty-items FILE", "Ids of faulty problems, one in each line.", type=PATH)
+@option("--faulty-items FILE", "Ids of faulty problems, one per line.", type=PATH)
 @QUIET
 def command(
     runs: tuple[Path, ...], fail_on: str | None, faulty_items: Path | None, **params: Any
@@ -34,7 +34,7 @@ def command(
         runs: Run directories, or folders of them.
         fail_on: Least severity of a finding that makes the exit code 1.
         faulty_items: File of ids of faulty problems, one in each line.
-        **params: Options of the groups "reading", as for `load_run`, and "execution".
+        **params: Options of the "reading" (see `load_run`) and "execution" option groups.
     """
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
     from treegen.common.formatting import safe_text

@@ -13,7 +13,7 @@ from treegen.cli.options.options import ALL_FILTERS, PATH, QUIET, add_option_gro
 @click.argument("run_b", type=PATH)
 @add_option_groups("reading")
 @option("--partial", "Leave out problems that a run has not finished.")
-@option("--output-path -o DIR", "Folder of the plots. Default: a folder in RUN_B.", type=PATH)
+@option("--output-path -o DIR", "Folder for the plots. Default: a folder in RUN_B.", type=PATH)
 @option("--no-plots", "Do not write plots.")
 @option(
     "--html FILE.html",
@@ -46,7 +46,7 @@ def command(
         no_plots: Whether to write no plots.
         html: Page to write, with the samples of both runs side by side.
         all_filters: Whether to show the results of every filter, not only of the first.
-        **reading: Options of the group "reading", as for `load_run`.
+        **reading: Options of the "reading" option group; see `load_run`.
     """
     from treegen.cli.terminal.render import echo, json_line, notice
     from treegen.common.files import file_name
@@ -60,7 +60,7 @@ def command(
     from treegen.runs.files import check_no_link
 
     if output_path is not None and no_plots:
-        raise InputError("--output-path and --no-plots exclude each other; leave one out")
+        raise InputError("--output-path and --no-plots cannot be used together; leave one out")
     if html is not None:
         check_name(html, "--html")
     a, b = (load_run(path, **reading) for path in (run_a, run_b))

@@ -78,7 +78,9 @@ def _pop_lm_eval_options(params: dict[str, Any], tasks: Sequence[str]) -> bool:
         logging.basicConfig(level=verbosity, format="%(name)s: %(message)s")
     if samples is not None:
         if params["limit"] is not None or params["ids"]:
-            raise InputError("--samples excludes --limit and --sample-id; give one of them")
+            raise InputError(
+                "--samples cannot be used with --limit or --sample-id; use only one of these"
+            )
         params.update(_choose_problems(_read_samples(samples), tasks))
     return bool(check)
 
@@ -109,7 +111,7 @@ def _choose_problems(samples: dict[str, list[int]], tasks: Sequence[str]) -> dic
     from treegen.evals.registry import is_lm_eval
 
     if len(tasks) != 1:
-        raise InputError("--samples needs exactly one TASK; run each task by its own command")
+        raise InputError("--samples needs exactly one TASK; run each task with its own command")
     if is_lm_eval(tasks[0]):
         return {"ids": tuple(f"{name}/{at}" for name, places in samples.items() for at in places)}
     if list(samples) != [tasks[0]]:
@@ -299,8 +301,8 @@ def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -
     for result in results:
         if shortened := result.results["shortened"]:
             render.notice(
-                f"{shortened:,} prompts were too long for the model, so treegen left out solved "
-                "examples; see dropped in samples.jsonl"
+                f"{shortened:,} prompts were too long for the model, so treegen left out "
+                "few-shot examples; see dropped in samples.jsonl"
             )
         render.echo("")
         render.show_report(result.results, result.report, all_filters=all_filters)

@@ -21,7 +21,7 @@ _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 )
 @option(
     "--output-path -o PATH",
-    "File (.eval) for inspect, folder for other formats. Default: a place in the run.",
+    "File (.eval) for inspect, folder for other formats. Default: a path in the run directory.",
     type=PATH,
 )
 @add_option_groups("reading")
@@ -29,7 +29,7 @@ _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 def export_to(run: Path, to: str, output_path: Path | None, **reading: Any) -> None:
     """Write the samples and scores of the directory RUN in the format of another tool.
 
-    inspect writes a log of Inspect AI, every-eval-ever the shared schema of that name, lm-eval the
+    inspect writes an Inspect AI log, every-eval-ever the shared schema of that name, lm-eval the
     results and samples files of lm-evaluation-harness, and parquet tables.
 
     \f
@@ -37,7 +37,7 @@ def export_to(run: Path, to: str, output_path: Path | None, **reading: Any) -> N
         run: The run directory.
         to: Name of the format.
         output_path: File (.eval) for inspect, folder for other formats.
-        **reading: Options of the group "reading", as for `load_run`.
+        **reading: Options of the "reading" option group; see `load_run`.
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import safe_text
@@ -61,7 +61,7 @@ def export_to(run: Path, to: str, output_path: Path | None, **reading: Any) -> N
 def import_log(log: Path, output_path: Path | None, tasks: tuple[str, ...]) -> None:
     """Convert LOG, another tool's log, to run directories for report, compare, score and show.
 
-    LOG is a log of Inspect AI, or results of lm-evaluation-harness with --log_samples: the folder,
+    LOG is an Inspect AI log, or results of lm-evaluation-harness with --log_samples: the folder,
     or its results_TIME.json. The runs keep the verdicts of the log.
 
     \f

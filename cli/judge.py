@@ -179,7 +179,7 @@ def command(
         pairs: Run whose answers are compared, in both orders, by the rubric pairwise.
         labels: JSONL file of labels by people, which correct the mean.
         weights: Weights of judges, as NAME=WEIGHT.
-        combine: How to combine the values of a jury.
+        combine: How to combine the verdicts of several judges.
         half_width: Half width of the interval for which to print the necessary numbers of
             problems, answers, judges and wordings.
         **params: All other options, by parameter name.

@@ -41,7 +41,7 @@ _GROUPS: Final = {
         "watch": "Show a run in the browser while it runs.",
         "compare": "Test whether one run is better than another.",
         "export": "Write a run in the format of another tool.",
-        "import": "Convert the log of another tool to a run.",
+        "import": "Convert another tool's log to a run.",
     },
     "Score again": {
         "score": "Score the samples of a run again, without its model.",

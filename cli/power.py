@@ -15,7 +15,7 @@ _SAMPLES: Final = (1, 4, 16, 64)
 @option("--difference", "Difference of the accuracies of two runs.", default=0.02)
 @option(
     "--run RUN",
-    "Run to take the variances from; repeat it to take the correlation of two runs too.",
+    "Run to estimate the variances from. Give it twice to also estimate the correlation.",
     "runs",
     multiple=True,
     type=PATH,
@@ -28,17 +28,22 @@ _SAMPLES: Final = (1, 4, 16, 64)
 )
 @option(
     "--between",
-    "Variance over problems of p, the probability of a correct sample. Default: 0.1, or the run's.",
+    "Variance of p across problems; p: probability of a correct sample. Default: 0.1, or the "
+    "run's.",
     type=float,
 )
-@option("--within", "Mean of p (1 - p) over problems. Default: 0.1, or the run's.", type=float)
+@option("--within", "Mean of p (1 - p) across problems. Default: 0.1, or the run's.", type=float)
 @option(
     "--correlation",
     "Correlation of p in the two runs; 0 if their problems differ. Default: 0.5, or the runs'.",
     type=float,
 )
 @option("--power", "Probability of detecting the difference.", "wanted", default=0.8)
-@option("--alpha", "Probability of finding a difference if there is none.", default=0.05)
+@option(
+    "--alpha",
+    "False-positive rate: probability of finding a difference when there is none.",
+    default=0.05,
+)
 @add_option_groups("reading")
 @QUIET
 def command(
@@ -69,7 +74,7 @@ def command(
         correlation: Correlation of p in the two runs.
         wanted: Probability to detect the difference.
         alpha: Probability to detect a difference if there is none.
-        **reading: Options of the group "reading", as for `load_run`.
+        **reading: Options of the "reading" option group; see `load_run`.
     """
     from treegen.cli.terminal.render import echo, json_line
     from treegen.common.formatting import safe_text

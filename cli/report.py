@@ -32,7 +32,7 @@ def report(
         runs: Run directories, or folders of them.
         output_path: HTML page to write.
         no_plots: Write only the page, without a folder of plots.
-        **reading: Options of the group "reading", as for `load_run`.
+        **reading: Options of the "reading" option group; see `load_run`.
     """
     from treegen.cli.terminal.render import echo, in_flags, json_line, tell
     from treegen.common.formatting import safe_text
@@ -90,7 +90,7 @@ def watch(runs: tuple[Path, ...], port: int, every: float, **reading: Any) -> No
         runs: Run directories, or folders of them.
         port: Port on 127.0.0.1.
         every: Minimum seconds between two reads of the runs.
-        **reading: Options of the group "reading", as for `load_run`.
+        **reading: Options of the "reading" option group; see `load_run`.
     """
     from treegen.errors import InputError
     from treegen.report.load import find_runs

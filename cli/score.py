@@ -70,7 +70,11 @@ def score(run: Path, rejudge: bool, all_filters: bool, **params: Any) -> None:
     default="",
 )
 @option("--separator TEXT", "Text between the steps of a sample.", default=r"\n\n")
-@option("--tokens RIGHT,WRONG", "Tokens by which a language model rates steps.", default="+,-")
+@option(
+    "--tokens RIGHT,WRONG",
+    "Tokens that a language model uses for right and wrong steps.",
+    default="+,-",
+)
 @option("--label N", "Index of the classifier output for correct. Default: the last.", type=int)
 @option("--reduce HOW", "How to combine the steps: last, min, product or mean.", default="last")
 @option(
@@ -112,7 +116,7 @@ def verify(
         memory: Cache for shared parts of the samples.
         batch_size: Samples to compute at once, for models without a shared cache.
         device: Where the verifier computes: cpu, cuda or cuda:N.
-        **settings: Options of the verifier, and of the group "reading", as for `load_run`.
+        **settings: Options of the verifier and of the "reading" option group; see `load_run`.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
@@ -164,7 +168,7 @@ def usc(run: Path, most: int | None, trust_remote_code: bool, **reading: Any) ->
         run: The run directory.
         most: Number of samples of a problem to show to the model.
         trust_remote_code: Whether to run the code of the model's repository.
-        **reading: Options of the group "reading", as for `load_run`.
+        **reading: Options of the "reading" option group; see `load_run`.
     """
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
@@ -193,7 +197,7 @@ def usc(run: Path, most: int | None, trust_remote_code: bool, **reading: Any) ->
     type=click.FloatRange(0.5, 1, min_open=True, max_open=True),
     multiple=True,
 )
-@option("--filter NAME", "Extract answers by this filter.", "filter_name")
+@option("--filter NAME", "Extract answers with this filter.", "filter_name")
 @add_option_groups("reading")
 @QUIET
 def replay(
@@ -214,7 +218,7 @@ def replay(
         stop_batch: Samples per problem between two checks of the rule.
         chances: Probabilities P of the rule decided:P.
         filter_name: Name of the filter that extracts answers.
-        **reading: Options of the group "reading", as for `load_run`.
+        **reading: Options of the "reading" option group; see `load_run`.
     """
     from treegen.cli.terminal.render import echo, json_line, read_run
     from treegen.report.run_document import filter_of
@@ -234,7 +238,7 @@ def replay(
 @add_option_groups("model")
 @option(
     "--top K",
-    "Number of likeliest tokens to store at each position.",
+    "Number of most likely tokens to store at each position.",
     type=click.IntRange(min=0),
     default=0,
 )
@@ -255,7 +259,7 @@ def score_texts(file: Path, top: int, output: Path, **params: Any) -> None:
     \f
     Args:
         file: JSONL file of the texts.
-        top: Number of likeliest tokens to store at each position.
+        top: Number of most likely tokens to store at each position.
         output: Folder for the Parquet files.
         **params: Options of the model.
     """

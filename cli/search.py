@@ -89,7 +89,7 @@ def _own_arguments() -> str:
     "task knows (puzzles: judge, judge-sampled).",
 )
 @option(
-    "--verifier DIR|NAME", "Reward model or verifier that values states, instead of --evaluate."
+    "--verifier DIR|NAME", "Reward model or verifier that scores states, instead of --evaluate."
 )
 @option(
     "--verifier-arg NAME=VALUE",
@@ -127,7 +127,7 @@ def _own_arguments() -> str:
 @option("--step-tokens", "Maximum tokens of a step. Default: the task's.", type=int)
 @option("--seed", "Seed of the samples. Default: 0.", type=int)
 @option("--repeats", "Searches per problem, for pass@k over searches. Default: 1.", type=int)
-@option("--concurrency", "Maximum problems searched at once. Default: 64.", type=int)
+@option("--concurrency", "Maximum number of problems searched at once. Default: 64.", type=int)
 @add_option_groups("drawing", "data", "arguments", "model", "cluster", "execution", "task code")
 @OUTPUT
 @QUIET

@@ -64,7 +64,7 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 )
 @option(
     "--node-lease SECONDS",
-    "Seconds after the last use until the server drops a tree of nodes. Default: 600.",
+    "Seconds without use after which the server drops a node tree. Default: 600.",
     type=float,
 )
 @option(
@@ -78,11 +78,11 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 @option("--max-node-operations N", "Maximum operations per batch. Default: 256.", type=int)
 @option(
     "--max-node-memory SIZE",
-    "Maximum keys and values of a key's nodes. Default: the size of the cache.",
+    "Maximum KV cache size of the nodes of one API key. Default: the size of the cache.",
 )
 @option(
     "--max-stored-answers SIZE",
-    "Maximum size of answers stored by idempotency key. Default: 64MiB.",
+    "Maximum size of responses stored for idempotency keys. Default: 64MiB.",
 )
 @option("--max-searches N", "Maximum searches at once; 0 disables searches. Default: 16.", type=int)
 @option(
@@ -102,7 +102,7 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 )
 @option(
     "--verifier DIR|NAME",
-    "Reward model or verifier that values states of searches and rewards nodes.",
+    "Reward model or verifier that scores search states and nodes.",
 )
 @option(
     "--verifier-arg NAME=VALUE",
@@ -119,8 +119,8 @@ _LOCAL: Final = ("127.0.0.1", "::1", "localhost")
 )
 @option(
     "--sampling",
-    "Sampling parameters that requests omit: from the checkpoint's generation_config.json, or "
-    "temperature 1 without filters.",
+    "Source of sampling parameters that requests omit: the checkpoint's "
+    "generation_config.json, or neutral values (temperature 1 and no filters).",
     type=click.Choice(["recommended", "neutral"]),
     default="recommended",
 )
@@ -226,7 +226,7 @@ def _check_needs_no_key(host: str, weights_dir: Path | None) -> None:
             f"other machines can reach {host}; give --api-key too, or set TREEGEN_API_KEY"
         )
     if weights_dir is not None:
-        raise InputError(f"{arg('weights_dir=')} needs a key; give {arg('api_key=')} too")
+        raise InputError(f"{arg('weights_dir=')} needs a key; set {arg('api_key=')} too")
 
 
 def _check_limits(max_waiting: int | None, max_image_pixels: int, tool_format: str | None) -> None:

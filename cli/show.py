@@ -33,7 +33,7 @@ _WIDTH: Final = 200
     "written_as",
     type=click.Choice(("dot", "mermaid")),
 )
-@option("--filter NAME", "Extract answers by this filter.", "filter_name")
+@option("--filter NAME", "Extract answers with this filter.", "filter_name")
 @option("--full", "Print whole texts and list every problem.")
 @add_option_groups("reading")
 @ALL_FILTERS
@@ -59,7 +59,7 @@ def command(
         filter_name: Name of the filter that extracts answers.
         full: Whether to print whole texts and list every problem.
         all_filters: Whether to show the results of every filter, not only of the first.
-        **load_options: Options of the group "reading", as for `load_run`.
+        **load_options: Options of the "reading" option group; see `load_run`.
     """
     from treegen.errors import InputError
 

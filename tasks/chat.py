@@ -239,7 +239,8 @@ class ChatSearches:
         step_stop = chosen.get("step_stop", _STEP_STOP)
         if not isinstance(step_stop, str) or not 0 < len(step_stop) <= 100:
             raise InputError(
-                f"{arg('step_stop')} must be text of up to 100 characters, got {step_stop!r:.60}"
+                f"{arg('step_stop')} must be a string of up to 100 characters, got "
+                f"{step_stop!r:.60}"
             )
         task = ChatTask(
             params,
@@ -302,10 +303,12 @@ def _read_arguments(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         try:
             if not isinstance(value, str | int | float):
-                raise InputError(f"it must be text, a number, true or false, got {value!r:.60}")
+                raise InputError(f"it must be a string, a number, true or false, got {value!r:.60}")
             read = read_values([argument], {argument.name: text}, f"method {method}")
             if isinstance(value, str) and not isinstance(read[argument.name], str):
-                raise InputError(f"it must be a number, true or false, got the text {value!r:.60}")
+                raise InputError(
+                    f"it must be a number, true or false, got the string {value!r:.60}"
+                )
         except InputError as error:
             raise InputError(f"{arg(argument.name)} cannot be used: {error}") from None
         _check_counts(read)

@@ -30,7 +30,7 @@ class Imported(TextTask):
         "name": "the task's name in the log; default: imported",
         "version": "the task's version in the log; default: 0",
         "filters": "the names of the log's scores, as a JSON list; default: one, score",
-        "fewshot": "solved examples before each problem, as the log says; default: 0",
+        "fewshot": "few-shot examples before each problem, as the log says; default: 0",
     }
     defaults: Final = TaskDefaults(sampling=SamplingParams(), num_samples=1, num_fewshot=0)
 
@@ -95,8 +95,8 @@ class Imported(TextTask):
             }
         except (KeyError, ValueError) as error:
             raise RunError(
-                f"the verdicts of problem {problem.id!r:.60}, sample {record['sample_index']}, are "
-                f"damaged ({error}); import the log again"
+                f"the verdicts of problem {problem.id!r:.60}, sample {record['sample_index']}, "
+                f"are corrupt ({error}); import the log again"
             ) from None
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:

@@ -199,7 +199,7 @@ class QuestionAnswer(TextTask):
     arguments: ClassVar = {
         "template": r"prompt template with fields in braces; default: Q: {question}\nA:",
         "answer": "the answer type: text, contains, number, math, choice or regex; default: text",
-        "metric": "older name of answer: exact, contains, numeric or regex; no default",
+        "metric": "older name for answer: exact, contains, numeric or regex; no default",
         "choices": "for answer=choice: number of choices, lettered from A; default: 4",
         "ignore_case": "yes or no: whether A and a are the same; default: no",
         "pattern": "for answer=regex: pattern; the answer is its group, or its whole match; "
@@ -344,7 +344,10 @@ def _kind(extra: Mapping[str, str]) -> tuple[str, str]:
         kind = one_of(extra, "answer", ANSWERS, "regex" if "pattern" in extra else "text")
         return kind, f"answer={kind}"
     if "answer" in extra:
-        raise InputError("give answer or metric, not both; to resume a run, give its own")
+        raise InputError(
+            "give answer or metric, not both; when resuming a run, give the one that it "
+            "started with"
+        )
     metric = one_of(extra, "metric", tuple(METRICS), "exact")
     return METRICS[metric], f"metric {metric}"
 

@@ -19,15 +19,15 @@ def llm() -> LLM:
     [
         ({"generation_config": None}, r"has no 'generation_config'; did you mean params=\?"),
         ({"prompt_token_ids": [1]}, r"has no 'prompt_token_ids'; did you mean prompts=\?"),
-        ({"max_tokens": 5}, r"; give params=SamplingParams\(max_tokens=5\)"),
-        ({"max_new_tokens": 5}, r"; give params=SamplingParams\(max_tokens=5\)"),
-        ({"num_return_sequences": 3}, r"; give params=SamplingParams\(n=3\)"),
+        ({"max_tokens": 5}, r"; use params=SamplingParams\(max_tokens=5\)"),
+        ({"max_new_tokens": 5}, r"; use params=SamplingParams\(max_tokens=5\)"),
+        ({"num_return_sequences": 3}, r"; use params=SamplingParams\(n=3\)"),
         ({"lora_request": object()}, r"; load the adapter with LLM\(model, adapter=DIR\)"),
         ({"attention_mask": None}, "; leave it out"),
         ({"tool": []}, r"; did you mean tools=\?"),
         (
             {"temprature": 1, "use_tqm": True},
-            r"'temprature' and no 'use_tqm'; temprature: give params=SamplingParams"
+            r"'temprature' and no 'use_tqm'; temprature: use params=SamplingParams"
             r"\(temperature=1\); use_tqm: did you mean use_tqdm=\?",
         ),
         ({"xyz": 1}, "; it has prompts, params, tools, chat_template_kwargs, progress"),
@@ -40,7 +40,7 @@ def test_generate_tells_what_to_give(llm: LLM, given: dict[str, Any], why: str) 
 
 def test_other_calls_tell_it_too(llm: LLM) -> None:
     node: Any = Node("a")
-    with pytest.raises(InputError, match=r"run has no 'temperature'; give params=SamplingParams"):
+    with pytest.raises(InputError, match=r"run has no 'temperature'; use params=SamplingParams"):
         llm.run(node, temperature=0.5)  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"run has no 'sampling_params'; did you mean params=\?"):
         llm.run(node, sampling_params=None)  # type: ignore[call-arg]

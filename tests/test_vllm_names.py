@@ -78,8 +78,8 @@ def test_forms_of_prompts(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "why"),
     [
-        ([{"role": "user", "content": "Hi"}], r"one conversation; give it to llm\.chat"),
-        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "give images as parts of chat"),
+        ([{"role": "user", "content": "Hi"}], r"one conversation; pass it to llm\.chat"),
+        ({"prompt": "a", "multi_modal_data": {"image": 1}}, "pass images as parts of chat"),
         (
             {"prompt_embeds": [1.0]},
             "a prompt has the unknown key 'prompt_embeds'; give text, token ids",
@@ -227,5 +227,5 @@ def test_a_score_of_two_texts(llm: LLM) -> None:
     call: Any = llm.score
     with pytest.raises(InputError, match="compares texts with a cross-encoder"):
         call("a", ["b", "c"])
-    with pytest.raises(InputError, match="generate takes 2 arguments without a name"):
+    with pytest.raises(InputError, match="generate takes 2 positional arguments"):
         llm.generate("a", None, None)  # type: ignore[call-arg]

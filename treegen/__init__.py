@@ -126,11 +126,11 @@ _MODULES: Final = {
 }
 # Classes of vLLM that treegen does not have, with advice.
 _OF_VLLM: Final = {
-    "AsyncEngineArgs": "give the options to LLM, and the LLM to AsyncLLM",
+    "AsyncEngineArgs": "pass the options to LLM, and the LLM to AsyncLLM",
     "AsyncLLMEngine": "use AsyncLLM(LLM(model))",
     "BeamSearchParams": "search with llm.search and treegen.search.beam",
     "EngineArgs": "give the options to LLM",
-    "GuidedDecodingParams": 'give SamplingParams(structured_outputs={"choice": [...]})',
+    "GuidedDecodingParams": 'use SamplingParams(structured_outputs={"choice": [...]})',
     "LLMEngine": "use LLM, or AsyncLLM for calls that come at any time",
     "LoRARequest": "load the adapter with LLM(model, adapter=DIR)",
     "PoolingParams": "treegen computes no embeddings; use vLLM or sentence-transformers",

@@ -63,7 +63,7 @@ def cluster(
     places = make_placement({"gpus": gpus, "workers": workers, "ray": ray})
     assert places is not None
     if places.count is None:
-        raise InputError("the number of GPUs of the Ray cluster is missing; give --gpus N")
+        raise InputError("the number of GPUs in the Ray cluster is missing; pass --gpus N")
     from treegen.bench.cluster import ClusterJob
     from treegen.bench.shapes import shape_of
     from treegen.model.options import EngineOptions

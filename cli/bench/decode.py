@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @counts("--rows", "Samples decoded at once. Default: 1024.")
 @counts("--prefix", "Prompt tokens that all rows share. Default: 2048.")
-@count("--problems", 1, "Number of problems below the prefix, which divide the rows.")
+@count("--problems", 1, "Number of problems below the prefix; the rows are divided among them.")
 @count("--problem-tokens", 0, "Tokens of each problem.", least=0)
 @count("--new-tokens", 64, "Tokens of each sample.", least=2)
 @some_of("--modes", DECODE_MODES, "Sharing modes to time: all, one, off, no-attention.")
@@ -48,7 +48,9 @@ def decode(
     refill: bool,
     **options: Any,
 ) -> None:
-    """Time decoding with all, one or no levels shared, without attention, and the roofline.
+    """Time decoding with all, one or no prefix levels shared, and without attention.
+
+    The command compares the measured times with the roofline.
 
     \f
     Args:
@@ -63,7 +65,7 @@ def decode(
         **options: Values of the options `RUNS`.
     """
     if modes == ():
-        raise InputError(f"--modes is empty; give some of {', '.join(DECODE_MODES)}")
+        raise InputError(f"--modes is empty; choose from {', '.join(DECODE_MODES)}")
     if refill and options["model"]:
         raise InputError("--refill needs random weights; leave --model out")
     if modes is None:
@@ -205,7 +207,7 @@ def measure_cases(
 
 @click.command()
 @option("--shape NAME", "Shape of a model with random weights, as in `treegen bench decode`.")
-@counts("--tokens", "Tokens per pass.", default="8,64,128,256,512")
+@counts("--tokens", "Tokens per forward pass.", default="8,64,128,256,512")
 @count("--prefix", 1000, "Prompt tokens that are already in the cache.")
 @count("--passes", 64, "Consecutive passes per run.")
 @add_options(*ENGINE)

@@ -89,7 +89,7 @@ def some_of(flag: str, names: Sequence[str], text: str, **how: Any) -> Decorator
         chosen = tuple(name.strip() for name in value.split(",") if name.strip())
         for name in chosen:
             if name not in names:
-                raise InputError(f"{flag} must be some of {', '.join(names)}, got {name!r}")
+                raise InputError(f"{flag} must be chosen from {', '.join(names)}, got {name!r}")
         return tuple(dict.fromkeys(chosen))
 
     return click.option(flag, metavar="NAME,...", help=text, callback=_check, **how)

@@ -195,8 +195,7 @@ def _read_confidence(text: str) -> dict[str, Any]:
     settings = read_pairs([text], "--confidence", CONFIDENCE)
     if "warmup" in settings and "keep" not in settings:
         raise InputError(
-            "--confidence warmup has no effect without keep, which ends samples; give keep=SHARE "
-            "too"
+            "--confidence warmup has no effect without keep, which ends samples; set keep=SHARE too"
         )
     return settings
 
@@ -210,7 +209,7 @@ def _read_rows(value: object) -> int | None:
         return value
     text = str(value).strip()
     if text != "auto" and not text.isdecimal():
-        raise InputError(f"--max-rows must be a whole number or auto, got {value!r}")
+        raise InputError(f"--max-rows must be an integer or auto, got {value!r}")
     return None if text == "auto" else int(text)
 
 

@@ -79,12 +79,13 @@ _DATA: Final = (
     ),
     option("--split NAME", "Split of a folder or of a data set on the hub."),
     option(
-        "--num-fewshot -f", "Solved examples before each problem. Default: the task's.", type=int
+        "--num-fewshot -f", "Few-shot examples before each problem. Default: the task's.", type=int
     ),
-    option("--fewshot-file FILE", "JSONL file whose first lines are the solved examples."),
+    option("--fewshot-file FILE", "JSONL file whose first lines are the few-shot examples."),
     option(
         "--fewshot-data PATH",
-        "File or folder to draw solved examples from, by --seed; train is the data's train split.",
+        "File or folder to draw few-shot examples from, with --seed; train is the data's train "
+        "split.",
     ),
     option(
         "--limit -L N|0.1|10-20",
@@ -163,7 +164,11 @@ _MODEL: Final = (
         "Small model with the same tokenizer that drafts tokens. Samples stay the same up to "
         "rounding.",
     ),
-    option("--draft-tokens N", "Maximum draft tokens per sample and pass. Default: 12.", type=int),
+    option(
+        "--draft-tokens N",
+        "Maximum draft tokens per sample and forward pass. Default: 12.",
+        type=int,
+    ),
     option(
         "--trust-remote-code",
         "Run the code of the model's repository; a hub name needs a pinned revision. Not stored: "
@@ -175,7 +180,7 @@ _CLUSTER: Final = (
     option("--workers N", "CPU workers that each load the whole model, instead of GPUs.", type=int),
     option(
         "--ray ADDRESS",
-        "Use the Ray cluster at HOST:PORT, or auto for the cluster of this machine. Default: "
+        "Use the Ray cluster at HOST:PORT, or auto for one running on this machine. Default: "
         "start a private Ray.",
     ),
 )
@@ -183,10 +188,10 @@ _DRAWING: Final = (
     option("--temperature", "Sampling temperature; 0 is greedy. Default: the task's.", type=float),
     option(
         "--top-p",
-        "Keep the likeliest tokens up to this total probability; 1 keeps all.",
+        "Keep the most likely tokens up to this total probability; 1 keeps all.",
         type=float,
     ),
-    option("--top-k", "Keep this many of the likeliest tokens; 0 keeps all.", type=int),
+    option("--top-k", "Keep this many of the most likely tokens; 0 keeps all.", type=int),
     option(
         "--min-p",
         "Keep tokens with at least this fraction of the highest probability; 0 keeps all.",
@@ -215,7 +220,7 @@ _SAMPLING: Final = (
     option("--max-tokens", "Maximum tokens per sample. Default: the task's.", type=int),
     option(
         "--stop TEXT",
-        r"Text that ends a sample, instead of the task's; may be repeated. \n is a newline, \t a "
+        r"Stop string, instead of the task's; may be repeated. \n is a newline, \t a "
         "tab.",
         multiple=True,
     ),
@@ -224,8 +229,8 @@ _SAMPLING: Final = (
     option("--apply-chat-template", "Render prompts with the model's chat template."),
     option(
         "--fewshot-as-multiturn/--no-fewshot-as-multiturn",
-        "With a chat template: a user and an assistant turn for each solved example, or one user "
-        "turn for all. Default: separate turns.",
+        "With a chat template: a user and an assistant turn for each few-shot example, or one "
+        "user turn for all. Default: separate turns.",
         default=None,
     ),
     option(

@@ -57,7 +57,7 @@ ALIASES: Final = {
     for name in ("pretrained", "batch_size", "max_gen_toks", "max_new_tokens", "until")
 }
 _KINDS: Final[Mapping[Reader, str]] = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     _bool: "true or false",
 }

@@ -78,7 +78,7 @@ def _check_docker() -> None:
     docker = shutil.which("docker")
     why, remedy = "is not installed", "install it"
     if docker is not None:
-        why, remedy = f"does not answer within {_DOCKER_SECONDS} s", "start it"
+        why, remedy = f"does not respond within {_DOCKER_SECONDS} s", "start it"
         with suppress(subprocess.TimeoutExpired):
             shown = subprocess.run(
                 [docker, "info"],

@@ -109,7 +109,7 @@ def read_folder(path: Path) -> tuple[list[HarborTask], list[Skipped]]:
             skipped.append(Skipped(str(folder / "task.toml"), 1, str(error)))
     if not tasks:
         reason = f"; {skipped[0].reason}" if skipped else "; a task has a file task.toml"
-        raise DataError(f"{path} has no readable task folder of Harbor{reason}")
+        raise DataError(f"{path} has no readable Harbor task folder{reason}")
     return tasks, skipped
 
 
@@ -170,8 +170,8 @@ def _seconds(folder: Path, table: Mapping[str, Any]) -> float:
     seconds = table.get("timeout_sec", _SECONDS)
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e6:
         raise DataError(
-            f"timeout_sec in {folder / 'task.toml'} must be seconds, more than 0 and less than "
-            "1,000,000"
+            f"timeout_sec in {folder / 'task.toml'} must be a number of seconds above 0 and "
+            "below 1,000,000"
         )
     return float(seconds)
 

@@ -151,7 +151,8 @@ class Harbor(AgentTask, TextTask):
             environment: The environment of the run.
         """
         raise InputError(
-            "harbor scores the files left at the end of an episode, not actions; use assess_world"
+            "harbor tasks are scored by the files left at the end of an episode, not by "
+            "actions; use assess_world"
         )
 
     async def assess_world(

@@ -220,7 +220,7 @@ def load_shots(
                 break
     if len(shots) < wanted:
         raise InputError(
-            f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} solved "
+            f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} few-shot "
             f"examples {'with' if calls else 'without'} starter code that are not problems of "
             f"this run; lower the number, or name other examples with {arg('fewshot_data')}"
         )
@@ -252,7 +252,7 @@ def _source(options: TaskOptions) -> LoadedRows:
             return load_split(folder.parent, "train")
         if options.fewshot_data == "train":
             raise DataError(
-                f"there is no train split next to {data}; give {arg('fewshot_data')} a path"
+                f"there is no train split next to {data}; set {arg('fewshot_data')} to a path"
             )
     elif options.fewshot_data == "train":
         raise DataError(
@@ -298,7 +298,7 @@ class APPS(ProgramTask):
         "prompt": "train (default) or eval: the form of the published training or evaluation code",
         "extract": "raw (default): the program is the whole sample; fenced: its first code block",
         "comparer": "comparison with the expected output: strict (default) or apps-official",
-        "timeout": "seconds of CPU time per test; default 4; the limit of wall time is three times "
+        "timeout": "seconds of CPU time per test; default 4; the wall-time limit is three times "
         "as long",
         "memory": "memory limit of a program, such as 512MiB; default 1GiB",
         "max_timeouts": "timeouts after which the other tests of a program fail without running; "

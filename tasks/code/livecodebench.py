@@ -290,8 +290,8 @@ class LiveCodeBench(CodeTask):
         if self.source.on_hub(options.data):
             if numbers[-1] > _NEWEST:
                 raise InputError(
-                    f"{_HUB} on the Hugging Face Hub ends at v{_NEWEST} and lacks {release}; give "
-                    "a folder"
+                    f"{_HUB} on the Hugging Face Hub goes up to v{_NEWEST}, so {release} is not "
+                    "available; give a local folder"
                 )
             # Read the files, because datasets does not run the repository's loading script.
             table = load_table(
@@ -352,4 +352,4 @@ def _parse_date(arguments: Any, name: str) -> date | None:
             return date.fromisoformat(text.strip())
     except ValueError:
         pass
-    raise InputError(f"task argument {name} must be a day such as 2024-08-01, got {text!r}")
+    raise InputError(f"task argument {name} must be a date such as 2024-08-01, got {text!r}")

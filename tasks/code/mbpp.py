@@ -132,7 +132,7 @@ class MBPP(CodeTask):
             wanted = self.defaults.num_fewshot
         if options.fewshot_data is not None:
             raise InputError(
-                f"mbpp takes tasks 2, 3 and 4 as examples; leave {arg('fewshot_data')} out, or "
+                f"mbpp uses tasks 2, 3 and 4 as examples; leave {arg('fewshot_data')} out, or "
                 f"give {arg('fewshot_file')}"
             )
         if wanted == 0:

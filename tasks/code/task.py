@@ -31,7 +31,7 @@ FORM: Final = (
     "answers with a code block"
 )
 TIMEOUT: Final = (
-    "seconds of CPU time per test; default {}; the limit of wall time is three times as long"
+    "seconds of CPU time per test; default {}; the wall-time limit is three times as long"
 )
 MEMORY: Final = "memory limit of a program, such as 512MiB; default 1GiB"
 

@@ -50,7 +50,7 @@ def parse_rows(content: bytes, source: str) -> Iterator[tuple[int, dict[str, Any
         DataError: There are no rows, or a line is not a JSON object.
     """
     if not content.strip():
-        raise DataError(f"{source} is empty; write one JSON object in each line")
+        raise DataError(f"{source} is empty; write one JSON object on each line")
     # Read line by line: a list of many short lines would take many times the memory of the content.
     for number, line in enumerate(io.BytesIO(content.removeprefix(_BOM)), start=1):
         if line.strip():
@@ -143,7 +143,7 @@ def parse_content(content: bytes, source: str) -> Rows:
             "begin each line with an object, or close the list"
         ) from None
     if not value or not all(isinstance(row, dict) for row in value):
-        raise DataError(f"{source} is not a list of JSON objects; write one object for each row")
+        raise DataError(f"{source} is not a list of JSON objects; write one object per row")
     return list(enumerate(value, start=1))
 
 

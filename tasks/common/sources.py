@@ -112,7 +112,7 @@ def load_table(
         # datasets raises many types: no connection, nothing cached, a broken download.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(
-            f"cannot load {dataset}: {reason}; to work without the hub, give {instead}"
+            f"cannot load {dataset}: {reason}; to work without the hub, use {instead}"
         ) from error
 
 

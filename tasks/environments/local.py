@@ -181,8 +181,8 @@ class LocalWorld(FileWorld):
                     self._write(path, data)
         except (DirectoryLimitError, ToolError) as error:
             raise InputError(
-                f"the first files of a problem cannot be used: {error}; change the files, or raise "
-                f"{arg('limits')}"
+                f"the first files of a problem cannot be used: {error}; change the files, or "
+                f"raise {arg('limits')}"
             ) from None
 
     def load(self, snapshot: str) -> None:

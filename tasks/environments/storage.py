@@ -249,7 +249,9 @@ def _lock_folder(path: Path, stack: ExitStack) -> None:
         ) from None
     names = os.listdir(fd)
     if names and _MARKER not in names:
-        raise InputError(f"{path} has other files, not from treegen; name a new {arg('folder')}")
+        raise InputError(
+            f"{path} has files that treegen did not create; name a new {arg('folder')}"
+        )
 
 
 def _remove_empty(path: Path) -> None:

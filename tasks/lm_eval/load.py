@@ -160,7 +160,7 @@ def lm_eval_version() -> str:
         if error.name != "lm_eval":
             raise
         raise InputError(
-            f"tasks of lm-eval need the package lm-eval; install it with: {install('lm-eval')}"
+            f"lm-eval tasks need the package lm-eval; install it with: {install('lm-eval')}"
         ) from None
     return version("lm-eval")
 
@@ -206,7 +206,7 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
         entry = next((e for e in index_of([path]).values() if e.yaml_path == path), None)
         if entry is None:
             raise InputError(
-                f"{path} is not a task of lm-eval: it needs a line such as `task: my_task`, or "
+                f"{path} is not an lm-eval task: it needs a line such as `task: my_task`, or "
                 "`group:` above a list of tasks"
             )
         index = index_with(path)
@@ -311,7 +311,7 @@ def _check(name: str, task: Any) -> None:
     if getattr(task, "UNSAFE_CODE", False):
         raise _unsafe(name)
     if task.get_config("doc_to_audio"):
-        raise InputError(f"lm-eval's {name} uses sound, which treegen does not support")
+        raise InputError(f"lm-eval's {name} uses audio, which treegen does not support")
     if getattr(task, "MULTIMODAL", False) and task.OUTPUT_TYPE != "generate_until":
         raise InputError(
             f"lm-eval's {name} scores given texts after images, which treegen does not support; "
@@ -339,7 +339,7 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
             "with access to the Hugging Face hub, or name your own data in a YAML file with "
             "dataset_path: json"
         )
-    return InputError(f"lm-eval cannot make its task {name}: {reason}")
+    return InputError(f"lm-eval cannot create its task {name}: {reason}")
 
 
 def format_error(error: BaseException) -> str:
@@ -439,10 +439,12 @@ def _needs(config: Mapping[str, Any]) -> list[str]:
     elif path is not None and path not in _FILES:
         needs.append(f"hub: {path}")
     if config.get("unsafe_code"):
-        needs.append("runs programs, not here")
+        needs.append("runs programs: not supported")
     if config.get("doc_to_image"):
         drawn = config.get("output_type", "generate_until") == "generate_until"
-        needs.append("a model with --images" if drawn else "scores texts after images, not here")
+        needs.append(
+            "a model with --images" if drawn else "scores texts after images: not supported"
+        )
     if config.get("doc_to_audio"):
-        needs.append("sounds, not here")
+        needs.append("audio: not supported")
     return needs

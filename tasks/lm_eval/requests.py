@@ -143,8 +143,8 @@ def _group_requests(
     task = part.ready()
     if part.num_fewshot and _examples_hold_problems(task):
         warnings.warn(
-            f"lm-eval's task {part.name} draws its {part.num_fewshot} solved examples from the "
-            "problems that are evaluated, so a problem may be one of its own examples, and "
+            f"lm-eval's task {part.name} draws its {part.num_fewshot} few-shot examples from "
+            "the problems that are evaluated, so a problem may be one of its own examples, and "
             "results may be too good; set fewshot_split in the task's file, or use no examples "
             "(num_fewshot=0)",
             ModelWarning,

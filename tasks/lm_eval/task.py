@@ -34,7 +34,7 @@ class LmEvalTask(Task):
     """The task for `lm-eval:TASK`, `lm-eval:TASK@DIR` or `path/to/task.yaml`."""
 
     arguments: Final = {
-        "fewshot_seed": f"seed by which lm-eval draws solved examples; default: {FEWSHOT_SEED}",
+        "fewshot_seed": f"seed with which lm-eval draws few-shot examples; default: {FEWSHOT_SEED}",
     }
     limits_parts: Final = True
     shorter: Final = "lm-eval leaves out the first tokens of a prompt that is too long"
@@ -116,7 +116,7 @@ class LmEvalTask(Task):
         for name in ("data", "split", "fewshot_file", "fewshot_data"):
             if getattr(options, name) is not None:
                 raise InputError(
-                    f"{arg(name + '=')} has no effect on tasks of lm-eval, because their YAML "
+                    f"{arg(name + '=')} has no effect on lm-eval tasks, because their YAML "
                     "files name the data; to change the data, write a YAML file that includes "
                     "the task's file, and name your file"
                 )

@@ -93,8 +93,8 @@ class AIME(Competition):
             for year in years:
                 if year not in _OF_YEAR:
                     raise InputError(
-                        f"hf has AIME of {', '.join(_OF_YEAR)}, not of {year!r}; "
-                        "give one of these, or a file"
+                        f"hf has AIME {', '.join(_OF_YEAR)}, but not {year!r}; choose one of "
+                        "these, or give a file"
                     )
             tables = [(year, _OF_YEAR[year]) for year in years or _OF_YEAR]
             return _read_tables(tables, options.split, _aime_problem)
@@ -150,10 +150,14 @@ def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) ->
     if not selected:
         in_data = {str(problem.metadata["year"]) for problem in problems} - {"None"}
         available = ", ".join(sorted(in_data))
-        have = f"has problems of {available}" if available else "does not name the year of its rows"
+        have = (
+            (f"has problems from {available}")
+            if available
+            else "does not name the year of its rows"
+        )
         raise InputError(
-            f"{source} has no problem of {' or '.join(years)}; it {have}; leave out -T year, or "
-            "choose another year"
+            f"{source} has no problem from {' or '.join(years)}; it {have}; leave out -T year, "
+            "or choose another year"
         )
     return selected
 

@@ -100,7 +100,7 @@ def load_questions(
     )
     if not subjects_of_split:
         raise DataError(
-            f"{folder / split} has no file that is named like anatomy{end}; unpack the data anew"
+            f"{folder / split} has no file with a name such as anatomy{end}; unpack the data again"
         )
     test, dev = {}, {}
     for subject in _select_subjects(subjects, subjects_of_split):

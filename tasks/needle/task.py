@@ -144,14 +144,14 @@ class NeedleOptions:
             words = [str(round(first + (last - first) * i / (num - 1))) for i in range(num)]
         numbers = _numbers(name, words, low, high)
         if len(set(numbers)) < len(numbers):
-            raise InputError(f"task argument {name} has a number twice: {text!r}; give each once")
+            raise InputError(f"task argument {name} has a number twice: {text!r}; use each once")
         return tuple(sorted(numbers))
 
 
 def _numbers(name: str, words: Sequence[str], low: int, high: int) -> list[int]:
     # Only plain ASCII digits are valid. int() would also accept 1_000 and digits of other scripts.
     if not all(_WHOLE.fullmatch(word.strip()) for word in words):
-        kind = "a whole number" if len(words) == 1 else "whole numbers with commas between"
+        kind = "an integer" if len(words) == 1 else "comma-separated integers"
         raise InputError(f"task argument {name} must be {kind}, got {','.join(words)!r}")
     numbers = [int(word) for word in words]
     for number in numbers:

@@ -194,7 +194,7 @@ class Game24(PuzzleTask):
                 words = numbers.split()
                 if not all(word.isascii() and word.isdecimal() and len(word) < 8 for word in words):
                     raise ValueError(
-                        f"{numbers[:40]!r} is not a puzzle; write whole numbers separated by spaces"
+                        f"{numbers[:40]!r} is not a puzzle; write integers separated by spaces"
                     )
                 row = {"numbers": [int(word) for word in words], "target": TARGET}
                 problems.append(as_problem(f"game24-{rank}", *read_puzzle(row), rank=rank))

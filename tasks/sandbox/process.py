@@ -191,7 +191,7 @@ class SandboxProcess:
             while ended is None:
                 events = selector.select(deadline - time.monotonic())
                 if not events:
-                    raise SandboxError(f"the sandbox helper does not answer; {_AGAIN}")
+                    raise SandboxError(f"the sandbox helper does not respond; {_AGAIN}")
                 most = 0
                 for key, _ in events:
                     if key.fileobj is self._control:

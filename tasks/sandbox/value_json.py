@@ -127,7 +127,7 @@ def _numpy(name: Any, dimensions: Any, item: Any) -> Any:
     if dimensions is not None and (type(dimensions) is not int or not 0 <= dimensions <= 32):
         raise ValueError("invalid number of dimensions")
     if not isinstance(item, _NUMPY_TYPES[name]) or isinstance(item, list | tuple | set | dict):
-        raise ValueError(f"not a valid value of numpy's {name}")
+        raise ValueError(f"not a valid value for numpy type {name}")
     if name == "longdouble" and len(item) > _MAX_LONG:
         raise ValueError(f"a long double of more than {_MAX_LONG} characters")
     with np.errstate(all="ignore"):

@@ -577,7 +577,7 @@ REFUSED = [
     (["search_caches", "--step-tokens", "0"], "--step-tokens must be at least 1"),
     (["search_methods", "--repeats", "0"], "--repeats must be at least 1"),
     (["tensor_parallel", "--repeats", "0"], "--repeats must be at least 1"),
-    (["transformers_baseline", "--against", "vllm"], "--against must be some of generate"),
+    (["transformers_baseline", "--against", "vllm"], "--against must be chosen from generate"),
     (["transformers_baseline", "--tp", "2"], "--tp is not for transformers' engines"),
     (["sharing_grid", "--quantization", "int3"], "--quantization"),
     (["sharing_grid", "--tp", "2", "--shape", "tiny", "--model", "x"], "not both"),

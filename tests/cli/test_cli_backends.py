@@ -124,7 +124,7 @@ def test_what_an_environment_cannot_do_is_refused(
     allow = ["--allow-code-execution"]
     for args, message in (
         (["harbor"], "name a task folder, or a folder that contains task folders, with --data"),
-        (["harbor", "--data", tasks / "one" / "tests"], "has no readable task folder"),
+        (["harbor", "--data", tasks / "one" / "tests"], "has no readable Harbor task folder"),
         (["harbor", "--data", made, *allow], "has the step RUN make"),
         (["harbor", "--data", tasks], "--allow-code-execution"),
         (["harbor", "--data", tasks, "--environment", "docker"], "no environment 'docker'"),

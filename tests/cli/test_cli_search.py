@@ -148,7 +148,7 @@ def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
         (["countdown", "--compare", "beam,beam"], "--compare names 'beam' twice"),
         (["countdown", "--compare", ","], "--compare is empty"),
         (["countdown", "--compare", "beam", "-m", "beam"], "give --method or --compare, not both"),
-        (["countdown", "--budget", "tokens=many"], "--budget: tokens must be a whole number"),
+        (["countdown", "--budget", "tokens=many"], "--budget: tokens must be an integer"),
         (["countdown", "--budget", "token=5"], "--budget has no 'token'; known: tokens, calls"),
         (["countdown", "--budget", "tokens=0"], "budget tokens must be"),
         (["countdown", "--budget", ""], "--budget is empty"),

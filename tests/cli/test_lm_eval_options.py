@@ -48,7 +48,10 @@ def test_documents_of_an_own_task(treegen: Command, tmp_path: Path) -> None:
         (["gsm8k", "--samples", '{"gsm8k": [1, 3]}'], "must be consecutive numbers"),
         (["gsm8k", "--samples", '{"arc": [1]}'], "--samples names arc, but TASK is gsm8k"),
         (["gsm8k,apps", "--samples", '{"gsm8k": [1]}'], "--samples needs exactly one TASK"),
-        (["gsm8k", "-L", "2", "--samples", '{"gsm8k": [1]}'], "--samples excludes --limit"),
+        (
+            ["gsm8k", "-L", "2", "--samples", '{"gsm8k": [1]}'],
+            "--samples cannot be used with --limit",
+        ),
         (["gsm8k", "--verbosity", "loud"], "'loud' is not one of"),
     ],
 )

@@ -56,4 +56,4 @@ def test_what_cannot_guess_is_refused_before_weights_are_loaded(
 
 def test_help_tells_how_many_tokens_are_guessed(treegen: Command) -> None:
     told = " ".join(treegen("eval", "--help-all").out.split())
-    assert f"Maximum draft tokens per sample and pass. Default: {DRAFT_TOKENS}." in told
+    assert f"Maximum draft tokens per sample and forward pass. Default: {DRAFT_TOKENS}." in told

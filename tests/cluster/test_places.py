@@ -98,8 +98,8 @@ def test_an_address_that_does_not_answer_is_told_soon(
     args = ["eval", "gsm8k", "-M", tiny, "-o", tmp_path / "run", "-L", "1", "--workers", "2"]
     with socket.create_server(("127.0.0.1", 0)) as server:
         silent = f"127.0.0.1:{server.getsockname()[1]}"
-        assert "no Ray answers" in command(*args, "--ray", silent).error
-    assert "no Ray answers" in command(*args, "--ray", silent).error
+        assert "no Ray cluster responds" in command(*args, "--ray", silent).error
+    assert "no Ray cluster responds" in command(*args, "--ray", silent).error
     assert not (tmp_path / "run").exists()
 
 

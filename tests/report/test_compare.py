@@ -201,7 +201,7 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     assert METHOD in done.out
     assert "conclusion: no difference is shown in any metric\n" in done.out
     assert (
-        "--output-path and --no-plots exclude each other"
+        "--output-path and --no-plots cannot be used together"
         in treegen("compare", a, b, "-o", "x", "--no-plots").error
     )
     again = treegen("compare", a, b, "-q").document

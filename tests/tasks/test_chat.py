@@ -85,7 +85,7 @@ def test_each_method_answers_a_chat_within_its_budget(
         ("majority", {"answer": "poem"}, "answer", "answer must be one of text, number, letter"),
         ("beam", {"choose": 3}, "choose", "choose must be one of best, vote"),
         ("beam", {"step_tokens": 0}, "step_tokens", "step_tokens must be at least 1"),
-        ("beam", {"step_stop": ""}, "step_stop", "text of up to 100 characters"),
+        ("beam", {"step_stop": ""}, "step_stop", "a string of up to 100 characters"),
         ("beam", {"propose": "list"}, None, "method beam has no option 'propose'"),
         ("beam", {"model": "/etc/passwd"}, None, "method beam has no option 'model'"),
         ("beam", {"batch": 3}, None, "method beam has no option 'batch'"),

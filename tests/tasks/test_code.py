@@ -159,7 +159,7 @@ def test_livecodebench_by_days_and_difficulty() -> None:
     assert ids(difficulty="hard") == ["own_e", "own_f"]
     with pytest.raises(InputError, match="is after to"):
         ids(**{"from": "2025-01-01", "to": "2024-01-01"})
-    with pytest.raises(InputError, match="a day such as"):
+    with pytest.raises(InputError, match="a date such as"):
         ids(**{"from": "2025-13-01"})
     with pytest.raises(DataError, match="no usable problem"):
         ids(**{"from": "2030-01-01"})
@@ -192,7 +192,7 @@ def test_livecodebench_releases_are_files(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("treegen.tasks.code.livecodebench.load_table", table)
     LiveCodeBench().load(TaskOptions(data="hf", extra={"release": "v5_v6"}))
     assert [each.rpartition("/")[2] for each in asked] == ["test5.jsonl", "test6.jsonl"]
-    with pytest.raises(InputError, match="ends at v6 and lacks release_v7"):
+    with pytest.raises(InputError, match="goes up to v6, so release_v7 is not available"):
         LiveCodeBench().load(TaskOptions(data="hf", extra={"release": "release_v7"}))
 
 

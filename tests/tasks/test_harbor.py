@@ -94,7 +94,7 @@ def test_a_folder_of_folders_is_read_in_order(tmp_path: Path) -> None:
     assert [task.name for task in tasks] == ["a", "b"]
     assert "is not TOML" in skipped[0].reason and "c" in skipped[0].source
     assert [task.name for task in read_folder(tmp_path / "a")[0]] == ["a"]
-    with pytest.raises(DataError, match="has no readable task folder"):
+    with pytest.raises(DataError, match="has no readable Harbor task folder"):
         read_folder(tmp_path / "a" / "tests")
 
 

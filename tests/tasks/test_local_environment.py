@@ -435,7 +435,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="num_workers must be at least 1"):
         create("none", num_workers=0)
     (tmp_path / "mine").write_text("x")
-    with pytest.raises(InputError, match="has other files"):
+    with pytest.raises(InputError, match="has files that treegen did not create"):
         create("none", folder=tmp_path)
     with pytest.raises(InputError, match="No such file"):
         create("none", folder=tmp_path / "a" / "b")

@@ -122,11 +122,11 @@ def test_aime_years(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", rows)
     assert [p.id for p in load(AIME(), path, {"year": "2025"}).problems] == ["2025-I-1"]
     assert len(load(AIME(), path, {"year": "2024,2025"}).problems) == 2
-    with pytest.raises(InputError, match=r"no problem of 2023; it has problems of 2024, 2025"):
+    with pytest.raises(InputError, match=r"no problem from 2023; it has problems from 2024, 2025"):
         load(AIME(), path, {"year": "2023"})
     with pytest.raises(InputError, match="does not name the year of its rows"):
         load(AIME(), None, {"year": "2024"})
-    with pytest.raises(InputError, match="hf has AIME of 2024, 2025, 2026, not of '2023'"):
+    with pytest.raises(InputError, match="hf has AIME 2024, 2025, 2026, but not '2023'"):
         load(AIME(), "hf", {"year": "2023"})
 
 
@@ -164,7 +164,7 @@ def test_aime_is_sampled_as_reasoning_models_are() -> None:
     data = load(task, None)
     told = "Please reason step by step, and put your final answer within \\boxed{}."
     assert prompt(task, data) == f"{data.problems[0].question}\n{told}"
-    with pytest.raises(InputError, match="aime has no solved examples"):
+    with pytest.raises(InputError, match="aime does not support few-shot examples"):
         load(task, None, num_fewshot=3)
 
 

@@ -231,7 +231,7 @@ def test_missing_data(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no folder test/"):
         load(tmp_path)
     (tmp_path / "test").mkdir()
-    with pytest.raises(DataError, match=r"named like anatomy_test\.csv"):
+    with pytest.raises(DataError, match=r"with a name such as anatomy_test\.csv"):
         load(tmp_path)
 
 

@@ -110,11 +110,11 @@ def test_a_number_is_not_a_part_of_a_longer_one() -> None:
 @pytest.mark.parametrize(
     ("extra", "told"),
     [
-        ({"lengths": "1000,x"}, "lengths must be whole numbers with commas between"),
+        ({"lengths": "1000,x"}, "lengths must be comma-separated integers"),
         ({"lengths": "1000,1000"}, "lengths has a number twice"),
         ({"lengths": "2000-1000/3"}, "must count up in 2 steps or more"),
         ({"lengths": "1000-2000/1"}, "must count up in 2 steps or more"),
-        ({"lengths": ""}, "lengths must be a whole number"),
+        ({"lengths": ""}, "lengths must be an integer"),
         ({"lengths": "50"}, "takes 95 characters without any filler, but the length is 50"),
         ({"lengths": "300", "depths": "0-100/101"}, "too short for these depths"),
         ({"depths": "101"}, "depths must be from 0 to 100, got 101"),

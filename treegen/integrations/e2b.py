@@ -116,7 +116,9 @@ class E2BEnvironment:
             world = await self._create(self._new)
         except MissingError:
             name = self._new["templateID"]
-            raise InputError(f"there is no template {name!r:.80}; name one of the server") from None
+            raise InputError(
+                f"there is no template {name!r:.80}; use a template that the server has"
+            ) from None
         await world.make_directory()
         await write_first_files(world, self._files(problem))
         return world
@@ -320,7 +322,7 @@ class E2BWorld(FileWorld):
         if errors:
             for world in worlds:
                 await world.close()
-            raise WorldError(f"a sandbox cannot be forked: {errors[0]:.200}; try again")
+            raise WorldError(f"the sandbox could not be forked: {errors[0]:.200}; try again")
         return worlds
 
     async def pause(self) -> None:

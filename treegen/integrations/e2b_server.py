@@ -67,13 +67,13 @@ class Answer:
         """
         if self.is_cut:
             raise WorldError(
-                f"{self.host} answers with more than {len(self.body):,} bytes; check E2B_API_URL"
+                f"{self.host} sent more than {len(self.body):,} bytes; check E2B_API_URL"
             )
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
             raise WorldError(
-                f"{self.host} answers with text that is not JSON; check E2B_API_URL"
+                f"{self.host} sent a response that is not JSON; check E2B_API_URL"
             ) from None
 
 
@@ -86,7 +86,8 @@ def check_form() -> Iterator[None]:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise WorldError(
-            f"the server's answer has an unknown form ({error!r:.100}); check the server's version"
+            f"the server's response has an unexpected format ({error!r:.100}); check the "
+            "server's version"
         ) from None
 
 
@@ -104,10 +105,10 @@ class E2BServer:
     def __init__(self) -> None:
         key = os.environ.get("E2B_API_KEY")
         if not key:
-            raise InputError("set the environment variable E2B_API_KEY to the key of the server")
+            raise InputError("set the environment variable E2B_API_KEY to the server's API key")
         if not re.fullmatch(r"[!-~]+", key):
             raise InputError(
-                "E2B_API_KEY has spaces, line breaks or characters that are not ASCII; copy the "
+                "E2B_API_KEY contains spaces, line breaks or non-ASCII characters; copy the "
                 "key again"
             )
         self._domain = os.environ.get("E2B_DOMAIN") or "e2b.app"
@@ -231,8 +232,8 @@ class E2BServer:
                 return await _read(response, most if response.status_code < 300 else _MAX_ERROR)
         except TimeoutError:
             raise WorldError(
-                f"{self._name(url)} did not finish its answer within {_ANSWER_SECONDS:g} s; run "
-                "the search again"
+                f"{self._name(url)} did not finish its response within {_ANSWER_SECONDS:g} s; "
+                "run the search again"
             ) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
             raise _UnreachableError(
@@ -241,7 +242,7 @@ class E2BServer:
             ) from None
         except httpx2.HTTPError as error:
             raise WorldError(
-                f"{self._name(url)} does not answer ({type(error).__name__}); run the search again"
+                f"{self._name(url)} did not respond ({type(error).__name__}); run the search again"
             ) from None
 
     async def run_process(
@@ -279,7 +280,7 @@ class E2BServer:
             failure = f"more than {seconds:g} s"
         if end is None and not failure:
             raise WorldError(
-                "the response of a sandbox has no exit status; check the version of the server"
+                "the sandbox's response has no exit status; check the server's version"
             )
         status = -1  # killed; JSON leaves out numbers that are 0 and values that are false
         if end is not None:
@@ -337,7 +338,7 @@ class E2BServer:
         """Return the error of an answer."""
         hint = "check E2B_API_KEY" if answer.status in (401, 403) else "try again"
         return WorldError(
-            f"{answer.host} answers with status {answer.status}: {self.message_of(answer)}; {hint}"
+            f"{answer.host} returned status {answer.status}: {self.message_of(answer)}; {hint}"
         )
 
     def message_of(self, answer: Answer) -> str:
@@ -394,7 +395,8 @@ async def _read(response: httpx2.Response, most: int) -> Answer:
     """Return an answer with at most so many bytes of its body."""
     if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
         raise WorldError(
-            f"{response.url.host} answers in the encoding {encoding:.20}; switch it off"
+            f"{response.url.host} sent a response with the content encoding {encoding:.20}; "
+            "turn compression off on the server"
         )
     body = bytearray()
     async with aclosing(response.aiter_raw()) as chunks:
@@ -418,7 +420,7 @@ async def _read_messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str
             flags, size = buffer[0], int.from_bytes(buffer[1:5], "big")
             if size > _MAX_FRAME or flags & ~_END_OF_STREAM:
                 raise WorldError(
-                    "a sandbox's answer has an unknown form; check the server's version"
+                    "a sandbox's response has an unexpected format; check the server's version"
                 )
             if len(buffer) < 5 + size:
                 break
@@ -426,10 +428,12 @@ async def _read_messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str
                 message: dict[str, Any] = json.loads(buffer[5 : 5 + size])
             except (ValueError, RecursionError):
                 raise WorldError(
-                    "a sandbox answers with text that is not JSON; check the server's version"
+                    "a sandbox sent a response that is not JSON; check the server's version"
                 ) from None
             buffer = buffer[5 + size :]
             yield message
             if flags & _END_OF_STREAM:
                 return
-    raise WorldError("the connection to a sandbox ended before its command; run the search again")
+    raise WorldError(
+        "the connection to a sandbox closed before its command finished; run the search again"
+    )

@@ -112,7 +112,7 @@ def read_extent(folder: Path) -> WrittenExtent:
         except (pa.ArrowException, OSError, KeyError, AttributeError, ValueError) as error:
             reason = format_os_error(error) if isinstance(error, OSError) else error
             raise RunError(
-                f"{path} is damaged ({reason}); remove this file and all later files, so that "
+                f"{path} is corrupt ({reason}); remove this file and all later files, so that "
                 "treegen scores their texts again"
             ) from None
     return at
@@ -217,14 +217,16 @@ def score_texts(
         RunError: The folder has columns of other texts or settings, or cannot be written.
     """
     if not callable(getattr(llm, "score_stream", None)):
-        raise InputError(f"llm must be an LLM, got {llm!r:.60}; give LLM(model)")
+        raise InputError(f"llm must be an LLM, got {llm!r:.60}; pass LLM(model)")
     check_int("top", top, least=0, most=MAX_COUNT)
     check_int("part", part, least=1)
     path, folder = Path(path), Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RunError(f"cannot make {folder}: {format_os_error(error)}; choose another") from error
+        raise RunError(
+            f"cannot create {folder}: {format_os_error(error)}; choose another folder"
+        ) from error
     with Lock(folder / "scores.lock"):
         at, computed = read_extent(folder), 0
         _check_settings(llm, folder, top, at)
@@ -244,7 +246,7 @@ def score_texts(
             computed += stream.usage.prompt_tokens_computed
             yield Progress(at.rows, at.tokens, computed)
         if not at.rows:
-            raise InputError(f"{path} has no texts; give it at least one line")
+            raise InputError(f"{path} has no texts; write at least one line")
         if not computed:
             yield Progress(at.rows, at.tokens, 0)
 
@@ -265,7 +267,8 @@ def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None
         stored = stored if isinstance(stored, dict) else {}
         names = [name for name in settings if stored.get(name) != settings[name]]
         raise RunError(
-            f"{folder} has scores of another {' and '.join(names)}; choose another folder"
+            f"{folder} has scores made with a different {' and '.join(names)}; choose another "
+            "folder"
         )
 
 
@@ -368,7 +371,9 @@ def _id_of(value: Any, where: str) -> str:
     if type(value) is int:
         return str(value)
     if not isinstance(value, str) or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise DataError(f"{where}: id must be text in Unicode or a whole number, got {value!r:.60}")
+        raise DataError(
+            f"{where}: id must be a valid Unicode string or an integer, got {value!r:.60}"
+        )
     return value
 
 
@@ -378,4 +383,4 @@ def _get_content(where: str, name: str, row: dict[str, Any]) -> ScoreInput:
         return value
     if isinstance(value, list) and all(type(token) is int for token in value):
         return value
-    raise DataError(f"{where}: {name} must be text or a list of token ids, got {value!r:.60}")
+    raise DataError(f"{where}: {name} must be a string or a list of token ids, got {value!r:.60}")

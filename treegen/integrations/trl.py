@@ -252,7 +252,7 @@ def _module_of(trainer: Any) -> Any:
     if hasattr(module, "get_base_model"):
         if any(config.is_prompt_learning for config in module.peft_config.values()):
             raise InputError(
-                "adapters that learn prompts are not supported; use LoRA or a similar kind"
+                "prompt-learning adapters are not supported; use LoRA or a similar kind"
             )
         module = module.get_base_model()
     return module
@@ -277,7 +277,7 @@ def _sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
     refused = [name for name in set_kwargs if name not in (*_NAMES, *_KNOWN)]
     if refused:
         raise InputError(
-            f"treegen does not support {', '.join(refused)} of the trainer's generation_kwargs; "
+            f"treegen does not support {', '.join(refused)} in the trainer's generation_kwargs; "
             f"treegen supports {', '.join((*_NAMES, *_KNOWN))}; leave out the others"
         )
     settings = {ours: set_kwargs[theirs] for theirs, ours in _NAMES.items() if theirs in set_kwargs}

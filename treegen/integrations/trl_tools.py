@@ -145,8 +145,8 @@ class ToolRollouts(Rollouts, Closeable):
         template = chat_arguments(tools, trainer.chat_template_kwargs)
         if texts := [prompt for prompt in prompts if isinstance(prompt, str)]:
             raise InputError(
-                f"the prompt {texts[0]!r:.60} is text, but only chat messages can show tools; "
-                "give lists of messages"
+                f"the prompt {texts[0]!r:.60} is a string, but tools need chat messages; pass "
+                "lists of messages"
             )
         return [list(map(int, flat_content(chat, tokenizer, template))) for chat in prompts]
 
@@ -159,7 +159,7 @@ class ToolRollouts(Rollouts, Closeable):
     ) -> RolloutResult:
         if params.stop:
             raise InputError(
-                "the model itself ends replies with tool calls; leave out stop_strings"
+                "the model already ends a reply at a tool call; leave out stop_strings"
             )
         groups: dict[str, list[int]] = {}
         for place, prompt in enumerate(prompts):
@@ -296,8 +296,8 @@ def _check_trainer(trainer: Any) -> None:
     """Raise InputError if a trainer would train on results of tools, or run tools itself."""
     if not isinstance(trainer, import_module("trl").GRPOTrainer):
         raise InputError(
-            f"{type(trainer).__name__} would train on the results of tools, because it has no mask "
-            "for them; use GRPOTrainer"
+            f"{type(trainer).__name__} would train on tool results, because it has no mask for "
+            "them; use GRPOTrainer"
         )
     if trainer.tools or trainer.environment_factories:
         raise InputError(

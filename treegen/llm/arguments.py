@@ -31,7 +31,7 @@ _ELSEWHERE: Final = {
     "lora_request": "load the adapter with LLM(model, adapter=DIR)",
     "attention_mask": "leave it out: prompts need no padding",
     "pad_token_id": "leave it out: prompts need no padding",
-    "chat_template": "give it to LLM(model, chat_template=FILE)",
+    "chat_template": "pass it to LLM(model, chat_template=FILE)",
     "add_generation_prompt": "leave it out: the assistant always answers next",
     "continue_final_message": "leave it out: a last message of the assistant is continued",
 }
@@ -40,13 +40,15 @@ _CALLS: Final = {
     "llm.search and treegen.search.beam",
     "embed": "treegen computes no embeddings; use vLLM or sentence-transformers",
     "encode": "llm.tokenizer encodes text; treegen returns no hidden states or embeddings",
-    "classify": "score the names of the classes: llm.score([(prompt, name)])",
+    "classify": "score the class names: llm.score([(prompt, name)])",
     "reward": "load a reward model with treegen.search.load_verifier",
-    "renderer": "give text, token ids or messages to generate",
+    "renderer": "pass text, token ids or messages to generate",
     "llm_engine": "call the methods of the LLM; llm.stream yields completions as they finish",
     "sleep": "close the LLM: llm.close()",
     "wake_up": "load the model again: LLM(model)",
-    "update": "an LLM in this process takes new weights; a server takes them by POST /v1/weights",
+    "update": (
+        "an LLM in this process takes new weights; a server accepts them at POST /v1/weights"
+    ),
     "update_weights": "load new weights: llm.update(weights)",
     "reset_prefix_cache": "drop kept prefixes by name: llm.drop(name)",
 }
@@ -83,8 +85,8 @@ def reject_unknown_arguments(call: _Call) -> _Call:
             raise InputError(
                 _SCORE
                 if call.__name__ == "score"
-                else f"{call.__name__} takes {positional} arguments without a name, "
-                f"{' and '.join(names[:positional])}; name the others"
+                else f"{call.__name__} takes {positional} positional arguments, "
+                f"{' and '.join(names[:positional])}; pass the others by name"
             )
         return call(self, *args, **kwargs)
 
@@ -101,7 +103,7 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
         if ours not in _SAMPLING and not find_near(name, names):
             ours = next(iter(find_near(name, _SAMPLING)), "")
         if ours in _SAMPLING:
-            return f"; give params=SamplingParams({ours}={value!r:.40})"
+            return f"; use params=SamplingParams({ours}={value!r:.40})"
     return hint_at(name, names)
 
 
@@ -127,7 +129,7 @@ def choose_name(name: str, value: Any, alias: str, other: Any) -> Any:
     """
     if value is not None and other is not None:
         raise InputError(
-            f"{name} and {alias} are two names of the same argument; give only one of them"
+            f"{name} and {alias} are two names for the same argument; give only one of them"
         )
     return other if value is None else value
 
@@ -153,11 +155,11 @@ def read_prompts(prompts: Iterable[PromptInput] | PromptInput) -> list[Any]:
 def _read_prompt(item: Mapping[str, Any]) -> Any:
     """Return the text or the token ids in a prompt that is a dict."""
     if "role" in item:
-        raise InputError("prompts is one conversation; give it to llm.chat, or put it in a list")
+        raise InputError("prompts is one conversation; pass it to llm.chat, or put it in a list")
     values = {name: value for name, value in item.items() if value is not None}
     if values.get("multi_modal_data"):
         raise InputError(
-            "a prompt has multi_modal_data; give images as parts of chat messages to llm.chat"
+            "a prompt has multi_modal_data; pass images as parts of chat messages to llm.chat"
         )
     if unknown := sorted(set(values) - {*_PROMPT, "multi_modal_data"}):
         raise InputError(
@@ -190,7 +192,7 @@ def find_missing_samples(
     skipped = defaultdict(set)
     for pair in as_list("skip", skip):
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise InputError(f"skip has {pair!r:.60}; give pairs of prompt id and sample index")
+            raise InputError(f"skip has {pair!r:.60}; pass pairs of a prompt id and a sample index")
         prompt_id, index = pair
         num = num_of.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
         if not isinstance(index, int) or not 0 <= index < num:
@@ -218,7 +220,9 @@ def expand_params(params: Params | Sequence[Params] | None, num: int) -> list[Sa
         return [check_params(params)] * num
     checked = [check_params(one) for one in as_list("params", params)]
     if len(checked) != num:
-        raise InputError(f"there are {len(checked)} params for {num} prompts; give one for each")
+        raise InputError(
+            f"there are {len(checked)} params for {num} prompts; pass one for each prompt"
+        )
     return checked
 
 

@@ -66,7 +66,7 @@ class AsyncLLM(Closeable):
             InputError: an argument cannot be used, or another run of the LLM is not finished.
         """
         if not isinstance(llm, BaseLLM):
-            raise InputError(f"AsyncLLM serves an LLM, not {llm!r:.60}; give AsyncLLM(LLM(model))")
+            raise InputError(f"AsyncLLM serves an LLM, not {llm!r:.60}; pass AsyncLLM(LLM(model))")
         if not isinstance(llm, LLM):
             raise InputError(
                 f"AsyncLLM needs an LLM, not a {type(llm).__name__}, because workers need all "
@@ -221,7 +221,7 @@ class AsyncLLM(Closeable):
             TreegenError: as for the coroutine.
         """
         if not self.has_nodes:
-            raise InputError("this AsyncLLM has no nodes; make it with nodes=True")
+            raise InputError("this AsyncLLM has no nodes; create it with nodes=True")
         call = NodeCall(begin, asyncio.get_running_loop().create_future(), rows, discard)
         with self._stepper.lock:
             self._check_open()
@@ -407,7 +407,7 @@ class AsyncLLM(Closeable):
         if self._stepper.failure is not None:
             raise self._stepper.failure
         if self._stepper.closing:
-            raise StoppedError("this AsyncLLM is closed or closing; make another")
+            raise StoppedError("this AsyncLLM is closed or closing; create another")
 
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for.

@@ -415,7 +415,7 @@ class LLM(BaseLLM):
         """
         tree = Node(prefix) if isinstance(prefix, str) else prefix
         if name is not None and not isinstance(name, str):
-            raise InputError(f"name must be text, got {name!r:.60}")
+            raise InputError(f"name must be a string, got {name!r:.60}")
         if not name:
             self._num_named += 1
             name = f"prefix-{self._num_named}"

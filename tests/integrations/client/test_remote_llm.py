@@ -270,7 +270,7 @@ def test_errors_of_the_server_reach_the_search(remote: RemoteLLM) -> None:
     (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
     assert result.error is None and result.best is not None
     assert len(seen) == 3 and "a text is empty" in str(seen[1])
-    assert str(seen[2]).startswith("the server cannot take stop: List should have at most 64")
+    assert str(seen[2]).startswith("the server does not accept stop: List should have at most 64")
 
 
 def test_seconds_end_a_search(remote: RemoteLLM) -> None:
@@ -403,7 +403,7 @@ def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
             assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
             assert ours.finish_reason == theirs.finish_reason
     assert remote.generate([]) == []
-    with pytest.raises(InputError, match="returns no logprobs"):
+    with pytest.raises(InputError, match="does not return logprobs"):
         remote.generate(prompts, SamplingParams(logprobs=2))
 
 
@@ -568,7 +568,9 @@ def test_a_search_whose_server_is_killed_can_be_run_again(local: LLM) -> None:
             server.kill()
     broken, again = results
     assert f"{url.rpartition(':')[0]}:" in str(broken.error)
-    assert "cannot be reached" in str(broken.error) and "that the server runs" in str(broken.error)
+    assert "cannot be reached" in str(broken.error) and "that the server is running" in str(
+        broken.error
+    )
     assert broken.tree.nodes[1].text == again.tree.nodes[1].text
     servers.append(servers[1])  # the local search kills nothing
     (want,) = local.search(search, PROBLEMS[:1], PARAMS)

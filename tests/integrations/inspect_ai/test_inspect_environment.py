@@ -173,7 +173,7 @@ def test_bad_arguments() -> None:
         InspectEnvironment("local")
     with pytest.raises(InputError, match="Inspect has no sandbox 'unknown'"):
         InspectEnvironment("unknown", allow_code_execution=True)
-    with pytest.raises(WorldError, match="sandbox does not start"):
+    with pytest.raises(WorldError, match="sandbox failed to start"):
         use(lambda environment: environment.start(PROBLEM), Broken)
 
 
@@ -338,7 +338,7 @@ def test_images_of_docker(empty: Path, docker: Callable[..., dict[str, Any]]) ->
         with pytest.raises(WorldError, match="docker commit failed: no daemon"):
             await world.snapshot()
         docker(fails="", size="<no value>")
-        with pytest.raises(WorldError, match="no size of a container"):
+        with pytest.raises(WorldError, match="not print the size of a container"):
             await world.snapshot()
 
     use(fail, DockerSandboxEnvironment)

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval whose solved examples may hold the problem itself: users are told."""
+"""Tasks of lm-eval whose few-shot examples may hold the problem itself: users are told."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_problem_among_its_own_examples_is_told(
             allow_task_code=True,
         )
     messages = {str(each.message) for each in told if each.category is ModelWarning}
-    mine = [each for each in messages if "solved examples" in each]
+    mine = [each for each in messages if "few-shot examples" in each]
     assert len(mine) == holds, messages
     if holds:
-        assert f"shots_{name} draws its 2 solved examples" in mine[0]
+        assert f"shots_{name} draws its 2 few-shot examples" in mine[0]

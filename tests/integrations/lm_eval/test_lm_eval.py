@@ -387,9 +387,9 @@ def test_the_device_that_lm_evals_command_names_by_itself_needs_no_gpu(checkpoin
 
 
 def test_arguments_that_a_loaded_model_cannot_take_are_refused(tiny_llm: LLM) -> None:
-    with pytest.raises(InputError, match="max_length=97 is beyond the model's context of 96"):
+    with pytest.raises(InputError, match="max_length=97 exceeds the model's context length of 96"):
         TreegenLM(tiny_llm, max_length=97)
-    with pytest.raises(InputError, match="the LLM is loaded already, so dtype"):
+    with pytest.raises(InputError, match="the LLM is already loaded, so dtype"):
         TreegenLM(tiny_llm, dtype="float32")
 
 

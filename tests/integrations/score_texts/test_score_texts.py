@@ -121,7 +121,7 @@ def test_lines_can_be_added_after_a_last_one_without_a_line_break(llm: LLM, tmp_
 def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None:
     path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
     list(score_texts(llm, path, out, top=2, part=40))
-    with pytest.raises(RunError, match="scores of another top; choose another folder"):
+    with pytest.raises(RunError, match="scores made with a different top; choose another folder"):
         next(score_texts(llm, path, out, top=3))
     written(path, [{"text": "other"}, *LINES[1:]])
     with pytest.raises(RunError, match="scores of other texts, which"):
@@ -130,7 +130,7 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
     first, second, *_ = sorted(out.glob("*.parquet"))
     damaged = first.read_bytes()
     first.write_bytes(damaged[: len(damaged) // 2])
-    told = r"is damaged .* remove this file and all later files"
+    told = r"is corrupt .* remove this file and all later files"
     with pytest.raises(RunError, match=told):
         next(score_texts(llm, path, out, top=2))
     first.write_bytes(damaged)
@@ -161,7 +161,7 @@ def test_a_file_that_says_something_else_of_itself_is_refused(
     first, _ = sorted(out.glob("*.parquet"))
     table = pq.read_table(first).replace_schema_metadata({"treegen": json.dumps(meta)})
     pq.write_table(table, first)
-    with pytest.raises(RunError, match=r"scores-000000000\.parquet is damaged"):
+    with pytest.raises(RunError, match=r"scores-000000000\.parquet is corrupt"):
         next(score_texts(llm, path, out, top=2))
 
 
@@ -172,7 +172,7 @@ def test_a_pipe_in_the_place_of_columns_is_not_waited_for(llm: LLM, tmp_path: Pa
     (first,) = out.glob("*.parquet")
     first.unlink()
     os.mkfifo(first)
-    with pytest.raises(RunError, match=r"is damaged \(it is not a regular file\)"):
+    with pytest.raises(RunError, match=r"is corrupt \(it is not a regular file\)"):
         next(score_texts(llm, path, out, top=2))
 
 
@@ -195,10 +195,10 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
         ('{"prompt": "a"}', "2 has no text, and no prompt with a completion"),
         ('{"text": "a", "prompt": "b", "completion": "c"}', "2 has both text and prompt"),
         ('{"text": "a", "weight": 1}', "2 has weight, which treegen does not know"),
-        ('{"id": "\\ud800", "text": "a"}', "2: id must be text in Unicode or a whole number"),
-        ('{"id": null, "text": "a"}', "2: id must be text"),
+        ('{"id": "\\ud800", "text": "a"}', "2: id must be a valid Unicode string or an integer"),
+        ('{"id": null, "text": "a"}', "2: id must be a valid"),
         ('{"id": "b", "text": "a \\ud800"}', "jsonl:2"),
-        ('{"text": 5}', "2: text must be text or a list of token ids, got 5"),
+        ('{"text": 5}', "2: text must be a string or a list of token ids, got 5"),
         ('{"prompt": "a", "completion": [1]}', "2: give prompt and completion in the same form"),
         ('{"id": "b", "prompt": "a", "completion": ""}', "jsonl:2: the continuation adds no token"),
         ('{"id": "b", "text": [99999]}', "^[^']*jsonl:2 has token id 99999"),

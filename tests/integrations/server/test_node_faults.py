@@ -203,10 +203,10 @@ def test_errors_of_a_batch_name_the_operation(client: NodeClient, running: Runni
     ("body", "param", "hint"),
     [
         ({"n": 2, "frist": 0}, "frist", "; did you mean 'first'?"),
-        ({"max_tokens": 5}, "max_tokens", "; give it in params"),
+        ({"max_tokens": 5}, "max_tokens", "; pass it in params"),
         ({"params": {"tempature": 1}}, "params.tempature", "; did you mean 'temperature'?"),
         ({"params": {"max_new_tokens": 5}}, "params.max_new_tokens", "; did you mean 'max_tokens'"),
-        ({"params": {"n": 2}}, "params.n", "; give it outside params"),
+        ({"params": {"n": 2}}, "params.n", "; pass it outside params"),
         ({"colour": 1}, "colour", "; leave it out"),
     ],
 )
@@ -278,8 +278,8 @@ def test_advice_in_brackets_stays_whole() -> None:
 def test_unknown_operations_have_a_hint(client: NodeClient) -> None:
     for operation, message in (
         ({"op": "smaple"}, "there is no op 'smaple'; did you mean 'sample'?"),
-        ({"op": "fly"}, "there is no op 'fly'; give one of root, sample, extend, score, reward"),
-        ({}, "there is no op ''; give one of root"),
+        ({"op": "fly"}, "there is no op 'fly'; use one of root, sample, extend, score, reward"),
+        ({}, "there is no op ''; use one of root"),
     ):
         status, error = client.error("POST", "/v1/nodes/batch", {"operations": [operation]})
         assert (status, error["param"]) == (400, "operations.0") and message in error["message"]

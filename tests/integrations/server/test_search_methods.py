@@ -413,13 +413,13 @@ def test_a_client_that_disconnects_cancels_its_search(running: Running, stream: 
 def test_a_budget_too_small_for_any_reply_is_an_error(running: Running) -> None:
     response = ask(running, "beam", budget={"seconds": 1e-6})
     status, param, message = error_of(response)
-    assert (status, param) == (400, "budget") and "give a larger budget" in message
+    assert (status, param) == (400, "budget") and "set a larger budget" in message
 
 
 def test_a_search_that_ends_without_a_reply_is_an_error(running: Running) -> None:
     options = {"expand": 2, "depth": 1, "step_tokens": 2}
     status, param, message = error_of(ask(running, "tot-dfs", search=options))
-    assert (status, param) == (400, "search") and "give a larger depth" in message
+    assert (status, param) == (400, "search") and "set a larger depth" in message
 
 
 def test_the_key_is_checked(running: Running) -> None:

@@ -535,8 +535,16 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "a", "n": True}, 400, "n must be"),
     ({"prompt": "a", "min_tokens": 10**30, "max_tokens": 10**30}, 400, "min_tokens must be"),
     ({"prompt": "a" * 9_000, "echo": True, "n": 150}, 400, "echo would return"),
-    ({"prompt": "a" * 3_000, "echo": True, "logprobs": 20, "n": 60}, 400, "do not fit into"),
-    ({"prompt": ["a b c d " * 99] * 60, "prompt_logprobs": 20, "n": 9}, 400, "do not fit into"),
+    (
+        {"prompt": "a" * 3_000, "echo": True, "logprobs": 20, "n": 60},
+        400,
+        "exceed the limit per response",
+    ),
+    (
+        {"prompt": ["a b c d " * 99] * 60, "prompt_logprobs": 20, "n": 9},
+        400,
+        "exceed the limit per response",
+    ),
     ({"prompt": "a", "prompt_logprobs": 21}, 400, "prompt_logprobs"),
     ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, 400, "cannot be streamed"),
     ({"prompt": ["a"] * 999, "echo": True, "max_tokens": 0}, 400, "one call requests"),
@@ -580,7 +588,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "chat_template_kwargs": {"effort": 1}}, 400, "does not read effort"),
     ({"messages": CHAT, "tool_choice": "required"}, 400, "tool_choice forces a call"),
     ({"messages": CHAT, "tool_choice": "any"}, 400, "use auto, none, required"),
-    (FORCED | {"response_format": {"type": "json_object"}}, 400, "exclude each other"),
+    (FORCED | {"response_format": {"type": "json_object"}}, 400, "cannot be used together"),
     (FORCED | {"tools": [{"type": "function"}]}, 400, "a function with a name"),
     (
         FORCED | {"tool_choice": {"type": "function", "function": {"name": "fly"}}},

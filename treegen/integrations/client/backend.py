@@ -360,7 +360,7 @@ def _describe_refusal(error: ValidationError | InputError) -> InputError:
         return error
     last = error.errors(include_input=False)[-1]  # a union's last kind is the most general one
     field = next((part for part in last["loc"] if isinstance(part, str)), "this")
-    return InputError(f"the server cannot take {field}: {last['msg']}")
+    return InputError(f"the server does not accept {field}: {last['msg']}")
 
 
 def _root_name(origin: str, context: NodeContext) -> str:

@@ -92,7 +92,7 @@ class Connection:
             return BatchAnswer.model_validate_json(content).results
         except ValidationError as error:
             raise InputError(
-                f"{self._url} sent an answer that this version of treegen cannot read: "
+                f"{self._url} sent a response that this version of treegen cannot parse: "
                 f"{error.errors(include_input=False)[0]['msg']}; install the version of the "
                 "server"
             ) from None
@@ -113,7 +113,7 @@ class Connection:
             return json.loads(content)
         except ValueError:
             raise InputError(
-                f"{self._url} answers with text that is not JSON; check the address"
+                f"{self._url} sent a response that is not JSON; check the address"
             ) from None
 
     async def post(self, path: str, body: str) -> bytes:
@@ -142,8 +142,8 @@ class Connection:
                 retry_after = _seconds(response.headers.get("retry-after", ""))
             except httpx2.RequestError as error:
                 failure = InputError(
-                    f"{self._url} cannot be reached ({type(error).__name__}: {error}); check the "
-                    "address, and that the server runs"
+                    f"{self._url} cannot be reached ({type(error).__name__}: {error}); check "
+                    "the address, and that the server is running"
                 )
             if attempt < self._retries:
                 await asyncio.sleep(max(retry_after, wait * random.uniform(0.5, 1)))
@@ -164,7 +164,7 @@ class Connection:
         except ValidationError:
             text = " ".join(response.text.split())
             details = ErrorDetails(
-                message=f"{self._url} answers with status {response.status_code}: {text:.200}; "
+                message=f"{self._url} returned status {response.status_code}: {text:.200}; "
                 "check the address",
                 type="",
                 param=None,

@@ -35,7 +35,7 @@ def check_prompt(content: Any) -> Any:
             or all(isinstance(item, Mapping) for item in items)
         ):
             return items
-    raise InputError(f"a prompt is text, token ids or chat messages, got {content!r:.80}")
+    raise InputError(f"a prompt must be a string, token ids or chat messages, got {content!r:.80}")
 
 
 def is_chat(content: Any) -> bool:

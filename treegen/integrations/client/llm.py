@@ -266,13 +266,13 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         params = check_params(params)
         if params.logprobs or params.prompt_logprobs is not None:
             raise InputError(
-                "generate of a RemoteLLM returns no logprobs and no prompt_logprobs; leave "
-                "them out, or use score"
+                "RemoteLLM.generate does not return logprobs or prompt_logprobs; leave them "
+                "out, or use score"
             )
         fields = {**sampling_fields(params), "n": params.n, "max_tokens": params.max_tokens}
         include = fields.pop("include_stop", None)
         if include is not None:
-            raise InputError("generate of a RemoteLLM does not support include_stop; leave it out")
+            raise InputError("RemoteLLM.generate does not support include_stop; leave it out")
         for ours, theirs in _STRUCTURES.items():
             if ours in fields:
                 fields["structured_outputs"] = {theirs: fields.pop(ours)}

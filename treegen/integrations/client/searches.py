@@ -149,7 +149,7 @@ class SearchThread:
             budget: Budget of the search.
         """
         if not self._thread.is_alive():
-            raise InternalError("the thread of searches has ended; restart the server")
+            raise InternalError("the search thread has stopped; restart the server")
         run = self._searches.run(fn, root, name=name, params=params, budget=budget)
         call = asyncio.run_coroutine_threadsafe(run, self._searches.loop)
         return await asyncio.wrap_future(call)

@@ -129,7 +129,7 @@ def sampling_params(
     if config.response_schema is not None:
         structure["json_schema"] = config.response_schema.json_schema.model_dump(exclude_none=True)
     if config.top_logprobs and not config.logprobs:
-        raise InputError("top_logprobs needs logprobs; give logprobs=True too")
+        raise InputError("top_logprobs needs logprobs; set logprobs=True too")
     arguments = {**usual, **set_fields, **extra, **structure}
     return SamplingParams(**arguments, logprobs=config.top_logprobs or 0)
 

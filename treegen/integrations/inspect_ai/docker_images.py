@@ -40,7 +40,9 @@ class DockerImages:
         try:
             return int(size)
         except ValueError:
-            raise WorldError(f"docker printed no size of a container, but {size!r:.60}") from None
+            raise WorldError(
+                f"docker did not print the size of a container, but {size!r:.60}"
+            ) from None
 
     async def commit(self, container: str, tag: str) -> None:
         """Store the files of a container as an image."""
@@ -110,7 +112,7 @@ async def _docker(*arguments: str) -> str:
         )
         printed, errors = await process.communicate()
     except OSError as error:
-        raise WorldError(f"docker cannot be started: {error}; install it") from None
+        raise WorldError(f"docker cannot be started: {error}; install Docker") from None
     if process.returncode:
         text = errors.decode("utf-8", "replace").strip()
         raise WorldError(f"docker {arguments[0]} failed: {text[-300:]}; check docker")

@@ -110,7 +110,7 @@ class InspectEnvironment:
         self._type, self._config, self._files = sandbox, config, files
         is_docker = sandbox.__name__ == "DockerSandboxEnvironment"
         if callable(config) and not is_docker:
-            raise InputError("config must be a text, unless the sandbox is docker")
+            raise InputError("config must be a string, unless the sandbox is docker")
         is_image = not isinstance(config, str) or Path(config).name == "Dockerfile"
         self._makes_images = is_docker and is_image
         self.command_seconds, self.max_chars = command_seconds, max_chars
@@ -278,8 +278,8 @@ class InspectEnvironment:
             sandboxes = await self.call(self._type.sample_init(_TASK, config, {}))
         except Exception as error:
             raise WorldError(
-                f"Inspect's sandbox does not start: {type(error).__name__}: {error!s:.300}; check "
-                "it with `inspect eval`"
+                f"Inspect's sandbox failed to start: {type(error).__name__}: {error!s:.300}; "
+                "check it with `inspect eval`"
             ) from error
         world = InspectWorld(self, sandboxes, config)
         self._worlds.add(world)

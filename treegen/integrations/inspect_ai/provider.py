@@ -120,7 +120,8 @@ class TreegenAPI(ModelAPI):
         if tool_choice not in ("auto", "none"):
             if params.structure is not None:
                 raise InputError(
-                    "a forced tool call and a response_schema exclude each other; leave one out"
+                    "a forced tool call and a response_schema cannot be used together; leave "
+                    "one out"
                 )
             name = tool_choice.name if isinstance(tool_choice, ToolFunction) else None
             is_single = config.parallel_tool_calls is False

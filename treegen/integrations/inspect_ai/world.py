@@ -146,11 +146,11 @@ class InspectWorld(FileWorld):
             result = await self._exec(command, _SECONDS)
         except (TimeoutError, OutputLimitExceededError) as error:
             raise WorldError(
-                f"{command[0]} does not finish in a sandbox ({error}); try again"
+                f"{command[0]} did not finish in a sandbox ({error}); try again"
             ) from None
         if not result.success:
             raise WorldError(
-                f"{command[0]} fails in a sandbox: {result.stderr.strip()[-200:]}; free disk "
+                f"{command[0]} failed in a sandbox: {result.stderr.strip()[-200:]}; free disk "
                 "space, or install the command in the image"
             )
 

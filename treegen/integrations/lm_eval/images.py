@@ -39,10 +39,10 @@ def load_images(table: ImageTable | None, inputs: Mapping[str, Any]) -> list[Pla
             used.
     """
     if "audio" in inputs:
-        raise InputError("treegen does not support sound; leave out this task")
+        raise InputError("treegen does not support audio; leave out this task")
     if table is None:
         raise InputError(
-            f"the task has images; load a model that takes images with {arg('images', True)}"
+            f"the task has images; load a model that accepts images with {arg('images', True)}"
         )
     return [table.add(image) for image in visuals(inputs.get("visual", ()))]
 

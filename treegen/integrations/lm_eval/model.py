@@ -107,8 +107,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         check_known(options, "model_args", own_names)
         if options and isinstance(pretrained, BaseLLM):
             raise InputError(
-                f"the LLM is loaded already, so {', '.join(options)} would have no effect; give "
-                "its options to LLM"
+                f"the LLM is already loaded, so {', '.join(options)} would have no effect; pass "
+                "the options to LLM"
             )
         check_int("seed", seed, least=0)
         check_int("max_gen_toks", max_gen_toks, least=1)
@@ -154,8 +154,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         context = self.llm.spec.context_length
         if max_length is not None and max_length > context:
             raise InputError(
-                f"{arg('max_length', max_length)} is beyond the model's context of {context}; "
-                "lower it"
+                f"{arg('max_length', max_length)} exceeds the model's context length of "
+                f"{context}; lower it"
             )
         return max_length or min(resolve_max_length(_config(self.llm), self.tokenizer), context)
 
@@ -213,8 +213,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         """Score the continuations of requests; long contexts are truncated on the left."""
         if self._thinks:
             raise InputError(
-                "enable_thinking has an effect only on generated answers; leave it out of "
-                "tasks that score given texts"
+                "enable_thinking affects only generated answers; leave it out for tasks that "
+                "score given texts"
             )
         pairs = [fitting(before, after, self.max_length) for _, before, after in requests]
         answers: dict[int, tuple[float, bool]] = {}
@@ -290,7 +290,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             if len(tokens) > room:
                 raise CapacityError(
                     f"a prompt with images has {len(tokens):,} tokens, and {max(room, 0):,} fit "
-                    "next to max_gen_toks; lower max_gen_toks, or give a larger max_length"
+                    "beside max_gen_toks; lower max_gen_toks, or raise max_length"
                 )
             return SampledPrompt.of(tokens, settings.params), settings
         tokens = self._texts.encode_prompt(context)

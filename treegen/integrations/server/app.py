@@ -62,8 +62,7 @@ _ROUTES: Final = (
 )
 # What clients ask for that know OpenAI's other routes, and what to use.
 _ELSEWHERE: Final = {
-    "/v1/responses": "set the client to chat completions, such as "
-    "client.chat.completions.create(...); ",
+    "/v1/responses": "use chat completions, such as client.chat.completions.create(...); ",
     "/v1/search": "the base_url of a search is /v1/search/METHOD, for chat completions; ",
     "/v1/weights": "start the server with --weights-dir DIR, and a key, to load weights; ",
     "/v1/embeddings": "the server generates text and computes no embeddings; ",
@@ -113,7 +112,7 @@ class Server:
         self._api_keys = [api_key] if isinstance(api_key, str) else list(api_key or ())
         self._weights = WeightUpdater(served, weights_dir) if weights_dir is not None else None
         if self._weights is not None and not self._api_keys:
-            raise InputError(f"{arg('weights_dir=')} needs a key; give {arg('api_key=')} too")
+            raise InputError(f"{arg('weights_dir=')} needs a key; set {arg('api_key=')} too")
         self._max_body, self._body_seconds = max_body, body_seconds
         self._usual = dict(usual)
         self._started = int(time.time())
@@ -224,7 +223,8 @@ class Server:
                     if len(body) > self._max_body:
                         raise HTTPException(
                             413,
-                            f"the body has over {self._max_body:,} bytes; send smaller requests",
+                            f"the body has more than {self._max_body:,} bytes; send smaller "
+                            "requests",
                         )
         except TimeoutError:
             raise HTTPException(
@@ -367,7 +367,7 @@ class Server:
         self._check_host(request)
         failure = self._served.failure
         if failure is not None:
-            return error_response(503, f"the model cannot be used any more: {failure}")
+            return error_response(503, f"the model can no longer be used: {failure}")
         return json_response({"status": "ok"})
 
 

@@ -135,7 +135,7 @@ class GivenText:
         """
         if sum(map(len, texts)) > _MOST_GIVEN:
             raise RequestError(
-                f"one operation accepts at most {_MOST_GIVEN:,} characters; give less text", param
+                f"one operation accepts at most {_MOST_GIVEN:,} characters; send less text", param
             )
         for text in texts:
             self.check_context(self._bound.of_text(text))
@@ -146,7 +146,7 @@ class GivenText:
         if num_tokens > most:
             raise ContextError(
                 f"the text has at least {num_tokens:,} tokens, but the model's context has only "
-                f"{most:,}; give less text"
+                f"{most:,}; send less text"
             )
 
 

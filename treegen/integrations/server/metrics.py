@@ -42,7 +42,7 @@ class Metrics(Collector):
         """Yield the engine's usage and its current load."""
         usages, status = self._served.usages(), self._served.status()
         for name, description in (
-            ("prompt_tokens_computed", "Prompt tokens that went through the model."),
+            ("prompt_tokens_computed", "Prompt tokens that the model computed."),
             ("decoded_tokens", "Generated tokens."),
             ("drafted_tokens", "Draft tokens."),
             ("accepted_tokens", "Draft tokens that were accepted."),
@@ -56,9 +56,9 @@ class Metrics(Collector):
             yield CounterMetricFamily(f"treegen_{name}", description, value=total)
         for name, description, value in (
             ("rows", "Samples that are being decoded.", status.rows),
-            ("waiting", "Samples that wait.", self._served.num_waiting),
+            ("waiting", "Samples that are waiting.", self._served.num_waiting),
             ("pages", "Cache pages in use.", status.pages),
-            ("num_pages", "Pages of the cache.", status.num_pages),
+            ("num_pages", "Total pages of the cache.", status.num_pages),
         ):
             yield GaugeMetricFamily(f"treegen_{name}", description, value=value)
         if self._nodes is not None:
@@ -70,7 +70,7 @@ class Metrics(Collector):
         for name, description in (
             ("nodes", "Nodes that clients hold."),
             ("tokens", "Tokens of the nodes."),
-            ("bytes", "Size of the keys and values of the nodes."),
+            ("bytes", "Size of the nodes' keys and values."),
         ):
             prefix = "" if name == "nodes" else "node_"
             gauge = GaugeMetricFamily(f"treegen_{prefix}{name}", description, labels=["client"])

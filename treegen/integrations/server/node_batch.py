@@ -61,8 +61,8 @@ class BatchRunner:
                 if needed >= place:
                     field = "nodes" if isinstance(operation, RewardOperation) else "node"
                     raise RequestError(
-                        f"operation {place} names a result of operation {needed}, but can use only "
-                        "results of earlier operations",
+                        f"operation {place} refers to a result of operation {needed}, but can "
+                        "use only results of earlier operations",
                         f"operations.{place}.{field}",
                     )
         check_answer_size([ask for ask in operations if isinstance(ask, ScoreOperation)])
@@ -156,7 +156,7 @@ class BatchRunner:
         place = int(reference[2] or 0)
         if place >= len(made) or (reference[2] is None and len(made) != 1):
             reason = "failed" if isinstance(result, FailedOperation) else "made no such node"
-            raise RequestError(f"{name} names operation {reference[1]}, which {reason}", param)
+            raise RequestError(f"{name} refers to operation {reference[1]}, which {reason}", param)
         return self._calls.store.find(client, made[place].id, param)
 
 

@@ -243,7 +243,7 @@ class NodeCalls:
         """
         check_answer_size([ask])
         if not all(ask.texts):
-            raise RequestError("a text is empty; give at least one token to score", "texts")
+            raise RequestError("a text is empty; send at least one token to score", "texts")
         tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
 
         async def begin(backend: LiveBackend) -> list[Score]:
@@ -323,7 +323,9 @@ class NodeCalls:
         if ask.n > self.store.limits.max_node_samples:
             raise RequestError(f"n must be at most {self.store.limits.max_node_samples:,}", "n")
         if params.temperature == 0 and ask.n > 1:
-            raise RequestError("temperature 0 gives the same child n times; sample with n=1", "n")
+            raise RequestError(
+                "at temperature 0, all n children are the same; sample with n=1", "n"
+            )
         self.store.check_depth(node)
         room = max(self._served.llm.spec.context_length - node.context.num_tokens, 0)
         with (

@@ -98,7 +98,7 @@ class StoredAnswers:
         """
         if len(key) > _LONGEST:
             raise StatusError(
-                400, f"the idempotency key has over {_LONGEST} characters; shorten it"
+                400, f"the idempotency key has more than {_LONGEST} characters; shorten it"
             )
         self._drop_old()
         digest = hashlib.blake2b(request, digest_size=32).digest()
@@ -195,7 +195,8 @@ class NodeRoutes:
         if IDEMPOTENCY_HEADER in request.headers:
             raise StatusError(
                 400,
-                f"streamed responses are not stored; leave out {IDEMPOTENCY_HEADER} or stream",
+                f"streamed responses are not stored, so {IDEMPOTENCY_HEADER} cannot be used "
+                "with stream; leave out one of them",
                 "stream",
             )
         client = self._client(request)
@@ -292,7 +293,9 @@ class NodeRoutes:
         """Return the body of a request as its model; refuse too many values before reading them."""
         # Nothing else is served while JSON is read.
         if body.count(b",") > _MOST_VALUES:
-            raise RequestError(f"the body has over {_MOST_VALUES:,} values; send several requests")
+            raise RequestError(
+                f"the body has more than {_MOST_VALUES:,} values; send several requests"
+            )
         fields = read_json(body)
         operations = fields.get("operations")
         for part in operations if isinstance(operations, list) else [fields]:

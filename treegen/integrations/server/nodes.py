@@ -417,7 +417,7 @@ class Changes:
         after = max(before, first + num)
         if first + num - 1 > MAX_INDEX:
             raise RequestError(
-                f"the index of a child must be at most {MAX_INDEX:,}; give a lower first index",
+                f"a child's index must be at most {MAX_INDEX:,}; use a lower first index",
                 "index" if counter == "num_extended" else "first",
             )
         setattr(node, counter, after)

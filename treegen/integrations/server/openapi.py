@@ -127,8 +127,8 @@ def _describe_route(route: _Route) -> dict[str, Any]:
                 "in": "header",
                 "required": False,
                 "schema": {"type": "string", "maxLength": 255},
-                "description": "If the request is sent again with this text, the server returns "
-                "the stored answer.",
+                "description": "If the request is sent again with this key, the server returns the "
+                "stored response.",
             }
         )
     content = {"application/json": {"schema": _reference(route.answer)}}

@@ -45,7 +45,7 @@ def parse_model(kind: type[_Model], fields: Any, name: str = "") -> _Model:
             message = f"{param or 'the body'} is not supported{_hint(kind, first['loc'])}"
         elif first["type"] in ("union_tag_invalid", "union_tag_not_found"):
             tag = first["ctx"].get("tag", "")[:80]
-            names = did_you_mean(tag, _OPERATIONS) or f"; give one of {', '.join(_OPERATIONS)}"
+            names = did_you_mean(tag, _OPERATIONS) or f"; use one of {', '.join(_OPERATIONS)}"
             message = f"{param}: there is no op {tag!r}{names}"
         else:
             message = f"{param or 'body'}: {first['msg']}"
@@ -80,10 +80,10 @@ def _hint(kind: type[BaseModel], place: Sequence[Any]) -> str:
     known = outer.model_fields.keys()
     if above[-1:] == ["params"]:
         if name in known:
-            return "; give it outside params"
+            return "; pass it outside params"
         known = Sampling.model_fields.keys()
     elif "params" in known and name in Sampling.model_fields:
-        return "; give it in params"
+        return "; pass it in params"
     ours, _ = advise_foreign(name, known)
     if ours is not None:
         return f"; did you mean {ours!r}?"

@@ -42,8 +42,9 @@ _ONLY_CHATS: Final = (
     "separate_reasoning",
 )
 _INSTEAD: Final = {
-    "reasoning_effort": 'give it to the chat template: chat_template_kwargs={"reasoning_effort": '
-    '"low"}, or {"reasoning": "low"} for the name that the template has for it',
+    "reasoning_effort": "pass it to the chat template: "
+    'chat_template_kwargs={"reasoning_effort": "low"}, or {"reasoning": "low"} '
+    "for the name that the template has for it",
 }
 _DEFAULT_MAX_TOKENS: Final = 16  # default of /v1/completions, as in OpenAI's API
 
@@ -149,8 +150,8 @@ class CompletionRequest(BaseModel):
         total = num_tokens * (self.num_prompt_top + 1) * self.sampling.get("n", 1)
         if total > _MOST_TOLD:
             raise RequestError(
-                f"{total:,} log-probabilities of prompts do not fit into an answer, which has "
-                f"at most {_MOST_TOLD:,}; request fewer alternatives or send shorter prompts",
+                f"{total:,} prompt log-probabilities exceed the limit per response, which is "
+                f"{_MOST_TOLD:,}; request fewer alternatives or send shorter prompts",
                 "prompt_logprobs" if self.prompt_logprobs is not None else "logprobs",
             )
 
@@ -233,8 +234,8 @@ class CompletionRequest(BaseModel):
         )
         if self.echo and params.n > 1 and params.n * len(str(self.prompt)) > _MOST_ECHOED:
             raise RequestError(
-                f"echo would return the prompt n={params.n} times, which is too long for an "
-                "answer; leave out echo",
+                f"echo would return the prompt n={params.n} times, which is too long for a "
+                "response; leave out echo",
                 "echo",
             )
         return params
@@ -316,7 +317,7 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
             ) from None
         raise RequestError(f"{'.'.join(where)}: {first['msg']}", where[0]) from None
     refused = {
-        "logprobs must be a number, and in a chat true or false": ask.logprobs is not None
+        "logprobs must be a number, or true or false in a chat": ask.logprobs is not None
         and isinstance(ask.logprobs, bool) != is_chat,
         "top_logprobs needs logprobs=true": ask.top_logprobs and not ask.logprobs,
         "logprobs with echo cannot be streamed": ask.echo
@@ -326,7 +327,7 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         "max_tokens 0 needs echo=true and stream=false": not ask.is_sampled
         and (ask.stream or not ask.echo),
         "tool_choice forces a call, but tools is empty": ask.must_call and not ask.tools,
-        "tool_choice and a structure of the answer exclude each other": ask.must_call
+        "tool_choice and structured output cannot be used together": ask.must_call
         and bool(parse_structure(body)),
         "stream_options needs stream=true": ask.stream_options.include_usage and not ask.stream,
         "best_of must equal n": ask.best_of not in (None, body.get("n", 1)),

@@ -321,7 +321,7 @@ class SearchService:
             stopped, name = result.stopped, "budget" if result.stopped else "search"
             advice = "budget" if stopped else "depth or larger steps"
             raise RequestError(
-                f"the search ended without a reply ({stopped or 'no path reached an end'}); give "
+                f"the search ended without a reply ({stopped or 'no path reached an end'}); set "
                 f"a larger {advice}",
                 name,
             )

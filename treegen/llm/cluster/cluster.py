@@ -196,7 +196,7 @@ class Cluster(BaseLLM):
 
     def _check_ready(self) -> None:
         if self._closed:
-            raise InputError("the cluster is closed; make another")
+            raise InputError("the cluster is closed; create another")
         running = self._current() if self._current is not None else None
         if running is not None and not running.closed:
             raise InputError(

@@ -233,7 +233,7 @@ class ClusterRun:
         for slot, share in list(self._shares.items()):
             if share.silence.has_timed_out(goes_on=bool(share.turns)):
                 self._handle_worker_death(
-                    slot, f"it did not answer for {PATIENCE / 60:.0f} minutes"
+                    slot, f"it did not respond for {PATIENCE / 60:.0f} minutes"
                 )
 
     def _note(self, slot: WorkerSlot, share: _WorkerState, batch: TurnResult) -> list[Result]:

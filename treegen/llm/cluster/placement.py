@@ -109,7 +109,7 @@ def _read(gpus: str | int) -> tuple[int | None, tuple[int, ...]]:
             raise InputError(f"gpus (--gpus) {text} names a GPU twice; name each once")
         return None, numbers
     if not numbers[0]:
-        raise InputError("gpus (--gpus) must be at least 1; to use only the first GPU, give `0,`")
+        raise InputError("gpus (--gpus) must be at least 1; to use only the first GPU, pass `0,`")
     return numbers[0], ()
 
 

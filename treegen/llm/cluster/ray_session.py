@@ -110,7 +110,7 @@ class RaySession:
                 self.ray.shutdown()
                 reason = " ".join(str(error).split())
                 raise WorkerError(
-                    f"Ray does not start: {reason:.300}; end earlier Ray processes with `ray stop`"
+                    f"Ray failed to start: {reason:.300}; end earlier Ray processes with `ray stop`"
                 ) from error
 
     def describe_failure(self) -> str:
@@ -171,8 +171,8 @@ def _check_answers(address: str) -> None:
             return
         reason = "another program listens there"
     raise InputError(
-        f"no Ray answers at the address {address} ({reason}); start it there with "
-        "`ray start --head`, or leave --ray out to use this machine alone"
+        f"no Ray cluster responds at the address {address} ({reason}); start it there with `ray "
+        "start --head`, or leave --ray out to use this machine alone"
     )
 
 

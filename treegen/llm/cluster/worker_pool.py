@@ -124,7 +124,7 @@ class WorkerPool:
         if len(names) > 1:
             devices = ", ".join(f"{count} x {name}" for name, count in names.most_common())
             raise InputError(
-                f"the GPUs differ ({devices}), so samples would differ too; choose equal GPUs"
+                f"the GPUs differ ({devices}), so samples would differ too; choose identical GPUs"
             )
         for text in dict.fromkeys(w for s in self.slots if s.loaded for w in s.loaded.warnings):
             warnings.warn(text, ModelWarning, stacklevel=2)
