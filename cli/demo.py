@@ -102,7 +102,7 @@ def command(output_path: str | None) -> None:
     tour = _Tour(_load(), path, Terminal())
     parts: tuple[tuple[str, str, Callable[[_Tour], None]], ...] = (
         (
-            "A prompt tree: 8 solved examples, 20 questions, 40 answers each",
+            "A prompt tree: 8 few-shot examples, 20 questions, 40 answers each",
             "treegen plan gsm8k --limit 20",
             _plan,
         ),

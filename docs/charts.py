@@ -71,7 +71,7 @@ def speed(figures: dict[str, Any]) -> str:
 def tree() -> str:
     """Return the tree of an eval: examples above problems above samples, and who reads what."""
     boxes: list[tuple[float, float, float, str, str]] = [
-        (250, 20, 260, "#00796b", "8 solved examples, 900 tokens"),
+        (250, 20, 260, "#00796b", "8 few-shot examples, 900 tokens"),
         (40, 100, 190, "#26a69a", "problem 1, 100 tokens"),
         (285, 100, 190, "#26a69a", "problem 2, 100 tokens"),
         (530, 100, 190, "#26a69a", "problem 50, 100 tokens"),

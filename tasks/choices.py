@@ -66,7 +66,7 @@ class ChoiceItem:
 
     @property
     def turn(self) -> Turn:
-        """The item as a solved example: the prompt, and the answer after it."""
+        """The item as a few-shot example: the prompt, and the answer after it."""
         right = self.choices[self.gold]
         if self.rest is None:
             return self.prompt, right
@@ -87,16 +87,16 @@ def texts_of(values: Any, name: str) -> tuple[str, ...]:
 
 
 def place(value: Any, name: str) -> int:
-    """Return a whole number that may be written as text; raise ValueError for anything else."""
+    """Return an integer that may be written as text; raise ValueError for anything else."""
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise ValueError(f"{name} is {value!r:.40}, not a whole number: the split may have no answers")
+    raise ValueError(f"{name} is {value!r:.40}, not an integer: the split may have no answers")
 
 
 class ChoiceTask(TextTask):
-    """A question whose answer is the likeliest of given texts.
+    """A question whose answer is the most likely of given texts.
 
     Subclasses define a name, a source, their published metrics, and a method that makes an item
     from a row.
@@ -105,7 +105,7 @@ class ChoiceTask(TextTask):
     source: ClassVar[Source]
     metrics: ClassVar[tuple[str, ...]] = ("acc", "acc_norm")
     filters = ("none",)
-    # Nothing is sampled. The only sample of a problem is its likeliest choice.
+    # Nothing is sampled. The only sample of a problem is its most likely choice.
     defaults: Final = greedy(max_tokens=1)
 
     def item(self, row: dict[str, Any]) -> ChoiceItem:
@@ -148,7 +148,7 @@ class ChoiceTask(TextTask):
         return item.problem(item.id or f"{self.name}-{line - 1}")
 
     def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> list[Turn]:
-        """Return the solved examples: the first of a file, or examples drawn by seed."""
+        """Return the few-shot examples: the first of a file, or examples drawn by seed."""
         if options.num_fewshot is None and not (options.fewshot_file or options.fewshot_data):
             return []
 

@@ -5,7 +5,7 @@ Data: https://github.com/openai/grade-school-math, or openai/gsm8k on the Huggin
     {"question": "Ann has 3 boxes of 4 pens and loses 2 pens. How many pens are left?",
      "answer": "She has 3*4=<<3*4=12>>12 pens.\n12-2=<<12-2=10>>10 are left.\n#### 10"}
 
-The prompt has the form of lm-eval's gsm8k_cot, solved examples before the problem:
+The prompt has the form of lm-eval's gsm8k_cot, few-shot examples before the problem:
 
     Q: {question}\nA: {reasoning} The answer is {number}.\n\n  ...  Q: {question}\nA:
 
@@ -126,7 +126,7 @@ class GSM8K(TextTask, SearchTask):
         return Problem(id, question, number, {"line": line, "solution": answer})
 
     def make_example(self, row: dict[str, Any], *, is_drawn: bool) -> Turn:
-        """Return the question and the answer of a solved example."""
+        """Return the question and the answer of a few-shot example."""
         question = text_field(row, "question")
         if "target" in row:
             answer = text_field(row, "target")

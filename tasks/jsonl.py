@@ -6,7 +6,7 @@ One row. The file may have any fields; the template names the fields to use:
 
     {"question": "What is 6 times 7?", "answer": 42}
 
-The default template makes the prompt "Q: What is 6 times 7?\nA:". Solved examples, from a file of
+The default template makes the prompt "Q: What is 6 times 7?\nA:". Few-shot examples, from a file of
 such rows, are placed before every problem. Each consists of its prompt, a space, its "target" (or
 its answer, if it has no target) and a blank line.
 """
@@ -405,7 +405,7 @@ def _id(row: Mapping[str, Any], line: int, name: str | None) -> str:
     if value is None and name is None:
         return f"line-{line}"
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError(f"{name or 'id'} is neither text nor a whole number")
+        raise ValueError(f"{name or 'id'} is neither text nor an integer")
     return field_text(row, name or "id")
 
 

@@ -32,7 +32,7 @@ def generated_rows(num: int = 3, filters: Sequence[str] = ("strict", "flexible")
 
 
 def chosen_rows(num: int = 3) -> Rows:
-    """Lines of a task whose answers are the likeliest of choices."""
+    """Lines of a task whose answers are the most likely of choices."""
     return [
         {
             "doc_id": number,

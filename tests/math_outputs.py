@@ -70,7 +70,7 @@ def math_outputs(num: int, seed: int) -> Iterator[tuple[str, str]]:
 
 
 def aime_outputs(num: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Yield pairs of an output and a reference, whole numbers from 0 to 999."""
+    """Yield pairs of an output and a reference, integers from 0 to 999."""
     draw = random.Random(seed)
     for _ in range(num):
         wanted = draw.randrange(1000)

@@ -179,7 +179,7 @@ _BINARY: Final[dict[tuple[str, ...], Callable[[Ints, Ints], Ints]]] = {
 
 
 def _compute(words: list[str], values: list[Ints]) -> Value:
-    """The result of an instruction on whole numbers; None for one that no address needs."""
+    """The result of an instruction on integers; None for one that no address needs."""
     kind = words[-1]
     if (kind != "pred" and kind[1:] not in ("8", "16", "32", "64")) or kind[0] == "f":
         return None

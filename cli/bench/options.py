@@ -38,7 +38,7 @@ def bounded_option(
 def count(
     flag: str, default: int | None, text: str, *more: str, least: int = 1, **how: Any
 ) -> Decorator:
-    """Return the option of a whole number.
+    """Return the option of an integer.
 
     Args:
         flag: The name of the option.
@@ -53,7 +53,7 @@ def count(
 
 
 def counts(flag: str, text: str, *, least: int = 1, once: bool = True, **how: Any) -> Decorator:
-    """Return the option of comma-separated whole numbers.
+    """Return the option of comma-separated integers.
 
     Args:
         flag: The name of the option.

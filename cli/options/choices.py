@@ -148,7 +148,7 @@ def _expand_tasks(word: str, folder: str | None) -> list[str]:
 
 
 def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:
-    """Return the comma-separated whole numbers in a text.
+    """Return the comma-separated integers in a text.
 
     Args:
         text: The text.
@@ -167,7 +167,7 @@ def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:
 
 
 def is_number(word: str, least: int = 1) -> bool:
-    """Whether a word is a whole number from `least` up to the largest allowed number."""
+    """Whether a word is an integer from `least` up to the largest allowed number."""
     # Count the digits first, because Python rejects numbers with thousands of digits.
     is_short = word.isascii() and word.isdecimal() and len(word) <= len(str(_MOST))
     return is_short and least <= int(word) <= _MOST

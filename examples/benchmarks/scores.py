@@ -1,4 +1,4 @@
-"""Scoring of texts below one prompt on a CPU, with the likeliest tokens, against transformers.
+"""Scoring of texts below one prompt on a CPU, with the most likely tokens, against transformers.
 
 transformers computes the prompt again for each text, and by default the logits of all its tokens.
 So it is timed on one text twice: with its defaults, and with the logits of the text alone. The
@@ -45,7 +45,7 @@ class ScoreJob:
     """The sizes of a job.
 
     texts: number of texts. tokens: tokens of each text. prefix: tokens of the prompt. top:
-    likeliest tokens reported at each position.
+    most likely tokens reported at each position.
     """
 
     texts: int
@@ -184,10 +184,10 @@ def _stock(
 
 
 def _off(logprobs: tuple[Tensor, Tensor], score: Score) -> float:
-    of_text, likeliest = (values.numpy() for values in logprobs)
+    of_text, most_likely = (values.numpy() for values in logprobs)
     differences = [np.abs(of_text - np.array(score.logprobs)).max()]
     if score.top is not None:
-        differences.append(np.abs(likeliest - score.top.logprobs).max())
+        differences.append(np.abs(most_likely - score.top.logprobs).max())
     return float(max(differences))
 
 
@@ -218,7 +218,7 @@ def main(shape: str | None, model: str | None, layers: int | None, **sizes: int)
     num_layers = loaded.module.config.get_text_config(decoder=True).num_hidden_layers
     echo(
         f"{headline(machine)}, {spec.name}, {num_layers} layers, vocabulary {spec.vocab_size:,}\n"
-        f"{job.texts} texts of {job.tokens} tokens below {job.prefix:,}, {job.top} likeliest\n"
+        f"{job.texts} texts of {job.tokens} tokens below {job.prefix:,}, {job.top} most likely\n"
     )
     times = []
     for result in measure(llm, job):

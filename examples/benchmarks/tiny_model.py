@@ -18,7 +18,7 @@ FEW_SHOT: Final = "Q: Tom has 3 pens and buys 4 more. How many?\nA: 3 + 4 = 7.\n
 
 
 def questions(num: int) -> list[str]:
-    """Return questions to ask after the solved examples of `FEW_SHOT`."""
+    """Return questions to ask after the few-shot examples of `FEW_SHOT`."""
     return [
         f"Q: Ann has {i} pens and gives {i % 7} away. How many?\nA:" for i in range(10, 10 + num)
     ]

@@ -1,7 +1,7 @@
 """The task capitals: which of four cities is a country's capital, by likelihood.
 
-A task whose problems have choices draws no samples: after each prompt, the likeliest of the choices
-is the answer.
+A task whose problems have choices draws no samples: after each prompt, the most likely of the
+choices is the answer.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class Capitals(Task):
         return Node("", children=nodes)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return whether the likeliest city is the capital."""
+        """Return whether the most likely city is the capital."""
         city = text.strip()
         return {"none": Verdict(city, city == problem.answer)}
 

@@ -1,6 +1,6 @@
 """Write held-out problems in the tasks' own formats: `python -m train_demo.bundle OUT`.
 
-Every problem is reserved (see held_out), so none of them is ever trained on; the solved examples
+Every problem is reserved (see held_out), so none of them is ever trained on; the few-shot examples
 that stand before them are such as training has.
 """
 

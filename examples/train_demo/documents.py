@@ -44,7 +44,7 @@ def with_tabs(solution: str) -> str:
 
 @cache
 def _bundled(name: str) -> tuple[dict[str, str], ...]:
-    """Return the solved examples that come with the tasks."""
+    """Return the few-shot examples that come with the tasks."""
     text = files("treegen.tasks").joinpath("data", name).read_text(encoding="utf-8")
     return tuple(json.loads(line) for line in text.splitlines() if line.strip())
 

@@ -181,7 +181,7 @@ class Training:
 
     @torch.no_grad()
     def check(self, documents: int) -> dict[str, float]:
-        """Return, by kind of document, how much of what is to be written is the likeliest."""
+        """Return, by kind of document, how much of what is to be written is the most likely."""
         found = {}
         for maker, _ in (pair for group in self.plan[-1].groups for pair in group.mixture):
             draw = random.Random(f"check {self.seed} {maker.__name__}")

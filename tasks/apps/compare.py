@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-# A number in usual notation. A whole number with leading zeros is a text, because 0010 may be a bit
+# A number in usual notation. An integer with leading zeros is a text, because 0010 may be a bit
 # string.
 _INTEGER: Final = re.compile(r"[+-]?(?:0|[1-9][0-9]*)", re.ASCII)
 _NUMBER: Final = re.compile(
@@ -152,7 +152,7 @@ def _json_key(key: Any) -> Any:
 def strict_arguments(arguments: Sequence[Any]) -> list[Any]:
     """Return the arguments of a call.
 
-    If the first argument is a dict, its keys are converted back to whole numbers.
+    If the first argument is a dict, its keys are converted back to integers.
     """
     return [_int_keys(value) if i == 0 else value for i, value in enumerate(arguments)]
 

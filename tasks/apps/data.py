@@ -234,7 +234,7 @@ def load_split(path: Path, split: str | None) -> LoadedRows:
 
 
 def load_bundled_shots() -> LoadedRows:
-    """Read the bundled solved examples."""
+    """Read the bundled few-shot examples."""
     return _collect(_lines(_bundled_path(BUNDLED_SHOTS)), f"bundled {BUNDLED_SHOTS}")
 
 
@@ -290,7 +290,7 @@ def _id(fields: Fields, line: int) -> str:
     if value is None:
         value = line - 1
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError("problem_id must be text or a whole number")
+        raise ValueError("problem_id must be text or an integer")
     # The names of the official folders have four digits or more.
     text = f"{value:04d}" if isinstance(value, int) else value
     return text_field({"problem_id": text}, "problem_id")

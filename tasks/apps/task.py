@@ -8,7 +8,7 @@ Lines; all fields are text). One row, shortened:
      "input_output": "{\"inputs\": [\"1 2\\n\"], \"outputs\": [\"3\\n\"]}",
      "difficulty": "introductory", "url": "...", "starter_code": ""}
 
-The prompt is that of the published training code, with solved examples before the problem. All
+The prompt is that of the published training code, with few-shot examples before the problem. All
 examples are nodes above all problems, so they are computed once for the whole run. A sample ends
 when the model begins another problem. Other tools also stop at "\n---" and "\nANSWER" (--stop).
 

@@ -9,7 +9,7 @@ sanitized-mbpp.json), or google-research-datasets/mbpp on the Hugging Face hub. 
     {"task_id": 11, "prompt": "Write a function to ...", "code": "def f(x): ...",
      "test_imports": [], "test_list": ["assert f(1) == 2", "assert ...", "assert ..."]}
 
-Prompt and score are those of the paper (https://arxiv.org/abs/2108.07732): three solved examples
+Prompt and score are those of the paper (https://arxiv.org/abs/2108.07732): three few-shot examples
 (tasks 2, 3 and 4 of the data), and tasks 11 to 510 as problems:
 
     You are an expert Python programmer, and here is your task: {text} Your code should pass these
@@ -191,7 +191,7 @@ def _number(row: dict[str, Any], default: int) -> int:
 def _task(row: dict[str, Any]) -> MBPPProblem:
     number = row.get("task_id")
     if isinstance(number, bool) or not isinstance(number, int):
-        raise ValueError("task_id must be a whole number")
+        raise ValueError("task_id must be an integer")
     tests = row.get("test_list")
     if not isinstance(tests, list) or not tests:
         raise ValueError("the row has no tests")

@@ -103,7 +103,7 @@ class CodeTask(ProgramTask):
         return {}
 
     def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
-        """Return the solved examples, each as a prompt and the text that follows it."""
+        """Return the few-shot examples, each as a prompt and the text that follows it."""
         self.check_no_examples(options)
         return ()
 

@@ -1,4 +1,4 @@
-"""Chooses the solved examples above every problem of a task."""
+"""Chooses the few-shot examples above every problem of a task."""
 
 import hashlib
 from collections.abc import Callable, Hashable, Mapping, Sequence

@@ -87,7 +87,7 @@ Images = Callable[..., tuple[ImageFile, ...]]
 
 
 class VisionTask(TextTask):
-    """A question about images, answered by a greedy sample, without solved examples.
+    """A question about images, answered by a greedy sample, without few-shot examples.
 
     Subclasses define a name, filters, their table on the hub, a bundled file, and methods that make
     a problem from a row and score a text.

@@ -28,13 +28,13 @@ def row_id(row: dict[str, Any], line: int, task: str) -> str:
         task: Name of the task.
 
     Raises:
-        ValueError: The id is neither text nor a whole number.
+        ValueError: The id is neither text nor an integer.
     """
     value = row.get("id")
     if value is None:
         return f"{task}-{line - 1}"
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise ValueError("id must be text or a whole number")
+        raise ValueError("id must be text or an integer")
     return text_field({"id": str(value)}, "id")
 
 
@@ -278,7 +278,7 @@ def make_data_label(data: str | None, *, own_examples: bool = False) -> str:
 
     Args:
         data: The data that the user chose, as in `TaskOptions`; None for the bundled problems.
-        own_examples: Whether the prompts contain solved examples that come with treegen.
+        own_examples: Whether the prompts contain few-shot examples that come with treegen.
     """
     return LABEL if is_bundled(data) else EXAMPLES if own_examples else ""
 
@@ -304,7 +304,7 @@ def describe_problems(data: str | None, source: str, num: int) -> str:
 
 
 def describe_examples(options: TaskOptions, num: int) -> str:
-    """Return one line that describes where the solved examples come from."""
+    """Return one line that describes where the few-shot examples come from."""
     if not num:
         return "examples: none"
     if options.fewshot_data is not None:

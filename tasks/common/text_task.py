@@ -1,4 +1,4 @@
-"""Base class of most tasks: problems below solved examples, answered by text."""
+"""Base class of most tasks: problems below few-shot examples, answered by text."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ def greedy(max_tokens: int, stop: Sequence[str] = (), num_fewshot: int = 0) -> T
     Args:
         max_tokens: Maximum tokens of a sample.
         stop: Strings that end a sample.
-        num_fewshot: Solved examples before each problem.
+        num_fewshot: Few-shot examples before each problem.
     """
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens, stop=tuple(stop))
     return TaskDefaults(sampling=sampling, num_samples=1, num_fewshot=num_fewshot)
@@ -89,7 +89,7 @@ Loaded = tuple[Sequence[Problem], tuple[Skipped, ...], str]
 
 
 class TextTask(Task):
-    """A task whose problems are asked below its solved examples.
+    """A task whose problems are asked below its few-shot examples.
 
     Subclasses define `name`, `filters`, `defaults` and `score`, and override what differs: `source`
     and `make_problem`, or `read`; `own_examples` and `make_example`, or `load`.
@@ -99,14 +99,14 @@ class TextTask(Task):
     source: ClassVar[Source]
     """The places from which rows can come."""
     own_examples: ClassVar[str] = ""
-    """The file of the task's own solved examples; empty for a task without examples."""
+    """The file of the task's own few-shot examples; empty for a task without examples."""
     noun: ClassVar[str] = "problem"
     """The word for a problem in errors."""
     groups: ClassVar[tuple[str, ...]] = ()
     """Fields of the metadata by which accuracy is also reported."""
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read the problems that the options select, and solved examples if the task has some.
+        """Read the problems that the options select, and few-shot examples if the task has some.
 
         A problem is never one of its own examples.
 
@@ -147,7 +147,7 @@ class TextTask(Task):
         raise NotImplementedError
 
     def make_example(self, row: dict[str, Any], *, is_drawn: bool) -> Turn:
-        """Return the question and the answer of a solved example.
+        """Return the question and the answer of a few-shot example.
 
         Args:
             row: The row.
@@ -159,7 +159,7 @@ class TextTask(Task):
         raise NotImplementedError
 
     def check_no_examples(self, options: TaskOptions) -> None:
-        """Raise InputError if the options request solved examples."""
+        """Raise InputError if the options request few-shot examples."""
         if options.num_fewshot or options.fewshot_file or options.fewshot_data:
             raise InputError(
                 f"{self.name} does not support few-shot examples; leave out {arg('num_fewshot')} "
@@ -237,7 +237,7 @@ def select_task_data(
 
 
 def with_examples(data: TaskData, turns: Sequence[Turn], gap: str = " ") -> TaskData:
-    """Return the data with solved examples above the problems.
+    """Return the data with few-shot examples above the problems.
 
     Args:
         data: Problems of the run.

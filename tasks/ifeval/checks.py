@@ -140,12 +140,12 @@ def _words_by_punkt(answer: str) -> list[str]:
 
 
 def number(arguments: Mapping[str, Any], name: str) -> int:
-    """Return a whole number from 0; raise ValueError if it is missing or invalid."""
+    """Return an integer from 0; raise ValueError if it is missing or invalid."""
     value = arguments.get(name)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ValueError(f"{name} must be a whole number from 0 on, got {value!r:.40}")
+        raise ValueError(f"{name} must be a non-negative integer, got {value!r:.40}")
     return value
 
 

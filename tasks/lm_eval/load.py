@@ -388,7 +388,7 @@ class TaskListing:
     output: str
     """Its output type, such as generate_until; empty if unknown."""
     shots: int | None
-    """Default number of solved examples."""
+    """Default number of few-shot examples."""
     needs: str
     """Requirements that are not installed with lm-eval."""
 

@@ -21,7 +21,7 @@ class TaskPart:
     name: str
     task: Any
     num_fewshot: int
-    """Number of solved examples."""
+    """Number of few-shot examples."""
     seed: int
     """The seed by which examples are drawn."""
     docs: dict[str, Any] = field(default_factory=dict)

@@ -179,7 +179,7 @@ def _group_requests(
 
 
 def _examples_hold_problems(task: Any) -> bool:
-    """Return whether a problem may be one of its own solved examples.
+    """Return whether a problem may be one of its own few-shot examples.
 
     lm-eval removes the problem from the examples only if both come from the same `test_split`.
     """

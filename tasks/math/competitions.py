@@ -122,7 +122,7 @@ def _aime_problem(row: dict[str, Any], line: int, contest: str | None) -> Proble
     answer = column(row, ("answer",)).strip()
     match = _ANSWER.fullmatch(answer)
     if match is None:
-        raise ValueError(f"answer {answer[:20]!r} is not a whole number from 0 to 999")
+        raise ValueError(f"answer {answer[:20]!r} is not an integer from 0 to 999")
     stated_id = optional(row, ("id", "problem_idx"))
     year = contest or _year(row, stated_id)
     number = line - 1 if stated_id is None else stated_id

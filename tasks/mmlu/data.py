@@ -56,7 +56,7 @@ class LoadedQuestions:
     test: dict[str, list[Question]]
     """The questions of the run."""
     dev: dict[str, list[Question]]
-    """Questions for the solved examples."""
+    """Questions for the few-shot examples."""
     skipped: tuple[Skipped, ...]
     """Rows that cannot be used."""
     source: str

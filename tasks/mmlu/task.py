@@ -1,7 +1,7 @@
 r"""MMLU: multiple-choice questions with four choices on 57 subjects, in two published forms.
 
 Data: https://github.com/hendrycks/test, or cais/mmlu on the Hugging Face hub. One row of
-test/anatomy_test.csv, and a prompt of the original form, solved examples left out (the two spaces
+test/anatomy_test.csv, and a prompt of the original form, few-shot examples left out (the two spaces
 are the original's):
 
     A lesion causing compression of the facial nerve causes,paralysis.,loss of taste.,...,A
@@ -203,7 +203,7 @@ class SubjectTask(TextTask):
 
 
 class MMLU(SubjectTask):
-    """MMLU by likelihood: the answer is the likeliest of " A" to " D" after the prompt."""
+    """MMLU by likelihood: the answer is the most likely of " A" to " D" after the prompt."""
 
     name = "mmlu"
     filters = ("none",)
@@ -211,7 +211,7 @@ class MMLU(SubjectTask):
         "form": "prompt format: hendrycks (the original, the default) or lm-eval",
         **_ARGUMENTS,
     }
-    # Nothing is sampled. The only sample of a problem is its likeliest choice.
+    # Nothing is sampled. The only sample of a problem is its most likely choice.
     defaults: Final = greedy(max_tokens=1, num_fewshot=_SHOTS)
     choices = tuple(f" {letter}" for letter in LETTERS)
     gap = " "
@@ -252,9 +252,9 @@ class MMLU(SubjectTask):
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy over all questions, over subjects, by category and by subject."""
         overall = self.overall(scores, options)
-        # Only accuracy is meaningful: the likeliest choice is always readable and complete, and one
-        # sample has no vote. Normalising by length would change nothing, because all choices are
-        # one letter.
+        # Only accuracy is meaningful: the most likely choice is always readable and complete, and
+        # one sample has no vote. Normalising by length would change nothing, because all choices
+        # are one letter.
         accuracy = tuple(row for row in overall.metrics if row.metric in ("exact_match", "acc"))
         report = by_subject(replace(overall, metrics=accuracy, majority=()), scores, options)
         named = (replace(r, metric=r.metric.replace("exact_match", "acc")) for r in report.metrics)

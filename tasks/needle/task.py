@@ -22,7 +22,7 @@ The text and the solved questions are one node above all questions, so a documen
 computed and stored once. Differences from the original: no name is a prefix of another, no dog is
 asked about twice, all colours are equally frequent, and the length is that of the whole text.
 
-Options of the needle tasks are whole numbers within bounds, lists of them, and lengths. Lengths are
+Options of the needle tasks are integers within bounds, lists of them, and lengths. Lengths are
 characters, which need no model, or tokens of a tokenizer that the user names. `fit_length` finds
 how much filler makes a text of a given length.
 """
@@ -104,7 +104,7 @@ class NeedleOptions:
         return value
 
     def read_int(self, name: str, default: int, high: int) -> int:
-        """Return a whole number from 1.
+        """Return a positive integer.
 
         Args:
             name: Name of the argument.
@@ -118,7 +118,7 @@ class NeedleOptions:
         return number
 
     def read_ints(self, name: str, default: Sequence[int], low: int, high: int) -> tuple[int, ...]:
-        """Return ascending whole numbers from "1000,2000", or "1000-16000/16" for 16 even steps.
+        """Return ascending integers from "1000,2000", or "1000-16000/16" for 16 even steps.
 
         Args:
             name: Name of the argument.
@@ -280,7 +280,7 @@ class _Dogs:
         return self.colours[index].title()
 
     def build_example(self, index: int) -> Turn:
-        """Return question and answer as a solved example."""
+        """Return question and answer as a few-shot example."""
         return _ask(self.question(index)), f"###{self.answer(index)}###"
 
 

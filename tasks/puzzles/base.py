@@ -52,7 +52,7 @@ def puzzle_value_prompt(state: PuzzleState, target: Number, *, whole: bool) -> s
     Args:
         state: The numbers that are left.
         target: The number to reach.
-        whole: Whether every result must be a whole number from 0 on.
+        whole: Whether every result must be a non-negative integer.
     """
     blocks = [
         texts.value_block(left, goal, texts.value_label(left, goal, whole=whole))
@@ -73,7 +73,7 @@ def propose_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
     Args:
         state: The numbers that are left.
         target: The number to reach.
-        whole: Whether every result must be a whole number from 0 on.
+        whole: Whether every result must be a non-negative integer.
     """
     blocks = []
     for left, goal in _PROPOSED:
@@ -90,7 +90,7 @@ def read_proposals(text: str, state: PuzzleState, *, whole: bool) -> list[str]:
     Args:
         text: The model's answer.
         state: The numbers that are left before the step.
-        whole: Whether every result must be a whole number from 0 on.
+        whole: Whether every result must be a non-negative integer.
     """
     proposals: dict[str, None] = {}
     for line in text.split("\n"):
@@ -135,7 +135,7 @@ class PuzzleTask(TextTask, SearchTask):
     """
 
     filters = ("solved",)
-    # Whether every result must be a whole number from 0 on.
+    # Whether every result must be a non-negative integer.
     whole: ClassVar[bool]
     # The file of solved puzzles in treegen.tasks.data.
     examples: ClassVar[str]
@@ -315,11 +315,11 @@ def read_puzzle(row: dict[str, Any]) -> tuple[PuzzleState, int]:
     """
     numbers, target = row.get("numbers"), row.get("target")
     if not isinstance(numbers, list) or not all(map(_is_whole, numbers)):
-        raise ValueError(f"numbers is not a list of whole numbers from 0 to {_LARGEST:,}")
+        raise ValueError(f"numbers is not a list of integers from 0 to {_LARGEST:,}")
     if not 2 <= len(numbers) <= MAX_NUMBERS:
         raise ValueError(f"numbers must have 2 to {MAX_NUMBERS} entries, not {len(numbers)}")
     if target is None or not _is_whole(target):
-        raise ValueError(f"target is not a whole number from 0 to {_LARGEST:,}")
+        raise ValueError(f"target is not an integer from 0 to {_LARGEST:,}")
     return state_of(numbers), target
 
 
@@ -350,7 +350,7 @@ def _ends_a_step(text: str) -> bool:
 
 
 class Countdown(PuzzleTask):
-    """Puzzles with their own targets; results are whole numbers from 0 on.
+    """Puzzles with their own targets; results are non-negative integers.
 
     Data: JSON Lines, such as the puzzles that come with treegen:
 

@@ -1,8 +1,8 @@
 r"""Make-the-target puzzles: their rules, and their text for few-shot prompts and training.
 
 Two numbers at a time are combined until only the target is left. A state is the sorted tuple of the
-numbers that are left. Arithmetic is exact: whole numbers are ints, all others Fractions. Under the
-rule `whole`, every result must be a whole number from 0 on. Without it, as in the Game of 24,
+numbers that are left. Arithmetic is exact: integers are ints, all others Fractions. Under the
+rule `whole`, every result must be a non-negative integer. Without it, as in the Game of 24,
 everything except division by zero is allowed.
 
 A puzzle to solve, whose block ends with the model's steps, and a state to judge:
@@ -75,7 +75,7 @@ def is_legal(state: PuzzleState, step: PuzzleStep, *, whole: bool) -> bool:
     Args:
         state: The numbers that are left before the step.
         step: The step.
-        whole: Whether the result must be a whole number from 0 on.
+        whole: Whether the result must be a non-negative integer.
     """
     left = _without(state, step.a, step.b)
     if left is None or step.c != combine(step.a, step.op, step.b):
@@ -104,7 +104,7 @@ def reachable(state: PuzzleState, target: Number, whole: bool) -> bool:
     Args:
         state: The numbers that are left.
         target: The number to reach.
-        whole: Whether every result must be a whole number from 0 on.
+        whole: Whether every result must be a non-negative integer.
     """
     if len(state) == 1:
         return state[0] == target
@@ -201,7 +201,7 @@ def value_label(numbers: Sequence[Number], target: Number, *, whole: bool = True
     Args:
         numbers: The numbers that are left.
         target: The number to reach.
-        whole: Whether every result must be a whole number from 0 on.
+        whole: Whether every result must be a non-negative integer.
     """
     if not reachable(state_of(numbers), target, whole):
         return "impossible"
@@ -244,7 +244,7 @@ def apply_steps(numbers: Sequence[Number], text: str, *, whole: bool = True) -> 
     Args:
         numbers: The numbers at the start.
         text: Steps, one per line. A blank line ends the steps.
-        whole: Whether every result must be a whole number from 0 on.
+        whole: Whether every result must be a non-negative integer.
     """
     state = state_of(numbers)
     for line in text.split("\n"):

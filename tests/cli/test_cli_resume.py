@@ -137,7 +137,7 @@ def test_a_flipped_byte_in_the_middle(
     lines = samples.read_bytes().splitlines(keepends=True)
     samples.write_bytes(lines[0].replace(b'"seed":', b'"sead":') + b"".join(lines[1:]))
     for command in (["eval", "--resume", path], ["score", path]):
-        assert "samples.jsonl:1: damaged line" in treegen(*command).error
+        assert "samples.jsonl:1: corrupt line" in treegen(*command).error
 
 
 @pytest.mark.parametrize("command", ["eval", "score"])

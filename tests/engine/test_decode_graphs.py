@@ -55,7 +55,7 @@ def patched() -> Iterator[pytest.MonkeyPatch]:
 
 
 def forward(batch: Batch) -> Tensor:
-    """Plans attention as a layer would; says which token is the likeliest after each."""
+    """Plans attention as a layer would; says which token is the most likely after each."""
     batch.levels.state.work(WorkShape(len(batch.tokens_T), 2, 4, 64, False))
     return torch.nn.functional.one_hot(after(batch.tokens_T[batch.logits_at_S]), 500).float()
 

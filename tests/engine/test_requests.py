@@ -348,9 +348,9 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
         with pytest.raises(InputError, match="rows must be an integer"):
             llm.search(draw_four, ["a"], rows=count)  # type: ignore[arg-type]
     for ids in ([5.0, 6.5], ["a"], [2**40], [-1]):
-        with pytest.raises(InputError, match=r"token ids|whole numbers"):
+        with pytest.raises(InputError, match=r"token ids|integers"):
             llm.score([(ids, [5])])  # type: ignore[list-item]
-        with pytest.raises(InputError, match=r"token ids|whole numbers"):
+        with pytest.raises(InputError, match=r"token ids|integers"):
             llm.generate([ids])  # type: ignore[arg-type]
 
     async def ask(root: SearchNode) -> object:
@@ -358,7 +358,7 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
 
     with pytest.warns(RuntimeWarning, match="all 1 searches failed"):
         (result,) = llm.search(ask, ["a"], SEEDED)
-    assert "whole numbers" in (result.error or "")
+    assert "integers" in (result.error or "")
     # What can be read once is read once.
     assert len(llm.generate((text for text in ("a", "b")), FREE)) == 2
     assert len(llm.search(draw_four, iter(["a", "b"]), FREE)) == 2

@@ -1,4 +1,4 @@
-"""The likeliest tokens in the places of given ones, compared with transformers' own."""
+"""The most likely tokens in the places of given ones, compared with transformers' own."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_they_are_those_of_transformers(llm: LLM, stock: Any, top: int) -> None:
 
 @pytest.mark.parametrize("top", [1, 256, 1_024])
 def test_they_are_those_of_a_large_vocabulary(tmp_path: Path, top: int) -> None:
-    """Most of which is left out before the likeliest tokens are chosen."""
+    """Most of which is left out before the most likely tokens are chosen."""
     path = tiny_models.save_tiny_model(tmp_path, "llama", vocab_size=50_257)
     stock, pairs = load_stock(path), random_pairs(top, 3)
     for (context, rest), score in zip(pairs, load(path).score(pairs, top=top), strict=True):

@@ -24,14 +24,14 @@ def _drawn(logits_V: torch.Tensor, steps: int) -> torch.Tensor:
     return draw(logits_PV, seeds, torch.full_like(seeds, steps), sampling).tokens_PN[:, 0]
 
 
-@pytest.mark.parametrize("how", ["likeliest", "at random", "by the same numbers"])
+@pytest.mark.parametrize("how", ["most likely", "at random", "by the same numbers"])
 def test_draws_have_the_models_distribution_whatever_was_guessed(how: str) -> None:
     generator = torch.Generator().manual_seed(3)
     logits_V = 1.5 * torch.randn(SIZE, generator=generator)
     near_V = logits_V + 0.3 * torch.randn(SIZE, generator=generator)
     chances = logits_V.softmax(-1).double().numpy()
     guessed = {
-        "likeliest": torch.full((DRAWS,), int(logits_V.argmax())),
+        "most likely": torch.full((DRAWS,), int(logits_V.argmax())),
         "at random": torch.randint(SIZE, (DRAWS,), generator=generator),
         "by the same numbers": _drawn(near_V, 7),
     }[how]
@@ -50,7 +50,7 @@ def test_draws_have_the_models_distribution_whatever_was_guessed(how: str) -> No
         chi_square = float(((found - wanted) ** 2 / wanted).sum())
         assert chi_square < 65  # 29 degrees of freedom: more in one case of 8,000
     share = accepted.mean()
-    if how == "likeliest":
+    if how == "most likely":
         assert share == pytest.approx(chances.max(), abs=0.01)
     elif how == "at random":
         assert share == pytest.approx(1 / SIZE, abs=0.01)

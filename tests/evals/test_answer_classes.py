@@ -55,7 +55,7 @@ def test_random_classes_follow_from_the_answers_alone() -> None:
 
 
 class Near:
-    """An answer type of whole numbers."""
+    """An answer type of integers."""
 
     def verdict(self, text: str, references: Sequence[str]) -> Verdict:
         return Verdict(text, text in references)

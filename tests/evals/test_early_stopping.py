@@ -278,7 +278,7 @@ def test_tasks_without_votes_refuse(treegen: Command, tmp_path: Path, no_weights
         rows = [f"What is {i} of {split}?,{i},b,c,d,A\n" for i in range(6)]
         (tmp_path / split / f"anatomy_{split}.csv").write_text("".join(rows))
     done = treegen("eval", "mmlu", "-M", "demo", "--data", tmp_path, "--votes", "all")
-    assert "likeliest choice" in done.error
+    assert "most likely choice" in done.error
     done = treegen("eval", "apps", "-M", "demo", "--stop-when", "decided", "--allow-code-execution")
     assert "programs" in done.error
 

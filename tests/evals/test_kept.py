@@ -170,7 +170,7 @@ def test_what_is_kept_of_a_copy_serves_it(folder: Path, judged: list[str], tmp_p
 
 
 @pytest.mark.parametrize("spoil", ["cut", "flip", "empty", "other", "none"])
-def test_a_damaged_file_counts_as_none(
+def test_a_corrupt_file_counts_as_none(
     spoil: str, folder: Path, judged: list[str], tmp_path: Path
 ) -> None:
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)

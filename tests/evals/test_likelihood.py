@@ -357,7 +357,7 @@ def test_plan_counts_one_prompt_per_question(
     (plan,) = done.document["plans"]
     assert (plan["samples"], plan["choices"], plan["rows"]) == (40, 160, 0)
     assert plan["prompt_tokens"]["shared"] < plan["prompt_tokens"]["unshared"]
-    assert "the likeliest of 160 choices" in done.out
+    assert "the most likely of 160 choices" in done.out
     json.dumps(plan, allow_nan=False)
 
 

@@ -126,7 +126,7 @@ def test_so_do_prompts_that_are_shortened_or_only_planned(
 ) -> None:
     shown = treegen("plan", "gsm8k", "--limit", "2", "--quiet", "--write-out")
     assert shown.code == 0 and counts.take() == (1, 1, 1)
-    # The solved examples do not fit with so many tokens, so they are left out.
+    # The few-shot examples do not fit with so many tokens, so they are left out.
     args = ("apps", "--limit", "2", "-n", "1", "--max-tokens", "4000", "--quiet", "--write-out")
     shown = treegen("plan", *args)
     assert shown.code == 0, shown.err
@@ -218,5 +218,5 @@ def test_choices_are_scored_once_each(
     monkeypatch.setattr(task, "score", task.score)  # so that `Scorer` patches this class
     scorer = Scorer(task, monkeypatch)
     evaluate("arc-easy", "demo", limit=3, progress=False, output=tmp_path / "run")
-    # The likeliest choice, and the likeliest by length where it is another one.
+    # The most likely choice, and the most likely by length where it is another one.
     assert 3 <= scorer.take() <= 6

@@ -68,7 +68,7 @@ def test_a_file_is_read_as_transformers_and_vllm_read_it(
             "apply its typical_p, suppress_tokens",
         ),
         ({**QWEN, "epsilon_cutoff": 1e-3, "bad_words_ids": [[3]]}, "epsilon_cutoff, bad_words_ids"),
-        ({"do_sample": True, "top_p": 0.9}, "without top_k, transformers keeps the 50 likeliest"),
+        ({"do_sample": True, "top_p": 0.9}, "without top_k, transformers keeps the 50 most likely"),
         ({"do_sample": False, "top_p": 0.9}, ""),
         ({"temperature": 0.7}, "without do_sample, transformers decodes greedily"),
     ],

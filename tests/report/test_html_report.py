@@ -322,7 +322,7 @@ def test_a_tree_that_is_none_is_refused(treegen: Command, tmp_path: Path) -> Non
         ({"parent_id": None}, tree),
         ({"parent_id": 20}, tree),
         ({"id": 2}, tree),
-        ({"parent_id": "0"}, "damaged line (parent_id"),
+        ({"parent_id": "0"}, "corrupt line (parent_id"),
     ]
     for change, told in cases:
         (record,) = make_trees(run, num_trees=1)

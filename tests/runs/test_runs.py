@@ -177,13 +177,13 @@ def test_a_changed_byte_is_found_or_does_no_harm(run_path: Path) -> None:
         for mask in (rng.randrange(1, 256), whole[position] ^ ord("\n")):
             if mask == 0:
                 continue
-            damaged = bytearray(whole)
-            damaged[position] ^= mask
-            samples.write_bytes(damaged)
+            corrupt = bytearray(whole)
+            corrupt[position] ^= mask
+            samples.write_bytes(corrupt)
             line = whole.count(b"\n", 0, position) + 1
             if position < last_line - 1:
                 assert f"samples.jsonl:{line}: " in refusal(run_path), position
-                assert samples.read_bytes() == damaged
+                assert samples.read_bytes() == corrupt
             elif position >= last_line and mask == whole[position] ^ ord("\n"):
                 # A newline inside the last line makes two bad lines of it, or at its end of one.
                 with pytest.raises(RunError, match=rf"samples\.jsonl:{line}: "):
@@ -229,7 +229,7 @@ def test_a_line_that_is_no_record_is_refused_with_its_number(run_path: Path, lin
     lines = samples.read_bytes().split(b"\n")
     samples.write_bytes(b"\n".join([*lines[:7], line, *lines[7:]]))
     message = refusal(run_path)
-    assert "samples.jsonl:8: damaged line" in message
+    assert "samples.jsonl:8: corrupt line" in message
     # What the message says to do works.
     assert "delete this line" in message and f"resume={str(run_path)!r}" in message
     samples.write_bytes(b"\n".join(lines))
@@ -673,14 +673,14 @@ def test_a_run_is_not_started_over_another(run_path: Path, fast: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is damaged"),
-        (b"{", "is damaged"),
-        (b"\xff\xfe", "is damaged"),
+        (b"", "is corrupt"),
+        (b"{", "is corrupt"),
+        (b"\xff\xfe", "is corrupt"),
         (b"[" * 100_000, "nested too deeply"),
         (b"[]", "is not the run.json"),
         (b"{}", "is not the run.json"),
         (b'{"schema": 2}', "schema 2, and this treegen reads up to 1; upgrade"),
-        (b'{"schema": 1}', "is damaged"),
+        (b'{"schema": 1}', "is corrupt"),
         (b'{"schema": 1, "planned": NaN}', "NaN is not JSON"),
         (None, "has lost its run.json"),
     ],
@@ -1146,7 +1146,7 @@ def test_a_record_of_wrong_types_is_told_of_by_its_line(
                     assert len(file.keys) == 2 and not file.notices
                     records = file.records()
                     assert next(records) == good
-                    wrong = rf"samples.jsonl:2: damaged line \(.*{field} is"
+                    wrong = rf"samples.jsonl:2: corrupt line \(.*{field} is"
                     with pytest.raises(RunError, match=wrong):
                         next(records)
             assert path.read_bytes() == before
@@ -1159,7 +1159,7 @@ def test_a_bad_line_with_the_key_of_another_is_told_of_by_its_line(tmp_path: Pat
     path = tmp_path / "samples.jsonl"
     for number, data in ((1, bad + good), (2, good + bad)):
         path.write_bytes(data)
-        with pytest.raises(RunError, match=rf"samples.jsonl:{number}: damaged line \("):
+        with pytest.raises(RunError, match=rf"samples.jsonl:{number}: corrupt line \("):
             RecordFile(path, writable=False)
 
 
@@ -1187,11 +1187,11 @@ def test_a_free_setting_of_a_wrong_type_is_told_of(change: dict[str, object]) ->
         "settings": {"identity": {}, "free": {}},
     }
     resumes: list[object] = [{"time": "", "free": change, "versions": {}}]
-    for damaged in (
+    for corrupt in (
         info | {"resumes": resumes},
         info | {"resumes": [], "settings": {"identity": {}, "free": change}},
         info | {"resumes": [{"time": ""}]},
         info | {"resumes": [], "versions": {"torch": 3}},
     ):
-        with pytest.raises(RunError, match=r"run\.json is damaged"):
-            from_json(damaged, "run.json")
+        with pytest.raises(RunError, match=r"run\.json is corrupt"):
+            from_json(corrupt, "run.json")

@@ -84,7 +84,7 @@ def test_a_pickled_node_is_found_again() -> None:
         with pytest.raises(InputError, match="the session has no node"):
             session.find(key)
     same = [session.root("acd", name="twice") for _ in range(2)]
-    with pytest.raises(InputError, match="2 nodes of the key"):
+    with pytest.raises(InputError, match="2 nodes with the key"):
         session.find(same[0].key)
 
 

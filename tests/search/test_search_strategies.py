@@ -38,7 +38,7 @@ async def logprob_of_text(nodes: Sequence[SearchNode]) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_beam_of_full_width_finds_the_likeliest_text(seed: int) -> None:
+def test_beam_of_full_width_finds_the_most_likely_text(seed: int) -> None:
     model = hashed("abc", salt=f"{seed}")
     ways = dict(model.continuations("", 3))
 

@@ -100,13 +100,13 @@ def test_examples_from_a_file(tmp_path: Path) -> None:
     [
         (puzzle([1], 1), "must have 2 to 6 entries, not 1"),
         (puzzle([1] * 7, 1), "not 7"),
-        (puzzle([1, -2], 1), "numbers is not a list of whole numbers"),
+        (puzzle([1, -2], 1), "numbers is not a list of integers"),
         (puzzle([1, 2.0], 1), "numbers is not a list"),  # type: ignore[list-item]
         (puzzle([True, 2], 1), "numbers is not a list"),
         ({"numbers": "1 2", "target": 3}, "numbers is not a list"),
         ({"target": 3}, "numbers is not a list"),
-        ({"numbers": [1, 2]}, "target is not a whole number"),
-        (puzzle([1, 2], 3, id=1.5), "id must be text or a whole number"),
+        ({"numbers": [1, 2]}, "target is not an integer"),
+        (puzzle([1, 2], 3, id=1.5), "id must be text or an integer"),
         (puzzle([1, 2], 3, id=""), "id is empty"),
     ],
 )

@@ -408,7 +408,7 @@ def test_rows_that_cannot_be_checked_are_skipped_by_name(tmp_path: Path) -> None
     for told in (
         "no instruction 'punctuation:none'",
         "relation must be 'less than' or 'at least', got 'more'",
-        "num_words must be a whole number from 0 on, got None",
+        "num_words must be a non-negative integer, got None",
         "is not a valid pattern",
         "one object for each",
     ):

@@ -113,7 +113,7 @@ def test_aime_rows_that_cannot_be_used_are_told_by_line(tmp_path: Path) -> None:
     assert [str(row).partition("a.jsonl, ")[2] for row in data.skipped] == [
         "line 2: no problem or question; the row has answer",
         "line 3: no answer; the row has problem",
-        "line 4: answer '1000' is not a whole number from 0 to 999",
+        "line 4: answer '1000' is not an integer from 0 to 999",
     ]
 
 

@@ -202,7 +202,7 @@ def test_a_question_is_never_its_own_example(tmp_path: Path) -> None:
         ({"fewshot_data": "train"}, "examples of the dev split"),
         ({"extra": {"subjects": "anatomi"}}, "did you mean 'anatomy'"),
         ({"extra": {"subject": "anatomy"}}, "no argument 'subject'; did you mean 'subjects'"),
-        ({"extra": {"per_subject": "0"}}, "whole number from 1"),
+        ({"extra": {"per_subject": "0"}}, "a positive integer"),
     ],
 )
 def test_requests_that_cannot_be_met(folder: Path, options: dict[str, Any], told: str) -> None:

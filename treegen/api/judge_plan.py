@@ -132,7 +132,7 @@ class JudgingPlan:
         )
         if not whole:
             raise InputError(
-                "the judged_by in the run's run.json is damaged; name the models with "
+                "the judged_by in the run's run.json is corrupt; name the models with "
                 f"{arg('judge=')}, or give {arg('judge', 'none')}"
             )
         stored_options = {name: stored_options[name] for name in _LOADING if name in stored_options}

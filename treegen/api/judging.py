@@ -285,7 +285,7 @@ def judgings(
 
     Raises:
         InputError: nothing is stored, or an argument cannot be used.
-        RunError: there is no run, or a file is damaged.
+        RunError: there is no run, or a file is corrupt.
     """
     path = _path(run)
     with ExitStack() as stack:

@@ -161,7 +161,7 @@ def open_run(
         allow_task_code: Whether to run the code that the run names.
 
     Raises:
-        RunError: there is no run, or it is damaged.
+        RunError: there is no run, or it is corrupt.
         InputError: `data` or `task` are not those of the run.
     """
     options: OpenRunOptions = {

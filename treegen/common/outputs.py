@@ -38,10 +38,10 @@ def answer_after(text: str, thinking: Thinking | None) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopLogprobs:
-    """The likeliest tokens at each of N positions."""
+    """The most likely tokens at each of N positions."""
 
     tokens: NDArray[np.int32]
-    """int32 [N, K], the likeliest first."""
+    """int32 [N, K], most likely first."""
     logprobs: NDArray[np.float32]
     """float32 [N, K], natural logarithms."""
 
@@ -60,9 +60,9 @@ class Score:
     logprobs: tuple[float, ...]
     """The natural-log probability of each token."""
     is_greedy: bool
-    """Whether every token is the model's likeliest."""
+    """Whether every token is the model's most likely."""
     top: TopLogprobs | None = field(default=None, compare=False)
-    """The likeliest tokens at each position, if requested."""
+    """The most likely tokens at each position, if requested."""
 
     @property
     def logprob(self) -> float:
@@ -102,7 +102,7 @@ class Completion:
     """The stop string or the stop token id that ended it; None for other reasons. A stop string
     that is a special token is given as the string, the model's own end of sequence as its id."""
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """For each token the likeliest (token id, logprob) pairs, if requested."""
+    """For each token the most likely (token id, logprob) pairs, if requested."""
     confidences: tuple[float, ...] = ()
     """The confidence at each token, if requested; see `SamplingParams.confidence`."""
     certainties: tuple[float, ...] = ()

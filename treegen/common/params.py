@@ -63,7 +63,7 @@ class SamplingParams:
     top_k: int = 0
     """Keep this many most likely tokens; 0 or -1 keeps all."""
     min_p: float = 0.0
-    """Keep tokens at least this fraction as likely as the likeliest, in [0, 1]."""
+    """Keep tokens at least this fraction as likely as the most likely, in [0, 1]."""
     max_tokens: int = 256
     """Maximum number of generated tokens, including the stop token."""
     min_tokens: int = 0
@@ -81,12 +81,12 @@ class SamplingParams:
     one difference: a prompt without a name then gets further samples in each further call; see
     `LLM.generate`."""
     logprobs: int = 0
-    """Number of likeliest alternatives to report per token."""
+    """Number of most likely alternatives to report per token."""
     prompt_logprobs: int | None = None
-    """Report the log-probabilities of the prompt's tokens too, with this many likeliest
+    """Report the log-probabilities of the prompt's tokens too, with this many most likely
     alternatives; None does not. Searches do not report them."""
     confidence: int = 0
-    """Report the confidence at each token: minus the mean log-probability of this many likeliest
+    """Report the confidence at each token: minus the mean log-probability of this many most likely
     tokens, as in DeepConf, which uses 20. 0 reports none."""
     min_confidence: float | None = None
     """End a sample once the mean confidence of its last `confidence_window` tokens is lower than
@@ -184,7 +184,7 @@ class SamplingParams:
             check_number("min_confidence", self.min_confidence)
             if not self.confidence:
                 raise InputError(
-                    f"{arg('min_confidence')} needs confidence=N, the number of likeliest "
+                    f"{arg('min_confidence')} needs confidence=N, the number of most likely "
                     "tokens to average, such as confidence=20"
                 )
         self._check_temperature()

@@ -35,11 +35,12 @@ def expect_second() -> None:
     Python finds no handler for such a signal any more, and reports that race with a traceback.
     """
     before = sys.unraisablehook
+    match_race = _RACE.match  # a local name, because the module's names are gone at exit
 
-    def hook(told: "sys.UnraisableHookArgs") -> None:
-        match = _RACE.match(str(told.exc_value))
+    def hook(unraisable: "sys.UnraisableHookArgs") -> None:
+        match = match_race(str(unraisable.exc_value))
         if match is None:
-            before(told)
+            before(unraisable)
         elif signal.getsignal(int(match[1])) is signal.SIG_DFL:
             os.kill(os.getpid(), int(match[1]))
 

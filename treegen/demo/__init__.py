@@ -65,7 +65,7 @@ def fill_defaults(given: Mapping[str, Any], *, search: bool = False) -> dict[str
     """Add the bundled model and its settings for the task to a user's settings.
 
     The settings are returned unchanged if they name another model, or if no bundled model knows
-    the task. The bundled problems and solved examples are left out if the user names data.
+    the task. The bundled problems and few-shot examples are left out if the user names data.
 
     Args:
         given: The user's settings.

@@ -63,7 +63,7 @@ def check_arguments(task: str, names_given: Iterable[str], known: Iterable[str])
 
 
 def whole_number(arguments: Mapping[str, str], name: str) -> int | None:
-    """Return an argument that is a whole number from 1; None if it is not given.
+    """Return an argument that is a positive integer; None if it is not given.
 
     Raises:
         InputError: it is not such a number.
@@ -72,7 +72,7 @@ def whole_number(arguments: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"[0-9]{1,12}", text.strip()) or int(text) < 1:
-        raise InputError(f"task argument {name} must be a whole number from 1, got {text!r}")
+        raise InputError(f"task argument {name} must be a positive integer, got {text!r}")
     return int(text)
 
 
@@ -148,7 +148,7 @@ def _read_verifier_setting(name: str, text: str) -> Any:
         return TRUTHS[text.lower()]
     if name == "label":
         if not text.isdecimal():
-            raise InputError(f"{arg('label')} must be a whole number from 0 on, got {text!r}")
+            raise InputError(f"{arg('label')} must be a non-negative integer, got {text!r}")
         return int(text)
     from treegen.model.scorers.verifier import REDUCE
 

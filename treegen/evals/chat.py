@@ -1,4 +1,4 @@
-"""A task's prompts as chat messages: each solved example as two turns, or all in one turn.
+"""A task's prompts as chat messages: each few-shot example as two turns, or all in one turn.
 
 The formats are lm-eval's, with and without its --fewshot_as_multiturn.
 """
@@ -14,11 +14,11 @@ _TURNS: Final = "turns"
 _ROLE: Final = "role"
 
 Turn = tuple[str, str]
-"""The question and the answer of a solved example."""
+"""The question and the answer of a few-shot example."""
 
 
 def with_turns(node: Node, turns: Iterable[Turn]) -> Node:
-    """Return a node of solved examples that also stores them as turns, in the order of its text."""
+    """Return a node of few-shot examples that also stores them as turns, in text order."""
     return replace(node, metadata={**node.metadata, _TURNS: tuple(turns)})
 
 
@@ -35,13 +35,13 @@ def as_chat(
 ) -> Node:
     """Return the tree with each prompt as chat messages, after a system turn if there is one.
 
-    The solved examples are no longer a node of their own, but stay shared: prompts that start
+    The few-shot examples are no longer a node of their own, but stay shared: prompts that start
     alike are rendered alike, and the plan finds what is shared in the tokens.
 
     Args:
         tree: The prompt tree of a task.
         system: The text of the system turn; None for none.
-        multiturn: Make a user's and an assistant's turn of each solved example, if the task
+        multiturn: Make a user's and an assistant's turn of each few-shot example, if the task
             separates them.
         template: Arguments of the chat template.
     """

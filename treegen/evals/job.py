@@ -147,7 +147,7 @@ def _check_votes(task: Task, data: TaskData) -> None:
     """Raise InputError for a task whose samples do not vote."""
     why = ""
     if is_multiple_choice(data):
-        why = "picks the likeliest choice and draws nothing"
+        why = "picks the most likely choice and draws nothing"
     elif task.executes_code:
         why = "asks for programs, and programs do not vote"
     if why:

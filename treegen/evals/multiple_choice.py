@@ -103,13 +103,13 @@ def check_settings(
         sampling: The sampling parameters of the run.
         default: The task's own sampling parameters.
     """
-    why = f"task {task.name!r} picks the likeliest choice and draws nothing"
+    why = f"task {task.name!r} picks the most likely choice and draws nothing"
     if num_samples != 1:
         raise InputError(
             f"{why}, so {arg('num_samples', num_samples)} is not possible; leave it out"
         )
     for name in SamplingParams.__dataclass_fields__:
-        # The seed may also select solved examples.
+        # The seed may also select few-shot examples.
         if name != "seed" and getattr(sampling, name) != getattr(default, name):
             raise InputError(f"{why}; leave {arg(name + '=')} out")
 

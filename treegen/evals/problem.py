@@ -22,7 +22,7 @@ class Problem:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """JSON values that a report may show; scoring does not need them."""
     choices: tuple[str, ...] = ()
-    """Texts that may follow the prompt. If there are any, nothing is drawn: the likeliest of them
+    """Texts that may follow the prompt. If there are any, nothing is drawn: the most likely of them
     is the sample. Either all problems of a task have choices, or none has."""
     group: str = ""
     """Problems of one group, such as questions on one passage, are not independent draws, so error

@@ -1,6 +1,6 @@
 """Draw the samples that a run directory still needs, and store each when it has ended.
 
-In a likelihood run nothing is drawn: the one sample of a problem is the likeliest of its choices.
+In a likelihood run nothing is drawn: the one sample of a problem is the most likely of its choices.
 Nothing here prints: `sample` is an iterator of progress, which its caller shows.
 """
 
@@ -263,7 +263,7 @@ def sample_choices(
     *,
     stop: Callable[[], object] = lambda: None,
 ) -> Iterator[RunProgress]:
-    """Score the choices of a run's missing problems and store the likeliest of each problem.
+    """Score the choices of a run's missing problems and store the most likely of each problem.
 
     Args:
         prepared: The job of the run, with the tokens and the plan of its prompts.

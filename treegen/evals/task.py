@@ -37,7 +37,7 @@ class TaskOptions:
     split: str | None = None
     """Which split of a directory or a named data set; None is the task's own default."""
     num_fewshot: int | None = None
-    """Solved examples before each problem; None is the task's own default."""
+    """Few-shot examples before each problem; None is the task's own default."""
     fewshot_file: str | None = None
     """A JSONL file of examples, taken from its start."""
     fewshot_data: str | None = None
@@ -84,7 +84,7 @@ class TaskData:
     source: str
     """Where they come from, for people."""
     fewshot: str = ""
-    """The solved examples, formatted as the text before every problem; may be empty."""
+    """The few-shot examples, formatted as the text before every problem; may be empty."""
     num_fewshot: int = 0
     """How many examples each problem has."""
     skipped: tuple[Skipped, ...] = ()

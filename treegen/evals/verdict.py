@@ -66,7 +66,7 @@ class SampleScore:
     finish_reason: str
     verdicts: Mapping[str, Verdict]
     by_length: Mapping[str, Verdict] = field(default_factory=dict)
-    """If the sample is the likeliest of several choices, the verdicts on the choice with the
+    """If the sample is the most likely of several choices, the verdicts on the choice with the
     highest log-probability per character."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Values that votes may weight the sample by, by name; see

@@ -1,4 +1,4 @@
-"""Log-probabilities of the texts of a file, with the likeliest tokens at each position, as columns.
+"""Log-probabilities of a file's texts, with the most likely tokens at each position, as columns.
 
 `score_texts` scores the texts part by part. Each part is a file of compressed Parquet, one row per
 text, in the order of the input:
@@ -6,7 +6,7 @@ text, in the order of the input:
     id             text
     tokens         list of int32: the token ids of the text, without those of its prompt
     logprobs       list of float32: the natural-log probability of each token
-    top_tokens     list of [K] int32: the likeliest tokens at each position, likeliest first
+    top_tokens     list of [K] int32: the most likely tokens at each position, most likely first
     top_logprobs   list of [K] float32: their log-probabilities
 
 A file is written whole or not at all. Its name has the number of its first row, and its metadata
@@ -97,7 +97,7 @@ def read_extent(folder: Path) -> WrittenExtent:
     """Return how far the files of a folder go.
 
     Raises:
-        RunError: A file is damaged, or one is missing.
+        RunError: A file is corrupt, or one is missing.
     """
     at = WrittenExtent()
     for path in sorted(folder.glob(_PATTERN)):
@@ -155,7 +155,7 @@ def _table(ids: Sequence[str], scores: Sequence[Score]) -> Any:
 
 
 _KEYS: Final = {"id", "text", "prompt", "completion"}  # of a line
-_PAIRS: Final = 2**24  # maximum number of likeliest tokens of a part, which is held in memory
+_PAIRS: Final = 2**24  # maximum number of most likely tokens of a part, which is held in memory
 _TOKENS: Final = 2**20  # maximum number of tokens of a part
 _ENCODED: Final = 64  # number of texts that are encoded at once
 
@@ -207,8 +207,8 @@ def score_texts(
         llm: The model.
         path: File of JSON lines; see `read_texts`.
         folder: Folder of the columns; see `columns`.
-        top: Number of likeliest tokens to write at the position of each token.
-        part: Maximum number of likeliest tokens of a part, which bounds the memory. A part has at
+        top: Number of most likely tokens to write at the position of each token.
+        part: Maximum number of most likely tokens of a part, which bounds the memory. A part has at
             least one text.
 
     Raises:

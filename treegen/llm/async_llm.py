@@ -165,7 +165,7 @@ class AsyncLLM(Closeable):
 
         Args:
             prompts: Token ids of each prompt.
-            top: Number of likeliest tokens to report at the place of each token. Default: 0.
+            top: Number of most likely tokens to report at the place of each token. Default: 0.
 
         Raises:
             BusyError: too many samples wait.

@@ -53,7 +53,7 @@ class AsyncCall:
     first: int = 0
     """With a seed, index of the first sample to draw."""
     top: int = 0
-    """Number of likeliest tokens to report per token, where prompts are only scored."""
+    """Number of most likely tokens to report per token, where prompts are only scored."""
     prompts: list[Tokens] = field(default_factory=list)
     """Token ids of the prompts, once they are encoded."""
     requests: list[Request] = field(default_factory=list)

@@ -47,7 +47,7 @@ class Expand:
             if count is None and name == "keep":
                 continue
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise TreeError(f"{name} of a level is {count!r}; give a whole number >= 1")
+                raise TreeError(f"{name} of a level is {count!r}; give an integer >= 1")
         try:
             params = SamplingParams(**self.overrides)
         except InputError as error:

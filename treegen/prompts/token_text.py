@@ -184,7 +184,7 @@ class NamedToken(NamedTuple):
     logprob: float | None
     """None if it is not known."""
     top: tuple[NamedToken, ...] = ()
-    """The likeliest tokens at its position."""
+    """The most likely tokens at its position."""
     num_characters: int = 0
     """The number of characters that it adds to the whole text."""
 
@@ -230,7 +230,7 @@ class TokenText:
             before: The tokens before the sample.
             tokens: The tokens of the sample.
             logprobs: The log-probability of each token; None where it is not known.
-            tops: (token id, logprob) pairs of the likeliest tokens at each position, if recorded.
+            tops: (token id, logprob) pairs of the most likely tokens at each position, if recorded.
         """
         context = list(before[-CONTEXT_TOKENS:])
         pieces = _Pieces()
@@ -239,12 +239,12 @@ class TokenText:
         every = zip(tokens, logprobs, tops or [()] * len(tokens), strict=True)
         for token, logprob, top in every:
             shown = self._decode_next(context, token)
-            likeliest = tuple(
+            most_likely = tuple(
                 NamedToken(*self._name_token(self._decode_next(context, other), other), value)
                 for other, value in top
             )
             num = pieces.add(self._bytes(token), shown)
-            yield NamedToken(*self._name_token(shown, token), logprob, likeliest, num)
+            yield NamedToken(*self._name_token(shown, token), logprob, most_likely, num)
             context.append(token)
 
     def token(self, before: Sequence[int], token: int) -> str:

@@ -74,7 +74,7 @@ class Node:
             if not isinstance(child, Node):
                 raise TreeError(f"children[{index}] is a {type(child).__name__}; wrap it in a Node")
         if self.samples is not None and (type(self.samples) is not int or self.samples < 0):
-            raise TreeError(f"samples is {self.samples!r}; give a whole number >= 0, or None")
+            raise TreeError(f"samples is {self.samples!r}; give an integer >= 0, or None")
         if self.id is not None and (not isinstance(self.id, str) or not self.id):
             raise TreeError(f"id is {self.id!r}; give a string that is not empty, or None")
         if not isinstance(self.metadata, Mapping):
@@ -294,7 +294,7 @@ def _check_content(content: object) -> None:
         whole = hasattr(token, "__index__") and not isinstance(token, bool)
         if not whole or not 0 <= token <= MAX_TOKEN_ID:
             raise TreeError(
-                f"content[{index}] is {token!r}; token ids are whole numbers from 0 to "
+                f"content[{index}] is {token!r}; token ids are integers from 0 to "
                 f"{MAX_TOKEN_ID:,}, chat messages are mappings"
             )
 

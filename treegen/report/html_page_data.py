@@ -76,7 +76,7 @@ def thumbnails(images: RunImages, most: int = MOST_BYTES) -> dict[str, str]:
         try:
             data = images.content(image.sha256)
             url = None if data is None else thumbnail(data, image.name)
-        except TreegenError:  # the image is damaged, or Pillow is not installed
+        except TreegenError:  # the image is corrupt, or Pillow is not installed
             continue
         if url is None:
             continue

@@ -143,7 +143,7 @@ def load_run(
         options: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
-        RunError: there is no run, or it is damaged.
+        RunError: there is no run, or it is corrupt.
         InputError: `data` or `task` are not the problems or the task of the run.
     """
     # os.path, because a Path raises for names that are too long.

@@ -136,7 +136,7 @@ def _verdict(tree: StoredTree) -> Verdict:
 
 
 def _asked_fewshot(info: "RunInfo") -> int | None:
-    """Return the number of solved examples that the user chose; None if the task chose."""
+    """Return the number of few-shot examples that the user chose; None if the task chose."""
     num_fewshot = info.free.get("num_fewshot")
     return None if num_fewshot is None else int(num_fewshot)
 

@@ -94,7 +94,7 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
     dtype = "" if model["kv_cache_dtype"] == "auto" else f" ({model['kv_cache_dtype']})"
     what = f"{document['samples']:,} samples in {document['rows']:,} rows"
     if document["choices"]:
-        what = f"the likeliest of {document['choices']:,} choices"
+        what = f"the most likely of {document['choices']:,} choices"
     head = safe_text(
         f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
         f"{what}\n"

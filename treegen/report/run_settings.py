@@ -62,7 +62,7 @@ class KeySettings:
         Args:
             info: The content of run.json.
             searched: Whether the problems are searched.
-            num_fewshot: The number of solved examples; None if only run.json may have it.
+            num_fewshot: The number of few-shot examples; None if only run.json may have it.
         """
         from treegen.evals.config.eval_settings import stored_choices
         from treegen.evals.search.settings import stored_search_choices
@@ -107,7 +107,7 @@ class KeySettings:
         Args:
             choices: Its settings by name, as `stored_choices` returns them.
             weights: What run.json stores about its model.
-            num_fewshot: The number of solved examples; None if only `choices` may have it.
+            num_fewshot: The number of few-shot examples; None if only `choices` may have it.
             imported: Whether another tool drew the samples; the model's name stands in `weights`.
         """
         facts = weights if isinstance(weights, Mapping) else {}

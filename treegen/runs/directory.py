@@ -136,7 +136,7 @@ class RunDir:
             settings: The settings, which must give the same samples as those of the run.
 
         Raises:
-            RunError: there is no run, it is in use or damaged, or `settings` would not give the
+            RunError: there is no run, it is in use or corrupt, or `settings` would not give the
                 same samples; the message names every field that differs.
         """
         path = Path(path)
@@ -178,7 +178,7 @@ class RunDir:
         """Open the run in `path` for reading; another process may be appending to it.
 
         Raises:
-            RunError: there is no run, or it is damaged.
+            RunError: there is no run, or it is corrupt.
         """
         path = Path(path)
         _check_present(path, cls.records_file)

@@ -34,7 +34,7 @@ _NO_DIRECTORY_SYNC: Final = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EAC
 def to_json_value(value: object, name: str = "") -> Any:
     """Return `value` as JSON would return it: dicts with str keys, lists, finite numbers, str.
 
-    Paths become strings, and a float that is a whole number becomes an int, so that 1 and 1.0 are
+    Paths become strings, and a float that is an integer becomes an int, so that 1 and 1.0 are
     the same setting.
 
     Raises:
@@ -103,7 +103,7 @@ def read_json(path: Path) -> Any:
     """Return the value in the JSON file `path`.
 
     Raises:
-        RunError: the file cannot be read, or is damaged.
+        RunError: the file cannot be read, or is corrupt.
     """
     try:
         with open(open_regular(path), "rb") as file:
@@ -111,7 +111,7 @@ def read_json(path: Path) -> Any:
     except OSError as error:
         raise RunError(describe_read_error(path, error)) from error
     except ValueError as error:
-        raise RunError(f"{path} is damaged ({error}); restore it from a copy") from None
+        raise RunError(f"{path} is corrupt ({error}); restore it from a copy") from None
 
 
 def write_json(path: Path, value: object) -> None:

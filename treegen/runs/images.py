@@ -77,7 +77,7 @@ class RunImages:
         """Read the images of a run, which may have none.
 
         Raises:
-            RunError: images.json is damaged.
+            RunError: images.json is corrupt.
         """
         index = path / INDEX
         if not os.path.lexists(index):
@@ -94,7 +94,7 @@ class RunImages:
                 raise ValueError("a problem names an image that is missing in `images`")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(
-                f"{index} is damaged ({error}); restore it from a copy, or remove it and resume "
+                f"{index} is corrupt ({error}); restore it from a copy, or remove it and resume "
                 "the run on the machine with the original images"
             ) from None
         return cls(path, images, problems)
@@ -124,7 +124,7 @@ class RunImages:
             raise RunError(f"cannot read {file}: {format_os_error(error)}") from error
         if data is None or hashlib.sha256(data).hexdigest() != sha256:
             raise RunError(
-                f"{file} is damaged; restore it from a copy, or remove it and resume the run on "
+                f"{file} is corrupt; restore it from a copy, or remove it and resume the run on "
                 "the machine with the original image"
             )
         return data

@@ -202,7 +202,7 @@ def decode_record(line: bytes) -> dict[str, Any]:
     """Check the crc of `line`; return its record without the crc.
 
     Raises:
-        ValueError: the line is damaged, or a field has a wrong type.
+        ValueError: the line is corrupt, or a field has a wrong type.
     """
     return _check_record(parse_json(_parse_checked(line).decode("ascii")))
 
@@ -211,7 +211,7 @@ def decode_records(lines: Sequence[bytes]) -> Iterator[dict[str, Any]]:
     """Return an iterator over `decode_record` of each line; it is faster than separate calls.
 
     Raises:
-        ValueError: a line is damaged; it is raised when that line is reached.
+        ValueError: a line is corrupt; it is raised when that line is reached.
     """
     try:
         values = parse_json(f"[{_BETWEEN_LINES.join(map(_parse_checked, lines)).decode('ascii')}]")
@@ -262,7 +262,7 @@ def decode_unchecked(line: bytes) -> dict[str, Any]:
     Fields are checked when a record is read, not when its file is opened.
 
     Raises:
-        ValueError: the line is damaged.
+        ValueError: the line is corrupt.
     """
     record = parse_json(_parse_checked(line).decode("ascii"))
     if not isinstance(record, dict):
@@ -285,7 +285,7 @@ def read_key(line: bytes) -> Key:
     """Check the crc of a line and return its key; usual lines are not decoded any further.
 
     Raises:
-        ValueError: the line is damaged.
+        ValueError: the line is corrupt.
     """
     usual = _USUAL.match(_parse_checked(line))
     if usual is None:

@@ -60,7 +60,7 @@ class RecordFile:
             again: How a user continues after an error, for messages. Default: resume the run.
 
         Raises:
-            RunError: the file cannot be read, is damaged before its end, or has two different
+            RunError: the file cannot be read, is corrupt before its end, or has two different
                 records for one key.
         """
         self.path: Final = path
@@ -202,7 +202,7 @@ class RecordFile:
                 `RecordFile.digest`. Default: none.
 
         Raises:
-            RunError: the file cannot be read, or is damaged.
+            RunError: the file cannot be read, or is corrupt.
         """
         end, offset, number = self._end, 0, 0
         # First offset of each key, in the order of the file; further lines of a key are duplicates.
@@ -282,7 +282,7 @@ class RecordFile:
 
     def _damage(self, number: int, why: str) -> RunError:
         return RunError(
-            f"{self.path}:{number}: damaged line ({why}); restore the file from a copy, or delete "
+            f"{self.path}:{number}: corrupt line ({why}); restore the file from a copy, or delete "
             f"this line and {self._again} to sample it again"
         )
 
@@ -384,7 +384,7 @@ def open_for_append(path: Path, lock: str, *, anew: bool = False) -> Iterator[Re
         The records.
 
     Raises:
-        RunError: another process holds the lock, or the file is damaged or cannot be written.
+        RunError: another process holds the lock, or the file is corrupt or cannot be written.
     """
     with Lock(path.with_name(lock)):
         try:

@@ -55,7 +55,7 @@ class RunSettings:
         if taken := {"problem_ids", "planned"} & set(self.identity):
             raise InputError(f"identity has {min(taken)!r}, which is an argument of its own")
         if type(self.planned) is not int or self.planned < 1:
-            raise InputError(f"planned must be an integer from 1, got {self.planned!r}")
+            raise InputError(f"planned must be a positive integer, got {self.planned!r}")
         seen: set[str] = set()
         for problem_id in self.problem_ids:
             if not isinstance(problem_id, str):
@@ -191,7 +191,7 @@ def from_json(value: Any, name: str) -> RunInfo:
             for version in _require_type(start["versions"], dict).values():
                 _require_type(version, str)
     except (KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{name} is damaged ({error!s}); restore it from a copy") from None
+        raise RunError(f"{name} is corrupt ({error!s}); restore it from a copy") from None
     if (
         _fingerprint(_comparable_fields(info.identity, info.problem_ids, info.planned))
         != info.fingerprint

@@ -147,9 +147,9 @@ def test_what_a_run_remembers_trusts_no_code_and_is_checked_first(
     info = json.loads((run / "run.json").read_text())
     for kept, told in (
         ({"judge": ["none/at/all"]}, "judges none/at/all cannot be used: .*--judge none"),
-        ({"judge": "demo"}, "damaged"),
-        ({"judge": ["demo"], "rubric": 5}, "damaged"),
-        ({"judge": ["demo"], "rubric": "/dev/zero.yaml"}, "damaged"),
+        ({"judge": "demo"}, "corrupt"),
+        ({"judge": ["demo"], "rubric": 5}, "corrupt"),
+        ({"judge": ["demo"], "rubric": "/dev/zero.yaml"}, "corrupt"),
         ({"judge": ["demo"], "wordings": 99}, "wordings"),
         ("demo", "judged_by"),
     ):

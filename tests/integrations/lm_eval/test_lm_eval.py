@@ -489,7 +489,7 @@ def test_answers_of_rounded_numbers_are_kept_apart(checkpoint: Path, tmp_path: P
     ]
 
 
-def test_a_torn_journal_is_mended_and_a_damaged_one_refused(
+def test_a_torn_journal_is_mended_and_a_corrupt_one_refused(
     tiny_llm: LLM, tmp_path: Path, counted: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     asked = [request(text, {"max_gen_toks": 6}) for text in "abcd"]

@@ -128,12 +128,12 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
         next(score_texts(llm, path, out, top=2))
     written(path, LINES)
     first, second, *_ = sorted(out.glob("*.parquet"))
-    damaged = first.read_bytes()
-    first.write_bytes(damaged[: len(damaged) // 2])
+    corrupt = first.read_bytes()
+    first.write_bytes(corrupt[: len(corrupt) // 2])
     told = r"is corrupt .* remove this file and all later files"
     with pytest.raises(RunError, match=told):
         next(score_texts(llm, path, out, top=2))
-    first.write_bytes(damaged)
+    first.write_bytes(corrupt)
     second.unlink()
     with pytest.raises(RunError, match="does not match the number of rows in the files before it"):
         next(score_texts(llm, path, out, top=2))

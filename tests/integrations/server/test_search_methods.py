@@ -205,7 +205,7 @@ def test_models_are_listed_below_each_method(running: Running) -> None:
         ("beam", {"budget": [1]}, 400, "budget", "valid dictionary"),
         ("beam", {"search": [1]}, 400, "search", "search must be an object"),
         ("beam", {"search": {"tree": 1}}, 400, "search", "search.tree must be true or false"),
-        ("beam", {"search": {"width": "2"}}, 400, "search.width", "must be a whole number"),
+        ("beam", {"search": {"width": "2"}}, 400, "search.width", "must be an integer"),
         ("beam", {"search": {"width": 10**12}}, 400, "search.width", "at most 2,000"),
         ("beam", {"search": {"widht": 2}}, 400, "search.widht", "did you mean 'width'"),
         ("beam", {"search": {"evaluate": "verifier"}}, 400, "search.evaluate", "logprob"),

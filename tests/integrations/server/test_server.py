@@ -739,7 +739,7 @@ def test_keys_models_health_and_metrics(running: Running, client: openai.OpenAI)
     assert 'treegen_requests_total{path="/v1/models",status="401"} 1.0' in metrics
 
 
-def test_echo_tells_the_likeliest_tokens_of_a_prompt(
+def test_echo_tells_the_most_likely_tokens_of_a_prompt(
     running: Running, client: openai.OpenAI
 ) -> None:
     ask: Any = {"model": "demo", "temperature": 0, "logprobs": 1}
@@ -761,7 +761,7 @@ def test_echo_tells_the_likeliest_tokens_of_a_prompt(
             zip(logprobs.top_logprobs, logprobs.token_logprobs, strict=True), len(tokens)
         ):
             assert found.top_logprobs[at] == pytest.approx(top, abs=1e-4)
-            # The draw was greedy, so the likeliest token is the one that is there.
+            # The draw was greedy, so the most likely token is the one that is there.
             assert list(top.values()) == pytest.approx([logprob], abs=1e-6)
         for at in range(1, len(tokens)):
             ((_, best),) = found.top_logprobs[at].items()

@@ -1,4 +1,4 @@
-"""Log-sum-exps and likeliest tokens of whole rows, against the obvious ways to find them."""
+"""Log-sum-exps and most likely tokens of whole rows, against the obvious ways to find them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_log_sum_exp_is_the_one_of_float64_whatever_rows_are_beside(size: int) -
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_the_likeliest_token_is_the_first_of_the_largest(size: int) -> None:
+def test_the_most_likely_token_is_the_first_of_the_largest(size: int) -> None:
     torch.manual_seed(size)
     few = torch.randint(0, 3, (60, size)).float()  # most tokens are as likely as others
     few[0] = -torch.inf

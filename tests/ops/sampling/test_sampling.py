@@ -223,7 +223,7 @@ def test_a_token_of_no_probability_is_never_drawn() -> None:
         ({"stop": ["a", ""]}, "stop strings must be non-empty text"),
         ({"stop_token_ids": [-3]}, "stop_token_ids must not be negative"),
         ({"logprobs": -1}, "logprobs must be at least 0"),
-        # Arrays of whole numbers cannot hold these.
+        # Arrays of integers cannot hold these.
         ({"min_tokens": 10**30, "max_tokens": 10**30}, "min_tokens must be at most 2,147,483,647"),
         ({"max_thinking_tokens": 2**63 - 1}, "max_thinking_tokens must be at most 2,147,483,647"),
         ({"confidence": 10**30}, "confidence must be at most 2,147,483,647"),
@@ -333,7 +333,10 @@ def test_only_allowed_tokens_are_drawn_and_logprobs_stay_the_models(
         ({"allowed_token_ids": [-1]}, "allowed_token_ids must be at least 0"),
         ({"allowed_token_ids": ["a"]}, "allowed_token_ids must be an integer"),
         ({"allowed_token_ids": 5}, "allowed_token_ids must be a list"),
-        ({"allowed_token_ids": [5], "regex": "a"}, "regex and allowed_token_ids exclude"),
+        (
+            {"allowed_token_ids": [5], "regex": "a"},
+            "regex and allowed_token_ids cannot be",
+        ),
         ({"ignore_eos": "false"}, "ignore_eos must be True or False"),
         ({"include_stop": 1}, "include_stop must be True or False"),
         ({"stop": 5}, "stop must be a list"),

@@ -77,7 +77,7 @@ def test_numbers_of_an_index_that_are_none_are_damage(
     if field == "tokens" and told is None:  # not known
         assert RunImages.read(tmp_path).of("a")[0].tokens is None
         return
-    with pytest.raises(RunError, match=r"images\.json is damaged .* resume the run"):
+    with pytest.raises(RunError, match=r"images\.json is corrupt .* resume the run"):
         RunImages.read(tmp_path)
 
 
@@ -103,7 +103,7 @@ def test_no_more_is_read_than_may_be(tmp_path: Path) -> None:
         ImageFile.of(file)
     (tmp_path / "images").mkdir()
     file.rename(tmp_path / "images" / NAME)
-    with pytest.raises(RunError, match="damaged"):
+    with pytest.raises(RunError, match="corrupt"):
         RunImages(tmp_path).content(NAME)
 
 

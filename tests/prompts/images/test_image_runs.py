@@ -137,10 +137,10 @@ def test_what_is_missing_is_told(run: Path, capsys: pytest.CaptureFixture[str]) 
     name = {i.sha256: i.name for i in RunImages.read(run).images.values()}[kept.name]
     assert ("1.png" if name == "1.png" else "onerror") in failed.err
     other = next(iter((run / "images").iterdir()))
-    other.write_bytes(b"damaged")
-    assert "is damaged" in command("eval", "--resume", run, "-q").err
+    other.write_bytes(b"corrupt")
+    assert "is corrupt" in command("eval", "--resume", run, "-q").err
     (run / "images.json").write_text('{"images": [{"sha256": "../../x"}], "problems": {}}')
-    assert "images.json is damaged" in command("show", run).err
+    assert "images.json is corrupt" in command("show", run).err
 
 
 def test_a_crash_while_images_are_kept_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_thumbnails_are_bounded(run: Path) -> None:
     one = next(iter(shown.values()))
     assert len(thumbnails(view.images, most=len(one))) == 1
     assert thumbnails(view.images, most=10) == {}
-    (run / "images" / next(iter(shown))).write_bytes(b"damaged")
+    (run / "images" / next(iter(shown))).write_bytes(b"corrupt")
     assert len(thumbnails(view.images)) == 1
     parts = {blob.id for blob in blobs(view, "run", {})}
     assert "run-images-0" in parts

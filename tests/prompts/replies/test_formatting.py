@@ -68,9 +68,9 @@ def test_what_is_written_is_read_whole_and_in_pieces(writer: str) -> None:
 
 
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_damaged_text_is_the_same_in_any_pieces_and_loses_no_text(writer: str) -> None:
+def test_a_corrupt_text_is_the_same_in_any_pieces_and_loses_no_text(writer: str) -> None:
     """Cut, doubled and mangled texts; whatever is no call stays text."""
-    rng = Random(f"damaged {writer}")
+    rng = Random(f"corrupt {writer}")
     for _ in range(50):
         text = WRITERS[writer]([random_call(rng) for _ in range(rng.randrange(1, 3))])
         for _ in range(rng.randrange(1, 4)):

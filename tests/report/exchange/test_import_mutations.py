@@ -1,4 +1,4 @@
-"""Logs that were damaged or forged: a clear error, or a run that every reader can read."""
+"""Logs that were corrupt or forged: a clear error, or a run that every reader can read."""
 
 import copy
 import json
@@ -106,7 +106,7 @@ def mutated(value: Any, rng: random.Random) -> Any:
     return value
 
 
-def damaged(data: bytes, rng: random.Random) -> bytes:
+def corrupt(data: bytes, rng: random.Random) -> bytes:
     """The bytes of a file with some of them lost, changed or doubled."""
     a, b = sorted(rng.randrange(len(data)) for _ in range(2))
     match rng.randrange(4):
@@ -170,7 +170,7 @@ def lm_eval_survives(kind: str, seed: int, folder: Path) -> bool:
         case 3 | 4:
             results = mutated(results, rng)
         case _:
-            text = damaged(text, rng)
+            text = corrupt(text, rng)
     folder.mkdir()
     (folder / f"samples_{kind}_{STAMP}.jsonl").write_bytes(text)
     log = folder / f"results_{STAMP}.json"
@@ -198,7 +198,7 @@ def inspect_survives(seed: int, folder: Path) -> bool:
         log.write_text(json.dumps(mutated(inspect_log(samples(), 2), rng)))
     else:
         log = write_inspect(folder / "log.eval", samples(), 2)
-        log.write_bytes(damaged(log.read_bytes(), rng))
+        log.write_bytes(corrupt(log.read_bytes(), rng))
     return survives(log, folder / "run")
 
 
@@ -356,7 +356,7 @@ def test_a_stored_verdict_has_its_types(tmp_path: Path) -> None:
     ):
         line = encode_record({**record, "verdicts": {"strict": verdict}})
         path.write_bytes(b"".join([line, *lines[1:]]))
-        with pytest.raises(TreegenError, match=r"verdicts|damaged line"):
+        with pytest.raises(TreegenError, match=r"verdicts|corrupt line"):
             load_run(run)
 
 

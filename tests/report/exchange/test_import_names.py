@@ -171,7 +171,7 @@ def test_an_export_stays_in_its_folder(tmp_path: Path, name: str, to: str) -> No
 def test_the_time_of_a_run_is_a_time(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", num_problems=2, num_samples=1)
     _edited(run, lambda document: document.update(created="/../../2026"))
-    with pytest.raises(RunError, match=r"run\.json is damaged"):
+    with pytest.raises(RunError, match=r"run\.json is corrupt"):
         load_run(run)
 
 

@@ -324,7 +324,7 @@ def _signals(
 def _alternatives(
     rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
 ) -> list[Sequence[tuple[tuple[int, float], ...]]]:
-    """Return the likeliest (token, logprob) pairs at each token of slots that report them."""
+    """Return the most likely (token, logprob) pairs at each token of slots that report them."""
     alternatives: list[Sequence[tuple[tuple[int, float], ...]]] = [()] * len(slots)
     if not rows.num_logprobs:
         return alternatives

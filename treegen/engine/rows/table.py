@@ -137,7 +137,7 @@ class RowTable:
             slots: Slots, [N].
             tokens: Token ids, [N].
             logprobs: Log-probabilities of the tokens, [N].
-            top_tokens: The likeliest tokens, [N, num_logprobs]; None without alternatives.
+            top_tokens: The most likely tokens, [N, num_logprobs]; None without alternatives.
             top_logprobs: Log-probabilities of these, [N, num_logprobs]; None without alternatives.
             signals: Confidence and self-certainty, [N, 2]; None if they are not recorded.
             place: If a slot occurs several times in a row, the index of each token among the slot's
@@ -174,7 +174,7 @@ class RowTable:
     def alternatives(
         self, slots: NDArray[np.int64]
     ) -> tuple[list[tuple[int, ...]], list[tuple[float, ...]]]:
-        """Return the likeliest tokens and their logprobs, as one flat tuple per slot each."""
+        """Return the most likely tokens and their logprobs, as one flat tuple per slot each."""
         store = self.generated
         return self._numbers(slots, store.top_tokens), self._numbers(slots, store.top_logprobs)
 

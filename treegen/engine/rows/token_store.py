@@ -25,7 +25,7 @@ class TokenStore:
 
     Attributes:
         tokens, logprobs: [blocks, tokens of a block].
-        top_tokens, top_logprobs: [blocks, tokens of a block, num_logprobs], the likeliest
+        top_tokens, top_logprobs: [blocks, tokens of a block, num_logprobs], the most likely
             alternatives.
         signals: [blocks, tokens of a block, 2], confidence and self-certainty; [.., .., 0] until
             `record_signals` is called.
@@ -88,7 +88,7 @@ class TokenStore:
             counts: Number of tokens of each slot before this one, [N].
             tokens: Token ids, [N].
             logprobs: Log-probabilities of the tokens, [N].
-            top_tokens: The likeliest tokens, [N, num_logprobs]; None without alternatives.
+            top_tokens: The most likely tokens, [N, num_logprobs]; None without alternatives.
             top_logprobs: Log-probabilities of these, [N, num_logprobs]; None without alternatives.
             signals: Confidence and self-certainty, [N, 2]; None if they are not recorded.
             version: The version of the weights.

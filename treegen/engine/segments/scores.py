@@ -26,8 +26,10 @@ class PendingScores:
     at: Ints
     """Indices of the tokens in the segment, [N]."""
     fetch: AsyncHostCopy
-    """Their log-probabilities [N], and whether each is the likeliest token [N]; if requested, also
-    the K likeliest tokens at the place of each [N, K], and their log-probabilities [N, K]."""
+    """Their log-probabilities [N], and whether each is the most likely token [N].
+
+    If requested, also the K most likely tokens at each place, and their log-probabilities [N, K].
+    """
 
     def add(self) -> None:
         """Wait for the scores and store them in the segment."""
@@ -38,9 +40,9 @@ class PendingScores:
         target.logprobs[self.at], target.is_best[self.at], *top = self.fetch.wait()
         if top:
             shape = len(target.tokens), top[0].shape[1]
-            if target.likeliest is None:
-                target.likeliest = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-            for stored, new in zip(target.likeliest, top, strict=True):
+            if target.most_likely is None:
+                target.most_likely = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+            for stored, new in zip(target.most_likely, top, strict=True):
                 stored[self.at] = new
 
 
@@ -93,8 +95,8 @@ def collect_score(request: LiveRequest) -> Score:
         first, *rest = [array for array in arrays if array is not None]
         return np.concatenate([first[skip:], *rest])
 
-    num, likeliest = request.spec.top, [s.likeliest for s in path if s.likeliest is not None]
-    top = [concat_scored(arrays[i][:, :num] for arrays in likeliest) for i in range(2) if num]
+    num, most_likely = request.spec.top, [s.most_likely for s in path if s.most_likely is not None]
+    top = [concat_scored(arrays[i][:, :num] for arrays in most_likely) for i in range(2) if num]
     return Score(
         tuple(concat_scored(s.tokens for s in path).tolist()),
         tuple(concat_scored(s.logprobs for s in path).tolist()),

@@ -122,7 +122,7 @@ class LiveSegment:
     scored: int = NEVER
     """First position whose logits are needed for scores."""
     top: int = 0
-    """How many likeliest tokens to report at the places of its scored tokens."""
+    """How many most likely tokens to report at the places of its scored tokens."""
     refs: int = 0
     """Number of children, unfinished requests and handles that need it. Only `SegmentStore.retain`
     and `release` change it."""
@@ -137,9 +137,9 @@ class LiveSegment:
     logprobs: NDArray[np.float32] | None = None
     """Log-probabilities as far as they are known, [tokens]."""
     is_best: NDArray[np.bool_] | None = None
-    """Whether each token is the likeliest one, [tokens]."""
-    likeliest: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
-    """The likeliest tokens and their log-probabilities, [tokens, top], if requested."""
+    """Whether each token is the most likely one, [tokens]."""
+    most_likely: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
+    """The most likely tokens and their log-probabilities, [tokens, top], if requested."""
     end_state: int = NO_STATE
     """Slot of the recurrent state after its last token, which it owns; see `SegmentStates`."""
     last_state: int = NO_STATE

@@ -74,7 +74,7 @@ class EvalSettings(BaseSettings):
     apply_chat_template: bool = False
     """Whether prompts are chat messages."""
     fewshot_as_multiturn: bool = False
-    """In chat, make a user's and an assistant's turn of each solved example; otherwise one user's
+    """In chat, make a user's and an assistant's turn of each few-shot example; otherwise one user's
     turn has all of them."""
     system_instruction: str | None = None
     """A text before each prompt, in chat as the system's turn."""
@@ -332,7 +332,7 @@ def recall_choices(run: "RunDir") -> dict[str, Any]:
     """
     choices = stored_choices(run.info)
     results: Any = None
-    with suppress(RunError):  # a damaged file, which the next scoring replaces
+    with suppress(RunError):  # a corrupt file, which the next scoring replaces
         results = run.results()
     settings: Any = results.get("settings") if isinstance(results, dict) else None
     for name in REPORTED if isinstance(settings, dict) else ():

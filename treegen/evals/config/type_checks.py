@@ -25,9 +25,9 @@ class Maximum:
 
 
 Count = Annotated[int, Minimum(1)]
-"""A whole number from 1."""
+"""An integer from 1."""
 _NAMES: Final[Mapping[Any, str]] = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     str: "text",
     bool: "True or False",

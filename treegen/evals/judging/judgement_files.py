@@ -82,14 +82,14 @@ def read_judgings(path: Path) -> list[JudgeRun]:
     """Return the judge runs of the run in a directory, sorted by name.
 
     Raises:
-        RunError: a file is damaged.
+        RunError: a file is corrupt.
     """
     judgings = []
     for info in sorted((path / FOLDER).glob(f"*/{_INFO}")):
         try:
             judgings.append(JudgeRun.of_json(info.parent.name, read_json(info)))
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{info} is damaged ({error}); restore it from a copy") from None
+            raise RunError(f"{info} is corrupt ({error}); restore it from a copy") from None
     return judgings
 
 
@@ -113,7 +113,7 @@ def get_slot(record: Mapping[str, Any]) -> Slot:
     """Return the slot of a line.
 
     Raises:
-        RunError: the line is damaged.
+        RunError: the line is corrupt.
     """
     try:
         answers = tuple((int(run), int(index)) for run, index in record["answers"])
@@ -195,7 +195,7 @@ def open_judgements(path: Path, judging: JudgeRun) -> Iterator[JudgementFile]:
         The open file.
 
     Raises:
-        RunError: another process has it open, or the file is damaged or cannot be written.
+        RunError: another process has it open, or the file is corrupt or cannot be written.
     """
     with open_for_append(path / FOLDER / judging.name / FILE, "judging.lock") as file:
         yield JudgementFile(file, judging.settings.rubric)

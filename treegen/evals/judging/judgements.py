@@ -43,7 +43,7 @@ class Judgement:
     criterion: int
     repeat: int
     verdict: str | None
-    """A choice of the rubric; with likelihoods, the likeliest. None if the text has no readable
+    """A choice of the rubric; with likelihoods, the most likely. None if the text has no readable
     verdict."""
     value: float | None
     """The value of the verdict, between the rubric's least and most; with likelihoods, the expected
@@ -91,7 +91,7 @@ def read_judged(path: Path) -> list[JudgementSet]:
     """Return the judge runs of the run in a directory; this loads no model.
 
     Raises:
-        RunError: a file is damaged.
+        RunError: a file is corrupt.
     """
     return [
         JudgementSet(judging, tuple(_judgements(path, judging))) for judging in read_judgings(path)

@@ -149,7 +149,7 @@ def open_runs(paths: Sequence[Path], choices: Mapping[str, Any], stack: ExitStac
         stack: Closes the runs.
 
     Raises:
-        RunError: a directory has no run, or a run is damaged.
+        RunError: a directory has no run, or a run is corrupt.
         InputError: the problems cannot be read, or differ between runs, or a run is named twice.
     """
     real = [path.resolve() for path in paths]

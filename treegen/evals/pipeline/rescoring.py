@@ -64,7 +64,7 @@ def rescore_run(
         execution: Permission to run programs that the model wrote.
 
     Raises:
-        RunError: there is no run, or it is damaged.
+        RunError: there is no run, or it is corrupt.
         InputError: the problems are not those of the run, programs would have to run, or none of
             the requested votes can be computed.
     """

@@ -140,7 +140,7 @@ class TimeForecast:
         return TimeLeft(work if self._shares_speed else max(work, longest))
 
     def _fit(self, ages: "np.ndarray") -> tuple[float, float]:
-        """Return the likeliest mean and spread of the logarithms of lengths."""
+        """Return the most likely mean and spread of the logarithms of lengths."""
         log_ages = np.log(np.maximum(np.sort(ages), 1e-3))
         groups = [part for part in np.array_split(log_ages, _GROUPS) if len(part)]
         middle = self._sum / self._num

@@ -138,7 +138,7 @@ def describe_levels(plan: "Plan") -> list[dict[str, Any]]:
 
 
 def load_attempts(run: RunDir) -> list[dict[str, Any]]:
-    """Return the attempts in a run's results.json; damaged ones are left out."""
+    """Return the attempts in a run's results.json; corrupt ones are left out."""
     try:
         results = run.results()
     except RunError:
@@ -378,7 +378,7 @@ class Timeline:
 def read_timeline(folder: Path) -> list[Mapping[str, Any]]:
     """Return the moments of a run in order; empty if there is no file.
 
-    Damaged lines are left out.
+    Corrupt lines are left out.
     """
     moments: list[Mapping[str, Any]] = []
     with suppress(OSError), open(open_regular(folder / NAME), "rb") as file:

@@ -67,7 +67,7 @@ class RunVerdicts:
         """Yield every stored sample with its verdicts, as the task gives them.
 
         Raises:
-            RunError: a record is damaged, or the file changed while it was read.
+            RunError: a record is corrupt, or the file changed while it was read.
         """
         for record, verdicts, _ in self._read(run):
             yield record, verdicts
@@ -160,7 +160,7 @@ class RunVerdicts:
 
         Args:
             record: The sample; without choices the result is empty.
-            verdicts: The verdicts on the sample, which is the likeliest choice.
+            verdicts: The verdicts on the sample, which is the most likely choice.
         """
         if "choice_logprobs" not in record or self._job.data.scored:
             return NO_VERDICTS

@@ -50,7 +50,7 @@ def score_samples(
         verdicts: The verdicts that are known; by default those that `VerdictCache` has.
 
     Raises:
-        RunError: a record is damaged, or the file changed while it was read.
+        RunError: a record is corrupt, or the file changed while it was read.
     """
     headline = job.task.filters[0]
     problem_ids = {problem.id: problem.id for problem in job.data.problems}

@@ -3,7 +3,7 @@
 The cache is in the user's own folder, never in the run: a run may come from somebody else, and
 files in it other than its samples must not decide the verdicts. The name of a file is a hash of
 everything that its verdicts depend on: the bytes of the samples, the problems, the task with its
-arguments, treegen's code and the libraries that tasks use. So any change is a cache miss, a damaged
+arguments, treegen's code and the libraries that tasks use. So any change is a cache miss, a corrupt
 file counts as one, and files are never updated.
 """
 

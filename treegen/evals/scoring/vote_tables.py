@@ -61,7 +61,7 @@ class VoteInputs:
         """Return the scores and picks in a run directory.
 
         Raises:
-            RunError: a file is damaged.
+            RunError: a file is corrupt.
         """
         from treegen.evals.scoring.universal_self_consistency import read_picks
 
@@ -173,7 +173,7 @@ def read_voters(job: "Job", run: RunDir) -> tuple[list[dict[str, float]], VoteIn
         run: The run.
 
     Raises:
-        RunError: the scores or picks in the directory are damaged.
+        RunError: the scores or picks in the directory are corrupt.
     """
     settings, inputs = job.settings, VoteInputs.of(run.path)
     num = settings.num_samples if settings.stop_when == NEVER else settings.first_round

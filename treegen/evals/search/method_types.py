@@ -226,7 +226,7 @@ def _describe_type(kind: Any) -> str:
         return " or ".join("none" if p is types.NoneType else _describe_type(p) for p in parts)
     if origin in (tuple, list):
         return f"{_describe_type(parts[0])}, or several with commas between"
-    names = {int: "a whole number", float: "a number", bool: "true or false"}
+    names = {int: "an integer", float: "a number", bool: "true or false"}
     return names.get(kind, "text")
 
 

@@ -65,7 +65,7 @@ def verifier_value_function(verifier: "Verifier", problems: Mapping[str, Problem
     from treegen.search.reward import by_verifier
 
     def question_of(node: SearchNode) -> str:
-        # The solved examples are left out, because they say nothing about this solution.
+        # The few-shot examples are left out, because they say nothing about this solution.
         return problems[node.search.name].question
 
     judge = by_verifier(verifier, question_of=question_of)

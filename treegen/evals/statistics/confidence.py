@@ -1,7 +1,7 @@
 """Confidence of samples, and ending unconfident samples early (DeepConf).
 
 The method is Fu et al. 2025, "Deep Think with Confidence". The confidence of a token is minus the
-mean log-probability of the likeliest tokens at its position. Low confidence over a group of
+mean log-probability of the most likely tokens at its position. Low confidence over a group of
 consecutive tokens marks samples that are often wrong.
 """
 
@@ -34,7 +34,7 @@ class Confidence:
     """
 
     top: int = 20
-    """Number of likeliest tokens whose log-probabilities give the confidence of a token."""
+    """Number of most likely tokens whose log-probabilities give the confidence of a token."""
     window: int = 2048
     """Tokens of a group, and of the tail."""
     keep: float | None = None

@@ -42,7 +42,7 @@ class ReportOptions:
     num_samples: int
     """Samples planned for each problem."""
     num_fewshot: int = 0
-    """Solved examples before each problem."""
+    """Few-shot examples before each problem."""
     pass_ks: Sequence[int] | None = None
     """The k of pass@k; None picks them from num_samples."""
     maj_ks: Sequence[int] | None = None
@@ -72,7 +72,7 @@ class MetricRow:
     filter: str
     """The name of the rule that extracted the answers from the texts."""
     num_fewshot: int | None
-    """Solved examples before each problem; None if unknown."""
+    """Few-shot examples before each problem; None if unknown."""
     metric: str
     """The name of the metric."""
     value: float | None
@@ -181,9 +181,9 @@ def summarise(
     Every metric is a mean over problems of a per-problem estimate. A metric that is undefined for
     any problem is reported as undefined, never as the mean of the rest.
 
-    If problems have choices, the metrics are `acc`, the accuracy of the likeliest choice, and
-    `acc_norm`, the accuracy of the choice that is likeliest for its length. The report then has no
-    votes, and no metrics of unreadable or truncated samples.
+    If problems have choices, the metrics are `acc`, the accuracy of the most likely choice, and
+    `acc_norm`, the accuracy of the choice that is most likely for its length. The report then has
+    no votes, and no metrics of unreadable or truncated samples.
 
     Args:
         scores: The scored samples of all problems.

@@ -144,7 +144,7 @@ def score_of_choices(index: int, choices: Any, top: int) -> Score:
     Args:
         index: Index of the pair.
         choices: The server's choices for the context, and for the context with the continuation.
-        top: Number of likeliest tokens to report.
+        top: Number of most likely tokens to report.
     """
     before, whole = choices
     shorter, tokens = before["prompt_token_ids"], whole["prompt_token_ids"]
@@ -156,7 +156,7 @@ def score_of_choices(index: int, choices: Any, top: int) -> Score:
         )
     entries = whole["prompt_logprobs"][start:]
     own = [entry[str(token)] for entry, token in zip(entries, tokens[start:], strict=True)]
-    likeliest = [
+    most_likely = [
         sorted(
             ((int(token), value["logprob"]) for token, value in entry.items() if value["rank"]),
             key=lambda pair: -pair[1],
@@ -164,13 +164,13 @@ def score_of_choices(index: int, choices: Any, top: int) -> Score:
         for entry in entries
     ]
     is_greedy = all(
-        top_pairs[0][0] == token for top_pairs, token in zip(likeliest, tokens[start:], strict=True)
+        pairs[0][0] == token for pairs, token in zip(most_likely, tokens[start:], strict=True)
     )
     reported = None
     if top:
         reported = TopLogprobs(
-            np.array([[token for token, _ in row] for row in likeliest], dtype=np.int32),
-            np.array([[value for _, value in row] for row in likeliest], dtype=np.float32),
+            np.array([[token for token, _ in row] for row in most_likely], dtype=np.int32),
+            np.array([[value for _, value in row] for row in most_likely], dtype=np.float32),
         )
     logprobs = tuple(entry["logprob"] for entry in own)
     return Score(tuple(tokens[start:]), logprobs, is_greedy, reported)

@@ -297,7 +297,7 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
 
         Args:
             pairs: (context, continuation), both texts or both token ids.
-            top: Number of likeliest tokens to report at the place of each token, as `Score.top`.
+            top: Number of most likely tokens to report at the place of each token, as `Score.top`.
                 Default: 0.
 
         Raises:

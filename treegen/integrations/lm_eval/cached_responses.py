@@ -61,7 +61,7 @@ class Journal:
         """Open and lock the file of the responses of one kind, to read it and to append to it.
 
         Raises:
-            RunError: Another process holds it, or it is damaged or cannot be written.
+            RunError: Another process holds it, or it is corrupt or cannot be written.
         """
         with open_for_append(self._folder / f"{kind}.jsonl", _LOCK) as file:
             for notice in file.notices:

@@ -45,7 +45,7 @@ class Sampling(NodeModel):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     """Seed of these samples; null is the seed of the root."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Number of likeliest alternatives to report per token. The log-probabilities of the tokens
+    """Number of most likely alternatives to report per token. The log-probabilities of the tokens
     themselves are always reported."""
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] | None = None
     logit_bias: Annotated[dict[_KeyToken, float], Field(max_length=10_000)] | None = None

@@ -101,7 +101,7 @@ class ScoreFields(NodeModel):
     texts: Annotated[list[Text], Field(min_length=1, max_length=10_000)]
     """The continuations."""
     top: Annotated[int, Field(ge=0, le=20)] = 0
-    """Number of likeliest tokens to report at the place of each token."""
+    """Number of most likely tokens to report at the place of each token."""
 
 
 class RootRequest(RootFields):
@@ -272,7 +272,7 @@ class NodeAnswer(NodeModel):
     logprobs: list[float]
     """Natural-log probability of each generated token."""
     top_logprobs: list[list[tuple[int, float]]] = Field(default_factory=list)
-    """For each token the likeliest (token id, log-probability) pairs, if requested."""
+    """For each token the most likely (token id, log-probability) pairs, if requested."""
     finish_reason: Literal["stop", "length", "confidence", "error", "given"]
     """How the text ended; "given" for roots and extensions."""
     stop: str | int | None = None
@@ -329,9 +329,9 @@ class ScoreAnswer(NodeModel):
     token_ids: list[int]
     logprobs: list[float]
     is_greedy: bool
-    """Whether each token is the likeliest one."""
+    """Whether each token is the most likely one."""
     top_logprobs: list[list[tuple[int, float]]] = Field(default_factory=list)
-    """For each token the likeliest (token id, log-probability) pairs, if requested."""
+    """For each token the most likely (token id, log-probability) pairs, if requested."""
 
 
 class ScoreResult(NodeModel):

@@ -220,7 +220,7 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> N
         except Exception as error:
             raise ModelError(
                 f"the matrices of {adapter.directory} for {name} cannot be merged: "
-                f"{summarize_error(error)}; the adapter is damaged, or was trained for another "
+                f"{summarize_error(error)}; the adapter is corrupt, or was trained for another "
                 "model; save it again with peft, or give that model"
             ) from None
 

@@ -75,7 +75,7 @@ def difference_from_generate(directory: Path | None) -> str:
         differences.append("without do_sample, transformers decodes greedily")
     elif recommended.get("temperature") and "top_k" not in recommended:
         differences.append(
-            "without top_k, transformers keeps the 50 likeliest tokens, and treegen all"
+            "without top_k, transformers keeps the 50 most likely tokens, and treegen all"
         )
     if not differences:
         return ""

@@ -82,7 +82,7 @@ def find_boundaries(config: PretrainedConfig, context_length: int) -> dict[str, 
 
 
 def _iter_numbers(settings: Any, path: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the whole numbers in nested settings with their paths."""
+    """Yield the integers in nested settings with their paths."""
     if isinstance(settings, Mapping):
         for name, value in settings.items():
             yield from _iter_numbers(value, f"{path}.{name}" if path else str(name))

@@ -107,14 +107,14 @@ class SamplingBatch:
 
     temperature_P: Tensor
     greedy_P: Tensor | None
-    """Which rows take the likeliest token."""
+    """Which rows take the most likely token."""
     all_greedy: bool
     """Whether all rows do."""
     top_p_P: Tensor | None
     top_k_P: Tensor | None
     min_p_P: Tensor | None
     num_logprobs: int
-    """Number of likeliest tokens reported for each draw."""
+    """Number of most likely tokens reported for each draw."""
     biases: Biases | None = None
     """Biases added to the logits before a draw."""
     signals: ConfidenceSignals | None = None
@@ -146,7 +146,7 @@ class SamplingBatch:
 
     @staticmethod
     def greedy(num: int, device: torch.device) -> SamplingBatch:
-        """Return parameters of rows that take the likeliest token, until `load` replaces them."""
+        """Return parameters of rows that take the most likely token, until `load` replaces them."""
         temperature_P = torch.ones(num, device=device)
         return SamplingBatch(temperature_P, temperature_P > 0, False, None, None, None, 0)
 

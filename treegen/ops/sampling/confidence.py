@@ -2,7 +2,7 @@
 
 Both signals use the unchanged logits, before temperature and filters, as log-probabilities do.
 
-Shape letters: P distributions, V vocabulary, K likeliest tokens.
+Shape letters: P distributions, V vocabulary, K most likely tokens.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _AT_ONCE = 2**25  # largest number of logits that are read at once
 class ConfidenceSignals:
     """The confidence signals that are reported for P distributions."""
 
-    likeliest_P: Tensor
-    """Number of likeliest tokens in the confidence; 0 for a row that does not report it."""
+    most_likely_P: Tensor
+    """Number of most likely tokens in the confidence; 0 for a row that does not report it."""
     most: int
-    """The largest number in `likeliest_P`."""
+    """The largest number in `most_likely_P`."""
     certainty: bool
     """Whether the self-certainty is reported."""
 
@@ -40,14 +40,14 @@ class ConfidenceSignals:
         certainty = any(p.self_certainty for p in params)
         if not most and not certainty:
             return None
-        likeliest = np.array([p.confidence for p in params], dtype=np.int64)
-        return ConfidenceSignals(to_device(likeliest, index_P.device)[index_P], most, certainty)
+        most_likely = np.array([p.confidence for p in params], dtype=np.int64)
+        return ConfidenceSignals(to_device(most_likely, index_P.device)[index_P], most, certainty)
 
     def read(self, logits_PV: Tensor, lse_P: Tensor) -> Tensor:
         """Return the confidence and self-certainty of each row, float32 [P, 2]; 0 if not reported.
 
-        The confidence is minus the mean log-probability of the K likeliest tokens (Fu et al. 2025,
-        "Deep Think with Confidence"). The self-certainty is the mean over the vocabulary of
+        The confidence is minus the mean log-probability of the K most likely tokens (Fu et al.
+        2025, "Deep Think with Confidence"). The self-certainty is the mean over the vocabulary of
         -log(V p), which is KL(uniform || p) (Kang et al. 2025). Tokens that the model cannot give,
         with a logit of minus infinity, are in neither mean.
 
@@ -67,9 +67,9 @@ class ConfidenceSignals:
         if self.most:
             top_PK = logits_PV.topk(min(self.most, logits_PV.shape[1]), dim=-1).values
             rank_K = torch.arange(top_PK.shape[1], device=top_PK.device)
-            counted_PK = (rank_K < self.likeliest_P[:, None]) & top_PK.isfinite()
+            counted_PK = (rank_K < self.most_likely_P[:, None]) & top_PK.isfinite()
             mean_P = _mean(top_PK, counted_PK)
-            reports_P = self.likeliest_P > 0
+            reports_P = self.most_likely_P > 0
             signals_P2[:, CONFIDENCE] = torch.where(reports_P, lse_P - mean_P, 0.0)
         if self.certainty:
             finite_PV = logits_PV.isfinite()

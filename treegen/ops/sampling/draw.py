@@ -7,7 +7,7 @@ and after any preemption or resume. The sample is the same if its logits are, bu
 logits differently in another batch.
 
 Shape letters: P distributions, N draws from each, V vocabulary, W one GPU's part of it, B blocks of
-it, K likeliest tokens.
+it, K most likely tokens.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Draws:
     lse_P: Tensor
     """float32, log-sum-exp of the logits; not finite if some logit is NaN."""
     top_tokens_PK: Tensor | None
-    """The likeliest tokens; None if they are not reported."""
+    """The most likely tokens; None if they are not reported."""
     top_logprobs_PK: Tensor | None
-    """The log-probabilities of the likeliest tokens; None if they are not reported."""
+    """The log-probabilities of the most likely tokens; None if they are not reported."""
     signals_P2: Tensor | None = None
     """float32, the confidence and the self-certainty; None if neither is reported."""
 

@@ -155,7 +155,7 @@ def _pick(
     Args:
         logits: Pointer to this GPU's logits [P, V].
         temperature: Pointer to the temperature of each row [P].
-        greedy: Pointer to whether each row takes the likeliest token [P].
+        greedy: Pointer to whether each row takes the most likely token [P].
         forced: Pointer to the forced token of each row, or -1 [P].
         seeds: Pointer to the seed of each draw [P, N].
         steps: Pointer to the number of tokens before each draw [P, N].
@@ -176,7 +176,7 @@ def _pick(
         FIRST: First token of this GPU's part of the vocabulary.
         FIRST_BLOCK: First block of this part.
         MY_BLOCKS: Blocks of this part.
-        HAS_GREEDY: Whether any row takes the likeliest token.
+        HAS_GREEDY: Whether any row takes the most likely token.
         HAS_FORCED: Whether any row has a forced token.
         HAS_MASK: Whether there are masks.
         ROOM: B, rounded up to a power of two.
@@ -273,7 +273,7 @@ def draw_blocks(
         seeds_PN: Seed of each draw, int64 [P, N], dense.
         steps_PN: Number of tokens drawn before each draw, int64 [P, N], dense.
         temperature_P: Temperature of each row [P]; not 0 if greedy_P is false.
-        greedy_P: Which rows take the likeliest token [P]; None for none.
+        greedy_P: Which rows take the most likely token [P]; None for none.
         forced_P: The token that a row gets instead of its draws, or -1, int64 [P], dense. Default:
             all tokens are drawn.
         masks: The tokens of the whole vocabulary that may be drawn. Default: all. Not supported

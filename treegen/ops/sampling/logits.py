@@ -1,4 +1,4 @@
-"""Operations on rows of logits: masks of allowed tokens, log-sum-exps and the likeliest tokens.
+"""Operations on rows of logits: masks of allowed tokens, log-sum-exps and the most likely tokens.
 
 `column` and `slice_rows` make and slice columns: tensors with one number per row, in dataclasses
 of sampling parameters.
@@ -81,8 +81,8 @@ def argmax_tokens(logits_PV: Tensor) -> Tensor:
         most_PB = torch.cat([most_PB, logits_PV[:, in_blocks:].amax(dim=-1, keepdim=True)], dim=1)
     start_P = most_PB.argmax(dim=-1) * _BLOCK
     token_PW = (start_P[:, None] + torch.arange(_BLOCK)).clamp_(max=size - 1)
-    likeliest_P: Tensor = start_P + logits_PV.gather(1, token_PW).argmax(dim=-1)
-    return likeliest_P
+    most_likely_P: Tensor = start_P + logits_PV.gather(1, token_PW).argmax(dim=-1)
+    return most_likely_P
 
 
 def topk_logits(logits_PV: Tensor, num: int) -> tuple[Tensor, Tensor]:

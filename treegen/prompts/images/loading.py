@@ -231,7 +231,7 @@ def load_image(content: bytes | Image, name: str) -> Image:
         name: The image's name in error messages.
 
     Raises:
-        InputError: it is not an image, is damaged, empty, animated or too large.
+        InputError: it is not an image, is corrupt, empty, animated or too large.
     """
     image = open_image(content, name)
     try:
@@ -315,7 +315,7 @@ def _is_animated(image: Image) -> bool:
         return False
     try:
         return bool(getattr(image, "is_animated", False))
-    except Exception:  # data after the first frame is damaged, so there is no second frame
+    except Exception:  # data after the first frame is corrupt, so there is no second frame
         return False
 
 

@@ -51,7 +51,7 @@ class Request:
     first: int = 0
     """The number of its sample 0 among all samples of its origin."""
     top: int = 0
-    """How many likeliest tokens are reported at each of these positions."""
+    """How many most likely tokens are reported at each of these positions."""
     forced: tuple[int, ...] = ()
     """The first tokens of each sample, which are not drawn; not for requests with a thinking
     budget."""

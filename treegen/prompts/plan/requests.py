@@ -258,11 +258,11 @@ def token_ids(name: str, ids: Sequence[int]) -> Tokens:
         ids: The token ids.
 
     Raises:
-        InputError: they are not a list of whole numbers, or out of range.
+        InputError: they are not a list of integers, or out of range.
     """
     array = np.asarray(ids)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise InputError(f"{name} must be a list of whole numbers, token ids")
+        raise InputError(f"{name} must be a list of integers, token ids")
     if len(array) and not 0 <= int(array.min()) <= int(array.max()) <= MAX_TOKEN_ID:
         raise InputError(f"{name} has token ids beyond 0 to {MAX_TOKEN_ID:,}; use the model's own")
     return array.astype(np.int32)
@@ -290,7 +290,7 @@ def build_score_requests(
         tokenizer: The model's tokenizer.
         spec: The model's sizes and limits.
         images: The model's images; None if it takes none.
-        top: How many likeliest tokens to report at each position. Default: 0.
+        top: How many most likely tokens to report at each position. Default: 0.
 
     Raises:
         InputError: a pair is not two texts or two lists of token ids, a continuation has no token

@@ -43,7 +43,7 @@ def audit_run(
         options: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
-        RunError: there is no run, or it is damaged.
+        RunError: there is no run, or it is corrupt.
         InputError: `data` or `task` are not the problems or the task of the run, or `faulty_items`
             cannot be read.
         TreegenError: the audit fails.

@@ -57,7 +57,7 @@ def certify_run(
         execution: Permission to run programs that the model wrote.
 
     Raises:
-        RunError: there is no run, or it is damaged.
+        RunError: there is no run, or it is corrupt.
         InputError: the run is not complete, has other scores or prompts than those computed now, or
             was imported or has early stopping; or its data are not the ones named.
         ModelError: the model cannot be read, or is not that of the run.

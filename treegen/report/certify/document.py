@@ -72,7 +72,7 @@ class CertifiedTask(_Part):
 
 
 class CertifiedData(_Part):
-    """The problems and the solved examples."""
+    """The problems and the few-shot examples."""
 
     problems: Sha256
     num_problems: Count
@@ -205,7 +205,7 @@ def load_own_certificate(path: Path) -> Certificate | None:
         path: The directory of the run.
 
     Raises:
-        RunError: there is no run, or it is damaged.
+        RunError: there is no run, or it is corrupt.
     """
     if not os.path.isfile(path / FILE):
         return None

@@ -72,7 +72,7 @@ def read_full_run(path: Path, **options: Unpack[OpenRunOptions]) -> ExportedRun:
         options: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
-        RunError: there is no run, it is damaged, or has no sample yet.
+        RunError: there is no run, it is corrupt, or has no sample yet.
         InputError: `data` or `task` are not the problems or the task of the run.
     """
     view = load_run(path, **options)
@@ -83,7 +83,7 @@ def read_full_run(path: Path, **options: Unpack[OpenRunOptions]) -> ExportedRun:
             datetime.fromisoformat(row.get("time") or view.info.created)
         except ValueError as error:
             raise RunError(
-                f"the time of problem {problem_id!r:.60}, sample {index}, in {path} is damaged "
+                f"the time of problem {problem_id!r:.60}, sample {index}, in {path} is corrupt "
                 f"({error}); restore the file"
             ) from None
     if not view.num_done:
@@ -138,7 +138,7 @@ def export_run(
         options: data=, task= and allow_task_code=, as for `treegen.open_run`.
 
     Raises:
-        RunError: there is no run, it is damaged or has no sample, or a file cannot be written.
+        RunError: there is no run, it is corrupt or has no sample, or a file cannot be written.
         InputError: the format is not known, the run has no content for it, a package is not
             installed, or `data` or `task` are not the run's problems or task.
     """

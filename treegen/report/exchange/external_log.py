@@ -146,7 +146,7 @@ class ExternalLog(Schema):
     sampling: dict[str, Any] = Field(default_factory=dict)
     """The sampling parameters in the log, by the names of `SamplingParams`."""
     num_fewshot: Count = 0
-    """Solved examples before each problem."""
+    """Few-shot examples before each problem."""
     notices: tuple[str, ...] = ()
     """Which content of the log is left out and why, one sentence each."""
 

@@ -28,7 +28,7 @@ from treegen.report.exchange.external_log import (
 )
 from treegen.report.exchange.to_lm_eval import BY_RESPONSE
 
-# Fields of a document that may hold the question, the likeliest first.
+# Fields of a document that may hold the question, most likely first.
 _QUESTIONS: Final = ("question", "query", "problem", "prompt", "input", "sentence", "text", "ctx")
 # Filter functions after which a metric describes more than the first response.
 _VOTES: Final = ("majority_vote", "take_first_k")
@@ -401,7 +401,7 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
         return
     answer: str | None
     if _is_chosen(row):
-        text, answer = _pick_likeliest_choice(line)
+        text, answer = _pick_most_likely_choice(line)
     else:
         text, filtered = row.resps[0][0], row.filtered_resps or [None]
         read = filtered[0][0] if isinstance(filtered[0], list) and filtered[0] else filtered[0]
@@ -416,8 +416,8 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
     }
 
 
-def _pick_likeliest_choice(line: _Line) -> tuple[str, str]:
-    """Return the likeliest of a document's choices, as text and answer."""
+def _pick_most_likely_choice(line: _Line) -> tuple[str, str]:
+    """Return the most likely of a document's choices, as text and answer."""
     row = line.row
     try:
         logprobs = [float(response[0][0]) for response in row.resps]

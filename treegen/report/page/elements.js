@@ -6,7 +6,7 @@ const make = (tag, className = "", content = "", more = {}) => {
   return element;
 };
 
-// Whole numbers without the browser's own formatting, which takes milliseconds to set up.
+// Integers without the browser's own formatting, which takes milliseconds to set up.
 const count = (number) =>
   Number.isInteger(number) ? String(number).replace(/\B(?=(\d{3})+$)/g, ",") : number.toLocaleString("en-US");
 const short = (number) => (number === null ? "n/a" : number.toFixed(2).replace("-", "\u2212"));

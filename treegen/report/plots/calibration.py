@@ -69,7 +69,7 @@ def _line(axes: "Axes", bins: Sequence[Bin], label: str) -> None:
 def _probability_plot(bins: Sequence[Bin], view: RunView, filter: str) -> Plot:
     description = (
         f"from {bins[0].right.value:.3f} right of the least likely samples to "
-        f"{bins[-1].right.value:.3f} of the likeliest"
+        f"{bins[-1].right.value:.3f} of the most likely"
     )
     if pairs := compute_within_problem_auc(view, filter):
         description += (

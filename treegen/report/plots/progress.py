@@ -82,7 +82,7 @@ def lengths_plot(view: RunView) -> Plot:
 
         axes = figure.subplots()
         names = list(by_outcome)
-        # The width of bins is a whole number of tokens.
+        # The width of bins is an integer of tokens.
         width = 1 + (everything[-1] - everything[0]) // 30
         bins = range(everything[0], everything[-1] + width + 1, width)
         axes.hist(

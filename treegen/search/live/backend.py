@@ -247,7 +247,7 @@ class LiveBackend:
             context: The text before the texts.
             texts: The texts to score, or their token ids.
             search: The search that asks.
-            top: Number of likeliest tokens to report at the place of each token. Default: 0.
+            top: Number of most likely tokens to report at the place of each token. Default: 0.
 
         Raises:
             InputError: A text has no tokens.

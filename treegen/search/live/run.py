@@ -48,7 +48,7 @@ class SampleDelta:
     logprobs: tuple[float, ...]
     """Natural-log probability of each token."""
     top: tuple[tuple[tuple[int, float], ...], ...]
-    """For each token the likeliest (token id, logprob) pairs, if they were requested."""
+    """For each token the most likely (token id, logprob) pairs, if they were requested."""
     text: str = ""
     """The new text that is final, where texts are streamed; see `AsyncLLM.stream`."""
     parts: tuple[Part, ...] = ()
@@ -175,7 +175,7 @@ class LiveRun(Closeable, NonCopyable):
 
         Args:
             tokens: Token ids of the text.
-            top: Number of likeliest tokens to report at each position.
+            top: Number of most likely tokens to report at each position.
 
         Raises:
             InputError: There are fewer than two tokens.
