@@ -129,8 +129,8 @@ def jobs_of(
     if most_tokens:
         jobs = [replace(job, new_tokens=min(job.new_tokens, most_tokens)) for job in jobs]
     if len({job.shape for job in jobs}) > 1:
-        told = ", ".join(f"{job.name} is of {job.shape}" for job in jobs)
-        sys.exit(f"jobs of one call must be of one shape, but {told}")
+        job_shapes = ", ".join(f"{job.name} is of {job.shape}" for job in jobs)
+        sys.exit(f"jobs of one call must be of one shape, but {job_shapes}")
     return jobs
 
 
