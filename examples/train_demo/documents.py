@@ -2,7 +2,7 @@
 
 A document is a list of parts. What a model would have to write counts in full; the prompts between
 are only read. Parts begin and end where the tokenizer splits anyway, so that they
-can be tokenised one by one.
+can be tokenized one by one.
 """
 
 import json

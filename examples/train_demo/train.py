@@ -147,7 +147,7 @@ class Training:
         return losses
 
     def _options(self) -> list[dict[str, Any]]:
-        # Asked for anew each time: restoring an optimiser replaces them.
+        # Read again each time, because restoring an optimizer replaces its options.
         return [options for tool in self.tools for options in tool.param_groups]
 
     def _placed(self, rows: Rows) -> Rows:

@@ -108,7 +108,7 @@ class Summary:
         }
 
 
-def summarise(
+def summarize(
     judged: Sequence[JudgementSet],
     *,
     groups: Mapping[str, str] | None = None,

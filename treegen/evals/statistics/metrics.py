@@ -168,7 +168,7 @@ def default_pass_ks(num_samples: int) -> tuple[int, ...]:
 
 
 @check_argument_types
-def summarise(
+def summarize(
     scores: Sequence[SampleScore],
     options: ReportOptions,
     *,
