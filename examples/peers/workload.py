@@ -162,8 +162,8 @@ def run_job(job: Job, run: int, generate: Generate) -> int:
         tokens += sum(lengths)
         given, children = iter(zip(open_nodes, drawn, strict=True)), []
         for nodes in frontier:
-            mine = [next(given) for _ in nodes]
-            children.append([node + sample for node, samples in mine for sample in samples])
+            node_samples = [next(given) for _ in nodes]
+            children.append([node + sample for node, samples in node_samples for sample in samples])
         frontier = [draws.sample(each, min(job.keep, len(each))) for each in children]
     return tokens
 

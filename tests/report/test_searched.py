@@ -92,7 +92,11 @@ def test_runs_of_one_method_with_other_settings_are_told_apart(runs: list[RunVie
     assert methods_of(mine[:2]) == ["ab-mcts"] * 2
     assert methods_of([*mine[:2], runs[0]])[:2] == ["ab-mcts"] * 2
     plot = methods_plot(mine)
-    assert plot is not None and plot.description.count("rule=") == 2 and plot.description.count(" with ") == 3
+    assert (
+        plot is not None
+        and plot.description.count("rule=") == 2
+        and plot.description.count(" with ") == 3
+    )
     seeds = [mine[0], like(runs[1], m, 250, seed=1)]
     assert methods_of(seeds) == ["ab-mcts seed=0", "ab-mcts seed=1"]
 

@@ -170,8 +170,8 @@ def questions_of(job: "Job", run: RunDir, most: int | None = None) -> list[PickP
     texts: dict[str, dict[int, str]] = {problem.id: {} for problem in job.data.problems}
     for record in run.records():
         texts[record["problem_id"]][record["sample_index"]] = record["text"]
-    for problem_id, mine in texts.items():
-        if not mine:
+    for problem_id, problem_texts in texts.items():
+        if not problem_texts:
             raise InputError(
                 f"problem {problem_id!r} has no sample to pick from; finish the run first"
             )
