@@ -376,6 +376,11 @@ def test_signatures_are_those_of_openssh(
     assert code == 0 and "unknown signer with ED25519 key SHA256:" in line
     code, line = result("--signer", other)
     assert code == 1 and "DOES NOT HOLD" in line
+    (both := tmp_path / "both").write_text(f"# ours\n{other.read_text()}{public.read_text()}")
+    code, line = result("--signer", both)
+    assert code == 0 and line.split()[:2] == ["signature", "holds"]
+    code, line = result("--signer", keys[0])
+    assert code == 2 and "mine has no public SSH key; name a file" in line
     allowed = tmp_path / "allowed"
     allowed.write_text(f'me@example.org namespaces="treegen" {public.read_text()}')
     assert result("--signer", allowed)[0] == 0

@@ -275,10 +275,10 @@ def _may_name_choice(text: str, choice: str | None) -> bool:
     """Return whether the tool may know the letter from the text of its choice."""
     if choice is None:
         return True
-    words = squad_form(choice).split()
-    return any(
-        word in squad_form(text) for word in words if not word.isascii() or len(word) > 3
-    ) or (len(words) == 1 and words[0] in squad_form(text).split())
+    words, form = squad_form(choice).split(), squad_form(text)
+    return any(word in form for word in words if not word.isascii() or len(word) > 3) or (
+        len(words) == 1 and words[0] in form.split()
+    )
 
 
 def _judge_marked(
