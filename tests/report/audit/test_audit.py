@@ -54,6 +54,8 @@ def test_the_command_prints_findings_and_fails_on_request(repository: Path, tmp_
     assert "HIGH right-answer-rejected: 1 of 1 samples" in done.output
     assert "Minus this run" in done.output
     assert CliRunner().invoke(cli, ["audit", str(bad)]).exit_code == 0
+    with pytest.raises(InputError, match="run must be a path"):
+        audit_run(None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="severity"):
         audit_run(bad).has("worst")
 

@@ -487,6 +487,11 @@ def test_what_cannot_be_certified_is_an_error(
     (copied / "samples.jsonl").write_bytes(b"".join(lines[:-1]))
     done = treegen("certify", copied)
     assert done.code == 2 and "lacks 1 of 20 samples" in done.err
+    samples = (copied / "samples.jsonl").read_bytes()
+    for path in (copied / "samples.jsonl", copied, ".", "", tmp_path / "missing" / "c.json"):
+        done = treegen("certify", copied, "-o", path)
+        assert done.code == 2 and "name" in done.err and len(done.err.splitlines()) == 1, path
+    assert (copied / "samples.jsonl").read_bytes() == samples
     for words in (
         ["certify"],
         ["certify", copied, "--redraw", "3"],

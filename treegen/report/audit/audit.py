@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Unpack
 
+from treegen.common.files import given_path
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import TreegenError
 from treegen.evals.config.base import OpenRunOptions
@@ -51,7 +52,7 @@ def audit_run(
         TreegenError: the audit fails.
     """
     faulty = None if faulty_items is None else read_faulty_ids(faulty_items)
-    view = load_run(Path(run), **options)
+    view = load_run(given_path("run", run), **options)
     return audit_view(view, faulty=faulty, execution=execution, model=model)
 
 

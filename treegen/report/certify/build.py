@@ -330,6 +330,18 @@ def find_foreign_samples(run: RunDir, prepared: PreparedJob) -> str:
     return f"{num_seeds:,} samples have other seeds than those of the run" if num_seeds else ""
 
 
+def _check_output(path: Path) -> None:
+    """Raise InputError unless a certificate can be written to a path without loss of other data."""
+    if os.path.isdir(path) or not os.path.isdir(path.parent):
+        raise InputError(f"{path} is not a file in an existing directory; name one")
+    if os.path.lexists(path):
+        try:
+            document.read_certificate(path)
+        except InputError:
+            why = "exists and is not a certificate; remove it, or name another file"
+            raise InputError(f"{path} {why}") from None
+
+
 def write_certificate(
     run: Path,
     choices: Mapping[str, Any],
@@ -345,17 +357,19 @@ def write_certificate(
         run: The directory of the run.
         choices: As for `certify_run`.
         listener: Receives messages.
-        path: The file. Default: certificate.json in the run.
+        path: The file, which is new or a certificate. Default: certificate.json in the run.
         key: The key to sign with; see `treegen.report.certify.signature.sign`. None does not sign.
         execution: As for `certify_run`.
 
     Raises:
         RunError: as `certify_run`, or a file cannot be written.
-        InputError: as `certify_run`, or the certificate cannot be signed, or is not to be signed
-            and has a signature that would no longer hold.
+        InputError: as `certify_run`, or the file is no place for a certificate, or the certificate
+            cannot be signed, or is not to be signed and has a signature that would no longer hold.
     """
     if path is None:
         check_no_link(run, path := run / document.FILE)
+    else:
+        _check_output(path)
     certificate = certify_run(run, choices, listener, execution)
     content, signature = certificate.content(), signature_path(path)
     signed = None if key is None else sign(content, key)
