@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +98,13 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "shape": (lambda m: changed(m, NORM, lambda w: w[:-1]), InputError, r"\[31\].*\[32\]"),
     "type": (lambda m: changed(m, NORM, lambda w: w.int()), InputError, "int32"),
     "meta": (lambda m: changed(m, NORM, lambda w: w.to("meta")), InputError, "on meta"),
+    "sparse": (lambda m: changed(m, NORM, lambda w: w.to_sparse()), InputError, "give a dense"),
+    "complex": (
+        lambda m: changed(m, NORM, lambda w: w.to(torch.complex64)),
+        InputError,
+        "complex64; give real numbers",
+    ),
+    "no name": (lambda m: {3: m.lm_head.weight}, InputError, "must be text, got 3"),
     "no tensor": (lambda m: changed(m, NORM, lambda w: w.tolist()), InputError, "is not a tensor"),
     "twice": (lambda m: [*m.named_parameters(), *m.named_parameters()], InputError, "two tensors"),
     "no pairs": (lambda m: list(m.parameters()), InputError, "pairs"),
@@ -130,6 +138,31 @@ def test_files_that_cannot_be_used_change_nothing(paths: list[Path], tmp_path: P
         with pytest.raises((InputError, ModelError)):
             llm.update(path)
     assert draws(llm) == want
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 77.0}),
+        ("rms_norm_eps", 1e-5),
+        ("hidden_act", "gelu"),
+        ("model_type", "mistral"),
+    ],
+)
+def test_a_checkpoint_with_other_settings_changes_nothing(
+    setting: str, value: Any, paths: list[Path], tmp_path: Path
+) -> None:
+    """Its tensors fit, but the layers would compute something else from them."""
+    llm, other = load(paths[0]), shutil.copytree(paths[1], tmp_path / "other")
+    want, file = draws(llm), other / "config.json"
+    config = json.loads(file.read_text())
+    neutral = {"use_cache": False, "eos_token_id": [1, 2], "attention_dropout": 0.1}
+    file.write_text(json.dumps({**config, **neutral, setting: value}))
+    with pytest.raises(InputError, match=f"config.json has {setting} .*of the same model"):
+        llm.update(other)
+    assert draws(llm) == want and not llm.weights_version
+    file.write_text(json.dumps({**config, **neutral}))
+    assert llm.update(other) == 1 and draws(llm) == draws(load(paths[1]))
 
 
 def test_numbers_are_checked_if_requested(paths: list[Path]) -> None:

@@ -7,6 +7,7 @@ weights are copied into the old ones.
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -36,6 +37,11 @@ NewWeights = (
 """A checkpoint's directory, a module, or tensors with their names."""
 _SHOWN: Final = 3
 _BASE: Final = ".base_layer"
+_NEUTRAL: Final = (
+    *("architectures", "dtype", "torch_dtype", "transformers_version", "quantization_config"),
+    *("use_cache", "initializer_range", "tie_word_embeddings", "router_aux_loss_coef"),
+)
+"""Settings of a checkpoint that do not decide what its layers compute from the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +221,8 @@ def _dropped(model: Model) -> tuple[str, ...]:
 def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return named tensors as a dict; what a generator yields stays in memory."""
     if isinstance(weights, Mapping):
+        if unnamed := [name for name in weights if not isinstance(name, str)]:
+            raise InputError(f"the names of tensors must be text, got {unnamed[0]!r:.60}")
         return dict(weights)
     given: dict[str, Tensor] = {}
     places: dict[int, str] = {}
@@ -268,11 +276,14 @@ def _check_tensor(name: str, tensor: Any, target: Tensor, check_finite: bool) ->
             f"{name} is {list(tensor.shape)}, and the model's is {list(target.shape)}; give "
             "weights of the same model"
         )
-    is_wide = tensor.is_floating_point() and tensor.itemsize > 1
-    if (target.is_floating_point() and not is_wide) or tensor.is_meta or tensor.is_sparse:
+    if tensor.is_meta or tensor.layout != torch.strided:
         raise InputError(
-            f"{name} is in {tensor.dtype} on {tensor.device}; give numbers of 16 bits or more"
+            f"{name} has no plain numbers, but layout {tensor.layout} on {tensor.device}; give a "
+            "dense tensor with its numbers"
         )
+    is_wide = tensor.is_floating_point() and tensor.itemsize > 1
+    if target.is_floating_point() and not is_wide:
+        raise InputError(f"{name} is in {tensor.dtype}; give real numbers of 16 bits or more")
     if check_finite and target.is_floating_point():
         written = tensor.to(target.dtype) if target.itemsize > 1 else tensor  # FP8 gets new scales
         if not written.isfinite().all():
@@ -333,6 +344,7 @@ def _read(
     """
     directory = locate(path, None, weights=True)
     config = read_config(path, directory, revision=None, trust_remote_code=False)
+    _check_settings(model, config)
     check_weights(directory)
     plan = LoadPlan(
         directory=directory,
@@ -348,6 +360,44 @@ def _read(
         trust_remote_code=False,
     )
     return load_weights(plan).state_dict(), fingerprint(directory)
+
+
+def _check_settings(model: Model, config: Any) -> None:
+    """Raise InputError if a checkpoint has other settings, which an update would not apply."""
+    own, new = (
+        _settings_of(each.get_text_config(decoder=True).to_dict())
+        for each in (model.module.config, config)
+    )
+    for name in ("model_type", *sorted(own.keys() | new.keys())):
+        if not _is_same(own.get(name), new.get(name)):
+            raise InputError(
+                f"config.json has {name} {new.get(name)!r:.60}, and the model has "
+                f"{own.get(name)!r:.60}; give a checkpoint of the same model, or only its tensors "
+                "to keep the model's settings"
+            )
+
+
+def _settings_of(values: Any) -> Any:
+    """Return the settings, at any depth, that decide what layers compute from their weights."""
+    if not isinstance(values, dict):
+        return values
+    return {
+        name: _settings_of(value)
+        for name, value in values.items()
+        if name not in _NEUTRAL
+        and not str(name).startswith(("_", "output_"))
+        and not str(name).endswith("_token_id")
+        and "drop" not in str(name)
+    }
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two settings are equal. GGUF files store numbers in float32."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(_is_same(one.get(name), other.get(name)) for name in {*one, *other})
+    if isinstance(one, float) and isinstance(other, int | float):
+        return math.isclose(one, other, rel_tol=1e-6)
+    return bool(one == other)
 
 
 def _stock_class(model: Model) -> Any:
