@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from treegen.common.checks import check_argument_types
 from treegen.common.device import to_device
 from treegen.errors import ContextError, InputError
 from treegen.model.training.trainable import check_trainable, unwrap
@@ -74,6 +75,7 @@ def pack_tree(tree: RolloutTree) -> PackedTree:
     return PackedTree(np.array(tokens, dtype=np.int64), layout.positions(), layout, samples)
 
 
+@check_argument_types
 def tree_logprobs(
     module: nn.Module,
     tree: RolloutTree,
