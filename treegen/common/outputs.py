@@ -64,6 +64,12 @@ class Score:
     top: TopLogprobs | None = field(default=None, compare=False)
     """The most likely tokens at each position, if requested."""
 
+    @classmethod
+    def of_no_tokens(cls, num_top: int) -> Score:
+        """Return the score of an empty continuation, with `num_top` most likely tokens at none."""
+        tokens, logprobs = (np.empty((0, num_top), kind) for kind in (np.int32, np.float32))
+        return cls((), (), True, TopLogprobs(tokens, logprobs) if num_top else None)
+
     @property
     def logprob(self) -> float:
         """Natural-log probability of the whole continuation."""
