@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -284,6 +285,57 @@ def test_adapters_of_a_module_are_merged(trains_base: bool, paths: list[Path]) -
     fresh.update(merged)
     got, want = draws(llm), draws(fresh)
     assert got[0] == want[0] and got[1] == pytest.approx(want[1], abs=1e-5)
+
+
+OTHER_ADAPTERS: dict[str, tuple[str, Any, str]] = {
+    "a saved head": (
+        "llama",
+        peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]),
+        "adapter of lm_head is not plain LoRA",
+    ),
+    "rows of the embedding": (
+        "llama",
+        peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices=[5]),
+        "embed_tokens.* is not plain LoRA",
+    ),
+    "DoRA": (
+        "llama",
+        peft.LoraConfig(target_modules=["q_proj"], use_dora=True),
+        "q_proj is not plain LoRA",
+    ),
+    "experts": (
+        "mixtral",
+        peft.LoraConfig(target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"]),
+        "experts is not plain LoRA",
+    ),
+    "LoHa": ("llama", peft.LoHaConfig(target_modules=["q_proj"]), "q_proj is not plain LoRA"),
+    "VeRA": ("llama", peft.VeraConfig(target_modules=["q_proj"]), "q_proj is not plain LoRA"),
+    "IA3": (
+        "llama",
+        peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+        "k_proj is not plain LoRA",
+    ),
+    "a prompt": (
+        "llama",
+        peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
+        "learn prompts",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_ADAPTERS)
+def test_adapters_that_are_not_merged_change_nothing(case: str, tmp_path: Path) -> None:
+    family, config, message = OTHER_ADAPTERS[case]
+    old, new = (save_tiny_model(tmp_path / str(seed), family, seed=seed) for seed in (0, 1))
+    llm, trained = load(old), peft.get_peft_model(stock_of(new), config)
+    want = draws(llm)
+    with pytest.raises(InputError, match=message):
+        llm.update(trained)
+    assert draws(llm) == want and not llm.weights_version
+    if config.is_prompt_learning:
+        return
+    llm.update(copy.deepcopy(trained).merge_and_unload())  # as the message says
+    assert draws(llm)[0] == draws(load(new))[0]
 
 
 def test_weights_that_cannot_be_updated_are_refused_by_name(paths: list[Path]) -> None:

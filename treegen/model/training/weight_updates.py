@@ -7,7 +7,6 @@ weights are copied into the old ones.
 from __future__ import annotations
 
 import copy
-import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from treegen.model.linear.fp8 import Fp8Linear, quantize_in_chunks
 from treegen.model.linear.fp8_experts import Fp8Experts
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks
+from treegen.model.training.settings import check_settings
 from treegen.model.weights import LoadPlan, load_weights
 
 NewWeights = (
@@ -37,11 +37,8 @@ NewWeights = (
 """A checkpoint's directory, a module, or tensors with their names."""
 _SHOWN: Final = 3
 _BASE: Final = ".base_layer"
-_NEUTRAL: Final = (
-    *("architectures", "dtype", "torch_dtype", "transformers_version", "quantization_config"),
-    *("use_cache", "initializer_range", "tie_word_embeddings", "router_aux_loss_coef"),
-)
-"""Settings of a checkpoint that do not decide what its layers compute from the weights."""
+_SAVED: Final = ".original_module"
+"""Parts of the names of weights that PEFT has wrapped, and of those that it replaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,6 +299,8 @@ def _tensors_of(module: nn.Module, targets: Mapping[str, Tensor]) -> dict[str, T
     if isinstance(part, DistributedDataParallel):
         part = part.module
     if hasattr(part, "get_base_model"):
+        if any(config.is_prompt_learning for config in part.peft_config.values()):
+            raise InputError("adapters that learn prompts have no weights to merge; use LoRA")
         part = part.get_base_model()
     state: dict[str, Tensor] = part.state_dict(keep_vars=True)
     if any(_BASE in name for name in targets) or not any(_BASE in name for name in state):
@@ -314,22 +313,34 @@ def _tensors_of(module: nn.Module, targets: Mapping[str, Tensor]) -> dict[str, T
                 if name.startswith(f"{path}{_BASE}."):
                     state[name.replace(_BASE, "", 1)] = tensor
             state[f"{path}.weight"] = _merge(path, layer)
+    for name in state:
+        if _BASE in name or _SAVED in name:
+            raise _not_plain_error(name.split(_BASE)[0].split(_SAVED)[0])
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
 @torch.no_grad()
 def _merge(path: str, layer: Any) -> Tensor:
     """Return the weight of a layer with the LoRA adapters that are active."""
-    weight: Tensor = layer.get_base_layer().weight
+    is_plain = hasattr(layer, "lora_A") and getattr(layer, "parameter_name", "weight") == "weight"
+    weight: Tensor | None = getattr(layer.get_base_layer(), "weight", None)
+    if weight is None:
+        raise _not_plain_error(path)
     if layer.merged or layer.disable_adapters:
         return weight
     for name in layer.active_adapters:
-        if name not in layer.scaling:
+        if is_plain and name not in layer.scaling:
             continue
-        if layer.use_dora.get(name) or layer.lora_bias.get(name):
-            raise InputError(f"the adapter of {path} is not plain LoRA; merge it into the weights")
+        if not is_plain or layer.use_dora.get(name) or layer.lora_bias.get(name):
+            raise _not_plain_error(path)
         weight = weight.float() + layer.get_delta_weight(name).float()
     return weight
+
+
+def _not_plain_error(path: str) -> InputError:
+    return InputError(
+        f"the adapter of {path} is not plain LoRA; give copy.deepcopy(module).merge_and_unload()"
+    )
 
 
 def _read(
@@ -344,7 +355,7 @@ def _read(
     """
     directory = locate(path, None, weights=True)
     config = read_config(path, directory, revision=None, trust_remote_code=False)
-    _check_settings(model, config)
+    check_settings(model, config)
     check_weights(directory)
     plan = LoadPlan(
         directory=directory,
@@ -360,44 +371,6 @@ def _read(
         trust_remote_code=False,
     )
     return load_weights(plan).state_dict(), fingerprint(directory)
-
-
-def _check_settings(model: Model, config: Any) -> None:
-    """Raise InputError if a checkpoint has other settings, which an update would not apply."""
-    own, new = (
-        _settings_of(each.get_text_config(decoder=True).to_dict())
-        for each in (model.module.config, config)
-    )
-    for name in ("model_type", *sorted(own.keys() | new.keys())):
-        if not _is_same(own.get(name), new.get(name)):
-            raise InputError(
-                f"config.json has {name} {new.get(name)!r:.60}, and the model has "
-                f"{own.get(name)!r:.60}; give a checkpoint of the same model, or only its tensors "
-                "to keep the model's settings"
-            )
-
-
-def _settings_of(values: Any) -> Any:
-    """Return the settings, at any depth, that decide what layers compute from their weights."""
-    if not isinstance(values, dict):
-        return values
-    return {
-        name: _settings_of(value)
-        for name, value in values.items()
-        if name not in _NEUTRAL
-        and not str(name).startswith(("_", "output_"))
-        and not str(name).endswith("_token_id")
-        and "drop" not in str(name)
-    }
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two settings are equal. GGUF files store numbers in float32."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return all(_is_same(one.get(name), other.get(name)) for name in {*one, *other})
-    if isinstance(one, float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=1e-6)
-    return bool(one == other)
 
 
 def _stock_class(model: Model) -> Any:
