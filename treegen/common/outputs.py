@@ -67,8 +67,9 @@ class Score:
     @classmethod
     def of_no_tokens(cls, num_top: int) -> Score:
         """Return the score of an empty continuation, with `num_top` most likely tokens at none."""
-        tokens, logprobs = (np.empty((0, num_top), kind) for kind in (np.int32, np.float32))
-        return cls((), (), True, TopLogprobs(tokens, logprobs) if num_top else None)
+        shape = 0, num_top
+        top = TopLogprobs(np.empty(shape, np.int32), np.empty(shape, np.float32))
+        return cls((), (), True, top if num_top else None)
 
     @property
     def logprob(self) -> float:
