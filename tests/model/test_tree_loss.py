@@ -224,7 +224,7 @@ def test_a_batch_without_tokens_to_score_is_empty() -> None:
     torch.cat(values).sum().backward()
     # Each weight has a gradient, so that DDP and FSDP exchange those of other ranks.
     assert all(weight.grad is not None for weight in module.parameters())
-    assert not any(weight.grad.any() for weight in module.parameters())  # type: ignore[union-attr]
+    assert not any(weight.grad.any() for weight in module.parameters())
 
 
 class Recomputed:
