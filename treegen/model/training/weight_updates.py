@@ -28,7 +28,7 @@ from treegen.model.linear.fp8 import Fp8Linear, quantize_in_chunks
 from treegen.model.linear.fp8_experts import Fp8Experts
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks
-from treegen.model.training.settings import check_settings
+from treegen.model.training.checkpoint_settings import check_settings
 from treegen.model.weights import LoadPlan, load_weights
 
 NewWeights = (
