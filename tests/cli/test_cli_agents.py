@@ -11,6 +11,7 @@ from walker_model import EXTRA, save_walker_model
 
 from treegen.evals.search.run import find_cut
 from treegen.runs import RecordFile, SearchRunDir
+from treegen.search.environments.branch import NO_ROOM
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -126,6 +127,15 @@ def test_what_has_cut_off_replies(
     record = {"nodes": [*nodes, {**child, "data": {"end": end}}], "stopped": stopped}
     assert find_cut(record, 64) == limit
     assert find_cut({"nodes": [{**root, "leaf": True}], "stopped": stopped}, 64) is None
+
+
+def test_results_without_room_for_a_reply_count_as_cut_off_by_the_context() -> None:
+    root = {"leaf": False, "parent_id": None}
+    step = {"end": "failed", "failure": NO_ROOM}
+    full = {"leaf": True, "parent_id": 0, "n_tokens": 900, "finish_reason": None, "data": step}
+    assert find_cut({"nodes": [root, full], "stopped": ""}, 64) == "context"
+    other = {**full, "data": {**step, "failure": "the disk is full"}}
+    assert find_cut({"nodes": [root, full, other], "stopped": ""}, 64) is None
 
 
 def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from treegen.evals.search.task import SearchTask
 from treegen.evals.statistics.estimators import estimate, pass_at_k
 from treegen.evals.task_calls import wrap_task_method
 from treegen.runs import Key, SearchRunDir
+from treegen.search.environments.branch import NO_ROOM
 
 if TYPE_CHECKING:
     from treegen.evals.search.agent_search import RunAgent
@@ -339,15 +340,17 @@ def find_cut(record: Mapping[str, Any], max_tokens: int) -> str | None:
     leaves = [node for node in record["nodes"] if node["leaf"] and node["parent_id"] is not None]
     if not leaves or not all(map(_is_cut, leaves)):
         return None
-    if any(node["n_tokens"] >= max_tokens for node in leaves):
+    replies = [node for node in leaves if node["finish_reason"] == "length"]
+    if any(node["n_tokens"] >= max_tokens for node in replies):
         return "max_tokens"
     return "budget" if "budget" in record["stopped"] else "context"
 
 
 def _is_cut(node: Mapping[str, Any]) -> bool:
     step = node.get("data")
-    has_failed = isinstance(step, dict) and step.get("end") == "failed"
-    return has_failed and node["finish_reason"] == "length"
+    if not isinstance(step, dict) or step.get("end") != "failed":
+        return False
+    return node["finish_reason"] == "length" or step.get("failure") == NO_ROOM
 
 
 def describe_cuts(results: Mapping[str, Any]) -> Iterator[str]:

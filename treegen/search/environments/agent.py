@@ -10,9 +10,11 @@ import secrets
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from treegen.common.checks import check_int
+from treegen.common.formatting import replace_surrogates
 from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError
 from treegen.prompts.replies.types import Reply
@@ -20,7 +22,16 @@ from treegen.prompts.tool_turns import ToolTurns
 from treegen.prompts.tree import Parts
 from treegen.search.budget import BudgetReached
 from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.environments.branch import AgentStep, Branch, SharedRun, SharedState, make_step
+from treegen.search.environments.branch import (
+    NO_ROOM,
+    AgentStep,
+    Branch,
+    SharedRun,
+    SharedState,
+    fail_step,
+    is_full,
+    make_step,
+)
 from treegen.search.environments.protocol import Environment, Observation, World, call_key
 from treegen.search.environments.states import Outcome, WorldUsage
 from treegen.search.environments.worlds import MAX_SECONDS, LiveWorlds
@@ -170,7 +181,7 @@ class Agent(Closeable):
                 outcome = runs[calls].outcome.result() if calls else None
                 step = make_step(sample, reply, outcome, self._accepts_cut)
                 if step.failure:
-                    _end_failed(sample, step)
+                    fail_step(sample, step)
                     continue
                 child, after = sample, None
                 if outcome is None:
@@ -178,6 +189,9 @@ class Agent(Closeable):
                 else:
                     child = sample.extend(_results(turns, reply, outcome, sample))
                     if outcome.state is not None:
+                        if not self._accepts_cut and is_full(child):
+                            fail_step(child, replace(step, end="failed", failure=NO_ROOM))
+                            continue
                         after = state.follow(calls, runs[calls], outcome.state)
                 child.branch = Branch((*branch.actions, *calls), step, after)
                 child.data = step.to_json()
@@ -405,26 +419,19 @@ def _read(turns: ToolTurns, sample: SearchNode, before: Sequence[int]) -> Reply:
     return turns.read(completion, before)
 
 
-def _end_failed(sample: SearchNode, step: AgentStep) -> None:
-    """Prune a sample whose step failed."""
-    sample.branch, sample.data = Branch(step=step), step.to_json()
-    sample.pruned, sample.pruned_because = True, f"failed: {step.failure}"[:200]
-    sample.free()
-
-
 def _results(turns: ToolTurns, reply: Reply, outcome: Outcome, sample: SearchNode) -> str | Parts:
     """Return the results of a reply's calls, as text or parts to append to the sample."""
     shown = outcome.observations
     # Texts next to images are marked, because a text may be empty or stand elsewhere, too.
     marks = {i: secrets.token_hex(16) for i, observation in enumerate(shown) if observation.images}
     texts = [marks.get(i, observation.text) for i, observation in enumerate(shown)]
-    text = turns.render_results(reply.calls, texts, sample.stop)
+    text = replace_surrogates(turns.render_results(reply.calls, texts, sample.stop))
     if not marks:
         return text
     parts: list[Mapping[str, Any]] = []
     for place, mark in marks.items():
         before, _, text = text.partition(mark)
-        parts.append({"type": "text", "text": before + shown[place].text})
+        parts.append({"type": "text", "text": before + replace_surrogates(shown[place].text)})
         parts += [{"type": "image", "image": image} for image in shown[place].images]
     return [*parts, {"type": "text", "text": text}]
 
