@@ -9,7 +9,7 @@ import pytest
 from cli_cases import Command
 from walker_model import EXTRA, save_walker_model
 
-from treegen.evals.search.run import find_cut
+from treegen.evals.search.run import find_cut, find_failure
 from treegen.runs import RecordFile, SearchRunDir
 from treegen.search.environments.branch import NO_ROOM
 
@@ -136,6 +136,43 @@ def test_results_without_room_for_a_reply_count_as_cut_off_by_the_context() -> N
     assert find_cut({"nodes": [root, full], "stopped": ""}, 64) == "context"
     other = {**full, "data": {**step, "failure": "the disk is full"}}
     assert find_cut({"nodes": [root, full, other], "stopped": ""}, 64) is None
+    assert find_failure({"nodes": [root, full, other]}) == "the disk is full"
+    assert find_failure({"nodes": [root, full]}) is None
+    assert find_failure({"nodes": [root, other, {**full, "data": {"end": "done"}}]}) is None
+    assert find_failure({"nodes": [{**root, "leaf": True}]}) is None
+
+
+FAILING = """\
+from treegen.errors import WorldError
+from treegen.search.environments.memory import MemoryEnvironment
+from treegen.tasks.agents.tasks import TextWorldTask
+
+class Failing:
+    def run(self, action):
+        raise WorldError("the power is off")
+
+class FailingTask(TextWorldTask):
+    name = "failing"
+
+    def make_environment(self, data, options):
+        tools = super().make_environment(data, options).tools
+        return MemoryEnvironment(lambda problem: Failing(), tools)
+"""
+
+
+def test_a_hint_names_the_failure_that_ended_all_branches(
+    treegen: Command, walker: Path, tmp_path: Path
+) -> None:
+    (code := tmp_path / "failing.py").write_text(FAILING)
+    run = tmp_path / "run"
+    args = ["search", f"{code}:FailingTask", *TASK, "-M", walker, *FEW, "-n", "2", "-o", run]
+    done = treegen(*args)
+    assert done.code == 0
+    said = "every branch ended because its environment failed (the power is off); fix the"
+    results = json.loads((run / "results.json").read_text())
+    (num,) = results["failures"].values()
+    assert f"in {num} of 2 searches, {said}" in done.err
+    assert [*results["failures"]] == ["the power is off"] and "cut_off" not in results
 
 
 def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from treegen.evals.pipeline.targets import search_destinations, tell_late_choice
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import SearchJob, check_prompts_fit, check_reward, load_search_job
-from treegen.evals.search.run import describe_cuts, run_searches, write_search_results
+from treegen.evals.search.run import describe_ends, run_searches, write_search_results
 from treegen.evals.search.searcher import ValueFunction, load_value_function
 from treegen.evals.search.settings import SearchSettings
 from treegen.model.options import EngineOptions
@@ -137,7 +137,7 @@ def search_all(
         SearchRunDir, targets, wanted, work, models, listener, again, unit="searches"
     )
     for result in results:
-        for sentence in describe_cuts(result.results):
+        for sentence in describe_ends(result.results):
             listener.tell(sentence)
     return results
 
