@@ -182,6 +182,7 @@ def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_
         (["countdown", "-m", "lats"], "works on tool calls"),
         (["text-world", "-m", "lats", "-a", "weight=2"], "weight"),
         (["text-world", "--environment", "docker"], "there is no environment 'docker'"),
+        (["text-world", "--environment", "memory:x"], "there is no environment 'memory:x'"),
         (["countdown", "--environment", "memory"], "is solved by text"),
         (["countdown", "--max-live", "3"], "which is solved by text"),
         (["text-world", "--workers", "2"], "does not run on workers"),

@@ -131,7 +131,11 @@ def search_all(
     def work(runs: Sequence[SearchRunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
         items = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
         items, before = _load_value_function(items, models)
-        return [_open_agent(item, models, execution, listener, stack) for item in items], before
+        items = [_open_agent(item, models, execution, listener, stack) for item in items]
+        agents = [item.agent for item in items if item.agent is not None]
+        for line in dict.fromkeys(line for a in agents for line in a.describe_environment()):
+            listener.tell(line)
+        return items, before
 
     results = execute_runs(
         SearchRunDir, targets, wanted, work, models, listener, again, unit="searches"

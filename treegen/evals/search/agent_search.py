@@ -56,6 +56,14 @@ class RunAgent:
         assert isinstance(self.job.task, AgentTask)
         return self.job.task
 
+    def describe_environment(self) -> list[str]:
+        """Return lines for people: the sandbox of the environment, and how its worlds are forked.
+
+        An environment without a method `describe` has none.
+        """
+        lines: list[str] = getattr(self.environment, "describe", list)()
+        return lines
+
     def describe_resume(self) -> list[str]:
         """Return what happens to the actions that the run has stored, for people."""
         num = self.journaled.journal.num_stored
