@@ -28,11 +28,18 @@ from treegen.search.environments.branch import (
     Branch,
     SharedRun,
     SharedState,
+    count_actions,
     fail_step,
     is_full,
     make_step,
 )
-from treegen.search.environments.protocol import Environment, Observation, World, call_key
+from treegen.search.environments.protocol import (
+    Environment,
+    Observation,
+    World,
+    call_key,
+    check_environment,
+)
 from treegen.search.environments.states import Outcome, WorldUsage
 from treegen.search.environments.worlds import MAX_SECONDS, LiveWorlds
 from treegen.search.evaluate import Evaluate, evaluate_nodes
@@ -96,6 +103,7 @@ class Agent(Closeable):
                 answer does, so that the environment judges the state. By default it is a failure.
             **overrides: Sampling parameters of replies, as for `SearchNode.sample`.
         """
+        check_environment(environment)
         check_int("max_steps", max_steps, least=1)
         if overrides.get("stop"):
             raise InputError("the model itself ends an agent's replies; leave out stop")
@@ -172,7 +180,7 @@ class Agent(Closeable):
             try:
                 await await_external(node, [run.outcome for run in runs.values()])
             finally:
-                _count(node.search, runs)
+                count_actions(node.search, runs)
             children = []
             for sample, reply in zip(samples, replies, strict=True):
                 calls = _keys(reply)
@@ -439,17 +447,3 @@ def _results(turns: ToolTurns, reply: Reply, outcome: Outcome, sample: SearchNod
 def _last_reward(node: SearchNode) -> float | None:
     step = step_of(node)
     return None if step is None else step.reward
-
-
-def _count(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedRun]) -> None:
-    """Count the actions of runs for a search. Each run counts once."""
-    for key, run in runs.items():
-        if run.is_counted:
-            continue
-        run.is_counted = True
-        search.num_acting -= len(key)
-        outcome = run.outcome
-        is_over = outcome.done() and not outcome.cancelled() and outcome.exception() is None
-        search.usage.actions += outcome.result().num_run if is_over else len(key)
-        # Which of several replies has run a call that they share depends on timing.
-        search.num_acted += outcome.result().num_calls if is_over else len(key)

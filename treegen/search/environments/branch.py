@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from treegen.prompts.replies.types import Reply
+from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.environments.protocol import Observation, call_key, observation_json
 from treegen.search.environments.states import Outcome, WorldState
 from treegen.search.environments.worlds import LiveWorlds
@@ -193,3 +195,17 @@ def is_full(node: SearchNode) -> bool:
     """
     spec = getattr(node.search.backend, "spec", None)
     return spec is not None and node.num_context_tokens >= spec.context_length
+
+
+def count_actions(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedRun]) -> None:
+    """Count the actions of runs for a search. Each run counts once."""
+    for key, run in runs.items():
+        if run.is_counted:
+            continue
+        run.is_counted = True
+        search.num_acting -= len(key)
+        outcome = run.outcome
+        is_over = outcome.done() and not outcome.cancelled() and outcome.exception() is None
+        search.usage.actions += outcome.result().num_run if is_over else len(key)
+        # Which of several replies has run a call that they share depends on timing.
+        search.num_acted += outcome.result().num_calls if is_over else len(key)
