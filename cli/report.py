@@ -102,7 +102,7 @@ def watch(runs: tuple[Path, ...], port: int, every: float, **reading: Any) -> No
     from treegen.report.live_server import HOST, WatchedPage, make_server
     from treegen.runs import graceful_signals
 
-    watched = WatchedPage(paths, asked=reading, every=every)
+    watched = WatchedPage(paths, options=reading, every=every)
     # Lower the priority of this process, because the runs come first.
     with suppress(OSError, AttributeError):
         os.nice(10)

@@ -76,8 +76,8 @@ def main(folder: Path, budgets: str, methods: str, more: tuple[str, ...]) -> Non
         print(f"|{method}|{'|'.join(cells)}|")
     if len(tested) > 2:
         clear = [cell for cell, p in adjusted.items() if p is not None and p < 0.05]
-        told = ", ".join(f"{method} at {limit:,}" for method, limit in clear)
-        print(f"\nAdjusted p < 0.05: {told or 'none'}")
+        significant = ", ".join(f"{method} at {limit:,}" for method, limit in clear)
+        print(f"\nAdjusted p < 0.05: {significant or 'none'}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from treegen.tasks import (
     TaskOptions,
     Verdict,
     select,
-    summarise,
+    summarize,
 )
 from treegen.tasks.common.answers import numeric_answer
 
@@ -75,6 +75,6 @@ class Sums(Task):
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy, pass@k and maj@k."""
-        return summarise(
+        return summarize(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )

@@ -128,7 +128,7 @@ def test(llm: LLM, puzzles: list[Puzzle]) -> list[float]:
 
 @click.command()
 @click.option("--in-flight", is_flag=True, help="Let samples go on while the weights change.")
-@click.option("--steps", default=60, show_default=True, help="Steps of the optimiser.")
+@click.option("--steps", default=60, show_default=True, help="Steps of the optimizer.")
 @click.option("--num-test", default=300, show_default=True, help="Puzzles of the test.")
 def main(in_flight: bool, steps: int, num_test: int) -> None:
     """Train the demo model, and print its rewards and its scores before and after."""

@@ -9,7 +9,7 @@ from treegen.evals.statistics.metrics import (
     MetricRow,
     Report,
     ReportOptions,
-    summarise,
+    summarize,
 )
 from treegen.evals.statistics.votes import Vote, majority_vote
 from treegen.evals.task import Task, TaskData, TaskDefaults, TaskOptions
@@ -35,5 +35,5 @@ __all__ = [
     "list_tasks",
     "majority_vote",
     "select",
-    "summarise",
+    "summarize",
 ]

@@ -250,13 +250,13 @@ class ChatSearches:
         )
         _check_counts(options)
         unread = {"expand", "num_samples"} - {*METHODS[method].knobs, *options}
-        asked = {name: v for name, v in chosen.items() if name not in ("step_stop", "answer")}
-        evaluate = asked.pop("evaluate", None)
+        values = {name: v for name, v in chosen.items() if name not in ("step_stop", "answer")}
+        evaluate = values.pop("evaluate", None)
         if evaluate is not None:
             ways = ("logprob", "min-logprob", *([VERIFIER] if self._verifier else []))
             _choice_option({"evaluate": evaluate}, "evaluate", "", ways)
         by_verifier = evaluate == VERIFIER or (evaluate is None and self._verifier is not None)
-        _choice_option(asked, "choose", "best", CHOOSE)
+        _choice_option(values, "choose", "best", CHOOSE)
         settings = resolve_search_settings(
             {
                 "task": task,
@@ -266,10 +266,10 @@ class ChatSearches:
                 "budget": budget,
                 "evaluate": evaluate if evaluate not in (None, VERIFIER) else "logprob",
                 **dict.fromkeys(unread, 1),  # so that other methods accept temperature 0
-                **asked,
+                **values,
             }
         )
-        check_no_unused({**asked, **({} if evaluate is None else {"evaluate": 0})}, [settings])
+        check_no_unused({**values, **({} if evaluate is None else {"evaluate": 0})}, [settings])
         value_function = self._verifier if by_verifier else None
         value_function = value_function or general_value_function(settings.evaluate, {})
         assert value_function is not None

@@ -23,7 +23,7 @@ SMALL = ["--limit", "4", "--n-samples", "5", "--max-tokens", "12", "--memory", "
 OWN_TASK = """
 from dataclasses import dataclass
 from treegen import Node, SamplingParams
-from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarise
+from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarize
 
 @dataclass
 class Note:
@@ -46,7 +46,7 @@ class Echo:
         return {"exact": Verdict(text, text == problem.answer)}
 
     def aggregate(self, scores, options):
-        return summarise(scores, options, task=self.name, version="1", filters=self.filters)
+        return summarize(scores, options, task=self.name, version="1", filters=self.filters)
 
 class Half:
     name = "half"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from penalised import has_failed, plain, slow_logits
+from penalized import has_failed, plain, slow_logits
 from tokenizers import Tokenizer
 from tokenizers.decoders import ByteLevel as AsText
 from tokenizers.models import BPE

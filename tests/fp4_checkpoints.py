@@ -22,7 +22,7 @@ _BYTES = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": Tr
 
 
 def settings_of(layout: str, names: list[str], *, mixed: bool) -> dict[str, Any]:
-    """The quantization_config of a checkpoint whose layers `names` are quantised."""
+    """The quantization_config of a checkpoint whose layers `names` are quantized."""
     if layout == "compressed-tensors":
         groups = {"group_1": {"targets": ["Linear"], "weights": _NUMBERS}}
         if mixed:

@@ -21,7 +21,7 @@ from fakes import (
     sample_alone,
     stopping_of,
 )
-from penalised import bound_text, has_failed, language, plain, slow_logits
+from penalized import bound_text, has_failed, language, plain, slow_logits
 
 from treegen.common.drafter import NOTHING, Drafts, Ints, NewTokens, PromptInfo
 from treegen.common.outputs import Completion, Score
@@ -177,7 +177,7 @@ class MixedRun:
 
     recurrent: on a model that keeps states too. delta: whose rows list updates of these.
     speculates: guesses tokens, most of them right.
-    penalised: with penalties on what is in the text.
+    penalized: with penalties on what is in the text.
     structured: with grammars of what is drawn.
     """
 
@@ -188,11 +188,11 @@ class MixedRun:
         recurrent: bool = False,
         delta: DeltaSpec | None = None,
         speculates: bool = False,
-        penalised: bool = False,
+        penalized: bool = False,
         structured: bool = False,
     ) -> None:
         self.rng = rng = np.random.default_rng(seed)
-        self.speculates, self.penalised, self.structured = speculates, penalised, structured
+        self.speculates, self.penalized, self.structured = speculates, penalized, structured
         self.structures: dict[str, Any] = {}  # what sampled nodes had to be
         eos_bias = rng.choice([-20.0, -20.0, 0.0, 1.5])
         self.model = HistoryModel(eos_bias=eos_bias, recurrent=recurrent, delta=delta)
@@ -250,7 +250,7 @@ class MixedRun:
         return choices[int(self.rng.integers(len(choices)))]
 
     def _overrides(self) -> dict[str, Any]:
-        more = self._pick(_PENALTIES) if self.penalised else {}
+        more = self._pick(_PENALTIES) if self.penalized else {}
         found = {**self._pick(_OVERRIDES), **more}
         if self.structured:
             found.pop("min_tokens", None)

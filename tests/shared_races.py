@@ -99,7 +99,7 @@ class _Memory:
         self._open: dict[bool, list[tuple[Ints, Ints]]] = {False: [], True: []}
         self._groups: dict[bool, list[list[tuple[Ints, Ints]]]] = {False: [], True: []}
 
-    def synchronise(self, *, block: bool) -> None:
+    def synchronize(self, *, block: bool) -> None:
         for touched in (self._threads, self._warps) if block else (self._threads,):
             for each in touched.values():
                 each.clear()
@@ -282,10 +282,10 @@ class Walk:
         match words[0], *words[1:3]:
             case "bar", "sync", *_:
                 assert not each.guard and each.operands == ["0"], "some threads wait for each other"
-                self._memory.synchronise(block=True)
+                self._memory.synchronize(block=True)
             case "bar", "warp", "sync":
                 assert not each.guard and each.operands == ["-1"]
-                self._memory.synchronise(block=False)
+                self._memory.synchronize(block=False)
             case "cp", "async", "commit_group":
                 self._memory.commit(write=True)
             case "cp", "async", "wait_group":

@@ -42,7 +42,7 @@ from treegen.tasks import (
     Verdict,
     majority_vote,
     select,
-    summarise,
+    summarize,
 )
 
 VALUES: list[Any] = [
@@ -161,8 +161,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "tool_format": (tool_format, {"name": "hermes"}),
     "majority_vote": (majority_vote, {"answers": ["a"]}),
     "select": (select, {"problems": [Problem("a", "q", "1")], "options": TaskOptions()}),
-    "summarise": (
-        summarise,
+    "summarize": (
+        summarize,
         {"scores": [], "options": SETTINGS, "task": "t", "version": "1", "filters": ["f"]},
     ),
     "Verdict": (Verdict, {"answer": "a", "correct": True}),

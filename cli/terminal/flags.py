@@ -60,11 +60,11 @@ def describe_unknown_option(error: click.NoSuchOption) -> str:
         if option.startswith("--")
     }
     near = find_near(word.replace("_", "-"), options)
-    meant = [flags[ours]] if ours else [options[name] for name in near]
-    if not meant:
+    matches = [flags[ours]] if ours else [options[name] for name in near]
+    if not matches:
         return message
     # --model-args page_size=VALUE
-    spelled = [repr(f"{flag}=VALUE" if " " in flag else flag) for flag in meant]
+    spelled = [repr(f"{flag}=VALUE" if " " in flag else flag) for flag in matches]
     return f"{message}; did you mean {' or '.join(spelled)}?{describe_value(word)}"
 
 

@@ -1,4 +1,4 @@
-"""Products of rows by matrices in 4 bits with random numbers, for `quantised_products.py`.
+"""Products of rows by matrices in 4 bits with random numbers, for `quantized_products.py`.
 
 Legend: R rows, E experts, N outputs, K inputs.
 """

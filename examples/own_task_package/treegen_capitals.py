@@ -19,7 +19,7 @@ from treegen.tasks import (
     TaskOptions,
     Verdict,
     select,
-    summarise,
+    summarize,
 )
 
 # The capital comes first; what the model sees is in alphabetical order.
@@ -68,6 +68,6 @@ class Capitals(Task):
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy."""
-        return summarise(
+        return summarize(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )

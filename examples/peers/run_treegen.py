@@ -48,10 +48,10 @@ def main() -> None:
         return SamplingParams(n=samples, max_tokens=new_tokens, ignore_eos=True)
 
     def structured(job: Job, run: int) -> int:
-        asked = SamplingParams(n=job.samples, max_tokens=job.new_tokens, regex=job.pattern)
+        request = SamplingParams(n=job.samples, max_tokens=job.new_tokens, regex=job.pattern)
 
         def draw(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
-            drawn = llm.generate(prompts, asked)
+            drawn = llm.generate(prompts, request)
             return [[[*each.tokens] for each in completions] for completions in drawn]
 
         return run_job(job, run, draw)

@@ -64,8 +64,8 @@ def main() -> None:
         params = SamplingParams(
             n=samples, max_tokens=new, temperature=1.0, detokenize=False, **more
         )
-        asked = [{"prompt_token_ids": prompt} for prompt in prompts]
-        done = llm.generate(asked, params, use_tqdm=False)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        done = llm.generate(inputs, params, use_tqdm=False)
         return [[[*each.token_ids] for each in request.outputs] for request in done]
 
     def generate(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
@@ -74,13 +74,13 @@ def main() -> None:
     def structured(job: Job, run: int) -> int:
         from vllm.sampling_params import StructuredOutputsParams
 
-        asked = StructuredOutputsParams(regex=job.pattern)
-        return run_job(job, run, lambda *sizes: draw(*sizes, structured_outputs=asked))
+        outputs = StructuredOutputsParams(regex=job.pattern)
+        return run_job(job, run, lambda *sizes: draw(*sizes, structured_outputs=outputs))
 
     def score(pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
         params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
-        asked = [{"prompt_token_ids": prompt + more} for prompt, more in pairs]
-        done = llm.generate(asked, params, use_tqdm=False)
+        inputs = [{"prompt_token_ids": prompt + more} for prompt, more in pairs]
+        done = llm.generate(inputs, params, use_tqdm=False)
         return [
             [
                 numbers[token].logprob

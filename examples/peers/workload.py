@@ -129,8 +129,8 @@ def jobs_of(
     if most_tokens:
         jobs = [replace(job, new_tokens=min(job.new_tokens, most_tokens)) for job in jobs]
     if len({job.shape for job in jobs}) > 1:
-        told = ", ".join(f"{job.name} is of {job.shape}" for job in jobs)
-        sys.exit(f"jobs of one call must be of one shape, but {told}")
+        job_shapes = ", ".join(f"{job.name} is of {job.shape}" for job in jobs)
+        sys.exit(f"jobs of one call must be of one shape, but {job_shapes}")
     return jobs
 
 
@@ -162,8 +162,8 @@ def run_job(job: Job, run: int, generate: Generate) -> int:
         tokens += sum(lengths)
         given, children = iter(zip(open_nodes, drawn, strict=True)), []
         for nodes in frontier:
-            mine = [next(given) for _ in nodes]
-            children.append([node + sample for node, samples in mine for sample in samples])
+            node_samples = [next(given) for _ in nodes]
+            children.append([node + sample for node, samples in node_samples for sample in samples])
         frontier = [draws.sample(each, min(job.keep, len(each))) for each in children]
     return tokens
 

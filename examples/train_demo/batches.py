@@ -109,7 +109,7 @@ class Encoded(NamedTuple):
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> Encoded:
-    """Tokenise a document part by part."""
+    """Tokenize a document part by part."""
     bpe = tokenizer.backend_tokenizer
     found = Encoded([int(tokenizer.bos_token_id)], [0.0], [False])
     encodings = bpe.encode_batch_fast([part.text for part in document], add_special_tokens=False)

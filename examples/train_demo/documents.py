@@ -2,7 +2,7 @@
 
 A document is a list of parts. What a model would have to write counts in full; the prompts between
 are only read. Parts begin and end where the tokenizer splits anyway, so that they
-can be tokenised one by one.
+can be tokenized one by one.
 """
 
 import json
@@ -71,25 +71,25 @@ def word_document(draw: random.Random) -> Document:
 
 def program_document(draw: random.Random) -> Document:
     """Programming problems with solutions, at times led by one that comes with the apps task."""
-    asked, solved = [], []
+    questions, solved = [], []
     if draw.random() < 0.15:
         rows = [row for row in _bundled("apps_fewshot.jsonl") if not row["starter_code"]]
         for row in draw.sample(rows, draw.randint(1, len(rows))):
-            asked.append(row["question"])
+            questions.append(row["question"])
             solved.append(json.loads(row["solutions"])[0])
     for _ in range(draw.randint(1, 5)):
         (steps,) = draw.choices(range(programs.MAX_STEPS + 1), (1, 4, 4, 3, 2, 1))
         hidden = draw.choices((0, 1, 2), (4, 4, 1))[0]
         problem = programs.program(draw, steps, min(hidden, steps))
-        asked.append(problem.question)
+        questions.append(problem.question)
         solved.append(problem.solution)
     heading, _, _ = ask("|", "", calls=False, form="train").partition("|")
     parts: Document = [Part(heading, READ)]
-    for number, (question, solution) in enumerate(zip(asked, solved, strict=True), start=1):
+    for number, (question, solution) in enumerate(zip(questions, solved, strict=True), start=1):
         prompt = ask(question, "", calls=False, form="train")
         parts.append(Part(prompt.removeprefix(heading), READ))
         # The heading of the next one is where a sample ends.
-        more = heading if number < len(asked) else ""
+        more = heading if number < len(questions) else ""
         parts.append(Part(with_tabs(solution) + more, WRITE))
     return parts
 
@@ -120,9 +120,9 @@ def needle_document(draw: random.Random, characters: int, facts: int) -> Documen
     parts: Document = [Part(f"Start of document:\n{hidden.text}\nEnd of document\n\n", READ)]
     # The same one may be asked again: else the last answers follow from those before.
     for fact in draw.choices(hidden.facts, k=draw.randint(1, 40)):
-        before, told, after = fact.answer.partition(fact.fact)
+        before, stated, after = fact.answer.partition(fact.fact)
         parts.append(Part(f"Question: {fact.question}\nAnswer:", READ))
-        parts += [Part(before, WRITE), Part(told, FACT)]
+        parts += [Part(before, WRITE), Part(stated, FACT)]
         parts.append(Part(f"{after}\n\n", WRITE))
     return parts
 

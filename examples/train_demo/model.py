@@ -1,4 +1,4 @@
-"""The model, what it is optimised by, and the loss."""
+"""The model, what it is optimized by, and the loss."""
 
 from dataclasses import dataclass
 from pathlib import Path

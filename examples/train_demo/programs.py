@@ -164,12 +164,12 @@ def _program(
     def filled(texts: Sequence[str], k: int) -> str:
         return draw.choice(texts).replace("{k}", str(k)).replace("{v}", variable)
 
-    told = [
+    sentences = [
         draw.choice(_HIDDEN) if number in hidden else filled(each.texts, constants[number])
         for number, each in enumerate(chain)
     ]
-    question = " ".join([draw.choice(form.opening), *_sentences(draw, told)])
-    question += f" {'Then print' if told else 'Print'} {filled(end.texts, constants[-1])}."
+    question = " ".join([draw.choice(form.opening), *_sentences(draw, sentences)])
+    question += f" {'Then print' if sentences else 'Print'} {filled(end.texts, constants[-1])}."
     lines = [draw.choice(form.programs).replace("{v}", variable)]
     lines += [filled(each.programs, k) for each, k in zip(chain, constants, strict=False)]
     lines.append(f"print({filled(end.programs, constants[-1])})\n")
@@ -191,11 +191,11 @@ def _program(
     )
 
 
-def _sentences(draw: random.Random, told: Sequence[str]) -> list[str]:
+def _sentences(draw: random.Random, sentences: Sequence[str]) -> list[str]:
     later = ("Then", "Next", "After that")
     return [
-        f"{'First' if number == 0 and len(told) > 1 else draw.choice(later)} {text}."
-        for number, text in enumerate(told)
+        f"{'First' if number == 0 and len(sentences) > 1 else draw.choice(later)} {text}."
+        for number, text in enumerate(sentences)
     ]
 
 

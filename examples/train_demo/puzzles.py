@@ -30,8 +30,8 @@ class Operation:
     rest: Numbers
 
     def __str__(self) -> str:
-        told = f"{self.left} {self.sign} {self.right} = {self.result}"
-        return f"{told} (left: {' '.join(map(str, self.rest))})"
+        equation = f"{self.left} {self.sign} {self.right} = {self.result}"
+        return f"{equation} (left: {' '.join(map(str, self.rest))})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,13 +113,13 @@ class Training:
         for losses in self.run(workers):
             seen += stage_of(self.plan, self.step - 1).tokens
             if self.step % (10 if is_short else 100) == 0:
-                told = " ".join(f"{float(loss):.4f}" for loss in losses)
+                shown = " ".join(f"{float(loss):.4f}" for loss in losses)
                 if not all(math.isfinite(loss) for loss in losses):
                     raise SystemExit(
-                        f"step {self.step}: the loss is {told}; start again with another seed"
+                        f"step {self.step}: the loss is {shown}; start again with another seed"
                     )
                 speed = seen / (time.monotonic() - since)
-                print(f"step {self.step:6,}  loss {told}  {speed:,.0f} tokens/s", flush=True)
+                print(f"step {self.step:6,}  loss {shown}  {speed:,.0f} tokens/s", flush=True)
                 since, seen = time.monotonic(), 0
             if self.step % save_every == 0 and self.step < self.steps:
                 self.store(state)
@@ -147,7 +147,7 @@ class Training:
         return losses
 
     def _options(self) -> list[dict[str, Any]]:
-        # Asked for anew each time: restoring an optimiser replaces them.
+        # Read again each time, because restoring an optimizer replaces its options.
         return [options for tool in self.tools for options in tool.param_groups]
 
     def _placed(self, rows: Rows) -> Rows:

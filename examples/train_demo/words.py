@@ -111,8 +111,8 @@ class WordProblem:
 
     def target(self, between: str = " ") -> str:
         """Return the solution as few-shot examples show it."""
-        told = between.join(step.plain() for step in self.steps)
-        return f"{told}{between}The answer is {self.answer}."
+        reasoning = between.join(step.plain() for step in self.steps)
+        return f"{reasoning}{between}The answer is {self.answer}."
 
     def reference(self) -> str:
         """Return the solution in the format of GSM8K's own files."""

@@ -11,7 +11,7 @@ from treegen.evals.arguments import check_arguments
 from treegen.evals.chat import Turn, with_turns
 from treegen.evals.problem import Problem, Skipped
 from treegen.evals.selection import select
-from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, summarise
+from treegen.evals.statistics.metrics import MetricRow, Report, ReportOptions, summarize
 from treegen.evals.statistics.tables import problem_values, table_by
 from treegen.evals.task import Task, TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore
@@ -187,7 +187,7 @@ class TextTask(Task):
 
     def overall(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return accuracy, pass@k, maj@k and the rates of unreadable and cut-off samples."""
-        return summarise(
+        return summarize(
             scores, options, task=self.name, version=self.version, filters=self.filters
         )
 

@@ -223,12 +223,12 @@ class LocalWorld(FileWorld):
         return self.show(stdout, stderr, outcome.ended["status"], failure)
 
     def _read(self, path: str) -> bytes:
-        with self._open() as folder, _explained(path):
+        with self._open() as folder, _convert_path_errors(path):
             return read_beneath(folder, path, self._storage.most.size)
 
     def _write(self, path: str, data: bytes) -> None:
         most = self._storage.most
-        with self._open() as folder, _explained(path):
+        with self._open() as folder, _convert_path_errors(path):
             used = settle(folder, most)
             new = DirectorySize(used.files + path.count("/") + 1, used.size + len(data))
             if new.files > most.files or new.size > most.size:
@@ -276,7 +276,7 @@ class LocalWorld(FileWorld):
 
 
 @contextmanager
-def _explained(path: str) -> Iterator[None]:
+def _convert_path_errors(path: str) -> Iterator[None]:
     """Raise ToolError for a path that the model cannot use."""
     try:
         yield

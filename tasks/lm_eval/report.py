@@ -15,7 +15,7 @@ from treegen.evals.statistics.metrics import (
     Report,
     ReportOptions,
     mean_row,
-    summarise,
+    summarize,
 )
 from treegen.evals.verdict import MetricVerdict, SampleScore
 from treegen.tasks.lm_eval.parts import TaskPart
@@ -154,7 +154,7 @@ def build_report(
     """
     drawn = not parts[0].scored
     of = parts[0].name if len(parts) == 1 else name
-    base = summarise(scores, options, task=of, version=version, filters=filters)
+    base = summarize(scores, options, task=of, version=version, filters=filters)
     samples: dict[str, list[SampleScore]] = {}
     for score in scores:
         samples.setdefault(score.problem_id, []).append(score)

@@ -253,7 +253,7 @@ class MMLU(SubjectTask):
         """Return accuracy over all questions, over subjects, by category and by subject."""
         overall = self.overall(scores, options)
         # Only accuracy is meaningful: the most likely choice is always readable and complete, and
-        # one sample has no vote. Normalising by length would change nothing, because all choices
+        # one sample has no vote. Normalizing by length would change nothing, because all choices
         # are one letter.
         accuracy = tuple(row for row in overall.metrics if row.metric in ("exact_match", "acc"))
         report = by_subject(replace(overall, metrics=accuracy, majority=()), scores, options)

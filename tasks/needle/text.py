@@ -101,7 +101,7 @@ def _sentence(draw: random.Random) -> str:
     return text
 
 
-# The end of a sentence, with closing quotes and brackets. A full stop after a short capitalised
+# The end of a sentence, with closing quotes and brackets. A full stop after a short capitalized
 # word does not end a sentence, because it is more likely Mr. or St. or an initial.
 _END: Final = re.compile(
     r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z]{2})"

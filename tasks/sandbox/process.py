@@ -84,12 +84,12 @@ class SandboxProcess:
         workspace: Workspace | None = None,
     ) -> None:
         self.limits = limits
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in close()
         self._scratch: str | None = None
         sources = _make_sealed_file(helper_sources().encode())
         try:
-            launch = tier.launch(runtime, limits, workspace, theirs.fileno(), sources)
+            launch = tier.launch(runtime, limits, workspace, child_end.fileno(), sources)
             if launch.setup["kind"] == "folder":
                 self._scratch = launch.setup["scratch"]
             self._control.settimeout(_START_SECONDS)
@@ -104,7 +104,7 @@ class SandboxProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._log,
-                pass_fds=(theirs.fileno(), sources),
+                pass_fds=(child_end.fileno(), sources),
                 start_new_session=True,
             )
         except OSError as error:
@@ -113,7 +113,7 @@ class SandboxProcess:
             self._drop_scratch()
             raise SandboxError(f"cannot start a sandbox: {error}; {_AGAIN}") from error
         finally:
-            theirs.close()
+            child_end.close()
             os.close(sources)
         try:
             started = self._control.recv(64)
@@ -149,21 +149,21 @@ class SandboxProcess:
             _make_sealed_file(data) for data in (_source(program), _call(program, test), stdin)
         ]
         pipes = [os.pipe(), os.pipe(), _one_way()]
-        ours = [reader for reader, _ in pipes]
+        own_end = [reader for reader, _ in pipes]
         handles += [writer for _, writer in pipes]
         try:
-            for reader in ours:
+            for reader in own_end:
                 os.set_blocking(reader, False)
             limits = {**asdict(self.limits), "wall_seconds": self.limits.wall, "alone": alone}
             socket.send_fds(self._control, [json.dumps(limits).encode()], handles)
             for handle in handles:
                 os.close(handle)
             handles = []
-            return self._drain(*ours, cap=cap)
+            return self._drain(*own_end, cap=cap)
         except OSError as error:
             raise self._make_hangup_error(f"while it received a program ({error})") from error
         finally:
-            for handle in (*handles, *ours):
+            for handle in (*handles, *own_end):
                 os.close(handle)
 
     def _drain(self, stdout: int, stderr: int, report: int, *, cap: int) -> ProcessOutcome:
@@ -294,11 +294,11 @@ def _one_way() -> tuple[int, int]:
     A program could reopen a pipe for reading, through /proc/self/fd, and empty it. It cannot do so
     with a socket.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    ours.shutdown(socket.SHUT_WR)
+    own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    own_end.shutdown(socket.SHUT_WR)
     # Use the capacity of a pipe, whatever the system's default is.
-    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHUNK)
-    return ours.detach(), theirs.detach()
+    child_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHUNK)
+    return own_end.detach(), child_end.detach()
 
 
 def _make_sealed_file(data: bytes) -> int:

@@ -50,7 +50,7 @@ def number_of(text: str) -> float | None:
 
 
 def anls(text: str, answers: Sequence[str]) -> float:
-    """Return the normalised similarity of a text and the closest of some answers.
+    """Return the normalized similarity of a text and the closest of some answers.
 
     The similarity is 1 minus the edits per character, and 0 if that is below 0.5. Case and spacing
     are ignored. This is anls of lmms-eval (api/metrics.py), from https://arxiv.org/abs/1907.00490.

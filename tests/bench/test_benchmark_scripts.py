@@ -268,7 +268,7 @@ def test_an_audit_of_large_runs_is_timed(script: Script) -> None:
 
 def test_products_in_4_bits_are_exact_and_have_a_roofline(script: Script) -> None:
     done = script(
-        "quantised_products",
+        "quantized_products",
         "--products",
         "tiny,tiny-experts",
         "--rows",
@@ -283,7 +283,7 @@ def test_products_in_4_bits_are_exact_and_have_a_roofline(script: Script) -> Non
         (name, rows) for name in ("tiny", "tiny-experts") for rows in (1, 3)
     ]
     assert all(r["error"] < 2e-6 and r["floor_us"] < r["plain_floor_us"] for r in results)
-    assert script("quantised_products", "--tune", *QUICK).code == 2
+    assert script("quantized_products", "--tune", *QUICK).code == 2
 
 
 def test_attention_over_any_levels(script: Script) -> None:

@@ -206,11 +206,11 @@ def test_faults_of_a_task_are_told_before_weights_are_loaded(
             "score of problem 'a' of task 'echo' gives {'other': Verdict(",
         ),
         (
-            "return summarise",
-            "return None and summarise",
+            "return summarize",
+            "return None and summarize",
             "aggregate of task 'echo' returns a None",
         ),
-        ("return summarise", "1 / 0; return summarise", "aggregate fails in task 'echo': ZeroDiv"),
+        ("return summarize", "1 / 0; return summarize", "aggregate fails in task 'echo': ZeroDiv"),
     ],
 )
 def test_faults_in_scoring_name_the_problem_and_keep_what_was_drawn(

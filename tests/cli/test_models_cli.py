@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from cli_cases import Command
-from quantised_checkpoints import store_in_fp8
+from quantized_checkpoints import store_in_fp8
 from tiny_models import save_tiny_model
 
 from treegen.common.formatting import format_bytes
@@ -72,7 +72,7 @@ def test_one_checkpoint_is_told_from_its_configuration(
     assert small["weight_bytes"] * 2 == found["weight_bytes"]
 
 
-def test_quantised_weights_are_told(tmp_path: Path, treegen: Command) -> None:
+def test_quantized_weights_are_told(tmp_path: Path, treegen: Command) -> None:
     save_tiny_model(tmp_path / "source")
     store_in_fp8(tmp_path / "source", tmp_path / "fp8", "channel")
     plain = told(treegen, tmp_path / "fp8", "--device", "cpu")
@@ -89,7 +89,7 @@ def test_quantised_weights_are_told(tmp_path: Path, treegen: Command) -> None:
     in_fp8, in_float = map(format_bytes, split)
     assert f"of this memory: {in_fp8} in fp8, {in_float} in float32" in done.out
     done = treegen("models", tmp_path / "fp8", "--device", "cpu")
-    assert "nothing stays quantised, all is dequantized to float32" in done.out
+    assert "nothing stays quantized, all is dequantized to float32" in done.out
 
 
 def test_storage_is_told_apart_from_memory(tmp_path: Path, treegen: Command) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from guessing import Always, Knowing, guessed
 from latent_cases import FAMILIES, TRUNK, force, load, ragged, shared, small
-from quantised_checkpoints import store_in_fp8
+from quantized_checkpoints import store_in_fp8
 from tiny_models import known, save_tiny_model
 from transformers import AutoConfig
 

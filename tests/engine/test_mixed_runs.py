@@ -34,7 +34,7 @@ def test_likewise_where_rows_list_updates_of_states(
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_likewise_where_draws_depend_on_the_text(seed: int) -> None:
-    MixedRun(seed, penalised=True, speculates=seed % 2 == 1, recurrent=seed % 4 == 0).run()
+    MixedRun(seed, penalized=True, speculates=seed % 2 == 1, recurrent=seed % 4 == 0).run()
 
 
 # 1116 continues a sample that was cut in what closes its thinking. Samples of 5433 and 7013 go on
@@ -43,7 +43,7 @@ def test_likewise_where_draws_depend_on_the_text(seed: int) -> None:
 @pytest.mark.parametrize("seed", [*SEEDS, 1116, 5433, 7013])
 def test_likewise_where_texts_have_grammars(seed: int) -> None:
     pytest.importorskip("llguidance")
-    speculates, penalised = seed % 2 == 1, seed % 3 == 0
+    speculates, penalized = seed % 2 == 1, seed % 3 == 0
     MixedRun(
-        seed, structured=True, penalised=penalised, speculates=speculates, recurrent=seed % 4 == 0
+        seed, structured=True, penalized=penalized, speculates=speculates, recurrent=seed % 4 == 0
     ).run()

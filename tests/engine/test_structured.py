@@ -81,7 +81,7 @@ def brute(llm: LLM, texts: Sequence[str], before: str, vocab_size: int) -> list[
 def test_samples_are_those_of_the_masked_distribution(
     checkpoint: Path, options: dict[str, Any]
 ) -> None:
-    """Each log-probability is the model's own, renormalised over what brute force allows."""
+    """Each log-probability is the model's own, renormalized over what brute force allows."""
     llm = load(checkpoint, **options)
     stock = AutoModelForCausalLM.from_pretrained(checkpoint)
     params = SamplingParams(

@@ -300,7 +300,7 @@ def test_values_are_read_by_their_types() -> None:
         ({"d": "3"}, "it: d must be one of x, 2"),
         ({"e": "1.5"}, "it: e must be an integer or none"),
         ({"f": "1,a"}, "it: f must be a number, or several with commas between"),
-        ({"j": "0"}, "it: j must be a positive integer"),
+        ({"j": "0"}, "it: j must be an integer >= 1"),
         ({"cc": "1"}, "it has no argument 'cc'"),
         ({"a": "1"}, "it has no argument 'a'; it takes b, c"),
     ],

@@ -146,7 +146,7 @@ def test_real_questions_score_as_in_plain_transformers(
 
 OWN_CHOICES = """
 from treegen import Node, SamplingParams
-from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarise
+from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarize
 
 class Pairs:
     name = "pairs"
@@ -167,7 +167,7 @@ class Pairs:
         return {"none": Verdict(text.strip(), text == problem.choices[1])}
 
     def aggregate(self, scores, options):
-        return summarise(scores, options, task=self.name, version="1", filters=self.filters)
+        return summarize(scores, options, task=self.name, version="1", filters=self.filters)
 """
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from treegen.errors import InputError
 from treegen.evals.statistics.metrics import default_maj_ks, default_pass_ks
 from treegen.evals.statistics.votes import tally
-from treegen.tasks import Report, ReportOptions, SampleScore, Verdict, majority_vote, summarise
+from treegen.tasks import Report, ReportOptions, SampleScore, Verdict, majority_vote, summarize
 
 ANSWER = {"r": Verdict("18", True), "w": Verdict("7", False), "v": Verdict("8", False)}
 ANSWER["-"] = Verdict(None, False)
@@ -45,7 +45,7 @@ def report_on(
         pass_ks=pass_ks,
         maj_ks=maj_ks,
     )
-    return summarise(scores, options, task="t", version="1", filters=["numeric"])
+    return summarize(scores, options, task="t", version="1", filters=["numeric"])
 
 
 def test_the_most_frequent_answer_wins_and_none_has_no_vote() -> None:
@@ -116,9 +116,9 @@ def test_order_of_samples_does_not_matter(shuffler: random.Random) -> None:
         s for key, text in (("a", "rw-r"), ("b", "wvr"), ("c", "-r")) for s in scored(key, text)
     ]
     options = ReportOptions(problem_ids=["a", "b", "c", "d"], num_samples=4)
-    want = summarise(scores, options, task="t", version="1", filters=["numeric"])
+    want = summarize(scores, options, task="t", version="1", filters=["numeric"])
     shuffler.shuffle(scores)
-    assert summarise(scores, options, task="t", version="1", filters=["numeric"]) == want
+    assert summarize(scores, options, task="t", version="1", filters=["numeric"]) == want
 
 
 def test_missing_samples_are_reported_and_undefined_metrics_say_why() -> None:
@@ -150,9 +150,9 @@ def test_report_without_any_sample() -> None:
 def test_report_refuses_what_was_not_planned_and_what_comes_twice() -> None:
     options = ReportOptions(problem_ids=["a"], num_samples=2)
     with pytest.raises(InputError, match="problem_ids has no such"):
-        summarise(scored("b", "r"), options, task="t", version="1", filters=["numeric"])
+        summarize(scored("b", "r"), options, task="t", version="1", filters=["numeric"])
     with pytest.raises(InputError, match="sample 0 twice"):
-        summarise(scored("a", "r") * 2, options, task="t", version="1", filters=["numeric"])
+        summarize(scored("a", "r") * 2, options, task="t", version="1", filters=["numeric"])
     with pytest.raises(InputError, match="num_samples"):
         ReportOptions(problem_ids=["a"], num_samples=0)
     with pytest.raises(InputError, match="k must be"):

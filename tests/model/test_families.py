@@ -366,7 +366,7 @@ def test_the_table_of_families_counts_those_listed_below(repository: Path) -> No
 def test_the_documented_ways_of_storing_weights_are_those_of_the_code(repository: Path) -> None:
     found = re.findall(
         r"^\| (`.+?`) \| .+? \| (.+?) \|$",
-        section(repository, "Quantised checkpoints", "models/weights.md"),
+        section(repository, "Quantized checkpoints", "models/weights.md"),
         re.MULTILINE,
     )
     documented = {(name, how) for names, how in found[1:] for name in names_in(names)}

@@ -79,7 +79,7 @@ def test_rows_of_zeros_stay_zeros() -> None:
     assert fp8_linear(torch.zeros(3, 32), weight8, scale_N, None).eq(0).all()
 
 
-def test_what_is_quantised_and_what_stays(tmp_path: Path) -> None:
+def test_what_is_quantized_and_what_stays(tmp_path: Path) -> None:
     module = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 24), nn.Linear(20, 16))
     assert quantize_linears(module, torch.device("cpu")) == 1
     assert [type(part) is Fp8Linear for part in module] == [True, False, False]
@@ -112,7 +112,7 @@ class _Held(TorchDispatchMode):
         return out
 
 
-def test_the_device_never_holds_more_than_the_quantised_weights(
+def test_the_device_never_holds_more_than_the_quantized_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     piece = 2**13
@@ -213,7 +213,7 @@ def test_the_command_refuses_in_one_line(treegen: Command) -> None:
     assert done.code == 2 and "quantization must be fp8" in done.err
 
 
-def test_a_run_goes_on_as_it_was_quantised(tmp_path: Path, treegen: Command) -> None:
+def test_a_run_goes_on_as_it_was_quantized(tmp_path: Path, treegen: Command) -> None:
     run = tmp_path / "run"
     asked = ["gsm8k", "--limit", "1", "-n", "2", "--max-tokens", "4", "--memory", "16MiB", "-q"]
     assert treegen("eval", *asked, "--quantization", "fp8", "-o", run).code == 0

@@ -49,7 +49,7 @@ def test_of_a_size_that_wrapper_and_text_have_that_of_the_text_counts(folder: Pa
 
 
 @pytest.mark.parametrize("name", ["vocab_size", "hidden_size", "num_hidden_layers"])
-def test_sizes_of_quantised_weights_are_compared_too(folder: Path, name: str) -> None:
+def test_sizes_of_quantized_weights_are_compared_too(folder: Path, name: str) -> None:
     change(folder, **{name: 10**9}, quantization_config={"quant_method": "compressed-tensors"})
     start = time.process_time()
     with pytest.raises(ModelError, match=f"says {name} 1,000,000,000, and the weights beside it"):

@@ -211,7 +211,7 @@ def test_weights_of_index_heads_stay_in_their_type(tmp_path: Path) -> None:
     assert type(module.model.layers[0].self_attn.indexer.wq_b) is not nn.Linear
 
 
-def test_what_a_family_keeps_in_float32_is_not_quantised(tmp_path: Path) -> None:
+def test_what_a_family_keeps_in_float32_is_not_quantized(tmp_path: Path) -> None:
     module = load_model(save(tmp_path), device="cpu", check=False).module
     before = {name for name, _ in iter_fp8_linears(module)}
     module._keep_in_fp32_modules_strict = {"wq_b"}

@@ -184,7 +184,7 @@ E4M3 = torch.float8_e4m3fn
         ({"pre_quant_scale": torch.ones(32)}, "pre_quant_scale"),
         (
             {"weight_scale": None, "weight_scale_2": None, "weight": torch.ones(48, 32)},
-            "is stored in NVFP4, but its tensors are not quantised",
+            "is stored in NVFP4, but its tensors are not quantized",
         ),
         ({"weight_scale_2": torch.tensor(0.0)}, "up_proj"),
         ({"weight_scale_2": torch.tensor(float("nan"))}, "up_proj"),
@@ -277,7 +277,7 @@ def test_the_report_tells_what_is_kept(tmp_path: Path, monkeypatch: pytest.Monke
     assert abs(found.weight_bytes - real) < 0.1 * real
 
 
-def test_settings_of_stored_keys_alone_are_no_quantisation(tmp_path: Path) -> None:
+def test_settings_of_stored_keys_alone_are_no_quantization(tmp_path: Path) -> None:
     settings = {"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(settings))
     assert read_quant_config(tmp_path) is None

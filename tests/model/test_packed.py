@@ -17,7 +17,7 @@ from tiny_models import save_tiny_model
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError, ModelWarning
 from treegen.model.checkpoint.dequantization import dequantize
-from treegen.model.checkpoint.quantization import Packing, quantisation_of
+from treegen.model.checkpoint.quantization import Packing, quantization_of
 from treegen.model.config import load_spec, read_config
 from treegen.model.load import load_model
 
@@ -32,7 +32,7 @@ def drawn(path: Path) -> list[list[int]]:
 
 
 def packing_of(directory: Path) -> Packing:
-    found = quantisation_of(read_config(directory, directory))
+    found = quantization_of(read_config(directory, directory))
     assert found is not None and found.packing is not None
     return found.packing
 

@@ -384,11 +384,11 @@ def refusals() -> Iterator[tuple[str, Any, str]]:
     yield "recurrent layers", tiny_module("lfm2"), r"lfm2 .*recurrent layers \(conv\)"
     yield "selected keys", tiny_module("deepseek_v32"), "deepseek_v32 .*select keys"
     yield "scaled queries", tiny_module("llama4"), "llama4_text .*scale queries"
-    quantised = tiny_module()
-    quantised.model.layers[0].mlp.up_proj.weight = nn.Parameter(
+    quantized = tiny_module()
+    quantized.model.layers[0].mlp.up_proj.weight = nn.Parameter(
         torch.zeros(48, 32, dtype=torch.int8), requires_grad=False
     )
-    yield "quantised weights", quantised, "quantised weights"
+    yield "quantized weights", quantized, "quantized weights"
     spread: Any = tiny_module()
     spread.model.layers[1].to("meta")
     yield "weights on several devices", spread, "are on cpu, meta.*without device_map"

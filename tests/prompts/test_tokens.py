@@ -1,4 +1,4 @@
-"""Tokenising a tree: equal to tokenising each whole prompt, in near one pass over shared text."""
+"""Tokenizing a tree: equal to tokenizing each whole prompt, in near one pass over shared text."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def assert_equal_to_whole_texts(texts: list[str], name: str, *, special: bool = 
 @pytest.mark.parametrize("name", BUILDERS)
 @settings(max_examples=30, deadline=None)
 @given(root=TREES)
-def test_prompts_of_a_tree_are_tokenised_as_whole_texts(name: str, root: Node) -> None:
+def test_prompts_of_a_tree_are_tokenized_as_whole_texts(name: str, root: Node) -> None:
     prompts = [(p, "".join(str(n.content) for n in p.path)) for p in prompts_of(root)]
     if not all(whole(text, name) for _, text in prompts):
         return  # refused, see below
@@ -89,7 +89,7 @@ def test_prompts_of_a_tree_are_tokenised_as_whole_texts(name: str, root: Node) -
 @pytest.mark.parametrize("name", BUILDERS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data(), starts=st.lists(LONG_PIECES, min_size=1, max_size=3), special=st.booleans())
-def test_a_flat_list_is_tokenised_as_whole_texts(
+def test_a_flat_list_is_tokenized_as_whole_texts(
     name: str, data: st.DataObject, starts: list[str], special: bool
 ) -> None:
     # Cut anywhere, so that texts also part in the middle of a word or of a special token.
@@ -107,7 +107,7 @@ def test_a_flat_list_is_tokenised_as_whole_texts(
     added=st.lists(ANY_TEXT, min_size=1, max_size=4),
     cut=st.integers(0, 9),
 )
-def test_prompts_that_text_is_appended_to_are_tokenised_as_whole_texts(
+def test_prompts_that_text_is_appended_to_are_tokenized_as_whole_texts(
     name: str, start: str, added: list[str], cut: int
 ) -> None:
     appender = PromptAppender(trained(name))

@@ -249,8 +249,8 @@ def test_grids_and_tables_of_a_task_are_drawn(tmp_path: Path) -> None:
     grid = Grid("map $x$", "depth", ("0%", "50%"), "length", ("1", "2"), ((0.5, None), (1.0, 0.0)))
     view = replace(view, report=replace(view.report, tables=tables, grids=(grid,)))
     plots = {plot.name: plot for plot in run_plots(view)}
-    assert "near (2): 0.409" in plots["table_1"].told and "table_2" not in plots
-    assert plots["heat_map_1"].told == "3 cells from 0.00 to 1.00"
+    assert "near (2): 0.409" in plots["table_1"].description and "table_2" not in plots
+    assert plots["heat_map_1"].description == "3 cells from 0.00 to 1.00"
     assert all(plot.png()[:4] == b"\x89PNG" for plot in plots.values() if "_1" in plot.name)
     write_page([view], tmp_path / "page.html", plots=False)
     page = (tmp_path / "page.html").read_text(encoding="utf-8")

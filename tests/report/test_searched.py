@@ -72,7 +72,7 @@ def test_curves_over_tokens(runs: list[RunView]) -> None:
     assert plot is not None and plot.svg().startswith(b"<svg")
     assert solved_plot(replace(runs[0], trees=(tree("a", False, 3),))) is None
     methods = methods_plot(runs)
-    assert methods is not None and methods.told.count(" with ") == 3
+    assert methods is not None and methods.description.count(" with ") == 3
     assert methods.svg().startswith(b"<svg")
     assert methods_plot(runs[:1]) is None
 
@@ -92,7 +92,11 @@ def test_runs_of_one_method_with_other_settings_are_told_apart(runs: list[RunVie
     assert methods_of(mine[:2]) == ["ab-mcts"] * 2
     assert methods_of([*mine[:2], runs[0]])[:2] == ["ab-mcts"] * 2
     plot = methods_plot(mine)
-    assert plot is not None and plot.told.count("rule=") == 2 and plot.told.count(" with ") == 3
+    assert (
+        plot is not None
+        and plot.description.count("rule=") == 2
+        and plot.description.count(" with ") == 3
+    )
     seeds = [mine[0], like(runs[1], m, 250, seed=1)]
     assert methods_of(seeds) == ["ab-mcts seed=0", "ab-mcts seed=1"]
 

@@ -78,7 +78,7 @@ def test_scores_below_a_node_are_those_of_the_whole_text(llm: LLM) -> None:
         assert mine.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
 
 
-def test_given_text_is_tokenised_with_what_it_follows(llm: LLM) -> None:
+def test_given_text_is_tokenized_with_what_it_follows(llm: LLM) -> None:
     whole = FEW_SHOT + QUESTIONS[2] + " 3 + 4 = 7"
     wanted = llm.tokenizer(whole)["input_ids"]
     with llm.session(PARAMS) as session:

@@ -189,7 +189,7 @@ def test_heads_of_two_layers_are_read_without_their_code(tmp_path: Path, ending:
 
 
 def test_value_heads_are_read_at_newlines(tmp_path: Path) -> None:
-    """A checkpoint as Skywork publishes them; question, steps and newlines are tokenised apart."""
+    """A checkpoint as Skywork publishes them; question, steps and newlines are tokenized apart."""
     folder = save(tmp_path, Qwen2ForTokenClassification, Qwen2Config)
     weights = load_file(tmp_path / "model.safetensors")
     weights = {name: each for name, each in weights.items() if not name.startswith("score")}

@@ -25,7 +25,7 @@ from treegen.evals.judging.pipeline import (
 from treegen.evals.judging.prompts import AnswerSet
 from treegen.evals.judging.rubric import Rubric, load_rubric
 from treegen.evals.judging.settings import Verdicts, resolve_judge_settings
-from treegen.evals.judging.summary import Combine, Summary, summarise
+from treegen.evals.judging.summary import Combine, Summary, summarize
 from treegen.evals.pipeline.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Table
 from treegen.report.load import build_flagged_table, count_judgements, describe_missing
@@ -223,11 +223,11 @@ def _make_judgings(path: Path, runs: OpenRuns, result: JudgeResult, **how: Any) 
         path: The directory of the run.
         runs: The judged runs, open.
         result: What `judge_all` returned.
-        how: Further arguments of `summarise`.
+        how: Further arguments of `summarize`.
     """
     summaries = []
     if any(judge_run.judgements for judge_run in result.judged):
-        summaries = [summarise(result.judged, groups=result.answers.groups, **how)]
+        summaries = [summarize(result.judged, groups=result.answers.groups, **how)]
     work = {
         name: {field: getattr(done, field) for field in done.__slots__}
         for name, done in result.work.items()
@@ -274,7 +274,7 @@ def judgings(
     combine: Combine = "mean",
     **reading: Any,
 ) -> Judgings:
-    """Return the stored judgements of a run, summarised again without a model.
+    """Return the stored judgements of a run, summarized again without a model.
 
     Args:
         run: The run, as for `judge`.
@@ -305,7 +305,7 @@ def judgings(
         how: dict[str, Any] = {"labels": people}
         if len(group) > 1:
             how |= {"weights": weights, "combine": combine}
-        summaries.append(summarise(group, groups=runs.answers.groups, **how))
+        summaries.append(summarize(group, groups=runs.answers.groups, **how))
     flagged = build_flagged_table(runs.answers.all())
     about = _describe_runs(runs)
     return Judgings(path, tuple(summaries), flagged, done, planned, about=about)

@@ -144,8 +144,8 @@ class SelfCheck:
         return Arrangement(
             name=name,
             samples=len(pairs),
-            same=sum(mine[0] == other[0] for mine, other in pairs),
-            to_the_bit=sum(mine == other for mine, other in pairs),
+            same=sum(sample[0] == whole[0] for sample, whole in pairs),
+            to_the_bit=sum(sample == whole for sample, whole in pairs),
             preemptions=usage.preemptions,
         )
 

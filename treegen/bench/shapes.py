@@ -134,7 +134,7 @@ def build_model(
         dtype: The type of the weights; "auto" is bfloat16 on a GPU and float32 on a CPU.
         device: The device; "auto" is a GPU if there is one.
         ranks: GPUs that compute the model together. Default: 1.
-        quantization: Quantisation of the weights, as for `load_model`. Default: None.
+        quantization: Quantization of the weights, as for `load_model`. Default: None.
         kv_cache_dtype: Type of keys and values in the cache, as for `load_model`.
 
     Raises:
@@ -248,7 +248,7 @@ def _fill_random(
 ) -> Any:
     """Return a module without data, or a rank's part of it, filled with random weights.
 
-    Ranks need not share the weights. Each part is quantised as soon as it is made, so a model that
+    Ranks need not share the weights. Each part is quantized as soon as it is made, so a model that
     fits in 8 bits need not fit in 16.
     """
     import torch

@@ -5,7 +5,7 @@ would block, and reading a device may never end. `read_regular` limits the size 
 `most_unpacked` that of unpacked content, so that a small file cannot fill the memory.
 `describe_read_error` describes a failure in one line.
 
-Temporary files and folders can be recognised as left over once their process has died. A process
+Temporary files and folders can be recognized as left over once their process has died. A process
 holds a lock on what it has created for as long as it lives, and the lock ends with the process in
 any case. So a file that can be locked is not in use any more. Process ids would not do: they are
 reused, and they mean nothing on another machine that shares the file system.

@@ -50,7 +50,7 @@ class SamplingParams:
 
     The order of operations is logit_bias and min_tokens, repetition_penalty, frequency_penalty,
     presence_penalty, no_repeat_ngram_size and bad_words, temperature, min_p, top_k, top_p (each
-    filter applies to what the previous one left, renormalised), then one draw.
+    filter applies to what the previous one left, renormalized), then one draw.
 
     Raises:
         InputError: A value is out of range or not supported.
@@ -132,7 +132,7 @@ class SamplingParams:
     """A sample must be a text of this grammar, in Lark's or GBNF's form."""
     choice: Sequence[str] | None = None
     """A sample must be one of these texts. At most one of json_schema, regex, grammar and choice
-    may be given. Each draw is from the tokens that may come next, renormalised; where only one text
+    may be given. Each draw is from the tokens that may come next, renormalized; where only one text
     can come next, its tokens are those of the tokenizer. A sample ends where it may end and draws
     the end, and always at max_tokens. If a sample reasons first, the grammar starts after its
     reasoning. Needs the extra "structured"."""

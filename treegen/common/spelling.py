@@ -227,8 +227,8 @@ def hint_at(name: str, known: Iterable[str]) -> str:
     near = [ours] if ours else find_near(name, known)
     if not near:
         return ""
-    meant = " or ".join(arg(f"{other}=") for other in near)
-    return f"; did you mean {meant}?{describe_value(name)}"
+    suggestions = " or ".join(arg(f"{other}=") for other in near)
+    return f"; did you mean {suggestions}?{describe_value(name)}"
 
 
 def hints_at(names: Sequence[str], hint: Callable[[str], str], otherwise: str = "") -> str:

@@ -179,9 +179,11 @@ class PreparedJob:
             llm: The loaded model.
             scored: The choice prompts that are left to score; None for all.
         """
-        mine, theirs = self.facts.images, llm.images
-        if mine is not None and theirs is not None and mine is not theirs:
-            theirs.import_images(mine.images_in(request.tokens for request in self.plan.requests))
+        job_images, llm_images = self.facts.images, llm.images
+        if job_images is not None and llm_images is not None and job_images is not llm_images:
+            llm_images.import_images(
+                job_images.images_in(request.tokens for request in self.plan.requests)
+            )
         if scored is None or len(scored) == len(self.choice_prompts):
             return llm.adopt_plan(self.plan, self.facts)
         rest = self.facts.plan_unchecked(choice_requests(scored, self.facts.spec))

@@ -55,7 +55,7 @@ def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) 
     import torch
 
     from treegen.model.checkpoint.adapter import find_adapter
-    from treegen.model.checkpoint.quantization import quantisation_of
+    from treegen.model.checkpoint.quantization import quantization_of
     from treegen.model.config import read_config, resolve_device, resolve_dtype
 
     device = torch.device(places.device) if places else resolve_device(engine.device)
@@ -64,7 +64,7 @@ def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) 
     requested = engine.loading()["quantization"]
     if engine.adapter is not None:
         find_adapter(engine.adapter, weights=False)  # an unusable adapter fails at once
-    stored = quantisation_of(config)
+    stored = quantization_of(config)
     stays = False
     # The code that loads and runs models takes seconds to import. A finished run does not need it.
     if stored is not None and engine.adapter is None:

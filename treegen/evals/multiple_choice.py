@@ -119,8 +119,8 @@ def choice_prompts(
 ) -> list[ChoicePrompt]:
     """Return the tokens of a tree's prompts with their choices, in the tree's order.
 
-    A choice is tokenised together with the text before it. After chat messages it begins the
-    assistant's turn, so it is tokenised on its own, without the spaces that it starts with.
+    A choice is tokenized together with the text before it. After chat messages it begins the
+    assistant's turn, so it is tokenized on its own, without the spaces that it starts with.
 
     Args:
         tree: The prompt tree.

@@ -51,7 +51,7 @@ def load_recommended(way: object, choices: Mapping[str, Any]) -> dict[str, Any]:
 
 def sources_of(
     names: Collection[str],
-    asked: Collection[str],
+    user_choices: Collection[str],
     recommended: Collection[str],
     stored: Mapping[str, Any] | None,
 ) -> dict[str, str]:
@@ -59,7 +59,7 @@ def sources_of(
 
     Args:
         names: Names of the sampling parameters.
-        asked: Names of the parameters that the user chose.
+        user_choices: Names of the parameters that the user chose.
         recommended: Names of the parameters that the checkpoint recommends.
         stored: The choices of the run that is resumed; None for a new run. An old run does not
             record its sources, so parameters without a known source are left out.
@@ -67,7 +67,7 @@ def sources_of(
     chosen = (stored or {}).get("sources", {})
     sources: dict[str, str] = {}
     for name in names:
-        if name in asked:
+        if name in user_choices:
             sources[name] = USER
         elif name in recommended:
             sources[name] = CHECKPOINT

@@ -78,9 +78,9 @@ def main() -> None:
         pass
     except BaseException as error:
         code = 1
-        told = " ".join(f"{type(error).__name__}: {error}".split())
+        message = " ".join(f"{type(error).__name__}: {error}".split())
         with contextlib.suppress(OSError):
-            connection.send(told)
+            connection.send(message)
     # This skips torch's clean-up, which would wait for ranks that are gone.
     os._exit(code)
 

@@ -20,7 +20,7 @@ from treegen.model.checkpoint.files import locate, read_raw_config, weight_files
 from treegen.model.checkpoint.fp4 import StoredSizes
 from treegen.model.checkpoint.generation_config import format_sampling
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
-from treegen.model.checkpoint.quantization import check_fp4, describe_support, quantisation_of
+from treegen.model.checkpoint.quantization import check_fp4, describe_support, quantization_of
 from treegen.model.config import declared_dtype, read_config, resolve_device, resolve_dtype, spec_of
 from treegen.model.linear.fp4_checkpoint import kept_in_4_bits
 from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts
@@ -48,9 +48,9 @@ class CheckpointReport:
     dtype: str = ""
     """The type to compute in."""
     stored: str = ""
-    """How the weights are quantised; empty if they are not."""
+    """How the weights are quantized; empty if they are not."""
     stored_dtype: str = ""
-    """The type that the configuration names for weights that are not quantised; empty if none."""
+    """The type that the configuration names for weights that are not quantized; empty if none."""
     stored_bytes: int = 0
     """Bytes of the checkpoint's weight files; 0 if they are not on this machine."""
     device: str = ""
@@ -135,7 +135,7 @@ class CheckpointReport:
 
     @property
     def _memory(self) -> list[str]:
-        """How much of the memory is quantised, as a line, if there is something to say."""
+        """How much of the memory is quantized, as a line, if there is something to say."""
         if self.small_bytes:
             rest = format_bytes(self.weight_bytes - self.small_bytes)
             return [
@@ -143,7 +143,7 @@ class CheckpointReport:
                 f"{rest} in {self.dtype}"
             ]
         if self.stored:
-            return [f"of this memory: nothing stays quantised, all is dequantized to {self.dtype}"]
+            return [f"of this memory: nothing stays quantized, all is dequantized to {self.dtype}"]
         return []
 
     @property
@@ -224,7 +224,7 @@ def inspect_checkpoint(
     try:
         config = read_config(options.model, directory, **options.source)
         model_type = config.model_type
-        info = quantisation_of(config)
+        info = quantization_of(config)
         dtype = resolve_dtype(options.dtype, config, device)
         spec = spec_of(
             options.model,
@@ -234,7 +234,7 @@ def inspect_checkpoint(
             kv_cache_dtype=options.kv_cache_dtype,
             trust_remote_code=options.trust_remote_code,
         )
-        quantised = _quantised(options, directory, config, spec, device, dtype)
+        quantized = _find_quantization(options, directory, config, spec, device, dtype)
     except ModelError as error:
         way = get_support(model_type) if model_type else "refused"
         return CheckpointReport(options.model, model_type, way, refused=str(error))
@@ -254,10 +254,10 @@ def inspect_checkpoint(
         stored_dtype=str(declared_dtype(config) or "").removeprefix("torch."),
         stored_bytes=_stored_bytes(directory),
         device=device.type,
-        small_bytes=quantised.num_bytes,
-        quantization=quantised.form,
-        matrices=quantised.matrices,
-        weight_bytes=quantised.num_bytes + (spec.num_weights - quantised.numbers) * dtype.itemsize,
+        small_bytes=quantized.num_bytes,
+        quantization=quantized.form,
+        matrices=quantized.matrices,
+        weight_bytes=quantized.num_bytes + (spec.num_weights - quantized.numbers) * dtype.itemsize,
         latent_bytes=_latent_bytes(config, spec),
         takes=takes,
         image_tokens=image_tokens,
@@ -265,8 +265,8 @@ def inspect_checkpoint(
     )
 
 
-class _Quantised(NamedTuple):
-    """The weights that are quantised in memory."""
+class _Quantized(NamedTuple):
+    """The weights that are quantized in memory."""
 
     form: str
     """Their format; empty for none."""
@@ -276,21 +276,21 @@ class _Quantised(NamedTuple):
     """What matrices in NVFP4 and FP8 take, by format and whether they are kept or expanded."""
 
 
-def _quantised(
+def _find_quantization(
     options: EngineOptions,
     directory: Path,
     config: PretrainedConfig,
     spec: ModelSpec,
     device: torch.device,
     dtype: torch.dtype,
-) -> _Quantised:
-    """Return which weights are quantised in memory.
+) -> _Quantized:
+    """Return which weights are quantized in memory.
 
     Raises:
         ModelError: stored matrices do not fit together, or differ from what config.json says.
         InputError: the checkpoint does not store the format that the options name.
     """
-    info, quantization = quantisation_of(config), options.loading()["quantization"]
+    info, quantization = quantization_of(config), options.loading()["quantization"]
     stays = stays_fp8(info, quantization, device)
     in_fp8 = quantization == "fp8" or stays
     small, small_bytes = (spec.num_in_linears,) * 2 if in_fp8 else (0, 0)
@@ -300,7 +300,7 @@ def _quantised(
         small = num_in_experts(config)
         small_bytes = int(small * BYTES_PER_NUMBER)
     if info is None or not info.is_fp4:
-        return _Quantised(form, small, small_bytes, {})
+        return _Quantized(form, small, small_bytes, {})
     kept = ["NVFP4"] * (four_bits == "nvfp4") + ["FP8"] * stays
     files, matrices = weight_files(directory), dict[str, StoredSizes]()
     if files and all(file.is_file() for file in files):
@@ -311,7 +311,7 @@ def _quantised(
         saved = [size for key, size in matrices.items() if key.endswith("kept")]
         small = sum(size.numbers for size in saved)
         small_bytes = sum(size.loaded_bytes for size in saved)
-    return _Quantised(form, small, small_bytes, matrices)
+    return _Quantized(form, small, small_bytes, matrices)
 
 
 def _stored_bytes(directory: Path) -> int:
@@ -382,7 +382,7 @@ class FamilyReport:
     families: Sequence[Family]
     """The families of the installed transformers."""
     weights: Mapping[str, str]
-    """Formats of quantised weights, and how treegen loads each."""
+    """Formats of quantized weights, and how treegen loads each."""
 
     @staticmethod
     def of_installed() -> FamilyReport:
@@ -408,7 +408,7 @@ class FamilyReport:
                 family.model_type for family in self.families if kind in family.takes
             ):
                 lines += [f"Given {kind} too", _wrap_text(names), ""]
-        lines.append("Weights that are quantised")
+        lines.append("Weights that are quantized")
         return "\n".join([*lines, *(_wrap_text(f"{a}: {b}") for a, b in self.weights.items())])
 
     @property

@@ -366,20 +366,20 @@ def _eos_token_ids(directory: Path | None, config: PretrainedConfig) -> tuple[in
 
 
 _FLOATS: Final = frozenset({"F64", "F32", "F16", "BF16"})
-_QUANTISED: Final = ("quantization_config", "compression_config")
+_QUANTIZED: Final = ("quantization_config", "compression_config")
 _WIDTHS: Final = ("vocab_size", "hidden_size", "n_embd")
 _DEPTHS: Final = ("num_hidden_layers", "n_layer", "num_layers")
 _DEPTHS_OF_PARTS: Final = (*_DEPTHS, "depth")
 _MOST_OF_PARTS: Final = 1_000
 """Layers that a tower or another part may declare without weights numbered that high."""
 _MOST_PACKED: Final = 64
-"""Maximum numbers that quantised weights pack into one stored value, such as 1 bit of 64."""
+"""Maximum numbers that quantized weights pack into one stored value, such as 1 bit of 64."""
 
 
 def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     """Raise ModelError for a configuration with sizes that no stored weight has.
 
-    Smaller differences are reported by name and shape once the model is built. Quantised weights
+    Smaller differences are reported by name and shape once the model is built. Quantized weights
     are packed into other types and smaller shapes.
 
     Args:
@@ -389,7 +389,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
     text = raw.get("text_config")
     # text_config overrides a number of the wrapper, which may only be a default.
     texts = [settings for settings in (raw, text) if isinstance(settings, Mapping)]
-    is_packed = any(settings.get(key) for settings in texts for key in _QUANTISED)
+    is_packed = any(settings.get(key) for settings in texts for key in _QUANTIZED)
     stored = Stored()
     for name, kind, shape in _headers(directory):
         if len(shape) > 1 and name.endswith("weight") and kind not in _FLOATS and not is_packed:
@@ -397,7 +397,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
                 continue  # reported elsewhere with advice
             raise ModelError(
                 f"{name} in {directory} is stored as {kind}, not as floating-point numbers, and "
-                "config.json names no quantisation; save the weights again"
+                "config.json names no quantization; save the weights again"
             )
         stored.add(name, shape)
     if not stored.most:

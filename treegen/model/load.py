@@ -23,7 +23,7 @@ from treegen.errors import InputError
 from treegen.model.checkpoint.adapter import find_adapter
 from treegen.model.checkpoint.families import refuse_family, refuse_images
 from treegen.model.checkpoint.files import check_weights, fingerprint, locate
-from treegen.model.checkpoint.quantization import quantisation_of
+from treegen.model.checkpoint.quantization import quantization_of
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import DTYPES, read_config, resolve_device, resolve_dtype, spec_of
 from treegen.model.hook import ATTENTION
@@ -116,7 +116,7 @@ def load_model(  # noqa: PLR0913 -- users name these arguments
         spec=spec,
         dtype=kind,
         device=target,
-        stored=quantisation_of(config),
+        stored=quantization_of(config),
         quantization=quantization,
         adapter=adapter_to_merge,
         images=images,

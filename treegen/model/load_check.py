@@ -135,7 +135,7 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     if length < _LEAST_CONTEXT:
         raise ModelError(
             f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}), the "
-            "logits of a small randomly initialised copy differ from those with transformers' own "
+            "logits of a small randomly initialized copy differ from those with transformers' own "
             "attention, so samples would be wrong; please report the model. "
             f"{arg('check', False)} loads the model without this check"
         )

@@ -56,7 +56,7 @@ class Model:
     Attributes:
         module: The transformers model.
         spec: Its shape.
-        dtype: The type of activations and of weights that are not quantised.
+        dtype: The type of activations and of weights that are not quantized.
         cache_dtype: The type of keys and values in the cache.
         fingerprint: Hex digits that identify the weights and the tokenizer in the records of a run;
             empty for a module that was already in memory.

@@ -1,6 +1,6 @@
 """Read the weights of a checkpoint into a module of transformers, ready for inference.
 
-Weights are converted on the way: adapters are merged, quantised weights are expanded or kept, and a
+Weights are converted on the way: adapters are merged, quantized weights are expanded or kept, and a
 tensor-parallel model is divided. `LoadPlan` has the decisions, which need no weights.
 """
 
@@ -104,7 +104,7 @@ class LoadPlan:
     device: torch.device
     """The device of the weights."""
     stored: QuantizationInfo | None
-    """How the weights are quantised; None if they are not."""
+    """How the weights are quantized; None if they are not."""
     quantization: str | None
     """As in `load_model`."""
     adapter: Adapter | None
@@ -257,7 +257,7 @@ def _read_checkpoint(
 def _move_to_device(
     module: PreTrainedModel, plan: LoadPlan, keeps_fp8: bool, kept: KeptMatrices | None
 ) -> RestoreReport | None:
-    """Move weights to the device of the plan, and quantise them there.
+    """Move weights to the device of the plan, and quantize them there.
 
     Args:
         module: The module, which is changed.
@@ -273,7 +273,7 @@ def _move_to_device(
     """
     device = plan.device
     try:
-        # Quantise matrix by matrix, so that the weights need not fit before they are quantised.
+        # Quantize matrix by matrix, so that the weights need not fit before they are quantized.
         if kept is not None:
             kept.install(module, device)
         restored = restore_fp8(module, plan.directory, device) if keeps_fp8 else None
@@ -299,7 +299,7 @@ def _sum_bytes(module: PreTrainedModel) -> int:
 def _cast(module: PreTrainedModel, dtype: torch.dtype) -> None:
     """Cast weights to the type to compute in, except those that the family keeps in float32.
 
-    Next to quantised weights, transformers leaves other weights in the type of the file.
+    Next to quantized weights, transformers leaves other weights in the type of the file.
     """
     float32_names = {*(module._keep_in_fp32_modules_strict or ())}
     if dtype == torch.float16:
@@ -383,7 +383,7 @@ def stays_fp8(
     """Return whether matrices that a checkpoint stores in FP8 stay in FP8 on a device.
 
     Args:
-        stored: How the weights are quantised; None if they are not.
+        stored: How the weights are quantized; None if they are not.
         quantization: As in `load_model`.
         device: The device.
     """

@@ -145,7 +145,7 @@ class Splicer:
         # One extra, because the next character decides whether a single_word token matches.
         self._margin = 1 + max((len(token.content) for token in added), default=0)
         if backend.normalizer is not None and any(token.normalized for token in added):
-            self._margin *= 4  # An added token may get shorter when it is normalised.
+            self._margin *= 4  # An added token may get shorter when it is normalized.
         model = backend.model
         self._places: list[tuple[tuple[int, int], bool]] = [(AT_WORD, True)]
         if type(model).__name__ == "BPE" and not (

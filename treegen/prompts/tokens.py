@@ -45,7 +45,7 @@ class TokenPrompt:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A part of a prompt whose text is tokenised jointly."""
+    """A part of a prompt whose text is tokenized jointly."""
 
     text: str
     add_special_tokens: bool
@@ -60,8 +60,8 @@ def tokenize(
 ) -> list[TokenPrompt]:
     """Return the token ids of every prompt of a tree, in the order of `prompts_of`.
 
-    The text along a path is tokenised jointly, never node by node; messages are rendered jointly.
-    Token ids stay as they are. They split the text of a path into runs, and each run is tokenised
+    The text along a path is tokenized jointly, never node by node; messages are rendered jointly.
+    Token ids stay as they are. They split the text of a path into runs, and each run is tokenized
     separately. The run at the start of the path gets the tokenizer's special tokens.
 
     Args:
@@ -71,7 +71,7 @@ def tokenize(
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
-        InputError: a prompt has no tokens, or its text or messages cannot be tokenised.
+        InputError: a prompt has no tokens, or its text or messages cannot be tokenized.
     """
     prompts = prompts_of(root)
     id_arrays: dict[int, Ids] = {}

@@ -168,7 +168,7 @@ class Comparison:
                 ),
                 f"differ in: {', '.join(self.differ_in) or 'no setting'}",
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
-                _summarise(shown),
+                _summarize(shown),
             )
         )
         lines = []
@@ -200,7 +200,7 @@ class Comparison:
         return self.listing()._repr_html_()
 
 
-def _summarise(rows: Sequence[Difference]) -> str:
+def _summarize(rows: Sequence[Difference]) -> str:
     """Return one line that says which run is better in which metrics, by the adjusted p-values."""
     several = len({row.filter for row in rows}) > 1
     metrics: dict[str, list[str]] = {}

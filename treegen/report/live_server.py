@@ -35,7 +35,7 @@ class WatchedPage:
     """The page of some runs, in their state at the latest check.
 
     Args:
-        asked: Options for reading the runs; see `treegen.evals.config.base.OpenRunOptions`.
+        options: Options for reading the runs; see `treegen.evals.config.base.OpenRunOptions`.
         every: The least number of seconds between two checks of the runs.
     """
 
@@ -43,13 +43,13 @@ class WatchedPage:
         self,
         paths: Sequence[Path],
         *,
-        asked: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | None = None,
         every: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._paths, self._every = tuple(paths), every
-        self._asked: Any = asked or {}
+        self._options: Any = options or {}
         # While a run keeps all processors busy, a page of low priority takes long by the clock. So
         # the delay before the next page follows from processor time.
         self._clock, self._cpu = clock, cpu
@@ -74,7 +74,7 @@ class WatchedPage:
             if self._page_version != self._version:
                 begin = self._cpu()
                 version = self._version
-                views = [load_run(path, **self._asked) for path in self._paths]
+                views = [load_run(path, **self._options) for path in self._paths]
                 page = render_page(views, live=Live(version, self._every))
                 self._page, self._page_version = page.encode(), version
                 self._ended = all(view.num_done >= view.info.planned for view in views)

@@ -15,7 +15,7 @@ from treegen.evals.config.base import OpenRunOptions, overrides_run
 from treegen.evals.judging.judgements import JudgementSet
 from treegen.evals.judging.pipeline import load_juries, progress_of
 from treegen.evals.judging.prompts import addresses_judge
-from treegen.evals.judging.summary import Summary, summarise
+from treegen.evals.judging.summary import Summary, summarize
 from treegen.evals.progress.usage import load_attempts, read_timeline, sum_usage
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.statistics.tables import Cell, Table
@@ -80,7 +80,7 @@ def load_summaries(
     summaries: list[Summary] = []
     try:
         juries = load_juries(path)
-        summaries += (summarise(jury, groups=groups) for jury in juries)
+        summaries += (summarize(jury, groups=groups) for jury in juries)
         notices += describe_missing(*count_judgements(path, juries, samples))
     except (InputError, RunError) as error:
         notices.append(f"judgements cannot be shown: {error}")

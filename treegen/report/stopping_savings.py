@@ -234,7 +234,7 @@ def _point(
     tokens = _mean_tokens(outcomes)
     clusters = cache.clusters(ids)
     vote = estimate([outcome.vote for outcome in outcomes], clusters)
-    differences = [mine.vote - all.vote for mine, all in zip(outcomes, whole, strict=True)]
+    differences = [stopped.vote - all.vote for stopped, all in zip(outcomes, whole, strict=True)]
     low, high = difference_interval(differences, clusters)
     k = max(1, min(max(curve), round(tokens / _mean_tokens(curve[1]))))
     # A majority is as good if its vote is lower by rounding only.

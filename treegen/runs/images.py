@@ -153,7 +153,9 @@ def keep_images(
         RunError: the system refused a write, or the folder is a link. Images stored by then are
             whole, and the next call continues from there.
     """
-    images = {image.sha256: image for mine in problems.values() for image in mine}
+    images = {
+        image.sha256: image for problem_images in problems.values() for image in problem_images
+    }
     folder, size = path / FOLDER, 0
     try:
         if folder.is_symlink():
@@ -181,7 +183,10 @@ def keep_images(
     # Written last, so that a reader of images.json finds all files that it lists.
     document = {
         "images": [image.document for image in images.values()],
-        "problems": {name: [image.sha256 for image in mine] for name, mine in problems.items()},
+        "problems": {
+            name: [image.sha256 for image in problem_images]
+            for name, problem_images in problems.items()
+        },
     }
     write_json(path / INDEX, document)
 

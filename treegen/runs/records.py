@@ -222,8 +222,8 @@ class RecordFile:
                             raise self._damage(number, str(error)) from None
                         while first < offset:
                             key, first = next(firsts, _NO_MORE)
-                        mine = record["problem_id"], record["sample_index"]
-                        if first == offset and key == mine:
+                        record_key = record["problem_id"], record["sample_index"]
+                        if first == offset and key == record_key:
                             yield record
                         offset += len(line)
         except OSError as error:

@@ -319,17 +319,17 @@ def test_what_cannot_work_is_refused(path: Path, tmp_path: Path) -> None:
     plain = AutoTokenizer.from_pretrained(path)
     plain.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
-    def check(told: str, change: Any = None, prompts: Any = (CHAT,), **settings: Any) -> None:
+    def check(message: str, change: Any = None, prompts: Any = (CHAT,), **settings: Any) -> None:
         with ToolRollouts(line_environment()[0]) as rollout:
             trainer = make_trainer(path, tmp_path, rollout, **settings)
             if change is not None:
                 change(trainer)
-            with pytest.raises(InputError, match=told):
+            with pytest.raises(InputError, match=message):
                 rollout(list(prompts), trainer)
 
     check("use_vllm", lambda trainer: setattr(trainer, "use_vllm", True))
     check("must not have its own tools", lambda trainer: setattr(trainer, "tools", [print]))
     check("cannot determine the tool-call format", tokenizer=plain)
-    check("is text", prompts=["Go."])
+    check("is a string", prompts=["Go."])
     check("leave out stop_strings", generation_kwargs={"stop_strings": ["x"]})
     check("RLOOTrainer would train", trainer_class=with_tree_loss(trl.RLOOTrainer))

@@ -10,7 +10,7 @@ import pytest
 import tiny_models
 import torch
 from fakes import stopping_of
-from penalised import plain, slow_logits
+from penalized import plain, slow_logits
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -141,7 +141,7 @@ def test_penalties_are_those_of_transformers(seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("penalised")
+    path = tmp_path_factory.mktemp("penalized")
     tiny_models.save_tiny_model(path, "llama")
     return path
 

@@ -206,8 +206,8 @@ class ModelRunner:
     @property
     def num_captured(self) -> int:
         """Number of decode steps captured as CUDA graphs so far; each capture takes long."""
-        mine = self.graphs.num_captured if self.graphs is not None else 0
-        return mine + (self._beside.num_captured if self._beside is not None else 0)
+        captured = self.graphs.num_captured if self.graphs is not None else 0
+        return captured + (self._beside.num_captured if self._beside is not None else 0)
 
     @functools.cached_property
     def _implementation(self) -> Implementation:

@@ -96,9 +96,9 @@ class RowUpdateLists(RecurrentRowStates):
         self.pages[slots] = 0
         self.num_pages[slots] = num_pages
         place = np.arange(self.pages.shape[1]) < num_pages[:, None]
-        mine = np.zeros_like(place, dtype=np.int64)
-        mine[place] = cache.allocate_pages(int(num_pages.sum()))
-        self.pages[slots] = mine
+        new_pages = np.zeros_like(place, dtype=np.int64)
+        new_pages[place] = cache.allocate_pages(int(num_pages.sum()))
+        self.pages[slots] = new_pages
         cut = self.own[owners, None] * spec.pages + np.arange(spec.pages)
         self.pages[owners, spec.own_pages : spec.own_pages + spec.pages] = cut
         self.fold_at[slots] = _NEVER

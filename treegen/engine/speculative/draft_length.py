@@ -60,9 +60,12 @@ class _LatencyCurve:
         """Move closer to another curve, because measured times may have been disturbed."""
         self.ratio_of = None
         for size, last in self.measured.items():
-            mine, theirs = statistics.median(last), other.ratios(np.array([2 ** (size / 2)]))
-            if theirs is not None and mine > theirs[0]:
-                nearer = mine**_RELAX * float(theirs[0]) ** (1 - _RELAX)
+            own_ratio, other_ratios = (
+                statistics.median(last),
+                other.ratios(np.array([2 ** (size / 2)])),
+            )
+            if other_ratios is not None and own_ratio > other_ratios[0]:
+                nearer = own_ratio**_RELAX * float(other_ratios[0]) ** (1 - _RELAX)
                 self.measured[size] = deque([nearer] * _FEWEST, maxlen=_LAST)
 
     @property

@@ -179,9 +179,9 @@ class NgramDrafter:
                 if len(self._prompts) >= _MOST_PROMPTS:  # rows of a request start together
                     self._prompts.clear()
                 self._prompts[number] = self._enter_prompt(number, request_of(number).tokens)
-            mine = slots[request == number]
-            self._recent[mine], self._last[mine] = self._prompts[number]
-            self._scope[mine] = _scope_of(number)
+            request_slots = slots[request == number]
+            self._recent[request_slots], self._last[request_slots] = self._prompts[number]
+            self._scope[request_slots] = _scope_of(number)
 
     def _enter_prompt(self, number: int, prompt: Any) -> tuple[Ints, int]:
         tokens = np.asarray(prompt, dtype=np.int64)[-_PROMPT:]

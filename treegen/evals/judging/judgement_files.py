@@ -150,13 +150,13 @@ class JudgementFile:
         """Messages about damage at the end of the file that was repaired."""
         return tuple(self._file.notices)
 
-    def add(self, problem_id: str, slot: Slot, said: Mapping[str, Any]) -> None:
+    def add(self, problem_id: str, slot: Slot, fields: Mapping[str, Any]) -> None:
         """Append the judgement of a slot.
 
         Args:
             problem_id: The problem of the judged answers.
             slot: Answers, wording, criterion and repeat.
-            said: Further fields of the line, `prompt_hash` among them.
+            fields: Further fields of the line, `prompt_hash` among them.
 
         Raises:
             RunError: the slot already has a judgement.
@@ -172,11 +172,11 @@ class JudgementFile:
                 "wording": wording,
                 "criterion": criterion,
                 "repeat": repeat,
-                **said,
+                **fields,
             }
         )
         self._next_indices[problem_id] += 1
-        self.done[problem_id, slot] = str(said["prompt_hash"])
+        self.done[problem_id, slot] = str(fields["prompt_hash"])
 
     def sync(self) -> None:
         """Flush all lines to disk, so that they survive a power failure."""

@@ -135,14 +135,13 @@ def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
     """
     settings = judged.judging.settings
     rubric, span = settings.rubric, settings.rubric.most - settings.rubric.least
-    said: dict[tuple[str, tuple[Key, ...], int, int], list[Judgement]] = defaultdict(list)
+    judgements: dict[tuple[str, tuple[Key, ...], int, int], list[Judgement]] = defaultdict(list)
     for judgement in sorted(judged.judgements, key=lambda judgement: judgement.repeat):
-        said[judgement.problem_id, judgement.shown, judgement.wording, judgement.criterion].append(
-            judgement
-        )
+        slot = judgement.problem_id, judgement.shown, judgement.wording, judgement.criterion
+        judgements[slot].append(judgement)
     weighted_values: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
-    for (problem_id, shown, wording, criterion), mine in said.items():
-        value = _value(mine, decided=settings.decided, choices=rubric.choices)
+    for (problem_id, shown, wording, criterion), repeats in judgements.items():
+        value = _value(repeats, decided=settings.decided, choices=rubric.choices)
         if value is None:
             continue
         value = (value - rubric.least) / span
@@ -152,18 +151,18 @@ def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
         key = shown[0] if len(shown) == 1 else (shown[0][0] * 1000 + shown[1][0], shown[0][1])
         weighted_values[problem_id, key, wording].append((value, weight))
     return {
-        key: math.fsum(v * w for v, w in mine) / math.fsum(w for _, w in mine)
-        for key, mine in weighted_values.items()
+        key: math.fsum(v * w for v, w in pairs) / math.fsum(w for _, w in pairs)
+        for key, pairs in weighted_values.items()
     }
 
 
 def _value(
-    mine: Sequence[Judgement], *, decided: bool, choices: Mapping[str, float]
+    repeats: Sequence[Judgement], *, decided: bool, choices: Mapping[str, float]
 ) -> float | None:
     if decided:
-        verdict = majority(judgement.verdict for judgement in mine)
+        verdict = majority(judgement.verdict for judgement in repeats)
         return None if verdict is None else choices[verdict]
-    values = [judgement.value for judgement in mine if judgement.value is not None]
+    values = [judgement.value for judgement in repeats if judgement.value is not None]
     return math.fsum(values) / len(values) if values else None
 
 
@@ -289,10 +288,10 @@ def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
             wins[one.problem_id, pair].setdefault(swapped, []).append(value)
     orders: dict[str, list[tuple[float, float]]] = defaultdict(list)
     pairs = []
-    for (problem, pair), mine in wins.items():
-        if len(mine) < 2:
+    for (problem, pair), values in wins.items():
+        if len(values) < 2:
             continue
-        first, second = (math.fsum(mine[o]) / len(mine[o]) for o in (False, True))
+        first, second = (math.fsum(values[o]) / len(values[o]) for o in (False, True))
         orders[problem].append((first, second))
         pairs.append((problem, pair[0][0], pair[1][0], (first + second) / 2))
     if not pairs:

@@ -83,14 +83,14 @@ def jury_of(
         votes[answer, wording].append((value, of_judge[judge]))
         place[answer, wording] = problem, answer, wording
     combined = []
-    for key, mine in votes.items():
+    for key, weighted_votes in votes.items():
         problem, answer, wording = place[key]
-        total = math.fsum(weight for _, weight in mine)
+        total = math.fsum(weight for _, weight in weighted_votes)
         if combine == "majority":
-            votes_for = math.fsum(_vote(value) * weight for value, weight in mine)
+            votes_for = math.fsum(_vote(value) * weight for value, weight in weighted_votes)
             value = _vote(votes_for / total)
         else:
-            value = math.fsum(v * weight for v, weight in mine) / total
+            value = math.fsum(v * weight for v, weight in weighted_votes) / total
         combined.append((value, problem, answer, 0, wording))
     return combined
 

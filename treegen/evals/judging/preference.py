@@ -108,14 +108,14 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
         without[run], without[:, run] = seen[run], seen[:, run]
         ends = [_profile(table, theta, run, fall) for table in (wins, without)]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
-        mine = [*won[real & (first == run)], *(1 - won[real & (second == run)])]
+        results = [*won[real & (first == run)], *(1 - won[real & (second == run)])]
         strengths.append(
             Strength(
                 float(theta[run] - theta.mean()),
                 stderr,
                 low if math.isfinite(low) else None,
                 high if math.isfinite(high) else None,
-                float(np.mean(mine)),
+                float(np.mean(results)),
             )
         )
     return strengths

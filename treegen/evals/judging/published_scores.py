@@ -116,12 +116,12 @@ def mt_bench_pairs(games: Sequence[Game]) -> dict[str, Mapping[str, float]]:
         of_second = {"A": game.model_2, "B": game.model_1, "C": None}[str(read[1])]
         winner = of_first if of_first == of_second else None
         for model in (game.model_1, game.model_2):
-            mine = counts.setdefault(model, {"win": 0.0, "loss": 0.0, "tie": 0.0})
-            mine["tie" if winner is None else "win" if winner == model else "loss"] += 1
-    for mine in counts.values():
-        total = mine["win"] + mine["loss"] + mine["tie"]
-        mine["win_rate"], mine["loss_rate"] = mine["win"] / total, mine["loss"] / total
-        mine["win_rate_adjusted"] = (mine["win"] + 0.5 * mine["tie"]) / total
+            tally = counts.setdefault(model, {"win": 0.0, "loss": 0.0, "tie": 0.0})
+            tally["tie" if winner is None else "win" if winner == model else "loss"] += 1
+    for tally in counts.values():
+        total = tally["win"] + tally["loss"] + tally["tie"]
+        tally["win_rate"], tally["loss_rate"] = tally["win"] / total, tally["loss"] / total
+        tally["win_rate_adjusted"] = (tally["win"] + 0.5 * tally["tie"]) / total
     return dict(counts)
 
 

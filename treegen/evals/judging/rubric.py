@@ -40,10 +40,12 @@ def last_line(text: str, choices: Sequence[str]) -> str | None:
     """
     lines = [line for line in text.splitlines() if line.strip()]
     spelling = {choice.casefold(): choice for choice in choices}
-    said = [spelling.get(match[1].casefold()) for line in lines if (match := _LAST.fullmatch(line))]
-    if not lines or not said or _LAST.fullmatch(lines[-1]) is None:
+    named = [
+        spelling.get(match[1].casefold()) for line in lines if (match := _LAST.fullmatch(line))
+    ]
+    if not lines or not named or _LAST.fullmatch(lines[-1]) is None:
         return None
-    return said[-1] if len(set(said)) == 1 else None
+    return named[-1] if len(set(named)) == 1 else None
 
 
 def simpleqa(text: str, choices: Sequence[str]) -> str | None:

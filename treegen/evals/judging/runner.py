@@ -185,17 +185,17 @@ class _JudgePrompts:
         """Return whether a judgement is stored."""
         return (case.problem_id, case.slot(repeat)) in self.lines.done
 
-    def add(self, case: JudgedCase, repeat: int, said: dict[str, Any]) -> None:
+    def add(self, case: JudgedCase, repeat: int, fields: dict[str, Any]) -> None:
         """Store a judgement.
 
         Args:
             case: The prompt.
             repeat: Number of the repeat.
-            said: Fields of the judgement, without the hash of the prompt and the time.
+            fields: Fields of the judgement, without the hash of the prompt and the time.
         """
         prompt = {"prompt_hash": self._hashes[case.id]}
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        self.lines.add(case.problem_id, case.slot(repeat), {**said, **prompt, "time": now})
+        self.lines.add(case.problem_id, case.slot(repeat), {**fields, **prompt, "time": now})
 
 
 def special_texts(tokenizer: Any) -> list[str]:
@@ -250,7 +250,7 @@ def _by_samples(
 
 
 def _build_record(completion: "Completion", prompt_tokens: int) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "text": completion.text,
         "seed": completion.seed,
         "num_tokens": completion.num_tokens,
@@ -259,8 +259,8 @@ def _build_record(completion: "Completion", prompt_tokens: int) -> dict[str, Any
         "prompt_tokens": prompt_tokens,
     }
     if completion.thinking is not None:
-        said["thinking"] = thinking_to_json(completion.thinking)
-    return said
+        fields["thinking"] = thinking_to_json(completion.thinking)
+    return fields
 
 
 def _by_likelihood(
@@ -291,15 +291,17 @@ def _by_likelihood(
             stopped = bool(stop())
             for index, score in stream.step():
                 number, choice = divmod(index, len(choices))
-                mine = scores_of_case.setdefault(number, {})
-                mine[choice] = score.logprob
-                if len(mine) < len(choices):
+                logprob_of_choice = scores_of_case.setdefault(number, {})
+                logprob_of_choice[choice] = score.logprob
+                if len(logprob_of_choice) < len(choices):
                     continue
                 case, prompt = left[number][0], prompts[number]
                 followed = ends[prompt.tokens[-TAIL:].tobytes()]
-                logprobs = exclusive_logprob([mine[i] for i in range(len(choices))], followed)
-                said = {"choice_logprobs": logprobs, "prompt_tokens": len(prompt.tokens)}
-                asking.add(case, 0, said)
+                logprobs = exclusive_logprob(
+                    [logprob_of_choice[i] for i in range(len(choices))], followed
+                )
+                fields = {"choice_logprobs": logprobs, "prompt_tokens": len(prompt.tokens)}
+                asking.add(case, 0, fields)
                 deciding.add(case, 0, None)
             work.take(stream.usage, distinct)
             yield
@@ -324,11 +326,11 @@ def exclusive_logprob(logprobs: Sequence[float], tokens: Sequence[Sequence[int]]
             "the weights, or use dtype float32"
         )
     exclusive = []
-    for mine, logprob in zip(tokens, logprobs, strict=True):
+    for own_tokens, logprob in zip(tokens, logprobs, strict=True):
         longer = [
             i
             for i, other in enumerate(tokens)
-            if len(other) > len(mine) and list(other[: len(mine)]) == list(mine)
+            if len(other) > len(own_tokens) and list(other[: len(own_tokens)]) == list(own_tokens)
         ]
         # Only the shortest continuations are subtracted; their probability includes longer ones.
         first = [

@@ -108,7 +108,7 @@ class Summary:
         }
 
 
-def summarise(
+def summarize(
     judged: Sequence[JudgementSet],
     *,
     groups: Mapping[str, str] | None = None,
@@ -186,7 +186,10 @@ def _problem_means(rows: Sequence[tuple[Any, ...]]) -> dict[str, float]:
     values = defaultdict(list)
     for value, problem, *_ in rows:
         values[str(problem)].append(value)
-    return {problem: math.fsum(mine) / len(mine) for problem, mine in values.items()}
+    return {
+        problem: math.fsum(problem_values) / len(problem_values)
+        for problem, problem_values in values.items()
+    }
 
 
 def _scores_of_kind(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]:
@@ -398,17 +401,19 @@ def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
     """Return the mean number of verdicts of a cell, and their variance within a cell."""
     rubric = judged[0].judging.settings.rubric
     span = rubric.most - rubric.least
-    said: dict[Hashable, list[float]] = defaultdict(list)
+    repeats_of_case: dict[Hashable, list[float]] = defaultdict(list)
     for number, judge_run in enumerate(judged):
         for one in judge_run.judgements:
             if one.value is not None:
                 key = number, one.problem_id, one.shown, one.wording, one.criterion
-                said[key].append((one.value - rubric.least) / span)
-    several = [values for values in said.values() if len(values) > 1]
+                repeats_of_case[key].append((one.value - rubric.least) / span)
+    several = [values for values in repeats_of_case.values() if len(values) > 1]
     if not several:
         return 1, 0.0
     variance = float(np.mean([np.var(values, ddof=1) for values in several]))
-    return max(1, round(float(np.mean([len(values) for values in said.values()])))), variance
+    return max(
+        1, round(float(np.mean([len(values) for values in repeats_of_case.values()])))
+    ), variance
 
 
 def _notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]:

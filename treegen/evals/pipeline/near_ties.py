@@ -265,11 +265,13 @@ class NearTies:
         if stored["text"] not in candidates or stored["text"] == drawn["text"]:
             return Followed(0, why)
         new = drawn["choice_logprobs"]
-        mine, theirs = (float(new[candidates.index(one["text"])]) for one in (drawn, stored))
+        new_logprob, old_logprob = (
+            float(new[candidates.index(one["text"])]) for one in (drawn, stored)
+        )
         of_text = {name: stored.get(name) for name in ("text", "num_tokens", "tokens")}
-        rest, distance = self._compare(stored, {**drawn, **of_text, "logprob": theirs})
+        rest, distance = self._compare(stored, {**drawn, **of_text, "logprob": old_logprob})
         most = self._tolerance * math.sqrt(max(1, drawn["choice_tokens"]))
-        if rest or abs(mine - theirs) > 2 * most:
+        if rest or abs(new_logprob - old_logprob) > 2 * most:
             return Followed(0, why)
         return Followed(1, "", distance)
 
@@ -292,10 +294,12 @@ class NearTies:
         ids = [*request.tokens.tolist(), *drawn["tokens"][:at]]
         ((completion,),) = self._llm.generate([ids], one, progress=False)
         logprobs = dict(completion.top_logprobs[0])
-        mine = drawn["tokens"][at]
+        drawn_token = drawn["tokens"][at]
         if params.temperature == 0:
-            near = (t for t, p in logprobs.items() if p >= logprobs[mine] - 2 * self._tolerance)
-            return [token for token in near if token != mine]
+            near = (
+                t for t, p in logprobs.items() if p >= logprobs[drawn_token] - 2 * self._tolerance
+            )
+            return [token for token in near if token != drawn_token]
         weights = {token: math.exp(logprobs[token]) for token in sorted(logprobs)}
         point = random_number(drawn["seed"], at) * math.fsum(weights.values())
         # Scaled logits that move by up to x move a share of the distribution by up to tanh(x / 2).
@@ -304,7 +308,11 @@ class NearTies:
             margin += min(weight for weight in weights.values() if weight > 0)
         near_tokens, begin = [], 0.0
         for token, weight in weights.items():
-            if token != mine and weight > 0 and begin - margin <= point <= begin + weight + margin:
+            if (
+                token != drawn_token
+                and weight > 0
+                and begin - margin <= point <= begin + weight + margin
+            ):
                 near_tokens.append(token)
             begin += weight
         return near_tokens

@@ -100,12 +100,12 @@ class RunVerdicts:
                 verdicts = self._interner(
                     problem.id if self._types else "", score_record(self._job.task, problem, record)
                 )
-            mine = verdicts
+            own_copy = verdicts
             if has_copies:
                 fresh = record["problem_id"], dict(verdicts)
-                mine = copies.setdefault(id(verdicts), fresh)[1]
+                own_copy = copies.setdefault(id(verdicts), fresh)[1]
             scored.append(verdicts)
-            yield record, verdicts, mine
+            yield record, verdicts, own_copy
         _check_unchanged(run, digest.hexdigest(), expected)
         self._digest, self._verdicts = digest, scored
         if not unify:
@@ -115,8 +115,8 @@ class RunVerdicts:
             answers = wrap_task_method(unify_answers, self._job.task.name)(
                 list(copies.values()), self._types
             )
-            for (_, mine), changed in zip(copies.values(), answers, strict=True):
-                mine.update(changed)
+            for (_, own_copy), changed in zip(copies.values(), answers, strict=True):
+                own_copy.update(changed)
             self._unified = [copies[id(verdicts)][1] for verdicts in self._unified]
         if cache is not None:
             cache.write(digest.hexdigest(), self._unified)

@@ -61,16 +61,18 @@ def score_samples(
         scored = verdicts.read_unified(run, anew=anew)
     else:
         scored = ((record, v := judging.verdicts(record), v) for record in run.records())
-    for record, raw, mine in scored:
+    for record, raw, verdicts_of_sample in scored:
         if rounds is not None:
             _add_sample(rounds, record, raw.get(headline) if raw else None)
         by_length = NO_VERDICTS
-        if mine and "choice_logprobs" in record:
-            by_length = verdicts.of_length_normalized(record, mine)
+        if verdicts_of_sample and "choice_logprobs" in record:
+            by_length = verdicts.of_length_normalized(record, verdicts_of_sample)
         score = None
-        if mine is not None:
+        if verdicts_of_sample is not None:
             # All scores of a problem share one string as its id.
-            score = build_sample_score(problem_ids[record["problem_id"]], record, mine, by_length)
+            score = build_sample_score(
+                problem_ids[record["problem_id"]], record, verdicts_of_sample, by_length
+            )
         look(record, score)
     if rounds is not None:
         rounds.take_due()

@@ -120,18 +120,18 @@ def pick_samples(
     questions = questions_of(job, run, most)
     with open_for_append(run.path / FILE, "usc.lock") as file:
         picked = {row["problem_id"]: row["key"] for row in file.records()}  # the last pick counts
-        left = [asked for asked in questions if picked.get(asked.problem_id) != asked.key]
+        left = [query for query in questions if picked.get(query.problem_id) != query.key]
         next_indices, done = file.next_indices(), len(questions) - len(left)
         yield done, len(questions)
         if not left:
             return
-        question_of_problem = {asked.problem_id: asked for asked in left}
+        question_of_problem = {query.problem_id: query for query in left}
         nodes = []
-        for asked in left:
-            content: Any = asked.prompt
+        for query in left:
+            content: Any = query.prompt
             if job.settings.apply_chat_template:
-                content = [{"role": "user", "content": asked.prompt}]
-            nodes.append(Node(content, id=asked.problem_id, samples=1))
+                content = [{"role": "user", "content": query.prompt}]
+            nodes.append(Node(content, id=query.problem_id, samples=1))
         params = SamplingParams(temperature=0, max_tokens=_MAX_TOKENS, seed=0)
         try:
             stream = llm.stream(Node("", children=nodes, samples=0), params)
@@ -142,14 +142,14 @@ def pick_samples(
         with stream:
             while stream.has_work and not stop():
                 for completion in stream.step():
-                    asked = question_of_problem[completion.prompt_id]
+                    query = question_of_problem[completion.prompt_id]
                     pick = {
-                        "problem_id": asked.problem_id,
-                        "sample_index": next_indices[asked.problem_id],
-                        "key": asked.key,
+                        "problem_id": query.problem_id,
+                        "sample_index": next_indices[query.problem_id],
+                        "key": query.key,
                         "text": completion.text,
-                        "picked": parse_pick(completion.text, asked.samples),
-                        "shown": len(asked.samples),
+                        "picked": parse_pick(completion.text, query.samples),
+                        "shown": len(query.samples),
                     }
                     file.append(pick)
                     done += 1
@@ -170,8 +170,8 @@ def questions_of(job: "Job", run: RunDir, most: int | None = None) -> list[PickP
     texts: dict[str, dict[int, str]] = {problem.id: {} for problem in job.data.problems}
     for record in run.records():
         texts[record["problem_id"]][record["sample_index"]] = record["text"]
-    for problem_id, mine in texts.items():
-        if not mine:
+    for problem_id, problem_texts in texts.items():
+        if not problem_texts:
             raise InputError(
                 f"problem {problem_id!r} has no sample to pick from; finish the run first"
             )

@@ -108,13 +108,17 @@ class VerdictCache:
         distinct: dict[Verdict, int] = {}
         place_of: dict[int, int] = {}
         by_filter: list[list[int]] = []
-        for mine in verdicts:  # equal verdicts are one object
-            if mine is None or id(mine) in place_of:
+        for sample_verdicts in verdicts:  # equal verdicts are one object
+            if sample_verdicts is None or id(sample_verdicts) in place_of:
                 continue
-            if tuple(mine) != self._filters or {*map(type, mine.values())} != {Verdict}:
+            if tuple(sample_verdicts) != self._filters or {
+                *map(type, sample_verdicts.values())
+            } != {Verdict}:
                 return
-            place_of[id(mine)] = len(by_filter)
-            by_filter.append([distinct.setdefault(v, len(distinct)) for v in mine.values()])
+            place_of[id(sample_verdicts)] = len(by_filter)
+            by_filter.append(
+                [distinct.setdefault(v, len(distinct)) for v in sample_verdicts.values()]
+            )
         content = json.dumps(
             {
                 "verdicts": [[v.answer, v.correct, v.credit] for v in distinct],

@@ -143,9 +143,9 @@ def vote_table(
     rows: list[tuple[Cell, ...]] = []
     for filter in filters:
         scored = {
-            problem_id: mine
+            problem_id: group_values
             for problem_id, group in samples_of.items()
-            if (mine := [sample for sample in group if filter in sample.verdicts])
+            if (group_values := [sample for sample in group if filter in sample.verdicts])
         }
         groups = list(scored.values())
         clusters = clusters_of(problems, list(scored))
@@ -202,8 +202,8 @@ def explain_votes(
         The reason by the full name of the vote; an empty message if the vote can be computed.
     """
     available = set(NUMBERS)
-    for mine in numbers:
-        available &= mine.keys()
+    for group_values in numbers:
+        available &= group_values.keys()
     reasons: dict[str, Message] = {}
     for name in names:
         if name == ALL:
@@ -218,7 +218,10 @@ def explain_votes(
             reasons[vote] = Message(f"some samples have no {number}; {how}" if lacks else "")
             if not lacks and vote != USC:
                 try:
-                    check_weights(VoteRule.of(vote), np.array([mine[number] for mine in numbers]))
+                    check_weights(
+                        VoteRule.of(vote),
+                        np.array([group_values[number] for group_values in numbers]),
+                    )
                 except InputError as error:  # such as a negative weight
                     reasons[vote] = error.message
     return reasons
@@ -317,6 +320,8 @@ def stop_tables(job: "Job", scores: Sequence[SampleScore], rounds: "Rounds") -> 
         for sample in scores:
             late = "ended early" if sample.finish_reason == STOPPED else "whole"
             kinds["warm-up" if sample.sample_index < first else late].append(sample.num_tokens)
-        rows = [(kind, len(mine), sum(mine)) for kind, mine in kinds.items()]
+        rows = [
+            (kind, len(group_values), sum(group_values)) for kind, group_values in kinds.items()
+        ]
         tables.append(Table("Samples by confidence", ("Kind", "Samples", "Tokens"), tuple(rows)))
     return tables

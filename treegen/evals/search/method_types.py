@@ -216,10 +216,10 @@ def _describe_type(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         bounds = [
-            f"from {bound.least} on" if isinstance(bound, Minimum) else f"up to {bound.most}"
+            f">= {bound.least}" if isinstance(bound, Minimum) else f"<= {bound.most}"
             for bound in _bounds(parts)
         ]
-        return " ".join([_describe_type(parts[0]), *bounds])
+        return f"{_describe_type(parts[0])} {' and '.join(bounds)}".rstrip()
     if origin is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if origin in (typing.Union, types.UnionType):

@@ -369,7 +369,9 @@ def _by_cluster(
     groups: dict[Hashable, list[float]] = {}
     for value, cluster in zip(values, clusters, strict=True):
         groups.setdefault(cluster, []).append(value)
-    return [math.fsum(mine) for mine in groups.values()], [len(mine) for mine in groups.values()]
+    return [math.fsum(cluster_values) for cluster_values in groups.values()], [
+        len(cluster_values) for cluster_values in groups.values()
+    ]
 
 
 def _correlation(values: Sequence[float], sums: Sequence[float], sizes: _Floats) -> float:

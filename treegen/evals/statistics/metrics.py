@@ -168,7 +168,7 @@ def default_pass_ks(num_samples: int) -> tuple[int, ...]:
 
 
 @check_argument_types
-def summarise(
+def summarize(
     scores: Sequence[SampleScore],
     options: ReportOptions,
     *,
@@ -216,9 +216,11 @@ def summarise(
             # In a log of another tool, a filter may not have scored every sample.
             judged = [[(v[name], times) for v, times in counted if name in v] for counted in counts]
             tallies = [tally_of(counted) for counted in judged if counted]
-            mine = clusters and [c for c, counted in zip(clusters, judged, strict=True) if counted]
-            rows = _filter_rows(tallies, options, mine)
-            votes = _majority(tallies, options, mine)
+            judged_clusters = clusters and [
+                c for c, counted in zip(clusters, judged, strict=True) if counted
+            ]
+            rows = _filter_rows(tallies, options, judged_clusters)
+            votes = _majority(tallies, options, judged_clusters)
             majority.extend(MajorityRow(filter=name, **row) for row in votes)
         metrics += [MetricRow(**head, num_fewshot=options.num_fewshot, **row) for row in rows]
     if chosen:
@@ -319,10 +321,10 @@ def _majority(
     ks = default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks
     votes = [tally.votes_at(tuple(ks)) for tally in tallies]
     for place, k in enumerate(ks):
-        shares = [mine[place][0] for mine in votes]
+        shares = [problem_votes[place][0] for problem_votes in votes]
         row = {"k": k, **mean_row(shares, k, clusters), "tie_rate": None}
         if row["value"] is not None:
-            row["tie_rate"] = estimate([mine[place][1] for mine in votes]).value
+            row["tie_rate"] = estimate([problem_votes[place][1] for problem_votes in votes]).value
         rows.append(row)
     return rows
 

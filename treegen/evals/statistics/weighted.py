@@ -304,9 +304,9 @@ def _best_at_k(
     readable = np.array([answer is not None for answer in answers])
     terms, better = [], 0
     for value in np.unique(values[readable])[::-1]:
-        mine = np.flatnonzero(readable & (values == value))
-        right = sum(correct[i] for i in mine.tolist())
-        ways = math.comb(num - better, k) - math.comb(num - better - len(mine), k)
-        terms.append(ways / total * right / len(mine))
-        better += len(mine)
+        equal = np.flatnonzero(readable & (values == value))
+        right = sum(correct[i] for i in equal.tolist())
+        ways = math.comb(num - better, k) - math.comb(num - better - len(equal), k)
+        terms.append(ways / total * right / len(equal))
+        better += len(equal)
     return math.fsum(terms)

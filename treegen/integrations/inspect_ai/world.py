@@ -81,7 +81,7 @@ class InspectWorld(FileWorld):
         Raises:
             ToolError: There is no such file, or it is too large.
         """
-        with _explained(path):
+        with _convert_path_errors(path):
             return await self._call(self.sandbox.read_file(path, text=False))
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -90,7 +90,7 @@ class InspectWorld(FileWorld):
         Raises:
             ToolError: The path cannot be written.
         """
-        with _explained(path):
+        with _convert_path_errors(path):
             await self._call(self.sandbox.write_file(path, data))
 
     async def list_files(self) -> list[str]:
@@ -175,7 +175,7 @@ class InspectWorld(FileWorld):
 
 
 @contextmanager
-def _explained(path: str) -> Iterator[None]:
+def _convert_path_errors(path: str) -> Iterator[None]:
     """Raise ToolError for a path that the model cannot use."""
     try:
         yield

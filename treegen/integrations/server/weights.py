@@ -63,8 +63,8 @@ class WeightUpdater:
         try:
             version = await self._served.update(directory, cache=wanted.cache)
         except (InputError, ModelError) as error:
-            told = str(error).replace(f"{self._folder}/", "")
-            raise RequestError(told, "path") from None
+            message = str(error).replace(f"{self._folder}/", "")
+            raise RequestError(message, "path") from None
         return {"object": "weights", "path": wanted.path, "version": version}
 
     def _end_turn(self, loading: asyncio.Task[dict[str, Any]]) -> None:

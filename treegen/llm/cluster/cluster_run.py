@@ -351,7 +351,7 @@ def sum_usages(usages: Sequence[Usage], total: Usage) -> None:
     kernels: dict[str, dict[str, int]] = {}
     for usage in usages:
         for level, steps in usage.kernels.items():
-            mine = kernels.setdefault(level, {})
+            counts = kernels.setdefault(level, {})
             for kernel, count in steps.items():
-                mine[kernel] = mine.get(kernel, 0) + count
+                counts[kernel] = counts.get(kernel, 0) + count
     total.kernels = kernels

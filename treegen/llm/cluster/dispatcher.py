@@ -116,13 +116,13 @@ class Dispatcher:
             worker: Number of the worker.
             for_good: Whether it never returns, so that its lane goes to another worker.
         """
-        mine = self._open.pop(worker, {})
+        open_items = self._open.pop(worker, {})
         self._away.add(worker)
         self._is_apart.discard(worker)
-        self._deaths.update(mine.keys())
+        self._deaths.update(open_items.keys())
         back = [
             replace(self._items[key], indices=tuple(sorted(has)))
-            for key, has in mine.items()
+            for key, has in open_items.items()
             if key not in self.left_out
         ]
         if len(back) == 1:
@@ -246,7 +246,7 @@ class Dispatcher:
         lanes = {other: lane for other, lane in self._lanes.items() if lane and other != worker}
         if not lanes:
             return
-        most, mine = max(lanes, key=self._load), self._lanes[worker]
+        most, own_lane = max(lanes, key=self._load), self._lanes[worker]
         lane, gap = lanes[most], self._load(most) - self._load(worker)
         if most in self._away:
             gap = 2 * _cost(lane)
@@ -259,7 +259,7 @@ class Dispatcher:
             if item.cost > gap:
                 lane.append(item)
                 return
-            mine.appendleft(item)
+            own_lane.appendleft(item)
             gap -= 2 * item.cost
 
     def _load(self, worker: int) -> float:
@@ -292,14 +292,14 @@ class Dispatcher:
 
     def requeue(self, worker: int, parts: Iterable[tuple[int, Sequence[int]]]) -> None:
         """Take back parts that a worker has returned, so that other workers can do them."""
-        mine = self._open.get(worker, {})
+        open_items = self._open.get(worker, {})
         for key, indices in parts:
-            returned = mine.get(key, set()) & set(indices)
+            returned = open_items.get(key, set()) & set(indices)
             if not returned:
                 continue
-            mine[key] -= returned
-            if not mine[key]:
-                del mine[key]
+            open_items[key] -= returned
+            if not open_items[key]:
+                del open_items[key]
             if key not in self.left_out:
                 item = replace(self._items[key], indices=tuple(sorted(returned)))
                 self._lanes[worker].append(item)

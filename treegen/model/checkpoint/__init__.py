@@ -1,1 +1,1 @@
-"""Checkpoints on disk: files, tokenizers, model families, quantised weights."""
+"""Checkpoints on disk: files, tokenizers, model families, quantized weights."""

@@ -162,7 +162,7 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
         raise ModelError(f"the adapter in {directory} uses {', '.join(other)}; {_INSTEAD}")
     if (init := config.get("init_lora_weights")) not in _PLAIN_INITS:
         raise ModelError(
-            f"the initialisation of the adapter in {directory}, init_lora_weights={init!r:.20}, "
+            f"the initialization of the adapter in {directory}, init_lora_weights={init!r:.20}, "
             f"changed the weights of the base model; {_INSTEAD}"
         )
     for name, (what, is_right) in _TYPES.items():

@@ -16,7 +16,7 @@ whatever type it is stored as:
 
 - 4 bits: numbers are stored row by row, two per byte, the first in the high half. Each is an index
   into the 16 numbers of quant_map (nf4 or fp4), multiplied by the scale of its block (absmax). With
-  double quantisation the scales are indices into a map of 256 numbers, with scales of blocks
+  double quantization the scales are indices into a map of 256 numbers, with scales of blocks
   (nested_absmax) and an offset. A JSON text, stored as bytes, has the block sizes and the shape.
 - 8 bits (LLM.int8): integers times the largest number of their row (SCB), divided by 127.
 

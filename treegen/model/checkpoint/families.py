@@ -13,7 +13,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from treegen.errors import ModelError
-from treegen.model.checkpoint.quantization import check_packages, quantisation_of
+from treegen.model.checkpoint.quantization import check_packages, quantization_of
 from treegen.prompts.images.table import Ahead
 
 _OWN_STATE: Final = "its recurrent layers keep their states in themselves, not in a cache"
@@ -235,7 +235,7 @@ def refuse_family(config: PretrainedConfig) -> None:
             "because this mode does not keep the keys of earlier loops; set it to per_loop in "
             "config.json"
         )
-    stored = quantisation_of(config)
+    stored = quantization_of(config)
     if stored is not None:
         check_packages(stored)
 

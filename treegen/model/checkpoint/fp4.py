@@ -208,7 +208,7 @@ class StoredMatrices:
     fp8: Mapping[str, tuple[int, int]]
     """Outputs and inputs of those in FP8."""
     plain: frozenset[str]
-    """Modules with a matrix that is not quantised; norms and convolutions have none."""
+    """Modules with a matrix that is not quantized; norms and convolutions have none."""
 
     def sizes(self, kept: Sequence[str], itemsize: int) -> dict[str, StoredSizes]:
         """Return what matrices take, by format, and apart those that are kept and expanded.
@@ -288,7 +288,7 @@ def read_quant_config(directory: Path) -> dict[str, Any] | None:
     """Return ModelOpt's settings from hf_quant_config.json, as `quantization_config` has them.
 
     Raises:
-        ModelError: the file has no settings of a quantisation.
+        ModelError: the file has no settings of a quantization.
     """
     file = directory / "hf_quant_config.json"
     if not file.is_file():

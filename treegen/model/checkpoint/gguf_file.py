@@ -47,7 +47,7 @@ class GgufHeader:
     stores: str
     """The type of most numbers, such as "Q4_K"."""
     is_plain: bool
-    """Whether no number is quantised."""
+    """Whether no number is quantized."""
     num_bytes: int
     """Bytes of all tensors."""
 

@@ -1,4 +1,4 @@
-"""How the weights of a checkpoint are quantised, and how treegen loads them.
+"""How the weights of a checkpoint are quantized, and how treegen loads them.
 
 transformers expands the formats listed here while it loads. FP8 matrices may then be restored as
 they are stored, see `treegen.model.linear.fp8_checkpoint`. All other formats are refused before a
@@ -90,7 +90,7 @@ def check_fp4(directory: Path, config: PretrainedConfig) -> StoredMatrices:
 def check_formats(settings: Mapping[str, Any], stored: StoredMatrices) -> None:
     """Check that layers are stored in the formats that config.json names.
 
-    Layers that the tensors show to be quantised and no pattern names are read as they are stored.
+    Layers that the tensors show to be quantized and no pattern names are read as they are stored.
 
     Args:
         settings: The quantization_config of ModelOpt or compressed-tensors.
@@ -111,7 +111,7 @@ def check_formats(settings: Mapping[str, Any], stored: StoredMatrices) -> None:
         if want and there != want and (there or patterns[place or 0] != ".*"):
             raise ModelError(
                 f"config.json says that {name} is stored in {want}, but its tensors are "
-                f"{f'in {there}' if there else 'not quantised'}; download both again"
+                f"{f'in {there}' if there else 'not quantized'}; download both again"
             )
 
 
@@ -160,7 +160,7 @@ def _texts(value: Any) -> list[str]:
 
 
 _ORIGINAL: Final = "use the checkpoint that it was made from"
-_OURS: Final = f"; treegen itself quantises a 16-bit checkpoint with {arg('quantization', 'fp8')}"
+_OURS: Final = f"; treegen itself quantizes a 16-bit checkpoint with {arg('quantization', 'fp8')}"
 
 OTHER_REFUSED: Final = "use the checkpoint in bfloat16 or float32"
 EXPANDED_METHODS: Final[Mapping[str, str]] = {
@@ -229,7 +229,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationInfo:
-    """How config.json describes quantised weights."""
+    """How config.json describes quantized weights."""
 
     method: str
     """The method's name in config.json."""
@@ -248,8 +248,8 @@ class QuantizationInfo:
         return self.packing is not None and self.packing.layout == "nvfp4"
 
 
-def quantisation_of(config: PretrainedConfig) -> QuantizationInfo | None:
-    """Return how a checkpoint's weights are quantised; None if they are not.
+def quantization_of(config: PretrainedConfig) -> QuantizationInfo | None:
+    """Return how a checkpoint's weights are quantized; None if they are not.
 
     Raises:
         ModelError: treegen cannot read them.
@@ -279,7 +279,7 @@ def quantisation_of(config: PretrainedConfig) -> QuantizationInfo | None:
             )
         packing = _packing(method, settings) if method in _LAYOUTS else None
         return QuantizationInfo(method, EXPANDED_METHODS[method], needs=needs, packing=packing)
-    raise ModelError(f"quantised weights ({method}) are not supported; {OTHER_REFUSED}")
+    raise ModelError(f"quantized weights ({method}) are not supported; {OTHER_REFUSED}")
 
 
 def check_packages(stored: QuantizationInfo) -> None:
@@ -292,7 +292,7 @@ def check_packages(stored: QuantizationInfo) -> None:
 
 
 def describe_support() -> dict[str, str]:
-    """Return how treegen loads each kind of quantised weights, as text for users."""
+    """Return how treegen loads each kind of quantized weights, as text for users."""
     return {
         **dict.fromkeys(FP4_METHODS.values(), "in 4 bits on GPUs in bfloat16, else dequantized"),
         **dict.fromkeys(FP8_METHODS.values(), "in FP8 on GPUs that multiply it, else dequantized"),
@@ -309,7 +309,7 @@ def configure_dequantization(config: PretrainedConfig, stored: QuantizationInfo)
 
     Args:
         config: The configuration, which is changed.
-        stored: How the weights are quantised.
+        stored: How the weights are quantized.
 
     Returns:
         Regular expressions of tensor names, and their replacements.
@@ -325,7 +325,7 @@ def configure_dequantization(config: PretrainedConfig, stored: QuantizationInfo)
 
 
 def unused_names(names: Iterable[str], stored: QuantizationInfo | None) -> list[str]:
-    """Return tensor names without input scales of quantised weights, which treegen does not need.
+    """Return tensor names without input scales of quantized weights, which treegen does not need.
 
     Inputs are scaled as they are computed.
     """
@@ -398,7 +398,7 @@ def _refusal(method: str, what: str) -> ModelError:
 
 
 def _is_plain_fp8(settings: dict[str, Any]) -> bool:
-    """Return whether all quantised weights are FP8 with scales only."""
+    """Return whether all quantized weights are FP8 with scales only."""
     if settings.get("quant_method") == "modelopt":
         return settings.get("quant_algo") == "FP8"
     groups = settings.get("config_groups")

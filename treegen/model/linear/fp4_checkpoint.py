@@ -136,7 +136,7 @@ def kept_in_4_bits(
     Args:
         config: The model's configuration.
         num_in_linears: Numbers in its linear layers and experts.
-        stored: How the weights are quantised; None if they are not.
+        stored: How the weights are quantized; None if they are not.
         quantization: As in `load_model`.
         device: The device, which must be a GPU of compute capability 8.0 or more.
         dtype: The type to compute in, which must be bfloat16.

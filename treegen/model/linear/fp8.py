@@ -26,7 +26,7 @@ MOST: Final = 448.0  # the largest number in e4m3
 LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
 MULTIPLE: Final = 16  # the GPU's product needs multiples of this many inputs and outputs
 _CAPABILITY: Final = (8, 9)
-_PIECE: Final = 2**24  # numbers of a matrix quantised at once
+_PIECE: Final = 2**24  # numbers of a matrix quantized at once
 _TYPED: Final = ("indexer.weights_proj",)
 """Layers whose inputs transformers casts to the type of their weights. Some families do not say
 that these stay in float32."""
@@ -129,7 +129,7 @@ def quantize_linears(module: nn.Module, device: torch.device) -> int:
 
 
 def quantize_in_chunks(weight: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Quantise rows as `quantize_rows` does, for a matrix [N, K] that may be on another device."""
+    """Quantize rows as `quantize_rows` does, for a matrix [N, K] that may be on another device."""
     rounded = torch.empty(weight.shape, dtype=FP8, device=device)
     scale_N = torch.empty(len(weight), dtype=torch.float32, device=device)
     step = max(_PIECE // weight.shape[1], 1)

@@ -57,7 +57,7 @@ def num_in_experts(config: PretrainedConfig) -> int:
 
 
 def replace_with_empty(module: nn.Module) -> None:
-    """Turn the (transposed) experts of a module into `Mxfp4Experts` with uninitialised weights."""
+    """Turn the (transposed) experts of a module into `Mxfp4Experts` with uninitialized weights."""
     for _, experts in [*fused_experts(module)]:
         _empty(experts)
 
@@ -90,7 +90,7 @@ class _Mxfp4Quantizer(HfQuantizer):  # type: ignore[misc]
         self, model: PreTrainedModel, **_settings: Any
     ) -> None:
         replace_with_empty(model)
-        # transformers initialises the tensors of the stock class, so it needs placeholders.
+        # transformers initializes the tensors of the stock class, so it needs placeholders.
         for part in _experts(model):
             part.gate_up_proj = part.down_proj = torch.empty(0)
 

@@ -18,7 +18,7 @@ from treegen.model.checkpoint.families import (
     recurrent_types,
     refuse_family,
 )
-from treegen.model.checkpoint.quantization import quantisation_of
+from treegen.model.checkpoint.quantization import quantization_of
 from treegen.model.chunked import is_scaling_layer
 from treegen.model.load import from_module, patch_module
 
@@ -79,9 +79,9 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
     config, name = module.config, module.config.model_type
     is_float = all(weight.dtype.is_floating_point for weight in module.parameters())
     is_small = any(weight.dtype.itemsize < 2 for weight in module.parameters())
-    if quantisation_of(config) is not None or not is_float or is_small:
+    if quantization_of(config) is not None or not is_float or is_small:
         raise ModelError(
-            f"this {name} model has quantised weights, which the tree loss does not support; "
+            f"this {name} model has quantized weights, which the tree loss does not support; "
             f"load it in bfloat16 or float32, or {_REPEAT}"
         )
     if len(devices := {str(weight.device) for weight in module.parameters()}) > 1:

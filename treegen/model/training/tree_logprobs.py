@@ -103,7 +103,7 @@ def tree_logprobs(
     Raises:
         InputError: an argument cannot be used.
         ModelError: the gradients would not be those of single texts, as with dropout, recurrent
-            layers and quantised weights.
+            layers and quantized weights.
         ContextError: a sample is longer than the model's context.
     """
     if not temperature > 0:

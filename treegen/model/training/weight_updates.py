@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.files import check_weights, fingerprint, locate, summarize_error
 from treegen.model.checkpoint.load_report import quiet_loading
-from treegen.model.checkpoint.quantization import quantisation_of
+from treegen.model.checkpoint.quantization import quantization_of
 from treegen.model.checkpoint.text_part import drop_parts
 from treegen.model.config import read_config
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
@@ -108,7 +108,7 @@ def save_whole(
     _refuse(model)
     with torch.device("meta"):
         whole = _stock_class(model)._from_config(_plain_config(model), dtype=model.dtype)
-    drop_parts(whole, _dropped(model))
+    drop_parts(whole, _unloaded_prefixes(model))
     targets, required, _ = _list_targets(whole)
     sources, digest = _fit(model, weights, targets, required, None, check_finite)
     if isinstance(weights, str | os.PathLike):
@@ -205,10 +205,12 @@ def _list_targets(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tenso
 
 def _used(given: Mapping[str, Tensor], targets: Mapping[str, Tensor], model: Model) -> list[str]:
     """Return the names outside of the parts that the model was loaded without."""
-    return [name for name in given if name in targets or not name.startswith(_dropped(model))]
+    return [
+        name for name in given if name in targets or not name.startswith(_unloaded_prefixes(model))
+    ]
 
 
-def _dropped(model: Model) -> tuple[str, ...]:
+def _unloaded_prefixes(model: Model) -> tuple[str, ...]:
     return tuple(f"{part}." for part in model.spec.unreached)
 
 
@@ -340,7 +342,7 @@ def _read(
         spec=model.spec,
         dtype=model.dtype,
         device=torch.device("cpu"),
-        stored=quantisation_of(config),
+        stored=quantization_of(config),
         quantization="none",
         adapter=None,
         images=model.tower is not None,
@@ -355,7 +357,7 @@ def _stock_class(model: Model) -> Any:
 
 
 def _plain_config(model: Model) -> Any:
-    """Return a copy of a model's configuration, without quantisation."""
+    """Return a copy of a model's configuration, without quantization."""
     config = copy.deepcopy(model.module.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -382,7 +384,7 @@ def _convert(model: Model, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
             ) from None
     for kind in ("mismatched", "unexpected", "missing"):
         names = sorted(map(str, info[f"{kind}_keys"]))
-        if names := [name for name in names if not name.startswith(_dropped(model))]:
+        if names := [name for name in names if not name.startswith(_unloaded_prefixes(model))]:
             raise InputError(
                 f"the new weights do not fit the model: {kind} {_list(names)}; give the weights "
                 "of the module, or of a checkpoint of the same model"

@@ -262,7 +262,7 @@ def read_bases(
         out: Pointer to what keys read and what queries read [2, T, H, V], float32. Zeros for rows
             that share no base. What keys read is not used, nor computed, without CORRECTS.
         num_rows: T, the number of rows.
-        scale: Factor of normalised queries.
+        scale: Factor of normalized queries.
         G: Key heads.
         H: Value heads.
         K: Key dimension.

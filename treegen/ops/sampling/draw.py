@@ -280,7 +280,7 @@ def _kernels() -> ModuleType:
 
 
 def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:
-    """Return unnormalised weights of tokens after temperature, min_p, top_k and top_p.
+    """Return unnormalized weights of tokens after temperature, min_p, top_k and top_p.
 
     A token that is filtered out has weight 0.
     """

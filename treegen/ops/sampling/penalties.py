@@ -111,7 +111,7 @@ class Penalties:
         return None if all(value is None for value in columns) else result
 
     def apply(self, logits_PV: Tensor, texts: TokenHistory) -> Tensor:
-        """Return the penalised logits [P, V].
+        """Return the penalized logits [P, V].
 
         Banned tokens get a logit of minus infinity, except in a row that would have no token left.
 
@@ -123,8 +123,8 @@ class Penalties:
         if self.repetition_P is not None:
             by_P1 = self.repetition_P[:, None]
             seen_PV = _marks(logits_PV, [text_PL])
-            penalised_PV = torch.where(logits_PV > 0, logits_PV / by_P1, logits_PV * by_P1)
-            logits_PV = torch.where(seen_PV, penalised_PV, logits_PV)
+            penalized_PV = torch.where(logits_PV > 0, logits_PV / by_P1, logits_PV * by_P1)
+            logits_PV = torch.where(seen_PV, penalized_PV, logits_PV)
         if self.presence_P is not None or self.frequency_P is not None:
             count_PV = _counts(logits_PV, torch.where(drawn_PL, text_PL, NOTHING))
             if self.frequency_P is not None:

@@ -214,10 +214,10 @@ class ImageTable:
         """
         with self._lock:
             for image in images:
-                mine = self._by_digest.get(image.digest)
-                if mine is None and self._free(image.first, image.num) == image.first:
+                known_image = self._by_digest.get(image.digest)
+                if known_image is None and self._free(image.first, image.num) == image.first:
                     self._note(image)
-                elif mine is None or mine.first != image.first:
+                elif known_image is None or known_image.first != image.first:
                     raise CapacityError("there are too many images; make a new Cluster")
 
     def _add(self, source: Source, picture: Image) -> PlacedImage:

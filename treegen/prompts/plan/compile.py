@@ -149,8 +149,8 @@ def _preorder(sequences: Sequence[radix.Tokens], num_requests: int) -> list[_Ent
         node, parent = stack.pop()
         if node.first >= num_requests:
             continue
-        mine = [index for index in node.sequences if index < num_requests]
-        entries.append((node, parent, mine, node.first))
+        own_requests = [index for index in node.sequences if index < num_requests]
+        entries.append((node, parent, own_requests, node.first))
         index = len(entries) - 1
         stack.extend((child, index) for child in reversed(node.children))
     return entries
@@ -162,14 +162,14 @@ def _place_requests(
     """Return the segment of each request, and the requests in the order of their segments."""
     segment_of = np.zeros(num_requests, dtype=np.int64)
     order: list[int] = []
-    for index, (_, _, mine, _) in enumerate(nodes):
-        segment_of[mine] = index
-        order.extend(mine)
+    for index, (_, _, own_requests, _) in enumerate(nodes):
+        segment_of[own_requests] = index
+        order.extend(own_requests)
     return segment_of, np.array(order, dtype=np.int64)
 
 
 def _rows_below(nodes: list[_Entry], requests: Sequence[Request]) -> list[int]:
-    rows = [sum(requests[i].readers for i in mine) for _, _, mine, _ in nodes]
+    rows = [sum(requests[i].readers for i in own_requests) for _, _, own_requests, _ in nodes]
     for index in range(len(nodes) - 1, -1, -1):
         parent = nodes[index][1]
         if parent >= 0:

@@ -281,7 +281,7 @@ def build_score_requests(
     A context may also be chat messages. Its continuation is a text that begins the assistant's
     turn, or that continues the last message if that is the assistant's.
 
-    The text of a pair is tokenised jointly. The continuation starts at the first token that differs
+    The text of a pair is tokenized jointly. The continuation starts at the first token that differs
     from the tokens of the context alone, so a token across the boundary belongs to the
     continuation. A context without tokens gets the BOS token, or else the EOS token.
 

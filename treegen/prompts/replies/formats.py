@@ -1,5 +1,5 @@
 # ruff: noqa: RUF001  (some marks are written with wide bars)
-"""The table of tool call formats, and the marks by which a model's format is recognised."""
+"""The table of tool call formats, and the marks by which a model's format is recognized."""
 
 from __future__ import annotations
 

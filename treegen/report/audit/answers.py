@@ -384,10 +384,10 @@ def _effect(view: RunView, opinions: _Opinions, name: str, source: str) -> RuleE
     for metric, k in [("accuracy", 1), *((f"{m}@{least}", least) for m in ("maj", "pass"))]:
         if metric != "accuracy" and least < 2:
             continue
-        mine = [_value(by_problem[i], metric, k) for i in ids]
+        metric_values = [_value(by_problem[i], metric, k) for i in ids]
         base = [_value(opinions.counts[""][i], metric, k) for i in ids]
-        mean = estimate(mine, clusters)
-        moved = [a - b for a, b in zip(mine, base, strict=True)]
+        mean = estimate(metric_values, clusters)
+        moved = [a - b for a, b in zip(metric_values, base, strict=True)]
         low, high = difference_interval(moved, clusters) if any(moved) else (0.0, 0.0)
         values[metric] = mean.value, mean.low, mean.high
         differences[metric] = sum(moved) / len(moved), low, high

@@ -153,23 +153,29 @@ def _compare_run(
         facts: What the run says now.
         execution: As for `check_certificate`.
     """
-    mine, theirs = (part.model_dump(mode="json") for part in (facts, certificate))
-    libraries = [values["task"].pop("libraries") for values in (theirs, mine)]
-    verdicts = [values["samples"].pop("verdicts") for values in (mine, theirs)]
-    yield _compare("settings", theirs["run"], mine["run"], f"{run.info.planned:,} samples planned")
-    yield _compare("data", theirs["data"], mine["data"], f"{facts.data.num_problems:,} problems")
-    yield _compare("task", theirs["task"], mine["task"], f"{job.task.name} {job.task.version}")
+    recomputed, certified = (part.model_dump(mode="json") for part in (facts, certificate))
+    libraries = [values["task"].pop("libraries") for values in (certified, recomputed)]
+    verdicts = [values["samples"].pop("verdicts") for values in (recomputed, certified)]
+    yield _compare(
+        "settings", certified["run"], recomputed["run"], f"{run.info.planned:,} samples planned"
+    )
+    yield _compare(
+        "data", certified["data"], recomputed["data"], f"{facts.data.num_problems:,} problems"
+    )
+    yield _compare(
+        "task", certified["task"], recomputed["task"], f"{job.task.name} {job.task.version}"
+    )
     done = facts.samples.num_samples
-    found = _compare("samples", theirs["samples"], mine["samples"], f"{done:,} samples")
+    found = _compare("samples", certified["samples"], recomputed["samples"], f"{done:,} samples")
     if found.holds and run.missing > 0:
         planned = run.info.planned
         found = PartCheck("samples", False, f"{run.missing:,} of {planned:,} samples are missing")
     yield found
     ours, scores = (
         {"verdicts": verdict, "report": values["report"]}
-        for verdict, values in zip(verdicts, (mine, theirs), strict=True)
+        for verdict, values in zip(verdicts, (recomputed, certified), strict=True)
     )
-    how = f"{done:,} samples scored again, {len(mine['report']['metrics']):,} metrics"
+    how = f"{done:,} samples scored again, {len(recomputed['report']['metrics']):,} metrics"
     scored = _compare("scores", scores, ours, how)
     if as_code_execution_task(job.task) and execution is None and scored.holds:
         how = "as the stored verdicts give; --allow-code-execution runs the programs again"
@@ -178,11 +184,11 @@ def _compare_run(
     if stored_report(run) is None:
         yield PartCheck("results.json", False, "results.json has no scores")
     else:
-        changed = find_changed_report(run, mine["report"])
+        changed = find_changed_report(run, recomputed["report"])
         yield PartCheck("results.json", not changed, _list(changed) or "the same scores")
-    high = sum(finding["severity"] == "high" for finding in mine["audit"])
-    how = f"{len(mine['audit']):,} findings, {high:,} high"
-    yield _compare("audit", {"audit": theirs["audit"]}, {"audit": mine["audit"]}, how)
+    high = sum(finding["severity"] == "high" for finding in recomputed["audit"])
+    how = f"{len(recomputed['audit']):,} findings, {high:,} high"
+    yield _compare("audit", {"audit": certified["audit"]}, {"audit": recomputed["audit"]}, how)
     others = list(find_differences(libraries[0], libraries[1]))
     if others:
         names = ", ".join(f"{name} {a} / {b}" for name, a, b in others)
@@ -205,13 +211,13 @@ def _compare_model(
         listener: Receives how long hashing takes.
         redraw: Draws samples again; None if none are.
     """
-    theirs = certificate.model.model_dump(mode="json")
+    certified = certificate.model.model_dump(mode="json")
     files = hash_model(job, listener)
     now = {
         kind: {name: file.model_dump(mode="json") for name, file in hashed.items()}
         for kind, hashed in files.items()
     }
-    stored = {kind: theirs[kind] for kind in now}
+    stored = {kind: certified[kind] for kind in now}
     size = format_bytes(sum(file.size for hashed in files.values() for file in hashed.values()))
     how = f"{len(files['files']):,} files"
     if files["adapter"]:
@@ -231,7 +237,7 @@ def _compare_model(
     prepared = render_prompts(job)
     prompts = describe_prompts(prepared)
     how = f"{prompts.num_tokens:,} tokens, and the seeds of all samples"
-    checked = _compare("prompts", theirs["prompts"], prompts.model_dump(mode="json"), how)
+    checked = _compare("prompts", certified["prompts"], prompts.model_dump(mode="json"), how)
     if checked.holds and (problem := find_foreign_samples(run, prepared)):
         checked = PartCheck("prompts", False, problem)
     yield checked
@@ -248,18 +254,18 @@ def _compare_model(
             yield PartCheck("tolerance", None, why)
 
 
-def _compare(what: str, theirs: object, mine: object, detail: str) -> PartCheck:
+def _compare(what: str, certified: object, recomputed: object, detail: str) -> PartCheck:
     """Return whether two JSON values are the same.
 
     Args:
         what: The name of the check.
-        theirs: The value in the certificate.
-        mine: The value as it is now.
+        certified: The value in the certificate.
+        recomputed: The value as it is now.
         detail: The text if they are the same.
     """
     changed = [
         f"{name}: certified {json.dumps(a)[:_WIDTH]}, now {json.dumps(b)[:_WIDTH]}"
-        for name, a, b in find_differences(theirs, mine)
+        for name, a, b in find_differences(certified, recomputed)
     ]
     return PartCheck(what, not changed, _list(changed) or detail)
 

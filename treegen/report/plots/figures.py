@@ -90,7 +90,7 @@ class Plot:
     """The name of its files."""
     title: str
     """The heading above it."""
-    told: str
+    description: str
     """A sentence that describes it, for people who cannot see it."""
     draw: "Callable[[Figure], None]"
     """Draws it on a figure."""

@@ -161,7 +161,7 @@ class _Object:
         """Call a method of the object, or a function of it, in a thread."""
         if self._is_closed:
             raise StoppedError("this world is closed; start or restore another one")
-        return await in_daemon(self._locked, function, *args)
+        return await in_daemon(self._call_locked, function, *args)
 
     async def fork(self) -> _Object:
         """Return an independent copy of the object."""
@@ -174,11 +174,11 @@ class _Object:
         self._is_closed = True
         if callable(close := getattr(self.value, "close", None)):
             if self._lock.locked():  # a cancelled call still runs, for any time
-                threading.Thread(target=self._locked, args=(close,), daemon=True).start()
+                threading.Thread(target=self._call_locked, args=(close,), daemon=True).start()
             else:
-                await in_daemon(self._locked, close)
+                await in_daemon(self._call_locked, close)
 
-    def _locked(self, function: Callable[..., T], *args: Any) -> T:
+    def _call_locked(self, function: Callable[..., T], *args: Any) -> T:
         with self._lock:
             return function(*args)
 

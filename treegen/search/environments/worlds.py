@@ -175,7 +175,7 @@ class LiveWorlds(Closeable):
     async def _run(
         self, future: Future[WorldState], calls: tuple[ToolCall, ...], is_last: bool
     ) -> Outcome:
-        state = await _settled(future)
+        state = await _await_shielded(future)
         shown: list[Observation] = []
         num_run = 0
         world: World | None = None
@@ -234,7 +234,7 @@ class LiveWorlds(Closeable):
             return shown, True
 
     async def _observe(self, future: Future[WorldState]) -> Observation:
-        return await self._look(await _settled(future))
+        return await self._look(await _await_shielded(future))
 
     async def _look(self, state: WorldState) -> Observation:
         """Return what a state shows."""
@@ -435,18 +435,18 @@ async def limit_time(call: Awaitable[T], what: str, seconds: float) -> T:
         WorldError: It took too long, or it would end the event loop.
     """
 
-    async def guarded() -> T:
+    async def await_call() -> T:
         try:
             return await call
         except (SystemExit, KeyboardInterrupt) as error:
             raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
 
     try:
-        return await asyncio.wait_for(guarded(), seconds)
+        return await asyncio.wait_for(await_call(), seconds)
     except TimeoutError as error:
         raise WorldError(f"{what} took more than {seconds:g} seconds") from error
 
 
-async def _settled(future: Future[T]) -> T:
+async def _await_shielded(future: Future[T]) -> T:
     """Await a future, which is not cancelled with the caller."""
     return await asyncio.shield(asyncio.wrap_future(future))

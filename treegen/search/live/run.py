@@ -62,7 +62,7 @@ class _OpenRequest:
     request: LiveRequest
     left: int
     """Results still to come."""
-    told: dict[int, int] = field(default_factory=dict)
+    num_reported: dict[int, int] = field(default_factory=dict)
     """Number of tokens already reported, by sample."""
 
 
@@ -258,7 +258,7 @@ class LiveRun(Closeable, NonCopyable):
             for slot in sorted(request.slots or ()):
                 # A greedy request has one row for all its samples.
                 samples = request.samples if param_set.is_greedy else [int(rows.sample[slot])]
-                start, stop = open_request.told.get(samples[0], 0), int(rows.count[slot])
+                start, stop = open_request.num_reported.get(samples[0], 0), int(rows.count[slot])
                 if stop == start:
                     continue
                 tokens, logprobs, ids, values = (
@@ -270,7 +270,7 @@ class LiveRun(Closeable, NonCopyable):
                     pairs = zip(ids, values, strict=True)
                     top = tuple(tuple(zip(*pair, strict=True))[:num_top] for pair in pairs)
                 for sample in samples:
-                    open_request.told[sample] = stop
+                    open_request.num_reported[sample] = stop
                     yield SampleDelta(number, sample, tuple(tokens), tuple(logprobs), top)
 
     def status(self) -> Status:

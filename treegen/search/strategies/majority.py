@@ -17,7 +17,7 @@ from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 
 Answer = Callable[[SearchNode], str | None]
-"""Reads the answer of a solution, normalised so that equal answers compare equal; None if none."""
+"""Reads the answer of a solution, normalized so that equal answers compare equal; None if none."""
 
 
 @check_argument_types

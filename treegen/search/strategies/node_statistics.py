@@ -132,7 +132,7 @@ async def arms_of(children: Sequence[SearchNode], priors: Evaluate | None) -> li
 
     Args:
         children: The siblings.
-        priors: Gives weights, which are normalised to shares; None for no priors.
+        priors: Gives weights, which are normalized to shares; None for no priors.
 
     Raises:
         InputError: A weight is negative.

@@ -1,4 +1,4 @@
-"""Quantised checkpoints: FP8 kept or expanded, other methods expanded or refused by name."""
+"""Quantized checkpoints: FP8 kept or expanded, other methods expanded or refused by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from packed_checkpoints import INT4, store_in_int4
-from quantised_checkpoints import SETTINGS, expanded, store_in_fp8
+from quantized_checkpoints import SETTINGS, expanded, store_in_fp8
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 

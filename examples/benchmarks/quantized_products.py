@@ -7,7 +7,7 @@ memory first. Where a wrong one is chosen, the threshold in `fp4_expansion` is t
 next command also measures other sizes of tiles, which processes compile in parallel, and lists
 the fastest ones of each product:
 
-    python examples/benchmarks/quantised_products.py --tune
+    python examples/benchmarks/quantized_products.py --tune
 
 Legend: R rows, E experts, N outputs, K inputs.
 """
