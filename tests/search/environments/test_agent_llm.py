@@ -125,6 +125,23 @@ def test_results_beyond_the_context_end_their_branch_only(
     assert agent.usage.live == agent.usage.stored == 0
 
 
+def test_no_steps_follow_a_message_that_fills_the_context(tmp_path: Path) -> None:
+    llm = LLM(str(save_tool_model(tmp_path)), memory="32MiB", dtype="float32")
+
+    async def fn(root: SearchNode) -> SearchNode:
+        agent.begin(root)
+        (child,) = await agent.act(root)
+        assert await agent.act(agent.instruct(child, "Go on. " * 2_000), 2) == []
+        (end,) = await agent.act(child)
+        return end
+
+    with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
+        question = [{"role": "user", "content": QUESTION}]
+        params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
+        (result,) = llm.search(fn, [question], params, tools=ADD)
+        assert result.error is None, result.exception
+
+
 def test_results_that_utf8_cannot_encode_are_shown_with_question_marks(tmp_path: Path) -> None:
     llm = LLM(str(save_tool_model(tmp_path)), memory="32MiB", dtype="float32")
 

@@ -162,6 +162,8 @@ class Agent(Closeable):
             raise InputError(f"the episode ended at node {node.key!r}; act from a node before it")
         if branch.state is None:
             raise InputError(f"node {node.key!r} was dropped; act from a node that is kept")
+        if branch.step is None and branch.actions and is_full(node):  # see `instruct`
+            return []
         turns = self.turns_of(node)
         params = {**self._overrides, **overrides}
         if self._forces_calls:
@@ -247,6 +249,8 @@ class Agent(Closeable):
 
     def instruct(self, node: SearchNode, text: str) -> SearchNode:
         """Append a message of the user to a node where the episode goes on; return the new node.
+
+        If the message leaves no room in the model's context, no steps can be taken from that node.
 
         Args:
             node: The node.
