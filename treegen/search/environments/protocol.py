@@ -179,6 +179,8 @@ def check_observation(shown: object) -> None:
     ]
     if not wrong and shown.reward is not None and not math.isfinite(shown.reward):
         wrong = ["reward"]
+    if not wrong and not all(isinstance(image, bytes) for image in shown.images):
+        wrong = ["images"]
     if wrong:
         value = getattr(shown, wrong[0])
         raise WorldError(
