@@ -40,9 +40,9 @@ class Visit:
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
-    def told(self) -> str:
+    def row_count(self) -> str:
         """What the sample browser says of its number."""
-        return self.page.locator(".samples .told").inner_text()
+        return self.page.locator(".samples .row-count").inner_text()
 
     def place(self) -> str:
         """What the address has after its #. Playwright's own note of it may lag behind."""

@@ -47,7 +47,7 @@ def test_it_opens_from_disk_without_network_or_complaint(
 ) -> None:
     opened = visit(page_path)
     opened.check()
-    assert opened.told() == "540 of 540 samples"
+    assert opened.row_count() == "540 of 540 samples"
     pictures = opened.page.locator("figure img")
     assert pictures.count() >= 6
     for index in range(pictures.count()):
@@ -108,7 +108,7 @@ def test_samples_are_filtered_and_searched(page_path: Path, visit: Callable[...,
     right = [s for s in run.samples if s.verdicts and s.verdicts["numeric"].correct]
 
     def shown(number: int) -> Callable[[], bool]:
-        return lambda: opened.told() == f"{number:,} of 540 samples"
+        return lambda: opened.row_count() == f"{number:,} of 540 samples"
 
     page.locator("select[name=status]").select_option("right")
     opened.wait(shown(len(right)))
@@ -147,7 +147,7 @@ def test_a_vote_can_be_looked_for(page_path: Path, visit: Callable[..., Visit]) 
         assert wanted
         page.locator("select[name=vote]").select_option(name)
         number = 12 * len(wanted)
-        opened.wait(lambda number=number: opened.told() == f"{number} of 540 samples")  # type: ignore[misc]
+        opened.wait(lambda number=number: opened.row_count() == f"{number} of 540 samples")  # type: ignore[misc]
 
 
 def test_a_sample_is_shown_in_full_and_keys_move_on(
@@ -222,7 +222,7 @@ def test_hostile_text_stays_text(hostile_path: Path, visit: Callable[..., Visit]
     page.locator(".searches .row").nth(1).click()
     opened.wait(lambda: page.locator(".searches .tree .node").count() > 1)
     page.get_by_label("text in the sample").fill("</script>")
-    opened.wait(lambda: opened.told().endswith(" of 24 samples") and opened.told()[0] != "2")
+    opened.wait(lambda: (text := opened.row_count()).endswith(" of 24 samples") and text[0] != "2")
     opened.check()
 
 
@@ -241,7 +241,7 @@ def test_a_megabyte_in_one_line_is_shown_in_parts(
 ) -> None:
     page = (opened := visit(hostile_path, width=360)).page
     page.get_by_label("text in the sample").fill("a" * 5000)
-    opened.wait(lambda: opened.told() == "3 of 24 samples")
+    opened.wait(lambda: opened.row_count() == "3 of 24 samples")
     page.locator(".samples .row").first.click()
     block = page.locator(".samples .detail .said")
     opened.wait(lambda: len(block.locator(".text").text_content() or "") == 20_000)
@@ -283,11 +283,11 @@ def test_fifty_thousand_samples_stay_quick(tmp_path: Path, visit: Callable[..., 
     assert page.locator(".samples .row").count() < 60
     assert page.evaluate("() => document.querySelectorAll('*').length") < 3000
     page.locator("select[name=status]").select_option("wrong")
-    opened.wait(lambda: opened.told() == "17,000 of 50,000 samples")
+    opened.wait(lambda: opened.row_count() == "17,000 of 50,000 samples")
     assert page.locator(".samples .row").count() < 60
     page.locator("select[name=status]").select_option("any")
     page.get_by_label("text in the sample").fill("q999 49 thinks")
-    opened.wait(lambda: opened.told() == "1 of 50,000 samples")
+    opened.wait(lambda: opened.row_count() == "1 of 50,000 samples")
     assert page.evaluate("() => document.querySelectorAll('*').length") < 3000
     opened.check()
 

@@ -225,7 +225,7 @@ def test_the_page_in_a_browser_goes_on(run: Path, visit: Callable[..., Visit]) -
     with served(WatchedPage([run], every=1)) as port:
         opened = visit(f"http://localhost:{port}/", at="#problem=p0&sample=1")
         page = opened.page
-        opened.wait(lambda: opened.told() == "2 of 3 samples")
+        opened.wait(lambda: opened.row_count() == "2 of 3 samples")
         page.locator("select[name=status]").select_option("right")
         with appending(run) as append:
             append("p2", 0)

@@ -74,13 +74,13 @@ def test_problems_are_sorted_and_filtered(page_path: Path, visit: Open) -> None:
     asked = table.get_by_label("filter problems")
     asked.fill("p1")
     mine = [name for name in shares if "p1" in name]
-    assert table.locator(".told").inner_text() == f"{len(mine)} of 30 problems"
+    assert table.locator(".row-count").inner_text() == f"{len(mine)} of 30 problems"
     table.get_by_label("exact match").check()
     assert rows(table) == ["p1"]
     table.get_by_label("exact match").uncheck()
     asked.fill("accuracy<0.5 vote!=won")
     mine = [name for name, s in shares.items() if s.right < 0.5 and (not s.won or s.tied)]
-    assert mine and table.locator(".told").inner_text() == f"{len(mine)} of 30 problems"
+    assert mine and table.locator(".row-count").inner_text() == f"{len(mine)} of 30 problems"
     name, text = file_of(page, table.get_by_text("export CSV").click)
     assert name == "run-problems.csv"
     written = list(csv.DictReader(io.StringIO(text)))
@@ -92,12 +92,12 @@ def test_problems_are_sorted_and_filtered(page_path: Path, visit: Open) -> None:
 def test_a_problem_leads_to_its_samples(page_path: Path, visit: Open) -> None:
     page = (opened := visit(page_path)).page
     page.locator(".problems .row", has_text="p12").first.click()
-    opened.wait(lambda: opened.told() == "20 of 600 samples")
+    opened.wait(lambda: opened.row_count() == "20 of 600 samples")
     opened.wait(lambda: page.locator(".samples h3").inner_text() == "p12 #0")
     opened.wait(lambda: opened.place() == "#problem=p12&sample=0")
     # Who types another name is not held to this one.
     page.get_by_label("problem", exact=True).fill("p1")
-    opened.wait(lambda: opened.told() == "220 of 600 samples")
+    opened.wait(lambda: opened.row_count() == "220 of 600 samples")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -110,7 +110,7 @@ def test_problems_without_samples_or_verdicts_are_shown(tmp_path: Path, visit: O
     (tmp_path / "run-data.jsonl").unlink()
     write_page([load_run(run)], run / "report.html", plots=False)
     page = (opened := visit(run / "report.html", at="#problem=p1")).page
-    opened.wait(lambda: opened.told() == "1 of 3 samples")
+    opened.wait(lambda: opened.row_count() == "1 of 3 samples")
     assert rows(page.locator(".problems")) == ["p0", "p1", "p2"]
     empty = make_run(tmp_path / "empty", num_problems=2, num_samples=2, done=[0, 0])
     write_page([load_run(empty), load_run(run)], tmp_path / "both.html", plots=False)
@@ -132,10 +132,10 @@ def test_an_address_leads_to_a_sample(page_path: Path, visit: Open) -> None:
     opened.wait(lambda: heading.inner_text() == "p8 #2")
     page.evaluate("() => { location.hash = '#problems=vote=lost'; }")
     lost = [s for s in vote_shares(load_run(page_path.parent).verdicts("numeric")) if not s.won]
-    told = page.locator(".problems .told")
-    opened.wait(lambda: told.inner_text() == f"{len(lost)} of 30 problems")
+    row_count = page.locator(".problems .row-count")
+    opened.wait(lambda: row_count.inner_text() == f"{len(lost)} of 30 problems")
     page.evaluate("() => { location.hash = '#problem=nowhere'; }")
-    opened.wait(lambda: opened.told() == "0 of 600 samples")
+    opened.wait(lambda: opened.row_count() == "0 of 600 samples")
     opened.check()
 
 
@@ -172,8 +172,8 @@ def test_bars_and_points_lead_to_their_problems(page_path: Path, visit: Open) ->
     assert hard.get_attribute("title") == "problems with accuracy>=0.1 accuracy<0.2"
     page.keyboard.press("Enter")
     mine = sum(0.1 <= share.right < 0.2 for share in shares)
-    told = page.locator(".problems .told")
-    opened.wait(lambda: told.inner_text() == f"{mine} of 30 problems")
+    row_count = page.locator(".problems .row-count")
+    opened.wait(lambda: row_count.inner_text() == f"{mine} of 30 problems")
     opened.check()
 
 
@@ -258,7 +258,7 @@ def test_what_is_listed_is_exported(page_path: Path, visit: Open) -> None:
         return not verdict.correct and verdict.answer is not None
 
     mine = [s for s in run.samples if wrong(s) and "step 3" in s.text.lower()]
-    opened.wait(lambda: opened.told() == f"{len(mine)} of 600 samples")
+    opened.wait(lambda: opened.row_count() == f"{len(mine)} of 600 samples")
     name, text = file_of(page, page.get_by_text("export JSONL").click)
     assert name == "run-samples.jsonl"
     written = [json.loads(line) for line in text.splitlines()]
@@ -267,8 +267,8 @@ def test_what_is_listed_is_exported(page_path: Path, visit: Open) -> None:
     ]
     first = mine[0].verdicts
     assert first is not None
-    told = written[0]["verdicts"]["numeric"]
-    assert told == {"answer": first["numeric"].answer, "verdict": "wrong"}
+    verdict = written[0]["verdicts"]["numeric"]
+    assert verdict == {"answer": first["numeric"].answer, "verdict": "wrong"}
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -297,9 +297,9 @@ def test_a_tree_is_a_picture(page_path: Path, visit: Open) -> None:
     child = next(node for node in tree.nodes if node["parent_id"] == 0)
     shown = page.locator(".searches .picked").last
     opened.wait(lambda: child["text"] in (shown.text_content() or ""))
-    told = shown.locator(".head").inner_text()
-    assert f"{child['visits']} visits" in told and "prior 0.25" in told
-    assert "verifier 0.50" in told and "restart 1" in told and 'data {"<b>": [1,' in told
+    head = shown.locator(".head").inner_text()
+    assert f"{child['visits']} visits" in head and "prior 0.25" in head
+    assert "verifier 0.50" in head and "restart 1" in head and 'data {"<b>": [1,' in head
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")
     opened.wait(lambda: spots.count() == 1)
@@ -451,7 +451,7 @@ def test_ten_runs_are_shown_one_at_a_time(ten_path: Path, visit: Open) -> None:
     assert page.locator("nav a[aria-current]").inner_text() == "seed-7/beam"
     run = load_run(ten_path.parent / "seed-7" / "beam")
     across = page.locator(".across")
-    assert across.locator(".told").first.inner_text() == "4 of 4 problems"
+    assert across.locator(".row-count").first.inner_text() == "4 of 4 problems"
     cells = across.locator(".row").first.locator("> *").all_inner_texts()
     solved = next(tree.solved for tree in run.trees if tree.problem_id == cells[0])
     assert cells[1 + 7] == ("1.000" if solved else "0.000")

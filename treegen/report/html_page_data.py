@@ -111,7 +111,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
                 "prompt_tokens": [problem.prompt_tokens for problem in view.problems],
                 "tokens": [_mean_tokens(problem) for problem in view.problems],
                 "group": [safe_text(problem.group) for problem in view.problems],
-                "asked": [_shorten_question(problem.question) for problem in view.problems],
+                "question": [_shorten_question(problem.question) for problem in view.problems],
                 "reference": [
                     _shorten_question(problem.reference)[:_REFERENCE] for problem in view.problems
                 ],

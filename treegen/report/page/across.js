@@ -37,7 +37,7 @@ class Across {
 
   columns() {
     const { runs, ids } = this;
-    const asked = new Map(runs.flatMap(({ index }) => index.problems.id.map((id, i) => [id, index.problems.asked[i]])));
+    const questionOf = new Map(runs.flatMap(({ index }) => index.problems.id.map((id, i) => [id, index.problems.question[i]])));
     const of = (side) => (row) => this.value(side, ids[row]);
     const columns = [
       { key: "problem", of: (row) => ids[row], width: "minmax(7rem, 11rem)" },
@@ -51,7 +51,7 @@ class Across {
       const signed = (value) => `${["\u2212", "", "+"][1 + Math.sign(value)]}${Math.abs(value).toFixed(3)}`;
       columns.push({ key: "difference", of: difference, show: signed, width: "6rem" });
     }
-    columns.push({ key: "question", of: (row) => asked.get(ids[row]) ?? "", width: "minmax(14rem, 1fr)" });
+    columns.push({ key: "question", of: (row) => questionOf.get(ids[row]) ?? "", width: "minmax(14rem, 1fr)" });
     return columns;
   }
 
@@ -87,7 +87,7 @@ class Across {
     this.page.note({ problem, sample });
   }
 
-  async side(side, problem, wanted, at) {
+  async side(side, problem, sampleIndex, at) {
     const run = this.runs[side];
     const { samples, filters } = run.index;
     const place = this.places[side].get(problem);
@@ -96,7 +96,7 @@ class Across {
     const none = make("p", "faint", "no sample here");
     if (place === undefined) return make("section", "side", [head, none]);
     const [first, end] = [samples.first[place], samples.first[place + 1]];
-    const found = samples.index.indexOf(wanted, first);
+    const found = samples.index.indexOf(sampleIndex, first);
     const [filter] = filters;
     const level = { ...run, level: 1 };
     const votes = votesOf(level, filter, place, found < 0 || found >= end ? undefined : filter?.answer[found]);

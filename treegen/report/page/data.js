@@ -41,7 +41,7 @@ const countSamples = (samples) => {
 
 // Items in parts: part k of `name` holds items starts[k] to starts[k + 1].
 class Parts {
-  static kept = 32e6; // characters decoded at a time at most, about
+  static maxCached = 32e6; // characters decoded at a time at most, about
 
   constructor(name, starts, total) {
     Object.assign(this, { name, starts, total, parts: new Map(), size: 0 });
@@ -78,7 +78,7 @@ class Parts {
 
   forget(except) {
     for (const [part, { items, size }] of this.parts) {
-      if (this.size <= Parts.kept) return;
+      if (this.size <= Parts.maxCached) return;
       if (items && part !== except) {
         this.parts.delete(part);
         this.size -= size;

@@ -17,7 +17,7 @@ const button = (label, onclick, className = "") =>
 const heading = (run, below, content) => make(`h${run.level + below}`, "", content);
 
 // A text, cut where it is long; more of it comes on demand, so that a line of a megabyte does not
-// stop the browser. end: show its end at first, where a prompt says what is asked. span: the part
+// stop the browser. end: show its end at first, where a prompt has the question. span: the part
 // of the text that is marked, if any.
 const textBlock = (text, shown = 4000, end = false, span = null) => {
   const body = make("div", "text");

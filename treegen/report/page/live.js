@@ -9,25 +9,25 @@ const fields = () => [...document.querySelectorAll(".controls :is(input, select)
 const keepFresh = () => {
   const { live, every } = document.body.dataset;
   if (!live) return;
-  const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
+  const saved = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
   sessionStorage.removeItem(KEPT);
-  for (const { field, place } of kept ? fields() : []) {
-    const value = kept.fields[place];
+  for (const { field, place } of saved ? fields() : []) {
+    const value = saved.fields[place];
     if (value === undefined || value === (field.type === "checkbox" ? field.checked : field.value)) continue;
     if (field.type === "checkbox") field.checked = value;
     else field.value = value;
     field.dispatchEvent(new Event(field.tagName === "INPUT" && field.type !== "checkbox" ? "input" : "change"));
   }
-  if (kept) window.scrollTo(0, kept.scroll);
-  const pause = make("input", "", [], { type: "checkbox", checked: kept?.paused ?? false });
-  const told = make("span", "faint");
-  document.querySelector(".live").append(make("label", "check", [pause, "stay as it is"]), told);
+  if (saved) window.scrollTo(0, saved.scroll);
+  const pause = make("input", "", [], { type: "checkbox", checked: saved?.paused ?? false });
+  const status = make("span", "faint");
+  document.querySelector(".live").append(make("label", "check", [pause, "stay as it is"]), status);
   let typed = 0;
   document.addEventListener("input", () => (typed = performance.now()));
   const look = async () => {
     try {
       const { version, ended } = await (await fetch("version")).json();
-      told.textContent = ended ? " The run has ended." : "";
+      status.textContent = ended ? " The run has ended." : "";
       const busy = performance.now() - typed < 5000 || !getSelection().isCollapsed;
       if (version !== live && !pause.checked && !busy) {
         const values = fields().map(({ field, place }) => [place, field.type === "checkbox" ? field.checked : field.value]);
@@ -36,7 +36,7 @@ const keepFresh = () => {
         return;
       }
     } catch {
-      told.textContent = " The program that serves this page has ended.";
+      status.textContent = " The program that serves this page has ended.";
     }
     setTimeout(look, 1000 * Number(every));
   };

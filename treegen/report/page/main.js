@@ -43,9 +43,9 @@ class RunPage {
   // Where a bar or point of a picture leads: to a problem, or to those that a filter finds.
   get target() {
     const { id } = this.run.index.problems;
-    const asked = (place) => (typeof place === "string" ? { problems: place } : { problem: id[place] });
+    const target = (place) => (typeof place === "string" ? { problems: place } : { problem: id[place] });
     return {
-      state: (place) => ({ ...this.state, ...asked(place) }),
+      state: (place) => ({ ...this.state, ...target(place) }),
       label: (place) => (typeof place === "string" ? `problems with ${place}` : id[place]),
     };
   }
@@ -110,7 +110,7 @@ class Page {
     return this.runs.get(key);
   }
 
-  // The page of a run, which is put together when it is first asked for.
+  // The page of a run, which is built when it is first shown.
   async open(key) {
     const article = this.articles.get(key);
     const run = await this.peek(key);

@@ -24,10 +24,10 @@ class TreePicture {
   static apart = 54; // from what is above to the first node below another, whose label is above it
   static most = 60; // nodes that are unfolded at first
 
-  // best: ids of the path that is marked. asked: what the root is called, instead of a whole prompt.
+  // best: ids of the path that is marked. rootLabel: what the root is called, instead of a whole prompt.
   // choose(node): called for the node that is picked.
-  constructor(box, { nodes, best, asked, choose }) {
-    Object.assign(this, { box, nodes, best, asked, choose, scale: 1, x: 0, y: 0 });
+  constructor(box, { nodes, best, rootLabel, choose }) {
+    Object.assign(this, { box, nodes, best, rootLabel, choose, scale: 1, x: 0, y: 0 });
     this.byId = new Map(nodes.map((node) => [node.id, node]));
     this.below = new Map();
     for (const node of nodes) {
@@ -145,7 +145,7 @@ class TreePicture {
   }
 
   node(node, x, y) {
-    const text = node === this.root && this.asked ? this.asked : node.text;
+    const text = node === this.root && this.rootLabel ? this.rootLabel : node.text;
     const words = text.replace(/\s+/g, " ").trim();
     const facts = [
       ...(node.score === null ? [] : [short(node.score)]),

@@ -26,8 +26,8 @@ const problemColumns = (run) => {
     { key: "prompt", title: "prompt tokens", of: (i) => problems.prompt_tokens[i] || null, width: "7.5rem" },
   );
   if (problems.group.some(Boolean)) columns.push({ key: "group", of: (i) => problems.group[i] || null });
-  if (problems.asked.some(Boolean)) {
-    columns.push({ key: "question", of: (i) => problems.asked[i], width: "minmax(26rem, 1fr)" });
+  if (problems.question.some(Boolean)) {
+    columns.push({ key: "question", of: (i) => problems.question[i], width: "minmax(26rem, 1fr)" });
   }
   return columns;
 };

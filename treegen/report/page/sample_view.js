@@ -25,12 +25,12 @@ const answerSpan = (text, answer) => {
     : answer.trim().split(/\s+/).map(escape).join("\\s+"); // each blank once, or it takes forever
   const whole = new RegExp(`(?<![\\w.])${body}(?!\\w|[.,]\\d)`, "gi");
   let found = null;
-  let told = false;
+  let isAnnounced = false;
   for (const match of text.slice(from).matchAll(whole)) {
     const at = from + match.index;
     const announced = /(?:answer|####|boxed|=)[^\w\n]*(?:is|are)?[^\w\n]*$/i.test(text.slice(Math.max(0, at - 40), at));
-    if (announced || !told) found = [at, at + match[0].length];
-    told ||= announced;
+    if (announced || !isAnnounced) found = [at, at + match[0].length];
+    isAnnounced ||= announced;
   }
   return found;
 };
@@ -77,13 +77,13 @@ const sampleFacts = (run, filter, sample) => {
   ];
 };
 
-// The images that a problem asks about; their names stand there before they are decoded.
+// The images of a problem; their names are shown before they are decoded.
 const problemImages = (run, problem) => {
   const images = run.index.problems.images?.[problem] ?? [];
   if (images.length === 0) return [];
-  const figures = images.map(([told, place]) => {
-    const figure = make("figure", "asked", make("figcaption", "", make("bdi", "", told)));
-    if (place >= 0) run.images.get(place).then((src) => figure.prepend(make("img", "", [], { src, alt: told })));
+  const figures = images.map(([label, place]) => {
+    const figure = make("figure", "", make("figcaption", "", make("bdi", "", label)));
+    if (place >= 0) run.images.get(place).then((src) => figure.prepend(make("img", "", [], { src, alt: label })));
     return figure;
   });
   return [make("div", "images", figures)];
@@ -98,8 +98,8 @@ const problemText = (run, question, reference, images = []) => [
 
 const VOTES = { 1: "tied", 2: "won", 3: "lost" };
 
-// Which answers the samples of a problem gave. mine: the answer of the sample that is shown.
-const votesOf = (run, filter, problem, mine) => {
+// Which answers the samples of a problem gave. ownAnswer: the answer of the sample that is shown.
+const votesOf = (run, filter, problem, ownAnswer) => {
   const columns = run.index.samples;
   if (!filter || !run.index.votes) return [];
   const counts = new Map();
@@ -114,7 +114,7 @@ const votesOf = (run, filter, problem, mine) => {
   const rows = ranked.slice(0, 30).map(([answer, { number, right }]) => {
     const label = answer < 0 ? "no answer" : filter.answers[answer];
     const kind = answer < 0 ? "invalid" : right ? "right" : "wrong";
-    return make("div", answer === mine ? "vote mine" : "vote", [
+    return make("div", answer === ownAnswer ? "vote current" : "vote", [
       make("bdi", "answer", label),
       make("meter", kind, "", { min: 0, max: most, value: number, ariaLabel: `${kind}: ${number} of ${most}` }),
       make("span", "number", count(number)),

@@ -29,7 +29,7 @@ class Samples {
       this.control.problem, make("label", "check", [this.exact, "this problem only"]), this.control.text,
       button("export JSONL", (event) => this.export(event.target)),
     );
-    this.told = box.querySelector(".told");
+    this.rowCount = box.querySelector(".row-count");
     this.detail = box.querySelector(".detail");
     this.list = new LongList(box.querySelector(".list"), {
       row: (sample) => this.row(sample),
@@ -55,7 +55,7 @@ class Samples {
     this.timer = setTimeout(() => this.apply(), 150);
   }
 
-  // Shows the samples that are asked for; those with a text as their parts are searched.
+  // Shows the selected samples; those with a text as their parts are searched.
   async apply() {
     const turn = ++this.turn;
     const { status, finish, outcome, vote } = this.control;
@@ -63,14 +63,14 @@ class Samples {
     const exact = this.exact.checked ? this.control.problem.value : null;
     const { columns, filter } = this;
     const ids = this.run.index.problems.id;
-    const wanted = ids.map((id) => (exact === null ? id.toLowerCase().includes(problem) : id === exact));
+    const isSelected = ids.map((id) => (exact === null ? id.toLowerCase().includes(problem) : id === exact));
     const finished = finish.selectedIndex - 1;
     const digit = String(status.selectedIndex - 1);
     const judged = filter ? filter.outcomes.indexOf(outcome.value) : -1;
     const votes = { any: 0, tied: 1, won: 2, lost: 3 }[vote.value];
     let found = this.all.filter(
       (i) =>
-        wanted[columns.problem[i]] &&
+        isSelected[columns.problem[i]] &&
         (finished < 0 || columns.finish[i] === finished) &&
         (digit === "-1" || filter.status[i] === digit) &&
         (outcome.value === "any" || (judged >= 0 && filter.outcome[i] === judged)) &&
@@ -89,7 +89,7 @@ class Samples {
       const part = texts.partOf(found[at]);
       const start = texts.starts[part];
       const items = await texts.part(part);
-      if (turn !== this.turn) return; // asked for something else meanwhile
+      if (turn !== this.turn) return; // another selection was made meanwhile
       for (; at < found.length && found[at] - start < items.length; at++) {
         if (items[found[at] - start].toLowerCase().includes(text)) hits.push(found[at]);
       }
@@ -106,7 +106,7 @@ class Samples {
   }
 
   tell(number, more = "") {
-    this.told.textContent = `${count(number)} of ${count(this.all.length)} ${this.run.index.unit}${more}`;
+    this.rowCount.textContent = `${count(number)} of ${count(this.all.length)} ${this.run.index.unit}${more}`;
   }
 
   status(sample) {

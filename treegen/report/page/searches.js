@@ -92,8 +92,8 @@ class Searches {
   // Shows the search of a problem; index: which of several.
   async go(problem, index = 0) {
     const { trees } = this.run.index;
-    const mine = trees.findIndex((tree) => tree.problem_id === problem && tree.index === index);
-    const at = mine < 0 ? trees.findIndex((tree) => tree.problem_id === problem) : mine;
+    const current = trees.findIndex((tree) => tree.problem_id === problem && tree.index === index);
+    const at = current < 0 ? trees.findIndex((tree) => tree.problem_id === problem) : current;
     if (at < 0) return;
     this.table.find(at);
     await this.open(at);
@@ -101,25 +101,25 @@ class Searches {
 
   async open(i) {
     const { run } = this;
-    const told = run.index.trees[i];
+    const info = run.index.trees[i];
     const turn = (this.opening = (this.opening ?? 0) + 1);
-    const place = run.index.problems.id.indexOf(told.problem_id);
+    const place = run.index.problems.id.indexOf(info.problem_id);
     const [{ nodes, best: ids }, [question, reference]] = await Promise.all([
       run.trees.get(i), place < 0 ? ["", ""] : run.problems.get(place),
     ]);
     if (turn !== this.opening) return; // another one was picked meanwhile
     const best = new Set(ids);
-    const name = `${run.name}-${told.problem_id}`;
+    const name = `${run.name}-${info.problem_id}`;
     const picture = make("div", "picture", [], { id: `${run.key}-picture` });
     const node = make("div", "picked");
     const text = make("div", "tree");
     const list = this.list(text, nodes, best);
     this.detail.replaceChildren(
-      heading(run, 2, make("bdi", "", told.index ? `${told.problem_id} #${told.index}` : told.problem_id)),
+      heading(run, 2, make("bdi", "", info.index ? `${info.problem_id} #${info.index}` : info.problem_id)),
       ...problemText(run, question, reference, problemImages(run, place)),
       make("div", "controls", [
         button("unfold the best path", () => list.unfoldBest()),
-        button("Graphviz", () => save(`${name}.dot`, asDot(told.problem_id, nodes, best), "text/vnd.graphviz")),
+        button("Graphviz", () => save(`${name}.dot`, asDot(info.problem_id, nodes, best), "text/vnd.graphviz")),
         button("Mermaid", () => save(`${name}.mmd`, asMermaid(nodes, best), "text/plain")),
       ]),
       picture, node, heading(run, 3, "As text"), text,
@@ -130,7 +130,7 @@ class Searches {
       ...(chosen.step ? [] : [textBlock(chosen.text, chosen.parent_id === null ? 300 : 2000, chosen.parent_id === null)]),
       ...episode(nodes, chosen, best),
     );
-    this.picture = new TreePicture(picture, { nodes, best, asked: question, choose });
+    this.picture = new TreePicture(picture, { nodes, best, rootLabel: question, choose });
     choose(nodes[0]);
     await list.show(list.roots);
     await list.unfoldBest();

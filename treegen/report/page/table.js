@@ -8,23 +8,23 @@ const COMPARE = {
   "=": (a, b) => a === b, "!=": (a, b) => a !== b,
 };
 
-const condition = (column, sign, wanted) => {
-  const number = wanted.trim() === "" ? NaN : Number(wanted);
+const condition = (column, sign, operand) => {
+  const number = operand.trim() === "" ? NaN : Number(operand);
   return (row) => {
     const value = column.of(row);
     if (typeof value === "number") return COMPARE[sign](value, number);
     if (sign !== "=" && sign !== "!=") return false;
-    return COMPARE[sign](value ?? "", wanted);
+    return COMPARE[sign](value ?? "", operand);
   };
 };
 
-// Returns a function that says whether a row is asked for.
+// Returns a function that says whether a row matches a query.
 const readFilter = (query, columns, exact) => {
   const unquote = (text) => text.replace(/"/g, "");
   const tests = (query.match(/(?:[^\s"]|"[^"]*"?)+/g) ?? []).map((word) => {
-    const [, name, sign, wanted] = word.match(CONDITION) ?? [];
+    const [, name, sign, operand] = word.match(CONDITION) ?? [];
     const column = name && columns.find((column) => column.key === unquote(name));
-    if (column) return condition(column, sign, unquote(wanted));
+    if (column) return condition(column, sign, unquote(operand));
     const text = exact ? unquote(word) : unquote(word).toLowerCase();
     return (row) =>
       columns.some((column) => {
@@ -41,7 +41,7 @@ class Table {
   // total: rows, which are numbers from 0. choose(row): called for the row that is picked.
   constructor(box, { columns, total, choose, unit, name }) {
     Object.assign(this, { box, columns, total, unit, name, order: null });
-    this.told = box.querySelector(".told");
+    this.rowCount = box.querySelector(".row-count");
     const controls = box.querySelector(".controls");
     this.query = make("input", "", [], { type: "search", placeholder: `filter: words, or ${this.example()}` });
     this.query.setAttribute("aria-label", `filter ${unit}`);
@@ -95,8 +95,8 @@ class Table {
     const way = this.order?.column === column ? { 1: -1, "-1": 0 }[this.order.way] : 1;
     this.order = way ? { column, way } : null;
     this.columns.forEach((each, at) => {
-      const mine = this.order?.column === each ? way : 0;
-      this.heads[at].setAttribute("aria-sort", { 0: "none", 1: "ascending", "-1": "descending" }[mine]);
+      const direction = this.order?.column === each ? way : 0;
+      this.heads[at].setAttribute("aria-sort", { 0: "none", 1: "ascending", "-1": "descending" }[direction]);
     });
     this.apply();
   }
@@ -116,13 +116,13 @@ class Table {
   }
 
   apply() {
-    const wanted = readFilter(this.query.value, this.columns, this.exact.checked);
-    const rows = Array.from({ length: this.total }, (_, row) => row).filter(wanted);
+    const matches = readFilter(this.query.value, this.columns, this.exact.checked);
+    const rows = Array.from({ length: this.total }, (_, row) => row).filter(matches);
     const chosen = this.list.items[this.list.chosen];
     const ordered = this.ordered(rows);
     this.list.show(ordered, chosen === undefined ? -1 : ordered.indexOf(chosen));
     this.list.box.setAttribute("aria-rowcount", rows.length + 1);
-    this.told.textContent = `${count(rows.length)} of ${count(this.total)} ${this.unit}`;
+    this.rowCount.textContent = `${count(rows.length)} of ${count(this.total)} ${this.unit}`;
   }
 
   ask(query) {
