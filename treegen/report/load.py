@@ -160,7 +160,7 @@ def load_run(
             imported = "imported" in run.info.identity
             lack = "have no score in the log" if imported else "are not drawn yet"
             missing = f"{run.missing:,} of {run.info.planned:,} samples {lack}"
-            rest = "; what follows is of the others" if run.missing < run.info.planned else ""
+            rest = "; the results are those of the other samples" if run.missing < run.info.planned else ""
             notices.append(missing + rest)
         return RunView(
             name=path.resolve().name,

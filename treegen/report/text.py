@@ -86,9 +86,11 @@ def run_text(
         lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     if usage.get("uncompiled_because"):
         lines.append(safe_text(f"layers ran uncompiled: {usage['uncompiled_because']}"))
+    is_partial = 0 < usage.get("samples_accounted", 0) < usage.get("samples", 0)
     lines.append(
         f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
-        f"second; {results['done']:,} of {results['planned']:,} {unit}"
+        f"second{', without the part that was killed' if is_partial else ''}; "
+        f"{results['done']:,} of {results['planned']:,} {unit}"
     )
     if line := workers_line(results.get("parts", ())):
         lines.append(safe_text(f"workers: {line}"))
@@ -234,7 +236,9 @@ def _list_remarks(report: Report) -> list[str]:
     lines |= {f"n/a: maj@{row.k}: {row.reason}" for row in report.majority if row.reason}
     remarks = sorted(lines)
     if report.incomplete:
-        some = ", ".join(f"{p.problem_id} ({p.num_samples})" for p in report.incomplete[:_SHOWN])
+        some = ", ".join(
+            f"{p.problem_id} ({p.num_samples} of {p.planned})" for p in report.incomplete[:_SHOWN]
+        )
         more = ", ..." if len(report.incomplete) > _SHOWN else ""
         remarks.append(
             f"incomplete: {len(report.incomplete):,} problems have fewer samples than planned: "
