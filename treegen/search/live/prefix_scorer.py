@@ -79,7 +79,7 @@ class PrefixScorer:
             EngineResources(
                 model=model,
                 cache=self._cache,
-                kept=PrefixCache(self._cache, 0),
+                prefix_cache=PrefixCache(self._cache, 0),
                 executor=ModelRunner(model, self._cache, None, model.impl),
                 max_rows=max_rows,
                 prefill_chunk=chunk,
