@@ -422,16 +422,16 @@ class LLM(BaseLLM):
         if any(name == other for other, _ in self.list_prefixes()):
             raise InputError(f"a prefix named {name!r} is kept already; drop it or choose a name")
         requests = self._sample_requests(tree, SamplingParams())
-        kept, device_type = self.engine.prefix_cache, self.model.device.type
-        plan = plan_prefix(name, requests, self.spec, device_type, self.cache, kept)
+        prefixes, device_type = self.engine.prefix_cache, self.model.device.type
+        plan = plan_prefix(name, requests, self.spec, device_type, self.cache, prefixes)
         try:
             params = [SamplingParams()] * len(requests)
             with self._start(plan, params, [[]] * len(requests), keep_as=name) as stream:
                 list(stream)
         except BaseException:
-            kept.drop(name)
+            prefixes.drop(name)
             raise
-        return Kept(kept, [prefix for prefix in kept if prefix.name == name], stream.usage)
+        return Kept(prefixes, [prefix for prefix in prefixes if prefix.name == name], stream.usage)
 
     def list_prefixes(self) -> list[tuple[str, int]]:
         """Return names and token counts of kept prefixes, least recently used first."""
@@ -447,5 +447,5 @@ class LLM(BaseLLM):
             InputError: no prefix has the name.
         """
         if not self.engine.prefix_cache.drop(name):
-            names = ", ".join(sorted({kept for kept, _ in self.list_prefixes()})) or "none"
+            names = ", ".join(sorted({prefix for prefix, _ in self.list_prefixes()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")

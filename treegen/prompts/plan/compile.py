@@ -98,11 +98,17 @@ def compile_plan(
         above = segments[parent] if parent >= 0 else None
         start, base = (above.stop, above.base_below) if above else (0, 0)
         live = min(rows[index], most_live)
-        whole = node.stop // align * align
+        aligned = node.stop // align * align
         kept, reason = decide_cascade(
-            sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most_live
+            sharing,
+            live,
+            aligned - base,
+            layer_bytes,
+            cost,
+            root=above is None,
+            live_rows=most_live,
         )
-        expanded = kept and form.should_expand(cost, live, whole)
+        expanded = kept and form.should_expand(cost, live, aligned)
         segments.append(
             PlanSegment(
                 index=index,
@@ -115,7 +121,7 @@ def compile_plan(
                 requests=tuple(sequences),
                 kept=kept,
                 base=base,
-                base_below=whole if kept else base,
+                base_below=aligned if kept else base,
                 reason=f"{reason}, expanded" if expanded else reason,
                 expanded=expanded,
             )
