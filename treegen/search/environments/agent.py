@@ -324,15 +324,15 @@ class Agent(Closeable):
             state = _branch_of(node).state
             if _last_reward(node) is None and state is not None and state not in futures:
                 futures[state] = self._worlds.observe(state.state)
-        shown: dict[SharedState, Observation] = {}
+        observations: dict[SharedState, Observation] = {}
         if futures:
             results = await await_external(nodes[0], list(futures.values()))
-            shown = dict(zip(futures, results, strict=True))
+            observations = dict(zip(futures, results, strict=True))
         rewards = []
         for node in nodes:
             reward, state = _last_reward(node), _branch_of(node).state
-            if reward is None and state in shown:
-                reward = shown[state].reward
+            if reward is None and state in observations:
+                reward = observations[state].reward
             rewards.append(None if reward is None else float(reward))
         return rewards
 
@@ -414,18 +414,20 @@ def _end_failed(sample: SearchNode, step: AgentStep) -> None:
 
 def _results(turns: ToolTurns, reply: Reply, outcome: Outcome, sample: SearchNode) -> str | Parts:
     """Return the results of a reply's calls, as text or parts to append to the sample."""
-    shown = outcome.observations
+    observations = outcome.observations
     # Texts next to images are marked, because a text may be empty or stand elsewhere, too.
-    marks = {i: secrets.token_hex(16) for i, observation in enumerate(shown) if observation.images}
-    texts = [marks.get(i, observation.text) for i, observation in enumerate(shown)]
+    marks = {
+        i: secrets.token_hex(16) for i, observation in enumerate(observations) if observation.images
+    }
+    texts = [marks.get(i, observation.text) for i, observation in enumerate(observations)]
     text = turns.render_results(reply.calls, texts, sample.stop)
     if not marks:
         return text
     parts: list[Mapping[str, Any]] = []
     for place, mark in marks.items():
         before, _, text = text.partition(mark)
-        parts.append({"type": "text", "text": before + shown[place].text})
-        parts += [{"type": "image", "image": image} for image in shown[place].images]
+        parts.append({"type": "text", "text": before + observations[place].text})
+        parts += [{"type": "image", "image": image} for image in observations[place].images]
     return [*parts, {"type": "text", "text": text}]
 
 
