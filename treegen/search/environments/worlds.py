@@ -176,7 +176,7 @@ class LiveWorlds(Closeable):
         self, future: Future[WorldState], calls: tuple[ToolCall, ...], is_last: bool
     ) -> Outcome:
         state = await _await_shielded(future)
-        observations: list[Observation] = []
+        results: list[Observation] = []
         num_run = 0
         world: World | None = None
         try:
@@ -189,21 +189,19 @@ class LiveWorlds(Closeable):
                     num_run += 1
                     observation = await self._call(world.run(call), f"the action {call.name}")
                     check_observation(observation)
-                observations.append(observation)
+                results.append(observation)
                 if observation.is_done or observation.failure:
                     break
         except Exception as error:
             if world is not None:
                 await self._discard(world)
-            failure, num_calls = describe_failure(error), len(observations) + 1
-            return Outcome(
-                tuple(observations), failure=failure, num_run=num_run, num_calls=num_calls
-            )
+            failure, num_calls = describe_failure(error), len(results) + 1
+            return Outcome(tuple(results), failure=failure, num_run=num_run, num_calls=num_calls)
         except BaseException:
             if world is not None:
                 self._discard_later(world)
             raise
-        last = observations[-1]
+        last = results[-1]
         after: WorldState | None = None
         reward, failure = last.reward, last.failure
         if not last.is_done and not failure:
@@ -216,7 +214,7 @@ class LiveWorlds(Closeable):
                 failure = describe_failure(error)
         if after is None and world is not None:
             await self._discard(world)
-        return Outcome(tuple(observations), after, failure, reward, num_run, len(observations))
+        return Outcome(tuple(results), after, failure, reward, num_run, len(results))
 
     async def _run_pure(self, state: WorldState, call: ToolCall) -> tuple[Observation, bool]:
         """Return the observation of a call that changes nothing, and whether it had to run."""
