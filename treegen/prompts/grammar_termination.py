@@ -53,8 +53,8 @@ def has_finite_value(schema: Any) -> bool:
             else:
                 one_of = (id(part), len(ways))
                 needed.append(one_of)
-                ways += [(one_of, [id(each) for each in way]) for way in ways_through]
-            stack += [each for way in ways_through for each in way]
+                ways += [(one_of, [id(subschema) for subschema in way]) for way in ways_through]
+            stack += [subschema for way in ways_through for subschema in way]
         ways.append((id(part), needed))
     return _can_end(ways, id(schema))
 

@@ -34,12 +34,14 @@ class Detokenizer:
     tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, shown: Collection[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, visible: Collection[str] = ()
+    ) -> None:
         """Create a detokenizer.
 
         Args:
             tokenizer: The model's tokenizer.
-            shown: Special tokens that still count as text.
+            visible: Special tokens that still count as text.
         """
         from tokenizers.decoders import ByteLevel
 
@@ -50,9 +52,9 @@ class Detokenizer:
         # This decoder shows every whole character, regardless of the bytes next to it.
         self._shows_all = isinstance(getattr(self._backend, "decoder", None), ByteLevel)
         self._hidden: frozenset[int] | None = None
-        if shown:
+        if visible:
             special = special_tokens(tokenizer, self)
-            self._hidden = frozenset(id for name, id in special.items() if name not in shown)
+            self._hidden = frozenset(id for name, id in special.items() if name not in visible)
         # Cached, because all samples of a prompt have the same text before them.
         self._decode_cached = functools.lru_cache(maxsize=4096)(self.decode)
 
@@ -204,14 +206,14 @@ def _format_token(token: NamedToken) -> dict[str, Any]:
 class TokenText:
     """The text of tokens, jointly or one by one."""
 
-    def __init__(self, tokenizer: Any, *, shown: Collection[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, *, visible: Collection[str] = ()) -> None:
         """Create an instance.
 
         Args:
             tokenizer: A tokenizer that is only used to decode.
-            shown: Special tokens that count as text.
+            visible: Special tokens that count as text.
         """
-        self.tokenizer, self._detokenizer = tokenizer, Detokenizer(tokenizer, shown=shown)
+        self.tokenizer, self._detokenizer = tokenizer, Detokenizer(tokenizer, visible=visible)
 
     def of(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that `tokens` add after the tokens `before`."""
@@ -258,17 +260,17 @@ class TokenText:
             return data.decode()
         return self.of(before[-CONTEXT_TOKENS:], [token])  # a text may lose its first space
 
-    def _name_token(self, shown: str, token: int) -> tuple[str, bytes]:
+    def _name_token(self, added_text: str, token: int) -> tuple[str, bytes]:
         """Return the text of a token and its bytes.
 
         Args:
-            shown: The text that the token adds to its context.
+            added_text: The text that the token adds to its context.
             token: The token id.
         """
         data = self._bytes(token)
         if _is_piece(data):
             return "".join(f"\\x{byte:02x}" for byte in data), data
-        text = shown if shown and PARTIAL not in shown else data.decode()
+        text = added_text if added_text and PARTIAL not in added_text else data.decode()
         if text:
             return text, text.encode("utf-8", "replace")
         in_vocabulary = token < len(self.tokenizer)

@@ -63,7 +63,7 @@ class ReplyReader:
         marks = (*form.literals, *form.inner, tags.open, tags.close)
         special = special_tokens(tokenizer, Detokenizer(tokenizer))
         visible = [name for name in special if any(name in mark for mark in marks)]
-        self.text = TokenText(tokenizer, shown=visible)
+        self.text = TokenText(tokenizer, visible=visible)
         ends = [name for name in visible if name in form.dropped]
         self._ends = frozenset(tokenizer.convert_tokens_to_ids(ends))
         self._is_warned = self.format is not None or self.by_template
