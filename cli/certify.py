@@ -18,7 +18,7 @@ from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
 @option("--check FILE", "Check this certificate. RUN defaults to the folder of FILE.", type=PATH)
 @option(
     "--signer FILE",
-    "Require a signature by this public SSH key, or by a key in this allowed-signers file.",
+    "Require a signature by a public SSH key in this file, which may be an allowed-signers file.",
     type=PATH,
 )
 @option("--redraw N", "Draw N random samples again; needs --model.", type=click.IntRange(min=1))

@@ -38,6 +38,13 @@ def tree_loss(module: nn.Module, rank: int) -> Tensor:
     return sum((row * (1 + at)).sum() for at, row in enumerate(values))  # type: ignore[return-value]
 
 
+def lone_loss(module: nn.Module, rank: int) -> Tensor:
+    """A loss for which only the first rank has tokens to score."""
+    texts = texts_of(rank)
+    lengths = [len(text) if rank else 8 for text in texts]
+    return torch.cat(tree_logprobs(module, tree_of(texts), prompt_lengths=lengths)).sum()
+
+
 def trl_loss(module: nn.Module, rank: int) -> Tensor:
     """A loss as TRL computes it, with its own head, from a padded batch."""
     texts = [torch.tensor(text) for text in texts_of(rank)]
@@ -112,6 +119,7 @@ if __name__ == "__main__":
     for family in ("qwen3_moe", "gemma3_text"):
         check(family, tree_loss, shard)
     check("llama", tree_loss, shard_as_accelerate)
+    check("llama", lone_loss, shard)
     for ties in (False, True):
         check("llama", trl_loss, shard_as_accelerate, tie_word_embeddings=ties)
     dist.destroy_process_group()

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import treegen.search
 from treegen import LLM, Cluster, Expand, Score
@@ -44,6 +45,7 @@ from treegen.tasks import (
     select,
     summarize,
 )
+from treegen.train import tree_logprobs, tree_of
 
 VALUES: list[Any] = [
     None,
@@ -129,6 +131,9 @@ STRATEGIES = (
     "rebase",
     "self_refine",
 )
+TINY = LlamaConfig(
+    vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+)
 VERDICTS = [Verdict("a", True), Verdict(None, False)]
 SETTINGS = ReportOptions(problem_ids=("a",), num_samples=2, num_fewshot=0)
 
@@ -191,6 +196,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "simpleqa_scores": (published_scores.simpleqa_scores, {"texts": ["A"]}),
     "merge": (merge, {"outs": torch.zeros(1, 2, 1, 4), "lses": torch.zeros(1, 2, 1)}),
     "prepare": (prepare, {"levels": []}),
+    "tree_of": (tree_of, {"texts": [[5, 6]]}),
+    "tree_logprobs": (tree_logprobs, {"module": LlamaForCausalLM(TINY), "tree": tree_of([[5, 6]])}),
 }
 
 

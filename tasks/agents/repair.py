@@ -169,6 +169,10 @@ class CaseRunner:
     def __deepcopy__(self, memo: object) -> CaseRunner:
         return self
 
+    def describe(self) -> list[str]:
+        """Return lines for the user: the sandbox and its gaps."""
+        return self._pool.report.lines()
+
     def close(self) -> None:
         """Close the sandbox."""
         self._pool.close()

@@ -83,6 +83,11 @@ class RepairFiles:
         """The tools of the other environment, and those that run the tests and end the work."""
         return (*self.inner.tools, *_TOOLS)
 
+    def describe(self) -> list[str]:
+        """Return lines for the user: those of the other environment, and the tests' sandbox."""
+        lines: list[str] = getattr(self.inner, "describe", list)()
+        return [*lines, *(line for line in self.runner.describe() if line not in lines)]
+
     async def start(self, problem: Problem) -> RepairWorld:
         """Return a new world with the files of a puzzle."""
         return await self._wrap(problem.id, await self.inner.start(problem))
@@ -370,6 +375,10 @@ class RepairEnvironment(MemoryEnvironment):
     def _start(self, problem: Problem) -> repair.RepairGame:
         puzzle = _puzzle_of(problem)
         return repair.RepairGame(dict(puzzle.files), puzzle.public, self.runner)
+
+    def describe(self) -> list[str]:
+        """Return lines for the user: the sandbox and its gaps."""
+        return self.runner.describe()
 
     async def close(self) -> None:
         """Close all worlds, and the sandbox once the tests that still run have ended."""

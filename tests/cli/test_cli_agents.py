@@ -9,8 +9,9 @@ import pytest
 from cli_cases import Command
 from walker_model import EXTRA, save_walker_model
 
-from treegen.evals.search.run import find_cut
+from treegen.evals.search.run import find_cut, find_failure
 from treegen.runs import RecordFile, SearchRunDir
+from treegen.search.environments.branch import NO_ROOM
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -128,6 +129,52 @@ def test_what_has_cut_off_replies(
     assert find_cut({"nodes": [{**root, "leaf": True}], "stopped": stopped}, 64) is None
 
 
+def test_results_without_room_for_a_reply_count_as_cut_off_by_the_context() -> None:
+    root = {"leaf": False, "parent_id": None}
+    step = {"end": "failed", "failure": NO_ROOM}
+    full = {"leaf": True, "parent_id": 0, "n_tokens": 900, "finish_reason": None, "data": step}
+    assert find_cut({"nodes": [root, full], "stopped": ""}, 64) == "context"
+    other = {**full, "data": {**step, "failure": "the disk is full"}}
+    assert find_cut({"nodes": [root, full, other], "stopped": ""}, 64) is None
+    assert find_failure({"nodes": [root, full, other]}) == "the disk is full"
+    assert find_failure({"nodes": [root, full]}) is None
+    assert find_failure({"nodes": [root, other, {**full, "data": {"end": "done"}}]}) is None
+    assert find_failure({"nodes": [{**root, "leaf": True}]}) is None
+
+
+FAILING = """\
+from treegen.errors import WorldError
+from treegen.search.environments.memory import MemoryEnvironment
+from treegen.tasks.agents.tasks import TextWorldTask
+
+class Failing:
+    def run(self, action):
+        raise WorldError("the power is off")
+
+class FailingTask(TextWorldTask):
+    name = "failing"
+
+    def make_environment(self, data, options):
+        tools = super().make_environment(data, options).tools
+        return MemoryEnvironment(lambda problem: Failing(), tools)
+"""
+
+
+def test_a_hint_names_the_failure_that_ended_all_branches(
+    treegen: Command, walker: Path, tmp_path: Path
+) -> None:
+    (code := tmp_path / "failing.py").write_text(FAILING)
+    run = tmp_path / "run"
+    args = ["search", f"{code}:FailingTask", *TASK, "-M", walker, *FEW, "-n", "2", "-o", run]
+    done = treegen(*args)
+    assert done.code == 0
+    said = "every branch ended because its environment failed (the power is off); fix the"
+    results = json.loads((run / "results.json").read_text())
+    (num,) = results["failures"].values()
+    assert f"in {num} of 2 searches, {said}" in done.err
+    assert [*results["failures"]] == ["the power is off"] and "cut_off" not in results
+
+
 def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_path: Path) -> None:
     for args, message in (
         (["repair"], "--allow-code-execution"),
@@ -135,6 +182,7 @@ def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_
         (["countdown", "-m", "lats"], "works on tool calls"),
         (["text-world", "-m", "lats", "-a", "weight=2"], "weight"),
         (["text-world", "--environment", "docker"], "there is no environment 'docker'"),
+        (["text-world", "--environment", "memory:x"], "there is no environment 'memory:x'"),
         (["countdown", "--environment", "memory"], "is solved by text"),
         (["countdown", "--max-live", "3"], "which is solved by text"),
         (["text-world", "--workers", "2"], "does not run on workers"),

@@ -54,6 +54,8 @@ def test_harbor_tasks_are_scored_by_their_own_tests(
     assert done.code == 0, done.err
     (line,) = [line for line in done.err.splitlines() if "skipped: " in line]
     assert f"{name} cannot build Harbor's task made" in line and "RUN make" in line
+    said = [line for line in done.err.splitlines() if line.startswith(("sandbox: ", "forks: "))]
+    assert len(said) == (2 if name == "local" else 0)
     records = records_of(run)
     assert set(records) == {"easy", "hard"}
     assert records["easy"]["solved"] and records["easy"]["scores"] == {"reward": 1.0}

@@ -24,7 +24,7 @@ def test_a_search_repairs_files(treegen: Command, tmp_path: Path) -> None:
     run = tmp_path / "run"
     args = ["search", "repair", "-T", "level=easy", "--limit", 2, "--budget", "actions=20"]
     done = treegen(*args, "--allow-code-execution", "-o", run)
-    assert done.code == 0, done.err
+    assert done.code == 0 and "\nsandbox: " in done.err, done.err
     assert results_of(run)["num_solved"] >= 1
 
 

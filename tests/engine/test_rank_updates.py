@@ -97,7 +97,7 @@ def test_a_failed_update_changes_no_rank(group: RankGroup, tmp_path: Path) -> No
         "not finite": {**weights, "lm_head.weight": torch.full_like(head, torch.nan)},
         r"the model's is \[320, 32\]": {**weights, "lm_head.weight": head[:160]},
         "got int": 3,
-        "no weights with these names": other,
+        "config.json has model_type 'qwen2', and the model has 'llama'": other,
     }
     for message, each in wrong.items():
         with pytest.raises(InputError, match=message):

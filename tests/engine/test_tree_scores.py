@@ -43,7 +43,7 @@ def check(tree: RolloutTree, top: int = 0, prompt_lengths: list[int] | None = No
         start = prompt_lengths[sample] if prompt_lengths else 1
         assert list(score.tokens) == tree.text(sample)[start:]
         torch.testing.assert_close(torch.tensor(score.logprobs), want, atol=1e-5, rtol=0)
-        if top and len(want):
+        if top:
             assert score.top is not None and score.top.tokens.shape == (len(want), top)
             assert (score.top.logprobs[:, 0] >= score.logprobs).all()
 
@@ -83,4 +83,6 @@ def test_prompt_lengths_are_for_trees() -> None:
     llm = LLM(from_module(module, check=False), tokenizer=tiny_tokenizer(), memory="16MiB")
     with pytest.raises(InputError, match="prompt_lengths needs a RolloutTree"):
         llm.score([([5], [6])], prompt_lengths=[1])
-    assert llm.score(tree_of([])) == []
+    assert llm.score(tree_of([])) == [] and llm.score([]) == []
+    with pytest.raises(InputError, match="top must be at least 0"):
+        llm.score(tree_of([[]]), top=-1)

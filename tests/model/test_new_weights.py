@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,6 +99,13 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "shape": (lambda m: changed(m, NORM, lambda w: w[:-1]), InputError, r"\[31\].*\[32\]"),
     "type": (lambda m: changed(m, NORM, lambda w: w.int()), InputError, "int32"),
     "meta": (lambda m: changed(m, NORM, lambda w: w.to("meta")), InputError, "on meta"),
+    "sparse": (lambda m: changed(m, NORM, lambda w: w.to_sparse()), InputError, "give a dense"),
+    "complex": (
+        lambda m: changed(m, NORM, lambda w: w.to(torch.complex64)),
+        InputError,
+        "complex64; give real numbers",
+    ),
+    "no name": (lambda m: {3: m.lm_head.weight}, InputError, "must be text, got 3"),
     "no tensor": (lambda m: changed(m, NORM, lambda w: w.tolist()), InputError, "is not a tensor"),
     "twice": (lambda m: [*m.named_parameters(), *m.named_parameters()], InputError, "two tensors"),
     "no pairs": (lambda m: list(m.parameters()), InputError, "pairs"),
@@ -130,6 +139,31 @@ def test_files_that_cannot_be_used_change_nothing(paths: list[Path], tmp_path: P
         with pytest.raises((InputError, ModelError)):
             llm.update(path)
     assert draws(llm) == want
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 77.0}),
+        ("rms_norm_eps", 1e-5),
+        ("hidden_act", "gelu"),
+        ("model_type", "mistral"),
+    ],
+)
+def test_a_checkpoint_with_other_settings_changes_nothing(
+    setting: str, value: Any, paths: list[Path], tmp_path: Path
+) -> None:
+    """Its tensors fit, but the layers would compute something else from them."""
+    llm, other = load(paths[0]), shutil.copytree(paths[1], tmp_path / "other")
+    want, file = draws(llm), other / "config.json"
+    config = json.loads(file.read_text())
+    neutral = {"use_cache": False, "eos_token_id": [1, 2], "attention_dropout": 0.1}
+    file.write_text(json.dumps({**config, **neutral, setting: value}))
+    with pytest.raises(InputError, match=f"config.json has {setting} .*of the same model"):
+        llm.update(other)
+    assert draws(llm) == want and not llm.weights_version
+    file.write_text(json.dumps({**config, **neutral}))
+    assert llm.update(other) == 1 and draws(llm) == draws(load(paths[1]))
 
 
 def test_numbers_are_checked_if_requested(paths: list[Path]) -> None:
@@ -251,6 +285,57 @@ def test_adapters_of_a_module_are_merged(trains_base: bool, paths: list[Path]) -
     fresh.update(merged)
     got, want = draws(llm), draws(fresh)
     assert got[0] == want[0] and got[1] == pytest.approx(want[1], abs=1e-5)
+
+
+OTHER_ADAPTERS: dict[str, tuple[str, Any, str]] = {
+    "a saved head": (
+        "llama",
+        peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["lm_head"]),
+        "adapter of lm_head is not plain LoRA",
+    ),
+    "rows of the embedding": (
+        "llama",
+        peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices=[5]),
+        "embed_tokens.* is not plain LoRA",
+    ),
+    "DoRA": (
+        "llama",
+        peft.LoraConfig(target_modules=["q_proj"], use_dora=True),
+        "q_proj is not plain LoRA",
+    ),
+    "experts": (
+        "mixtral",
+        peft.LoraConfig(target_modules=["q_proj"], target_parameters=["mlp.experts.down_proj"]),
+        "experts is not plain LoRA",
+    ),
+    "LoHa": ("llama", peft.LoHaConfig(target_modules=["q_proj"]), "q_proj is not plain LoRA"),
+    "VeRA": ("llama", peft.VeraConfig(target_modules=["q_proj"]), "q_proj is not plain LoRA"),
+    "IA3": (
+        "llama",
+        peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]),
+        "k_proj is not plain LoRA",
+    ),
+    "a prompt": (
+        "llama",
+        peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
+        "learn prompts",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", OTHER_ADAPTERS)
+def test_adapters_that_are_not_merged_change_nothing(case: str, tmp_path: Path) -> None:
+    family, config, message = OTHER_ADAPTERS[case]
+    old, new = (save_tiny_model(tmp_path / str(seed), family, seed=seed) for seed in (0, 1))
+    llm, trained = load(old), peft.get_peft_model(stock_of(new), config)
+    want = draws(llm)
+    with pytest.raises(InputError, match=message):
+        llm.update(trained)
+    assert draws(llm) == want and not llm.weights_version
+    if config.is_prompt_learning:
+        return
+    llm.update(copy.deepcopy(trained).merge_and_unload())  # as the message says
+    assert draws(llm)[0] == draws(load(new))[0]
 
 
 def test_weights_that_cannot_be_updated_are_refused_by_name(paths: list[Path]) -> None:

@@ -216,8 +216,15 @@ def test_prompts_and_temperature_as_in_grpo() -> None:
 
 def test_a_batch_without_tokens_to_score_is_empty() -> None:
     assert tree_logprobs(tiny_module(), tree_of([])) == []
-    (one,) = tree_logprobs(tiny_module(), tree_of([[5, 6]]), prompt_lengths=[2])
-    assert one.shape == (0,)
+    (none,) = tree_logprobs(tiny_module(), tree_of([[]]))
+    none.sum().backward()
+    module = tiny_module()
+    values = tree_logprobs(module, tree_of([[5, 6], [5, 7, 8]]), prompt_lengths=[2, 3])
+    assert [each.shape for each in values] == [(0,), (0,)] == [none.shape] * 2
+    torch.cat(values).sum().backward()
+    # Each weight has a gradient, so that DDP and FSDP exchange those of other ranks.
+    assert all(weight.grad is not None for weight in module.parameters())
+    assert not any(weight.grad.any() for weight in module.parameters())
 
 
 class Recomputed:

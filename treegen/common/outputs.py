@@ -64,6 +64,13 @@ class Score:
     top: TopLogprobs | None = field(default=None, compare=False)
     """The most likely tokens at each position, if requested."""
 
+    @classmethod
+    def of_no_tokens(cls, num_top: int) -> Score:
+        """Return the score of an empty continuation, with `num_top` most likely tokens at none."""
+        shape = 0, num_top
+        top = TopLogprobs(np.empty(shape, np.int32), np.empty(shape, np.float32))
+        return cls((), (), True, top if num_top else None)
+
     @property
     def logprob(self) -> float:
         """Natural-log probability of the whole continuation."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Final, Literal, cast
+from typing import Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 from treegen.common.checks import check_int
@@ -19,13 +19,12 @@ from treegen.prompts.tool_turns import ToolTurns
 from treegen.prompts.tree import chat_arguments
 from treegen.search.environments.agent import Agent, step_of
 from treegen.search.environments.branch import AgentStep
-from treegen.search.environments.protocol import Environment
+from treegen.search.environments.protocol import Environment, check_environment
 from treegen.search.event_loop import gather
 from treegen.search.live.pending import LiveContext
 from treegen.search.session import flat_content
 from treegen.search.tree.node import SearchNode
 
-_NEEDED: Final = ("traits", "tools", "start", "restore", "delete", "close")
 EpisodeEnd = Literal["answer", "done", "length", "turns", "actions", "failed"]
 
 
@@ -88,11 +87,7 @@ class ToolRollouts(Rollouts, Closeable):
         check_int("max_turns", max_turns, least=1)
         if max_actions is not None:
             check_int("max_actions", max_actions, least=1)
-        if lacks := [name for name in _NEEDED if not hasattr(environment, name)]:
-            raise InputError(
-                f"{type(environment).__name__} is not an environment that treegen can fork: it "
-                f"has no {', '.join(lacks)}; use MemoryEnvironment for a Python object"
-            )
+        check_environment(environment)
         if not environment.tools:
             raise InputError("the environment has no tools; use treegen.integrations.trl.rollout")
         self._problem_of, self._max_turns, self._max_actions = problem_of, max_turns, max_actions

@@ -406,14 +406,13 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             NumericsError: logits are not numbers.
         """
         if isinstance(pairs, RolloutTree):
+            check_int("top", top, least=0, most=MAX_COUNT)
             split = pairs.split(prompt_lengths)
             scores_of_texts = iter(self.score([pair for pair in split if pair[1]], top=top))
-            return [next(scores_of_texts) if pair[1] else Score((), (), True) for pair in split]
+            none = Score.of_no_tokens(min(top, self.spec.vocab_size))
+            return [next(scores_of_texts) if pair[1] else none for pair in split]
         if prompt_lengths is not None:
             raise InputError(f"{arg('prompt_lengths')} needs a RolloutTree; leave it out")
-        pairs = as_list("pairs", pairs)
-        if not pairs:
-            return []
         with self.score_stream(pairs, top=top) as stream:
             scores = dict(stream)
             stream.check_complete()

@@ -157,8 +157,8 @@ def from_module(
 ) -> Model:
     """Wrap a transformers module that is in memory, on one device and in one dtype.
 
-    The module is changed: it uses treegen's attention from now on.
-    `patch_module` restores it afterwards.
+    The module is changed: it uses treegen's attention, and its weights need no gradients from now
+    on. `patch_module` restores both afterwards.
 
     Args:
         module: A causal language model of transformers.

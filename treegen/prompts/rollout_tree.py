@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from treegen.common.checks import check_int
 from treegen.errors import InputError
+from treegen.prompts.plan.requests import token_ids
 from treegen.prompts.radix import RadixNode, build
+from treegen.prompts.tree import as_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,14 @@ class RolloutTree:
 
 
 def tree_of(texts: Sequence[Sequence[int]]) -> RolloutTree:
-    """Return the prefix tree of the token ids of each sample's prompt and completion."""
-    arrays = [np.asarray(text, dtype=np.int32) for text in texts]
+    """Return the prefix tree of the token ids of each sample's prompt and completion.
+
+    Raises:
+        InputError: a text is no list of token ids.
+    """
+    arrays = [token_ids(f"text {at}", text) for at, text in enumerate(as_list("texts", texts))]
     segments: list[Segment] = []
-    last = [0] * len(texts)
+    last = [0] * len(arrays)
     waiting: list[tuple[RadixNode, int | None, int]] = [(n, None, 0) for n in build(arrays)[::-1]]
     while waiting:
         node, parent, start = waiting.pop()

@@ -45,6 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (leaking / "model.safetensors").symlink_to(outside / "secret" / "model.safetensors")
     broken = shutil.copytree(folder / "runs" / "step-1", folder / "broken")
     os.truncate(broken / "model.safetensors", 5_000)
+    looping = shutil.copytree(folder / "runs" / "step-1", folder / "looping")
+    for loop in (folder / "loop", looping / "loop"):
+        loop.symlink_to(loop)
     (folder / "file").write_text("no folder")
     return folder
 
@@ -72,6 +75,7 @@ def test_a_checkpoint_below_the_folder_is_loaded(running: Running, folder: Path)
 
 REFUSED = (
     *("link", "leaking", "..", ".", "", "/", "/etc", "../outside0/secret", "absent", "file"),
+    *("loop", "loop/more", "looping"),
     *("runs", "broken", "runs/step-1/model.safetensors", "a\0b", "x" * 5_000),
 )
 

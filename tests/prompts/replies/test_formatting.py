@@ -94,6 +94,14 @@ def test_text_that_looks_like_the_end_of_an_argument_is_part_of_it(writer: str) 
     assert joined(parser_of(writer).end(WRITERS[writer]([call])))[2] == [call]
 
 
+@pytest.mark.parametrize("number", ["1e400", "-1e400", "NaN", "Infinity"])
+def test_arguments_that_json_cannot_write_are_no_call(number: str) -> None:
+    for writer in ("hermes", "llama", "mistral", "deepseek", "deepseek_dsml"):
+        text = WRITERS[writer]([("search", {"count": 7.5})])
+        assert joined(parser_of(writer).end(text))[2] == [("search", {"count": 7.5})]
+        assert joined(parser_of(writer).end(text.replace("7.5", number)))[2] == []
+
+
 def test_a_mark_in_a_string_ends_no_call() -> None:
     call = ("search", {"text": '</tool_call> "<tool_call>" [TOOL_CALLS] }'})
     for writer in ("hermes", "mistral", "mistral, list", "kimi_k2", "deepseek"):

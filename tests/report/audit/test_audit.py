@@ -21,7 +21,13 @@ from treegen.evals.verdict import Verdict
 from treegen.report.audit.audit import audit_run, audit_view
 from treegen.report.audit.equivalence import compare, find_programs
 from treegen.report.audit.findings import Audit
-from treegen.report.audit.readers import CHOICE_RULES, NUMBER_RULES, value_of, visible
+from treegen.report.audit.readers import (
+    CHOICE_RULES,
+    NUMBER_RULES,
+    next_problem,
+    value_of,
+    visible,
+)
 from treegen.report.audit.sample_checks import is_repetition
 from treegen.report.html_page import write_page
 from treegen.report.load import load_run
@@ -48,6 +54,8 @@ def test_the_command_prints_findings_and_fails_on_request(repository: Path, tmp_
     assert "HIGH right-answer-rejected: 1 of 1 samples" in done.output
     assert "Minus this run" in done.output
     assert CliRunner().invoke(cli, ["audit", str(bad)]).exit_code == 0
+    with pytest.raises(InputError, match="run must be a path"):
+        audit_run(None)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="severity"):
         audit_run(bad).has("worst")
 
@@ -206,10 +214,12 @@ def test_hostile_texts_take_linear_time_and_cannot_steer_a_terminal(tmp_path: Pa
     pieces = ("answer:", "answer is ", "\\boxed{", "#### ", "\nQ:", " ", "(", "-1,", "I ", "A) ")
     prose = "Some words come first, so that the text is not only its answer, and more of them. "
     texts = [f"{prose}{piece * (60_000 // len(piece))}\x1b[31m" for piece in pieces]
+    texts.append(f"{prose}The answer is 5." + "\nQ: How many?" * 100_000)
     start = time.process_time()
     for text in texts:
         for rule in (*NUMBER_RULES, *CHOICE_RULES):
             rule.read(visible(text))
+        next_problem(text)
         is_repetition(text)
     assert time.process_time() - start < 5
     sample = ("\x1b[31mThe answer is 18.\u202e", "1\x1b7", False)

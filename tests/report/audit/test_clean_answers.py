@@ -145,6 +145,11 @@ def test_a_text_that_marks_no_answer_is_decided_by_a_fallback(tmp_path: Path) ->
     assert audit.count("high") == 0
 
 
+def test_a_word_is_no_letter_beyond_the_choices(tmp_path: Path) -> None:
+    audit = _audit(tmp_path, _GAS, "B", "I think that plants take in oxygen.", "!I")
+    assert "letter-is-a-word" in _severe(audit)
+
+
 def test_a_text_that_writes_a_question_has_one_problem(tmp_path: Path) -> None:
     text = "Here is one; its answer is 3.\nQuestion: how many apples are left?"
     audit = _audit(tmp_path, "Write a question about apples.", text, text, text)

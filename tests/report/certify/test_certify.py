@@ -16,7 +16,7 @@ from cli_cases import Command
 from foreign_logs import generated_rows, write_lm_eval
 from report_cases import make_run
 
-from treegen import evaluate
+from treegen import demo, evaluate
 from treegen.errors import InputError, TreegenError
 from treegen.evals.pipeline.listener import Listener
 from treegen.report.certify.build import (
@@ -376,6 +376,11 @@ def test_signatures_are_those_of_openssh(
     assert code == 0 and "unknown signer with ED25519 key SHA256:" in line
     code, line = result("--signer", other)
     assert code == 1 and "DOES NOT HOLD" in line
+    (both := tmp_path / "both").write_text(f"# ours\n{other.read_text()}{public.read_text()}")
+    code, line = result("--signer", both)
+    assert code == 0 and line.split()[:2] == ["signature", "holds"]
+    code, line = result("--signer", keys[0])
+    assert code == 2 and "mine has no public SSH key; name a file" in line
     allowed = tmp_path / "allowed"
     allowed.write_text(f'me@example.org namespaces="treegen" {public.read_text()}')
     assert result("--signer", allowed)[0] == 0
@@ -482,6 +487,11 @@ def test_what_cannot_be_certified_is_an_error(
     (copied / "samples.jsonl").write_bytes(b"".join(lines[:-1]))
     done = treegen("certify", copied)
     assert done.code == 2 and "lacks 1 of 20 samples" in done.err
+    samples = (copied / "samples.jsonl").read_bytes()
+    for path in (copied / "samples.jsonl", copied, ".", "", tmp_path / "missing" / "c.json"):
+        done = treegen("certify", copied, "-o", path)
+        assert done.code == 2 and "name" in done.err and len(done.err.splitlines()) == 1, path
+    assert (copied / "samples.jsonl").read_bytes() == samples
     for words in (
         ["certify"],
         ["certify", copied, "--redraw", "3"],
@@ -498,6 +508,33 @@ def test_a_tolerance_is_checked_before_the_run_is(certified: Path, treegen: Comm
         done = treegen(*words, "--redraw", "1", "--tolerance", value)
         assert done.code == 2 and "--tolerance must be at least 0 and finite" in done.err
         assert len(done.err.splitlines()) == 1
+
+
+def test_the_audit_holds_where_the_model_is_elsewhere(tmp_path: Path, treegen: Command) -> None:
+    """Findings on the tokenizer are those of the model named, not of the place in the run."""
+    shutil.copytree(demo.model_path(), model := tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    run = tmp_path / "run"
+    evaluate("gsm8k", str(model), output=run, limit=2, num_samples=1, max_tokens=8, progress=False)
+    write_certificate(run, {}, Listener())
+    certificate, _ = read_certificate(run / "certificate.json")
+    assert "template-not-applied" in {finding.kind for finding in certificate.audit}
+    moved = model.rename(tmp_path / "moved")
+    for words in ([], ["--model", moved]):
+        done = treegen("certify", "--check", run / "certificate.json", *words)
+        assert done.code == 0, done.out
+    content = json.loads((run / "certificate.json").read_text())
+    content["audit"] = [f for f in content["audit"] if f["kind"] != "template-not-applied"]
+    (run / "certificate.json").write_bytes(canonical(content, indent=2) + b"\n")
+    done = treegen("certify", "--check", run / "certificate.json", "--model", moved)
+    assert done.code == 1 and 'now [{"kind": "template-not-applied"' in done.out
+
+
+def test_metrics_that_were_added_are_named(copied: Path, treegen: Command) -> None:
+    assert treegen("score", copied, "--pass-hat-k", "2").code == 0
+    done = treegen("certify", "--check", copied / "certificate.json")
+    (line,) = (line for line in done.out.splitlines() if line.startswith("scores"))
+    assert done.code == 1 and "report.metrics: certified [], now [{" in line and "pass^2" in line
 
 
 def test_runs_with_early_stopping_are_refused(tmp_path: Path, treegen: Command) -> None:

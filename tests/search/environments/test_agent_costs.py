@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from agent_cases import call_text, machines, policy, search, turns
@@ -317,6 +318,9 @@ def test_an_agent_says_what_is_wrong_with_its_use() -> None:
 
     with Agent(environment, turns=turns()) as agent:
         search(fn, lambda context, seed: "No call.")
+    world: Any = Track([])
+    with pytest.raises(InputError, match="Track is not an environment"):
+        Agent(world)
     with pytest.raises(InputError, match="leave out stop"):
         Agent(environment, stop="\n")
     with pytest.raises(InputError, match="max_live"):

@@ -46,6 +46,8 @@ class Fragile(Machine):
             return Observation(text="fine", reward=float("nan"))
         if self.how == "flag":
             return Observation(text="fine", is_done="yes")  # type: ignore[arg-type]
+        if self.how == "image":
+            return Observation(text="fine", images=("a.png",))  # type: ignore[arg-type]
         if self.how == "says so":
             return Observation(text="half of it", failure="the disk is full")
         threading.Event().wait(60)
@@ -69,6 +71,7 @@ def fragile(how: str) -> MemoryEnvironment:
         ("text", "the environment returned 17, which is not an Observation"),
         ("reward", "the environment returned an Observation whose reward is nan"),
         ("flag", "the environment returned an Observation whose is_done is 'yes'"),
+        ("image", "the environment returned an Observation whose images is ('a.png',)"),
         ("says so", "the disk is full"),
         ("hangs", "the action left took more than 0.3 seconds"),
     ],

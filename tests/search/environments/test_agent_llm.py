@@ -18,6 +18,7 @@ from treegen import LLM, SamplingParams
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.budget import Budget, StopReason
 from treegen.search.environments.agent import Agent, step_of
+from treegen.search.environments.branch import NO_ROOM
 from treegen.search.environments.memory import MemoryEnvironment
 from treegen.search.environments.protocol import Observation, World
 from treegen.search.strategies.beam import beam
@@ -86,6 +87,79 @@ def test_a_model_calls_a_tool_and_answers_by_its_result(tmp_path: Path, writer: 
         chat, tools=ADD, tokenize=False, add_generation_prompt=True
     )
     assert seen == [llm.tokenizer(whole, add_special_tokens=False)["input_ids"]]
+
+
+@pytest.mark.parametrize("accepts_cut", [False, True])
+def test_results_beyond_the_context_end_their_branch_only(
+    tmp_path: Path, accepts_cut: bool
+) -> None:
+    llm = LLM(str(save_tool_model(tmp_path)), memory="32MiB", dtype="float32")
+    lengths = iter([0, 10_000, 0])
+
+    class Talker(Adder):
+        def run(self, action: ToolCall) -> Observation:
+            return Observation(text="42" + " 42" * next(lengths))
+
+    async def fn(root: SearchNode) -> list[SearchNode]:
+        ends = []
+        for branch in (root, root.extend(""), root.extend("")):
+            agent.begin(branch)
+            ends += await agent.act(branch)
+        if accepts_cut:
+            assert len(ends) == 3
+            return [end for end in ends if end.num_context_tokens < llm.spec.context_length]
+        assert len(ends) == 2
+        (full,) = [node for node in root.walk() if node.pruned]
+        assert full.pruned_because == f"failed: {NO_ROOM}"
+        step = step_of(full)
+        assert step is not None and step.end == "failed" and len(step.observations) == 1
+        return [child for end in ends for child in await agent.act(end)]
+
+    question = [{"role": "user", "content": QUESTION}]
+    params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
+    environment = MemoryEnvironment(lambda problem: Talker(), ADD)
+    with Agent(environment, accepts_cut_replies=accepts_cut) as agent:
+        (result,) = llm.search(fn, [question], params, tools=ADD)
+        assert result.error is None, result.exception
+        assert len(result.candidates) == 2
+    assert agent.usage.live == agent.usage.stored == 0
+
+
+def test_no_steps_follow_a_message_that_fills_the_context(tmp_path: Path) -> None:
+    llm = LLM(str(save_tool_model(tmp_path)), memory="32MiB", dtype="float32")
+
+    async def fn(root: SearchNode) -> SearchNode:
+        agent.begin(root)
+        (child,) = await agent.act(root)
+        assert await agent.act(agent.instruct(child, "Go on. " * 2_000), 2) == []
+        (end,) = await agent.act(child)
+        return end
+
+    with Agent(MemoryEnvironment(lambda problem: Adder(), ADD)) as agent:
+        question = [{"role": "user", "content": QUESTION}]
+        params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
+        (result,) = llm.search(fn, [question], params, tools=ADD)
+        assert result.error is None, result.exception
+
+
+def test_results_that_utf8_cannot_encode_are_shown_with_question_marks(tmp_path: Path) -> None:
+    llm = LLM(str(save_tool_model(tmp_path)), memory="32MiB", dtype="float32")
+
+    class Talker(Adder):
+        def run(self, action: ToolCall) -> Observation:
+            return Observation(text="4\ud800 \udc80")
+
+    async def fn(root: SearchNode) -> SearchNode:
+        agent.begin(root)
+        (child,) = await agent.act(root)
+        assert "4? ?" in child.text
+        return child
+
+    with Agent(MemoryEnvironment(lambda problem: Talker(), ADD)) as agent:
+        question = [{"role": "user", "content": QUESTION}]
+        params = SamplingParams(temperature=0.01, max_tokens=200, seed=0)
+        (result,) = llm.search(fn, [question], params, tools=ADD)
+        assert result.error is None, result.exception
 
 
 def test_a_world_is_scored_though_the_seconds_of_the_search_are_over(tmp_path: Path) -> None:

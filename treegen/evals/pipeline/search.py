@@ -23,7 +23,7 @@ from treegen.evals.pipeline.targets import search_destinations, tell_late_choice
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import SearchJob, check_prompts_fit, check_reward, load_search_job
-from treegen.evals.search.run import describe_cuts, run_searches, write_search_results
+from treegen.evals.search.run import describe_ends, run_searches, write_search_results
 from treegen.evals.search.searcher import ValueFunction, load_value_function
 from treegen.evals.search.settings import SearchSettings
 from treegen.model.options import EngineOptions
@@ -131,13 +131,17 @@ def search_all(
     def work(runs: Sequence[SearchRunDir], stack: ExitStack) -> "tuple[list[_Work], Before]":
         items = [_Work(job, run) for job, run in zip(jobs, runs, strict=True)]
         items, before = _load_value_function(items, models)
-        return [_open_agent(item, models, execution, listener, stack) for item in items], before
+        items = [_open_agent(item, models, execution, listener, stack) for item in items]
+        agents = [item.agent for item in items if item.agent is not None]
+        for line in dict.fromkeys(line for a in agents for line in a.describe_environment()):
+            listener.tell(line)
+        return items, before
 
     results = execute_runs(
         SearchRunDir, targets, wanted, work, models, listener, again, unit="searches"
     )
     for result in results:
-        for sentence in describe_cuts(result.results):
+        for sentence in describe_ends(result.results):
             listener.tell(sentence)
     return results
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from treegen.common.formatting import replace_surrogates
 from treegen.errors import CacheFullError
 from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
@@ -54,6 +55,14 @@ class RunAgent:
         """The task of the run."""
         assert isinstance(self.job.task, AgentTask)
         return self.job.task
+
+    def describe_environment(self) -> list[str]:
+        """Return lines for people: the sandbox of the environment, and how its worlds are forked.
+
+        An environment without a method `describe` has none.
+        """
+        lines: list[str] = getattr(self.environment, "describe", list)()
+        return lines
 
     def describe_resume(self) -> list[str]:
         """Return what happens to the actions that the run has stored, for people."""
@@ -309,7 +318,7 @@ class AgentSearcher(Searcher):
         self._check()
         steps = [step.describe() for above in node.path if (step := step_of(above)) is not None]
         whole = "\n\n".join([self._problem.question, "\n".join(steps), text])
-        prompt = self._agent.turns_of(node).render_question(whole)
+        prompt = self._agent.turns_of(node).render_question(replace_surrogates(whole))
         digest = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()
         with node.search.temporary_prompt(prompt, key=f"ask {digest}") as question:
             (answer,) = await question.sample(1, stop=(), max_tokens=max_tokens)

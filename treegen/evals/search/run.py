@@ -25,6 +25,7 @@ from treegen.evals.search.task import SearchTask
 from treegen.evals.statistics.estimators import estimate, pass_at_k
 from treegen.evals.task_calls import wrap_task_method
 from treegen.runs import Key, SearchRunDir
+from treegen.search.environments.branch import NO_ROOM
 
 if TYPE_CHECKING:
     from treegen.evals.search.agent_search import RunAgent
@@ -261,6 +262,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     failed: dict[Key, str] = {}
     stopped: Counter[str] = Counter()
     cut_off: Counter[str] = Counter()
+    failures: Counter[str] = Counter()
     names = COSTS if job.settings.environment is None else (*COSTS, "actions")
     costs: dict[str, list[float]] = {name: [] for name in names}
     for record in run.records():
@@ -271,6 +273,8 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         stopped[record["stopped"]] += 1
         if limit := find_cut(record, job.settings.whole.max_tokens):
             cut_off[limit] += 1
+        elif failure := find_failure(record):
+            failures[failure] += 1
         for name in names:
             costs[name].append(record["usage"].get(name, 0))
     errors: dict[str, str] = {}  # by problem, the error of its first search that failed
@@ -290,6 +294,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         "errors": errors,
         "stopped": dict(sorted(stopped.items(), key=lambda item: (-item[1], item[0]))),
         **({"cut_off": dict(sorted(cut_off.items()))} if cut_off else {}),
+        **({"failures": dict(failures.most_common())} if failures else {}),
         "cost": {name: _sums(values) for name, values in costs.items()},
         "seconds": math.fsum(part["seconds"] for part in parts),
         "parts": parts,
@@ -336,22 +341,45 @@ def find_cut(record: Mapping[str, Any], max_tokens: int) -> str | None:
     Returns:
         "max_tokens", "budget", "context" (the model's), or None.
     """
-    leaves = [node for node in record["nodes"] if node["leaf"] and node["parent_id"] is not None]
+    leaves = _leaves(record)
     if not leaves or not all(map(_is_cut, leaves)):
         return None
-    if any(node["n_tokens"] >= max_tokens for node in leaves):
+    replies = [node for node in leaves if node["finish_reason"] == "length"]
+    if any(node["n_tokens"] >= max_tokens for node in replies):
         return "max_tokens"
     return "budget" if "budget" in record["stopped"] else "context"
 
 
-def _is_cut(node: Mapping[str, Any]) -> bool:
+def find_failure(record: Mapping[str, Any]) -> str | None:
+    """Return how the environment failed first; None unless its failures ended all branches.
+
+    Args:
+        record: The record of a search. Some of its branches may have been cut off.
+    """
+    leaves = _leaves(record)
+    if not all(map(_has_failed, leaves)):
+        return None
+    failures = (str(leaf["data"].get("failure", ""))[:200] for leaf in leaves if not _is_cut(leaf))
+    return next(failures, None)
+
+
+def _leaves(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the ends of a search's branches; none if nothing was sampled."""
+    return [node for node in record["nodes"] if node["leaf"] and node["parent_id"] is not None]
+
+
+def _has_failed(node: Mapping[str, Any]) -> bool:
     step = node.get("data")
-    has_failed = isinstance(step, dict) and step.get("end") == "failed"
-    return has_failed and node["finish_reason"] == "length"
+    return isinstance(step, dict) and step.get("end") == "failed"
 
 
-def describe_cuts(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yield sentences on the searches of a run that were cut off, each with a remedy.
+def _is_cut(node: Mapping[str, Any]) -> bool:
+    is_cut = node["finish_reason"] == "length"
+    return _has_failed(node) and (is_cut or node["data"].get("failure") == NO_ROOM)
+
+
+def describe_ends(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield sentences on the searches of a run that cuts or failures ended, each with a remedy.
 
     Args:
         results: The content of results.json.
@@ -360,4 +388,11 @@ def describe_cuts(results: Mapping[str, Any]) -> Iterator[str]:
         yield Message(
             f"{results['method']}: in {num:,} of {results['done']:,} searches, every branch ended "
             f"because its reply was cut off; {_REMEDIES[limit]}"
+        )
+    failures: Mapping[str, int] = results.get("failures", {})
+    if failures:
+        yield Message(
+            f"{results['method']}: in {sum(failures.values()):,} of {results['done']:,} searches, "
+            f"every branch ended because its environment failed ({next(iter(failures))}); fix the "
+            "environment, and start a new run"
         )

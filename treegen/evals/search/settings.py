@@ -314,7 +314,8 @@ def _check_environment(task: SearchTask, name: str | None) -> str | None:
     """Return the environment of a run; None for tasks that are solved by text."""
     if isinstance(task, AgentTask):
         name = name or task.environments[0]
-        _check_known("environment", name.partition(":")[0], task.environments)
+        kind = name.partition(":")[0]
+        _check_known("environment", name if kind == "memory" else kind, task.environments)
         return name
     if name is not None:
         raise InputError(

@@ -81,7 +81,7 @@ class WeightUpdater:
                 files = [path.resolve() for path in directory.rglob("*")]
                 if all(file.is_relative_to(self._folder) for file in files):
                     return directory
-        except (OSError, ValueError):  # such as a name with a zero byte
+        except (OSError, ValueError, RuntimeError):  # a name with a zero byte, or a loop of links
             pass
         raise RequestError(
             f"{name!r:.80} is not a checkpoint in the server's --weights-dir; give the path of "

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from treegen.common.checks import check_argument_types
 from treegen.common.device import to_device
 from treegen.errors import ContextError, InputError
 from treegen.model.training.trainable import check_trainable, unwrap
@@ -74,6 +75,7 @@ def pack_tree(tree: RolloutTree) -> PackedTree:
     return PackedTree(np.array(tokens, dtype=np.int64), layout.positions(), layout, samples)
 
 
+@check_argument_types
 def tree_logprobs(
     module: nn.Module,
     tree: RolloutTree,
@@ -118,13 +120,16 @@ def tree_logprobs(
         sample[first - 1 : -1] if first < len(sample) else sample[:0]
         for sample, first in zip(packed.samples, lengths, strict=True)
     ]
-    if not any(map(len, targets)):
-        return [torch.zeros(0, device=base.device) for _ in targets]
+    if not len(packed.tokens):
+        needs = torch.is_grad_enabled()
+        return [torch.zeros(0, device=base.device, requires_grad=needs) for _ in targets]
     # Each token has one predecessor, whichever sample it is read from.
     scored_N, first_N, place = np.unique(
         np.concatenate(targets), return_index=True, return_inverse=True
     )
     predictors_S, rows_N = np.unique(np.concatenate(before)[first_N], return_inverse=True)
+    if not len(predictors_S):  # other ranks may wait for the passes of this one
+        predictors_S = np.zeros(1, dtype=np.int64)
     arrays = predictors_S, rows_N, packed.tokens[scored_N], place
     predictors, rows, tokens, places = (to_device(array, base.device) for array in arrays)
     logits_SV = _forward(module, base, packed, predictors)

@@ -28,6 +28,7 @@ from treegen.model.linear.fp8 import Fp8Linear, quantize_in_chunks
 from treegen.model.linear.fp8_experts import Fp8Experts
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks
+from treegen.model.training.checkpoint_settings import check_settings
 from treegen.model.weights import LoadPlan, load_weights
 
 NewWeights = (
@@ -36,6 +37,8 @@ NewWeights = (
 """A checkpoint's directory, a module, or tensors with their names."""
 _SHOWN: Final = 3
 _BASE: Final = ".base_layer"
+_SAVED: Final = ".original_module"
+"""Parts of the names of weights that PEFT has wrapped, and of those that it replaces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,8 @@ def _unloaded_prefixes(model: Model) -> tuple[str, ...]:
 def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return named tensors as a dict; what a generator yields stays in memory."""
     if isinstance(weights, Mapping):
+        if unnamed := [name for name in weights if not isinstance(name, str)]:
+            raise InputError(f"the names of tensors must be text, got {unnamed[0]!r:.60}")
         return dict(weights)
     tensors: dict[str, Tensor] = {}
     places: dict[int, str] = {}
@@ -272,11 +277,14 @@ def _check_tensor(name: str, tensor: Any, target: Tensor, check_finite: bool) ->
             f"{name} is {list(tensor.shape)}, and the model's is {list(target.shape)}; give "
             "weights of the same model"
         )
-    is_wide = tensor.is_floating_point() and tensor.itemsize > 1
-    if (target.is_floating_point() and not is_wide) or tensor.is_meta or tensor.is_sparse:
+    if tensor.is_meta or tensor.layout != torch.strided:
         raise InputError(
-            f"{name} is in {tensor.dtype} on {tensor.device}; give numbers of 16 bits or more"
+            f"{name} has no plain numbers, but layout {tensor.layout} on {tensor.device}; give a "
+            "dense tensor with its numbers"
         )
+    is_wide = tensor.is_floating_point() and tensor.itemsize > 1
+    if target.is_floating_point() and not is_wide:
+        raise InputError(f"{name} is in {tensor.dtype}; give real numbers of 16 bits or more")
     if check_finite and target.is_floating_point():
         written = tensor.to(target.dtype) if target.itemsize > 1 else tensor  # FP8 gets new scales
         if not written.isfinite().all():
@@ -295,6 +303,8 @@ def _tensors_of(module: nn.Module, targets: Mapping[str, Tensor]) -> dict[str, T
     if isinstance(part, DistributedDataParallel):
         part = part.module
     if hasattr(part, "get_base_model"):
+        if any(config.is_prompt_learning for config in part.peft_config.values()):
+            raise InputError("adapters that learn prompts have no weights to merge; use LoRA")
         part = part.get_base_model()
     state: dict[str, Tensor] = part.state_dict(keep_vars=True)
     if any(_BASE in name for name in targets) or not any(_BASE in name for name in state):
@@ -307,22 +317,34 @@ def _tensors_of(module: nn.Module, targets: Mapping[str, Tensor]) -> dict[str, T
                 if name.startswith(f"{path}{_BASE}."):
                     state[name.replace(_BASE, "", 1)] = tensor
             state[f"{path}.weight"] = _merge(path, layer)
+    for name in state:
+        if _BASE in name or _SAVED in name:
+            raise _not_plain_error(name.split(_BASE)[0].split(_SAVED)[0])
     return {name: tensor.detach() for name, tensor in state.items()}
 
 
 @torch.no_grad()
 def _merge(path: str, layer: Any) -> Tensor:
     """Return the weight of a layer with the LoRA adapters that are active."""
-    weight: Tensor = layer.get_base_layer().weight
+    is_plain = hasattr(layer, "lora_A") and getattr(layer, "parameter_name", "weight") == "weight"
+    weight: Tensor | None = getattr(layer.get_base_layer(), "weight", None)
+    if weight is None:
+        raise _not_plain_error(path)
     if layer.merged or layer.disable_adapters:
         return weight
     for name in layer.active_adapters:
-        if name not in layer.scaling:
+        if is_plain and name not in layer.scaling:
             continue
-        if layer.use_dora.get(name) or layer.lora_bias.get(name):
-            raise InputError(f"the adapter of {path} is not plain LoRA; merge it into the weights")
+        if not is_plain or layer.use_dora.get(name) or layer.lora_bias.get(name):
+            raise _not_plain_error(path)
         weight = weight.float() + layer.get_delta_weight(name).float()
     return weight
+
+
+def _not_plain_error(path: str) -> InputError:
+    return InputError(
+        f"the adapter of {path} is not plain LoRA; give copy.deepcopy(module).merge_and_unload()"
+    )
 
 
 def _read(
@@ -337,6 +359,7 @@ def _read(
     """
     directory = locate(path, None, weights=True)
     config = read_config(path, directory, revision=None, trust_remote_code=False)
+    check_settings(model, config)
     check_weights(directory)
     plan = LoadPlan(
         directory=directory,

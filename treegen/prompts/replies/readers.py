@@ -8,7 +8,6 @@ calls. It raises NotACall if the block has anything other than complete calls.
 from __future__ import annotations
 
 import ast
-import json
 import random
 import re
 import string
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from treegen.prompts.replies.arguments import ToolSchemas, plain_value
-from treegen.prompts.replies.scan import NotACall, Scan
+from treegen.prompts.replies.scan import JSON, NotACall, Scan
 from treegen.prompts.replies.types import ToolCall
 
 Channel = Literal["text", "thoughts"]
@@ -283,7 +282,7 @@ def _parse_value(tools: ToolSchemas, name: str, key: str, text: str, is_json: bo
     if not is_json:
         return text
     try:
-        return json.loads(text, strict=False)
+        return JSON.decode(text)
     except (ValueError, RecursionError):
         raise NotACall("no JSON") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any, Final, NoReturn
 
@@ -25,8 +26,15 @@ def _no_constant(name: str) -> NoReturn:
     raise NotACall(f"{name} is not JSON")
 
 
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise NotACall(f"{text:.40} is not a finite number")
+    return value
+
+
 # Not strict, because models write unescaped line breaks into strings.
-_JSON: Final = json.JSONDecoder(strict=False, parse_constant=_no_constant)
+JSON: Final = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_float=_finite)
+"""Reads JSON of models. Numbers that JSON cannot write again raise NotACall."""
 
 
 class Scan:
@@ -117,7 +125,7 @@ class Scan:
         if self.is_over() or self.text[self.at] not in "{[":
             raise NotACall("no JSON")
         try:
-            value, self.at = _JSON.raw_decode(self.text, self.at)
+            value, self.at = JSON.raw_decode(self.text, self.at)
         except json.JSONDecodeError as error:
             open_string = error.msg.startswith("Unterminated")
             if not self.ended and (open_string or error.pos > len(self.text) - _LONGEST):

@@ -262,7 +262,7 @@ def _judge(
         _judge_marked(case, reading, golds, opinions)
     if verdict.answer is None or kind == "mathematics":
         return
-    if kind == "choice" and _may_name_choice(text, choices.get(verdict.answer)):
+    if kind == "choice" and _may_name_choice(text, choices, verdict.answer):
         return
     is_marked = any(rule.marks and answer is not None for rule, (answer, _) in pairs)
     if not is_marked and not marks_answer(text, verdict.answer):
@@ -271,14 +271,14 @@ def _judge(
         opinions.in_words.append(case)
 
 
-def _may_name_choice(text: str, choice: str | None) -> bool:
+def _may_name_choice(text: str, choices: Mapping[str, str], letter: str) -> bool:
     """Return whether the tool may know the letter from the text of its choice."""
-    if choice is None:
-        return True
-    words = squad_form(choice).split()
-    return any(
-        word in squad_form(text) for word in words if not word.isascii() or len(word) > 3
-    ) or (len(words) == 1 and words[0] in squad_form(text).split())
+    if letter not in choices:
+        return not (choices and letter in tuple("ABCDEFGHIJ"))  # a tool may read other signs
+    words, form = squad_form(choices[letter]).split(), squad_form(text)
+    return any(word in form for word in words if not word.isascii() or len(word) > 3) or (
+        len(words) == 1 and words[0] in form.split()
+    )
 
 
 def _judge_marked(

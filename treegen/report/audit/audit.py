@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Unpack
 
+from treegen.common.files import given_path
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import TreegenError
 from treegen.evals.config.base import OpenRunOptions
@@ -29,6 +30,7 @@ def audit_run(
     *,
     faulty_items: Path | None = None,
     execution: ExecutionOptions | None = None,
+    model: Path | None = None,
     **options: Unpack[OpenRunOptions],
 ) -> Audit:
     """Read a run and return what may make its score mislead, with the texts that show it.
@@ -40,6 +42,7 @@ def audit_run(
         run: The directory of a run or of an imported log.
         faulty_items: A file with the ids of problems that are known to be faulty, one in each line.
         execution: Permission to run reference solutions; None without it.
+        model: The directory of the run's model, if it has moved.
         options: See `treegen.evals.config.base.OpenRunOptions`.
 
     Raises:
@@ -49,7 +52,8 @@ def audit_run(
         TreegenError: the audit fails.
     """
     faulty = None if faulty_items is None else read_faulty_ids(faulty_items)
-    return audit_view(load_run(Path(run), **options), faulty=faulty, execution=execution)
+    view = load_run(given_path("run", run), **options)
+    return audit_view(view, faulty=faulty, execution=execution, model=model)
 
 
 def audit_quickly(view: RunView) -> Audit:
@@ -70,6 +74,7 @@ def audit_view(
     faulty: dict[str, str] | None = None,
     quick: bool = False,
     execution: ExecutionOptions | None = None,
+    model: Path | None = None,
 ) -> Audit:
     """Return the audit of a loaded run; see `audit_run`.
 
@@ -79,12 +84,13 @@ def audit_view(
         quick: Whether to leave out what may take minutes or calls the task's scorer: formulas,
             programs, and references.
         execution: As for `audit_run`.
+        model: As for `audit_run`.
 
     Raises:
         TreegenError: the audit fails.
     """
     try:
-        return _audit(view, faulty or {}, quick, execution)
+        return _audit(view, faulty or {}, quick, execution, model)
     except TreegenError:
         raise
     except Exception as error:
@@ -95,7 +101,11 @@ def audit_view(
 
 
 def _audit(
-    view: RunView, faulty: dict[str, str], quick: bool, execution: ExecutionOptions | None
+    view: RunView,
+    faulty: dict[str, str],
+    quick: bool,
+    execution: ExecutionOptions | None,
+    model: Path | None,
 ) -> Audit:
     is_scored = _is_scored(view)
     kind = answer_kind(view)
@@ -116,7 +126,7 @@ def _audit(
         notices += limit.notices
     prompts = prompt_texts(view)
     findings += [
-        *audit_prompts(view, kind, prompts),
+        *audit_prompts(view, kind, prompts, model),
         *audit_samples(view, kind, is_scored=is_scored),
     ]
     findings += audit_data(view, kind if is_read else "none", prompts, faulty=faulty, quick=quick)

@@ -38,13 +38,26 @@ _EXCERPT: Final = 200  # characters of a prompt's end
 _MARKER: Final = "zqx system text zqx"
 
 
-def audit_prompts(view: RunView, kind: str, texts: Mapping[str, str]) -> Iterator[Finding]:
+OF_TOKENIZERS: Final = (
+    "begin-token-twice",
+    "begin-token-in-text",
+    "begin-token-missing",
+    "template-not-applied",
+    "system-text-dropped",
+)
+"""Kinds of findings that depend on the tokenizer's files."""
+
+
+def audit_prompts(
+    view: RunView, kind: str, texts: Mapping[str, str], model: Path | None = None
+) -> Iterator[Finding]:
     """Yield the findings on the prompts of a run.
 
     Args:
         view: The run.
         kind: The kind of its answers.
         texts: Its prompts, from `prompt_texts`.
+        model: The directory of its model; None for where the run found it.
     """
     if view.searched:
         return
@@ -52,11 +65,12 @@ def audit_prompts(view: RunView, kind: str, texts: Mapping[str, str]) -> Iterato
     # Inspect sends chat messages, which its provider formats.
     of_inspect = str(view.info.identity.get("imported", "")).startswith("inspect_ai")
     is_chat = of_inspect or bool(settings.get("apply_chat_template"))
-    yield from _of_texts(view, texts, is_chat)
+    config = _tokenizer_config(str(model or view.info.free.get("model") or ""))
+    yield from _of_texts(view, texts, is_chat, config)
     yield from _examples(view, texts, kind)
     if not is_chat:
         yield from _separator(view, texts)
-    yield from _of_model(view, texts, is_chat, settings.get("system_instruction"))
+    yield from _of_model(view, texts, is_chat, config)
     yield from _find_shortened(view)
 
 
@@ -76,12 +90,13 @@ def _prompt_pairs(view: RunView) -> Iterator[tuple[str, str]]:
                 yield prompt.id, "".join(content_text(node) for node in prompt.path)
 
 
-def _of_texts(view: RunView, texts: Mapping[str, str], is_chat: bool) -> Iterator[Finding]:
+def _of_texts(
+    view: RunView, texts: Mapping[str, str], is_chat: bool, config: Mapping[str, Any]
+) -> Iterator[Finding]:
     begun = [(name, text) for name, text in texts.items() if _BOS.match(text)]
     twice = [(name, text) for name, text in begun if _BOS.match(_BOS.sub("", text, count=1))]
     imported = "imported" in view.info.identity
     if not imported:  # the tokenizer adds the token, unless its settings say that it does not
-        config = _tokenizer_config(str(view.info.free.get("model") or ""))
         token = config.get("bos_token")
         if isinstance(token, str) and token and config.get("add_bos_token") is not False:
             twice = [(name, text) for name, text in begun if text.lstrip().startswith(token)]
@@ -165,12 +180,11 @@ def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _of_model(
-    view: RunView, texts: Mapping[str, str], is_chat: bool, system: object
+    view: RunView, texts: Mapping[str, str], is_chat: bool, config: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Yield findings that follow from the model's name and its tokenizer's files."""
     identity, model = view.info.identity, str(view.info.free.get("model") or "")
     is_drawn = view.job is not None and not view.job.choices
-    config = _tokenizer_config(model)
     template = config.get("chat_template")
     name = model.rstrip("/").rpartition("/")[2]
     has_chat_name, has_base_name = bool(_CHAT_NAME.search(name)), bool(_BASE_NAME.search(name))
@@ -190,6 +204,7 @@ def _of_model(
             model=model,
         )
     settings = settings_group(view.info, "prompt")
+    system = settings.get("system_instruction")
     applied = settings.get("apply_chat_template")  # of Inspect's providers it is not known
     if applied and has_base_name and not has_chat_name:
         yield from find("template-on-base-model", prompt, 1, unit="runs", model=model)

@@ -123,9 +123,13 @@ def next_problem(text: str) -> int | None:
     mark = _MARKS.search(text)
     for match in _NEXT.finditer(text):
         start = match.start()
-        if mark is not None and mark.end() <= start and _REPLY.search(text, match.end()):
+        is_stated = mark is not None and mark.end() <= start
+        if is_stated and _REPLY.search(text, match.end()):
             return start
-        if start < _BARE and text[:start].strip() and is_bare(text[:start]):
+        if start >= _BARE:
+            if mark is None or is_stated:  # no later place has a reply either
+                return None
+        elif text[:start].strip() and is_bare(text[:start]):
             return start
     return None
 

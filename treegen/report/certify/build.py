@@ -70,7 +70,7 @@ def certify_run(
                 f"{arg('resume', str(path))} first"
             )
         check_model(run, job.settings.engine)  # before all samples are scored
-        facts = describe_run(run, job, choices, listener, execution)
+        facts = describe_run(run, job, choices, listener, execution, locate_model(job))
         if stored_report(run) is None or find_changed_report(run, facts.report):
             raise InputError(
                 f"the scores in {path}/results.json differ from the scores that treegen "
@@ -114,8 +114,9 @@ def describe_run(
     choices: Mapping[str, Any],
     listener: Listener,
     execution: ExecutionOptions | None,
+    model: Path | None = None,
 ) -> document.RunPart:
-    """Return the parts of a certificate that need no model; every sample is scored again.
+    """Return the parts of a certificate that need no weights; every sample is scored again.
 
     Args:
         run: The run.
@@ -123,12 +124,13 @@ def describe_run(
         choices: As for `certify_run`.
         listener: Receives messages.
         execution: As for `certify_run`. Without it, programs keep their stored verdicts.
+        model: The directory of the model, whose tokenizer the audit reads; None if it is not known.
     """
     info, task = run.info, job.task
     report, samples = _score(run, job, listener, execution)
     reading = {n: v for n, v in choices.items() if n in ("data", "task", "allow_task_code")}
     names = document.CertifiedFinding.model_fields
-    audit = audit_run(run.path, **reading)
+    audit = audit_run(run.path, model=model, **reading)
     return document.RunPart(
         run=document.CertifiedRun(
             created=info.created,
@@ -216,6 +218,17 @@ def find_changed_report(run: RunDir, report: dict[str, Any]) -> list[str]:
     return [name for name, _, _ in document.find_differences(report, stored_report(run))]
 
 
+def locate_model(job: Job) -> Path:
+    """Return the directory or the GGUF file of a job's model.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    from treegen.model.checkpoint.files import locate
+
+    return locate(job.settings.engine.model, job.settings.engine.revision, weights=True)
+
+
 def hash_model(job: Job, listener: Listener) -> dict[str, dict[str, document.HashedFile]]:
     """Return the hashes of the files of a job's model and of its adapter, each read in full.
 
@@ -227,10 +240,10 @@ def hash_model(job: Job, listener: Listener) -> dict[str, dict[str, document.Has
         ModelError: the model cannot be read.
     """
     from treegen.model.checkpoint.adapter import find_adapter
-    from treegen.model.checkpoint.files import check_weights, locate
+    from treegen.model.checkpoint.files import check_weights
 
     engine, start = job.settings.engine, time.monotonic()
-    check_weights(directory := locate(engine.model, engine.revision, weights=True))
+    check_weights(directory := locate_model(job))
     adapter = None if engine.adapter is None else find_adapter(engine.adapter).directory
     hashed = {
         "files": _hash_files(directory),
@@ -317,6 +330,18 @@ def find_foreign_samples(run: RunDir, prepared: PreparedJob) -> str:
     return f"{num_seeds:,} samples have other seeds than those of the run" if num_seeds else ""
 
 
+def _check_output(path: Path) -> None:
+    """Raise InputError unless a certificate can be written to a path without loss of other data."""
+    if os.path.isdir(path) or not os.path.isdir(path.parent):
+        raise InputError(f"{path} is not a file in an existing directory; name one")
+    if os.path.lexists(path):
+        try:
+            document.read_certificate(path)
+        except InputError:
+            why = "exists and is not a certificate; remove it, or name another file"
+            raise InputError(f"{path} {why}") from None
+
+
 def write_certificate(
     run: Path,
     choices: Mapping[str, Any],
@@ -332,17 +357,19 @@ def write_certificate(
         run: The directory of the run.
         choices: As for `certify_run`.
         listener: Receives messages.
-        path: The file. Default: certificate.json in the run.
+        path: The file, which is new or a certificate. Default: certificate.json in the run.
         key: The key to sign with; see `treegen.report.certify.signature.sign`. None does not sign.
         execution: As for `certify_run`.
 
     Raises:
         RunError: as `certify_run`, or a file cannot be written.
-        InputError: as `certify_run`, or the certificate cannot be signed, or is not to be signed
-            and has a signature that would no longer hold.
+        InputError: as `certify_run`, or the file is no place for a certificate, or the certificate
+            cannot be signed, or is not to be signed and has a signature that would no longer hold.
     """
     if path is None:
         check_no_link(run, path := run / document.FILE)
+    else:
+        _check_output(path)
     certificate = certify_run(run, choices, listener, execution)
     content, signature = certificate.content(), signature_path(path)
     signed = None if key is None else sign(content, key)

@@ -19,6 +19,7 @@ from treegen.evals.pipeline.redraw import (
     redraw_samples,
 )
 from treegen.evals.scoring.code_execution import ExecutionOptions, as_code_execution_task
+from treegen.report.audit.prompt_checks import OF_TOKENIZERS
 from treegen.report.certify.build import (
     describe_prompts,
     describe_run,
@@ -26,6 +27,7 @@ from treegen.report.certify.build import (
     find_foreign_samples,
     hash_model,
     load_job_of,
+    locate_model,
     render_prompts,
     stored_report,
 )
@@ -39,7 +41,7 @@ from treegen.report.certify.signature import signature_path, verify
 from treegen.runs import RunDir
 
 _SHOWN: Final = 3
-_WIDTH: Final = 80
+_WIDTH: Final = 160
 _OF_MODEL: Final = ("model", "prompts", "redraw")
 _WORDS: Final = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
 
@@ -128,8 +130,10 @@ def check_certificate(
     checks = [PartCheck("signature", *verify(content, signature_path(file), signer))]
     with RunDir.open(file.parent if run is None else run) as opened:
         job = load_job_of(opened, choices)
-        facts = describe_run(opened, job, choices, listener, execution)
+        model = locate_model(job) if "model" in choices else None
+        facts = describe_run(opened, job, choices, listener, execution, model)
         checks += _compare_run(certificate, opened, job, facts, execution)
+        checks.append(_compare_audits(certificate, facts, has_model=model is not None))
         if "model" in choices:
             checks += _compare_model(certificate, opened, job, listener, drawing)
         else:
@@ -186,13 +190,31 @@ def _compare_run(
     else:
         changed = find_changed_report(run, recomputed["report"])
         yield PartCheck("results.json", not changed, _list(changed) or "the same scores")
-    high = sum(finding["severity"] == "high" for finding in recomputed["audit"])
-    how = f"{len(recomputed['audit']):,} findings, {high:,} high"
-    yield _compare("audit", {"audit": certified["audit"]}, {"audit": recomputed["audit"]}, how)
     others = list(find_differences(libraries[0], libraries[1]))
     if others:
         names = ", ".join(f"{name} {a} / {b}" for name, a, b in others)
         yield PartCheck("libraries", None, f"other versions here: {names}")
+
+
+def _compare_audits(certificate: RunPart, facts: RunPart, *, has_model: bool) -> PartCheck:
+    """Return whether two audits are the same; without a model, apart from what needs its tokenizer.
+
+    Args:
+        certificate: The certificate.
+        facts: What the run says now.
+        has_model: Whether the model was named.
+    """
+    certified, recomputed = (
+        [
+            finding.model_dump(mode="json")
+            for finding in part.audit
+            if has_model or finding.kind not in OF_TOKENIZERS
+        ]
+        for part in (certificate, facts)
+    )
+    high = sum(finding["severity"] == "high" for finding in recomputed)
+    how = f"{len(recomputed):,} findings, {high:,} high"
+    return _compare("audit", {"audit": certified}, {"audit": recomputed}, how)
 
 
 def _compare_model(

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -246,6 +246,8 @@ def _shorten(value: object) -> str:
 def find_differences(a: object, b: object, name: str = "") -> Iterator[tuple[str, Any, Any]]:
     """Yield the dotted name and both values of each leaf in which two JSON values differ.
 
+    Of two lists of objects with different lengths, the values are the objects that the other lacks.
+
     Args:
         a: The first value.
         b: The second value.
@@ -261,8 +263,14 @@ def find_differences(a: object, b: object, name: str = "") -> Iterator[tuple[str
     elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
         for place, pair in enumerate(zip(a, b, strict=True)):
             yield from find_differences(*pair, f"{name}[{place}]")
+    elif _is_table(a) and _is_table(b):
+        yield name, [row for row in a if row not in b], [row for row in b if row not in a]
     elif not _is_equal(a, b):
         yield name, a, b
+
+
+def _is_table(value: object) -> TypeGuard[list[Any]]:
+    return isinstance(value, list) and all(isinstance(row, Mapping) for row in value)
 
 
 def _is_equal(a: object, b: object) -> bool:

@@ -56,13 +56,16 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
     Args:
         content: The content.
         signature: The file of the signature.
-        signer: A public key, or a file of allowed signers in OpenSSH's form; None if the signer is
+        signer: Public keys, or a file of allowed signers in OpenSSH's form; None if the signer is
             not known. Then a good signature gives None, because anybody can make one.
 
     Raises:
-        InputError: ssh-keygen is not installed, or the file of the signer cannot be read.
+        InputError: ssh-keygen is not installed, or the file of the signer cannot be read or has no
+            public key.
     """
     signers = None if signer is None else _text(read_limited(signer, _MOST_BYTES))
+    if signers is not None and not _PUBLIC_KEY.search(signers):
+        raise InputError(f"{signer} has no public SSH key; name a file such as id_ed25519.pub")
     if not os.path.lexists(signature):
         if signer is None:
             return (
@@ -84,16 +87,15 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
                 None,
                 f"valid, but by an unknown signer with {key}; name the signer with --signer",
             )
-        if _PUBLIC_KEY.match(signers):
-            allowed.write_text(f"{NAMESPACE} {signers}")
-            names = [NAMESPACE]
-        else:
-            allowed.write_text(signers)
-            found = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
-            if found.returncode:
-                return False, f"no signer in {signer} made the signature: {_last_line(found)}"
-            names = _text(found.stdout).splitlines()
-        for name in names:
+        lines = [
+            f"{NAMESPACE} {line}" if _PUBLIC_KEY.match(line) else line
+            for line in signers.splitlines()
+        ]
+        allowed.write_text("\n".join([*lines, ""]))
+        found = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
+        if found.returncode:
+            return False, f"no signer in {signer} made the signature: {_last_line(found)}"
+        for name in _text(found.stdout).splitlines():
             done = _run("-Y", "verify", "-f", str(allowed), "-I", name, *common, content=content)
             if not done.returncode:
                 return True, _last_line(done)

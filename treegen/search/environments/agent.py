@@ -10,9 +10,11 @@ import secrets
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from treegen.common.checks import check_int
+from treegen.common.formatting import replace_surrogates
 from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError
 from treegen.prompts.replies.types import Reply
@@ -20,8 +22,24 @@ from treegen.prompts.tool_turns import ToolTurns
 from treegen.prompts.tree import Parts
 from treegen.search.budget import BudgetReached
 from treegen.search.budgeted_search import BudgetedSearch
-from treegen.search.environments.branch import AgentStep, Branch, SharedRun, SharedState, make_step
-from treegen.search.environments.protocol import Environment, Observation, World, call_key
+from treegen.search.environments.branch import (
+    NO_ROOM,
+    AgentStep,
+    Branch,
+    SharedRun,
+    SharedState,
+    count_actions,
+    fail_step,
+    is_full,
+    make_step,
+)
+from treegen.search.environments.protocol import (
+    Environment,
+    Observation,
+    World,
+    call_key,
+    check_environment,
+)
 from treegen.search.environments.states import Outcome, WorldUsage
 from treegen.search.environments.worlds import MAX_SECONDS, LiveWorlds
 from treegen.search.evaluate import Evaluate, evaluate_nodes
@@ -85,6 +103,7 @@ class Agent(Closeable):
                 answer does, so that the environment judges the state. By default it is a failure.
             **overrides: Sampling parameters of replies, as for `SearchNode.sample`.
         """
+        check_environment(environment)
         check_int("max_steps", max_steps, least=1)
         if overrides.get("stop"):
             raise InputError("the model itself ends an agent's replies; leave out stop")
@@ -143,6 +162,8 @@ class Agent(Closeable):
             raise InputError(f"the episode ended at node {node.key!r}; act from a node before it")
         if branch.state is None:
             raise InputError(f"node {node.key!r} was dropped; act from a node that is kept")
+        if branch.step is None and branch.actions and is_full(node):  # see `instruct`
+            return []
         turns = self.turns_of(node)
         params = {**self._overrides, **overrides}
         if self._forces_calls:
@@ -161,7 +182,7 @@ class Agent(Closeable):
             try:
                 await await_external(node, [run.outcome for run in runs.values()])
             finally:
-                _count(node.search, runs)
+                count_actions(node.search, runs)
             children = []
             for sample, reply in zip(samples, replies, strict=True):
                 calls = _keys(reply)
@@ -170,7 +191,7 @@ class Agent(Closeable):
                 outcome = runs[calls].outcome.result() if calls else None
                 step = make_step(sample, reply, outcome, self._accepts_cut)
                 if step.failure:
-                    _end_failed(sample, step)
+                    fail_step(sample, step)
                     continue
                 child, after = sample, None
                 if outcome is None:
@@ -178,6 +199,9 @@ class Agent(Closeable):
                 else:
                     child = sample.extend(_results(turns, reply, outcome, sample))
                     if outcome.state is not None:
+                        if not self._accepts_cut and is_full(child):
+                            fail_step(child, replace(step, end="failed", failure=NO_ROOM))
+                            continue
                         after = state.follow(calls, runs[calls], outcome.state)
                 child.branch = Branch((*branch.actions, *calls), step, after)
                 child.data = step.to_json()
@@ -225,6 +249,8 @@ class Agent(Closeable):
 
     def instruct(self, node: SearchNode, text: str) -> SearchNode:
         """Append a message of the user to a node where the episode goes on; return the new node.
+
+        If the message leaves no room in the model's context, no steps can be taken from that node.
 
         Args:
             node: The node.
@@ -405,46 +431,23 @@ def _read(turns: ToolTurns, sample: SearchNode, before: Sequence[int]) -> Reply:
     return turns.read(completion, before)
 
 
-def _end_failed(sample: SearchNode, step: AgentStep) -> None:
-    """Prune a sample whose step failed."""
-    sample.branch, sample.data = Branch(step=step), step.to_json()
-    sample.pruned, sample.pruned_because = True, f"failed: {step.failure}"[:200]
-    sample.free()
-
-
 def _results(turns: ToolTurns, reply: Reply, outcome: Outcome, sample: SearchNode) -> str | Parts:
     """Return the results of a reply's calls, as text or parts to append to the sample."""
-    observations = outcome.observations
+    results = outcome.observations
     # Texts next to images are marked, because a text may be empty or stand elsewhere, too.
-    marks = {
-        i: secrets.token_hex(16) for i, observation in enumerate(observations) if observation.images
-    }
-    texts = [marks.get(i, observation.text) for i, observation in enumerate(observations)]
-    text = turns.render_results(reply.calls, texts, sample.stop)
+    marks = {i: secrets.token_hex(16) for i, result in enumerate(results) if result.images}
+    texts = [marks.get(i, result.text) for i, result in enumerate(results)]
+    text = replace_surrogates(turns.render_results(reply.calls, texts, sample.stop))
     if not marks:
         return text
     parts: list[Mapping[str, Any]] = []
     for place, mark in marks.items():
         before, _, text = text.partition(mark)
-        parts.append({"type": "text", "text": before + observations[place].text})
-        parts += [{"type": "image", "image": image} for image in observations[place].images]
+        parts.append({"type": "text", "text": before + replace_surrogates(results[place].text)})
+        parts += [{"type": "image", "image": image} for image in results[place].images]
     return [*parts, {"type": "text", "text": text}]
 
 
 def _last_reward(node: SearchNode) -> float | None:
     step = step_of(node)
     return None if step is None else step.reward
-
-
-def _count(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedRun]) -> None:
-    """Count the actions of runs for a search. Each run counts once."""
-    for key, run in runs.items():
-        if run.is_counted:
-            continue
-        run.is_counted = True
-        search.num_acting -= len(key)
-        outcome = run.outcome
-        is_over = outcome.done() and not outcome.cancelled() and outcome.exception() is None
-        search.usage.actions += outcome.result().num_run if is_over else len(key)
-        # Which of several replies has run a call that they share depends on timing.
-        search.num_acted += outcome.result().num_calls if is_over else len(key)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from treegen.prompts.replies.types import Reply
+from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.environments.protocol import Observation, call_key, observation_json
 from treegen.search.environments.states import Outcome, WorldState
 from treegen.search.environments.worlds import LiveWorlds
 from treegen.search.tree.node import SearchNode
 
 StepEnd = Literal["", "answer", "done", "failed"]
+
+NO_ROOM: Final = "the results leave no room for a reply in the model's context"
+"""The failure of a step after which the model cannot reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,3 +179,33 @@ class Branch:
         if (state := self.state) is not None:
             self.state = None
             state.release()
+
+
+def fail_step(node: SearchNode, step: AgentStep) -> None:
+    """Prune the last node of a step that failed."""
+    node.branch, node.data = Branch(step=step), step.to_json()
+    node.pruned, node.pruned_because = True, f"failed: {step.failure}"[:200]
+    node.free()
+
+
+def is_full(node: SearchNode) -> bool:
+    """Return whether the model's context has no room for a token after a node.
+
+    The context of a model on a server is not known.
+    """
+    spec = getattr(node.search.backend, "spec", None)
+    return spec is not None and node.num_context_tokens >= spec.context_length
+
+
+def count_actions(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedRun]) -> None:
+    """Count the actions of runs for a search. Each run counts once."""
+    for key, run in runs.items():
+        if run.is_counted:
+            continue
+        run.is_counted = True
+        search.num_acting -= len(key)
+        outcome = run.outcome
+        is_over = outcome.done() and not outcome.cancelled() and outcome.exception() is None
+        search.usage.actions += outcome.result().num_run if is_over else len(key)
+        # Which of several replies has run a call that they share depends on timing.
+        search.num_acted += outcome.result().num_calls if is_over else len(key)

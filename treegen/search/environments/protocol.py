@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
-from treegen.errors import WorldError
+from treegen.errors import InputError, WorldError
 from treegen.prompts.replies.types import ToolCall
 
 
@@ -150,6 +150,18 @@ _KINDS: Final[dict[str, tuple[type, ...]]] = {
 }
 
 
+_MEMBERS: Final = ("traits", "tools", "start", "restore", "delete", "close")
+
+
+def check_environment(environment: object) -> None:
+    """Raise InputError unless an object has what every environment has."""
+    if lacks := [name for name in _MEMBERS if not hasattr(environment, name)]:
+        raise InputError(
+            f"{type(environment).__name__} is not an environment that treegen can fork: it has no "
+            f"{', '.join(lacks)}; use MemoryEnvironment for a Python object"
+        )
+
+
 def call_key(call: ToolCall) -> str:
     """Return a text that equal calls share."""
     return json.dumps([call.name, call.arguments], sort_keys=True, ensure_ascii=False)
@@ -169,6 +181,8 @@ def check_observation(observation: object) -> None:
     ]
     if not wrong and observation.reward is not None and not math.isfinite(observation.reward):
         wrong = ["reward"]
+    if not wrong and not all(isinstance(image, bytes) for image in observation.images):
+        wrong = ["images"]
     if wrong:
         value = getattr(observation, wrong[0])
         raise WorldError(
