@@ -226,7 +226,7 @@ def measure(
 @contextmanager
 def _keep_prompts(llm: LLM, tree: Node) -> Iterator[None]:
     """Cache the prompts of single rows, so that no prefill pass falls among the decode steps."""
-    cache = llm.engine.kept
+    cache = llm.engine.prefix_cache
     most, cache.max_pages = cache.max_pages, llm.cache.pool.num_pages
     try:
         with llm.keep(tree):

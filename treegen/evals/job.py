@@ -281,7 +281,7 @@ def fit_job(job: Job, facts: "ModelInfo") -> FittedJob:
         return {prompt.id: len(prompt.tokens) for prompt in drawn}
 
     shortest = _apply_chat_format(drop_all_droppable(job.bare), job.settings)
-    check_length(shortest, tokenizer, spec, images, drawn=not choices)
+    check_length(shortest, tokenizer, spec, images, generates=not choices)
     room = 0 if choices else job.settings.sampling.max_tokens
     truncated = truncate_prompts(job.bare, measure, spec.context_length - room)
     if truncated.dropped:

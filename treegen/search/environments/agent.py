@@ -350,15 +350,15 @@ class Agent(Closeable):
             state = _branch_of(node).state
             if _last_reward(node) is None and state is not None and state not in futures:
                 futures[state] = self._worlds.observe(state.state)
-        shown: dict[SharedState, Observation] = {}
+        observations: dict[SharedState, Observation] = {}
         if futures:
             results = await await_external(nodes[0], list(futures.values()))
-            shown = dict(zip(futures, results, strict=True))
+            observations = dict(zip(futures, results, strict=True))
         rewards = []
         for node in nodes:
             reward, state = _last_reward(node), _branch_of(node).state
-            if reward is None and state in shown:
-                reward = shown[state].reward
+            if reward is None and state in observations:
+                reward = observations[state].reward
             rewards.append(None if reward is None else float(reward))
         return rewards
 
@@ -433,18 +433,18 @@ def _read(turns: ToolTurns, sample: SearchNode, before: Sequence[int]) -> Reply:
 
 def _results(turns: ToolTurns, reply: Reply, outcome: Outcome, sample: SearchNode) -> str | Parts:
     """Return the results of a reply's calls, as text or parts to append to the sample."""
-    shown = outcome.observations
+    results = outcome.observations
     # Texts next to images are marked, because a text may be empty or stand elsewhere, too.
-    marks = {i: secrets.token_hex(16) for i, observation in enumerate(shown) if observation.images}
-    texts = [marks.get(i, observation.text) for i, observation in enumerate(shown)]
+    marks = {i: secrets.token_hex(16) for i, result in enumerate(results) if result.images}
+    texts = [marks.get(i, result.text) for i, result in enumerate(results)]
     text = replace_surrogates(turns.render_results(reply.calls, texts, sample.stop))
     if not marks:
         return text
     parts: list[Mapping[str, Any]] = []
     for place, mark in marks.items():
         before, _, text = text.partition(mark)
-        parts.append({"type": "text", "text": before + replace_surrogates(shown[place].text)})
-        parts += [{"type": "image", "image": image} for image in shown[place].images]
+        parts.append({"type": "text", "text": before + replace_surrogates(results[place].text)})
+        parts += [{"type": "image", "image": image} for image in results[place].images]
     return [*parts, {"type": "text", "text": text}]
 
 

@@ -39,7 +39,7 @@ class AgentStep:
     def describe(self) -> str:
         """Return the calls and results as lines of text, or the answer."""
         lines = [f"Call: {call_key(call)}" for call in self.reply.calls]
-        lines += [f"Result: {shown.text}" for shown in self.observations]
+        lines += [f"Result: {observation.text}" for observation in self.observations]
         return "\n".join(
             [*lines, *([f"Answer: {self.reply.text}"] if self.end == "answer" else [])]
         )
@@ -51,7 +51,7 @@ class AgentStep:
             "thoughts": self.reply.thoughts,
             "text": self.reply.text,
             "calls": calls,
-            "observations": [observation_json(shown) for shown in self.observations],
+            "observations": [observation_json(observation) for observation in self.observations],
             "end": self.end,
             "failure": self.failure,
         }

@@ -176,7 +176,7 @@ class LiveWorlds(Closeable):
         self, future: Future[WorldState], calls: tuple[ToolCall, ...], is_last: bool
     ) -> Outcome:
         state = await _await_shielded(future)
-        shown: list[Observation] = []
+        results: list[Observation] = []
         num_run = 0
         world: World | None = None
         try:
@@ -189,19 +189,19 @@ class LiveWorlds(Closeable):
                     num_run += 1
                     observation = await self._call(world.run(call), f"the action {call.name}")
                     check_observation(observation)
-                shown.append(observation)
+                results.append(observation)
                 if observation.is_done or observation.failure:
                     break
         except Exception as error:
             if world is not None:
                 await self._discard(world)
-            failure, num_calls = describe_failure(error), len(shown) + 1
-            return Outcome(tuple(shown), failure=failure, num_run=num_run, num_calls=num_calls)
+            failure, num_calls = describe_failure(error), len(results) + 1
+            return Outcome(tuple(results), failure=failure, num_run=num_run, num_calls=num_calls)
         except BaseException:
             if world is not None:
                 self._discard_later(world)
             raise
-        last = shown[-1]
+        last = results[-1]
         after: WorldState | None = None
         reward, failure = last.reward, last.failure
         if not last.is_done and not failure:
@@ -214,7 +214,7 @@ class LiveWorlds(Closeable):
                 failure = describe_failure(error)
         if after is None and world is not None:
             await self._discard(world)
-        return Outcome(tuple(shown), after, failure, reward, num_run, len(shown))
+        return Outcome(tuple(results), after, failure, reward, num_run, len(results))
 
     async def _run_pure(self, state: WorldState, call: ToolCall) -> tuple[Observation, bool]:
         """Return the observation of a call that changes nothing, and whether it had to run."""
@@ -224,14 +224,14 @@ class LiveWorlds(Closeable):
                 return state.pure[key], False
             world = await self._revive(state)
             try:
-                shown = await self._call(world.run(call), f"the action {call.name}")
-                check_observation(shown)
+                observation = await self._call(world.run(call), f"the action {call.name}")
+                check_observation(observation)
             except BaseException:
                 await self._drop_world(state)
                 raise
             self._set_idle(state, world)
-            state.pure[key] = shown
-            return shown, True
+            state.pure[key] = observation
+            return observation, True
 
     async def _observe(self, future: Future[WorldState]) -> Observation:
         return await self._look(await _await_shielded(future))
@@ -239,20 +239,20 @@ class LiveWorlds(Closeable):
     async def _look(self, state: WorldState) -> Observation:
         """Return what a state shows."""
         async with self._using(state):
-            if state.shown is None:
+            if state.observation is None:
                 world = await self._revive(state)
                 try:
-                    state.shown = await self._show(world)
+                    state.observation = await self._show(world)
                 except BaseException:
                     await self._drop_world(state)
                     raise
                 self._set_idle(state, world)
-            return state.shown
+            return state.observation
 
     async def _show(self, world: World) -> Observation:
-        shown = await self._call(world.observe(), "observing a world")
-        check_observation(shown)
-        return shown
+        observation = await self._call(world.observe(), "observing a world")
+        check_observation(observation)
+        return observation
 
     async def _fork(self, state: WorldState, is_last: bool) -> World:
         """Return a world in a state that the caller may change."""
@@ -413,10 +413,10 @@ class LiveWorlds(Closeable):
         return await limit_time(call, what, self._max_seconds)
 
     async def _close_all(self) -> None:
-        own = asyncio.current_task()
+        this_task = asyncio.current_task()
         deadline = self._loop.time() + _CLOSING_SECONDS
-        while (left := asyncio.all_tasks() - {own}) and self._loop.time() < deadline:
-            await asyncio.wait(left, timeout=max(0.0, deadline - self._loop.time()))
+        while (tasks := asyncio.all_tasks() - {this_task}) and self._loop.time() < deadline:
+            await asyncio.wait(tasks, timeout=max(0.0, deadline - self._loop.time()))
         for state in list(self._states):
             await self._end(state)
         await self._call(self.environment.close(), "closing the environment")
