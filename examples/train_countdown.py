@@ -65,15 +65,15 @@ def draw_puzzles(num: int, seed: int, used: set[Puzzle], most_given: int = 0) ->
 
 def prompt_of(puzzle: Puzzle) -> str:
     """The text before the lines to sample."""
-    numbers, target, given = puzzle
-    return prompt(SOLVE_HEADER, (), solve_head(numbers, target) + given)
+    numbers, target, first_steps = puzzle
+    return prompt(SOLVE_HEADER, (), solve_head(numbers, target) + first_steps)
 
 
 def reward_of(puzzle: Puzzle, samples: list[Completion]) -> Tensor:
     """The reward of each sample: 1 if it is a legal step after which the target can be reached."""
-    numbers, target, given = puzzle
-    size = len(numbers) - given.count("\n") - 1
-    lefts = [apply_steps(numbers, given + each.text) or () for each in samples]
+    numbers, target, first_steps = puzzle
+    size = len(numbers) - first_steps.count("\n") - 1
+    lefts = [apply_steps(numbers, first_steps + completion.text) or () for completion in samples]
     return torch.tensor([1.0 * (len(s) == size and reachable(s, target, True)) for s in lefts])
 
 
@@ -84,10 +84,10 @@ def sample(llm: LLM, puzzles: list[Puzzle], num: int, params: SamplingParams) ->
     done: dict[str, list[Completion]] = {name: [] for name in named}
     with llm.stream(Node("", children=leaves), params) as stream:
         while stream.has_work:
-            for each in stream.step():
-                done[each.prompt_id].append(each)
-                if len(done[each.prompt_id]) == num:
-                    yield named[each.prompt_id], done[each.prompt_id]
+            for completion in stream.step():
+                done[completion.prompt_id].append(completion)
+                if len(done[completion.prompt_id]) == num:
+                    yield named[completion.prompt_id], done[completion.prompt_id]
 
 
 def batches(llm: LLM, puzzles: list[Puzzle], in_flight: bool) -> Iterator[list[Group]]:
@@ -106,8 +106,8 @@ def loss_of(module: Any, llm: LLM, batch: list[Group]) -> Tensor:
         rewards, ids = reward_of(puzzle, samples), llm.tokenizer(prompt_of(puzzle)).input_ids
         if 0 < rewards.mean() < 1:
             advantages += ((rewards - rewards.mean()) / rewards.std()).tolist()
-            texts += [ids + list(each.tokens) for each in samples]
-            old += [torch.tensor(each.logprobs) for each in samples]
+            texts += [ids + list(completion.tokens) for completion in samples]
+            old += [torch.tensor(completion.logprobs) for completion in samples]
             starts += [len(ids)] * len(samples)
     losses = [torch.zeros(0, requires_grad=True)]
     news = tree_logprobs(module, tree_of(texts), prompt_lengths=starts)
@@ -120,7 +120,9 @@ def loss_of(module: Any, llm: LLM, batch: list[Group]) -> Tensor:
 def test(llm: LLM, puzzles: list[Puzzle]) -> list[float]:
     """The share of samples that solve each puzzle."""
     solved = {
-        puzzle: fmean(apply_steps(puzzle[0], each.text) == puzzle[1:2] for each in samples)
+        puzzle: fmean(
+            apply_steps(puzzle[0], completion.text) == puzzle[1:2] for completion in samples
+        )
         for puzzle, samples in sample(llm, puzzles, 4, SOLUTION)
     }
     return [solved[puzzle] for puzzle in puzzles]
@@ -141,7 +143,7 @@ def main(in_flight: bool, steps: int, num_test: int) -> None:
     before, curve, spanning = test(llm, held_out), list[float](), list[bool]()
     for step, batch in enumerate(batches(llm, training, in_flight), start=1):
         curve.append(fmean(float(reward_of(*group).mean()) for group in batch))
-        spanning += [len(each.versions) > 1 for _, samples in batch for each in samples]
+        spanning += [len(completion.versions) > 1 for _, samples in batch for completion in samples]
         click.echo(f"step {step}: reward {curve[-1]:.2f}")
         optimizer.zero_grad()
         loss_of(module, llm, batch).backward()

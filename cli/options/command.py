@@ -319,8 +319,8 @@ def _row(param: click.Parameter, ctx: click.Context, everything: bool) -> tuple[
 
 
 def _help_all() -> click.Option:
-    def _show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-        if wanted and not ctx.resilient_parsing:
+    def _show(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
             ctx.meta[_ALL] = True
             click.echo(ctx.get_help())
             ctx.exit()

@@ -89,7 +89,7 @@ class Case:
         self.num_inputs = rows * product.chosen if product.rows_each else rows
         self.x = torch.randn(self.num_inputs, product.inputs, device=device).to(dtype)
         self.quarters = split_rows(self.x)
-        self.each = 1 if product.rows_each else product.chosen
+        self.pairs_per_row = 1 if product.rows_each else product.chosen
 
     def plain(self) -> list[Tensor]:
         """Return expanded matrices."""
@@ -115,7 +115,7 @@ class Case:
             return self.x @ whole[0].T
         _, order, blocks = self.routes[at]
         out: Tensor = grouped_product(
-            self.x, None, whole, None, None, order, blocks, self.each, False, self.dtype
+            self.x, None, whole, None, None, order, blocks, self.pairs_per_row, False, self.dtype
         )
         return out
 
@@ -137,7 +137,15 @@ class Case:
             if self.product.experts:
                 _, order, blocks = self.routes[at]
                 made: Tensor = grouped_fp4_product(
-                    self.quarters, weight, scale, factor, None, order, blocks, self.each, False
+                    self.quarters,
+                    weight,
+                    scale,
+                    factor,
+                    None,
+                    order,
+                    blocks,
+                    self.pairs_per_row,
+                    False,
                 )
                 return made
             assert factor is not None
@@ -152,7 +160,7 @@ class Case:
         divided = {} if expands else {"tiles": tiles}
         if self.product.experts:
             _, order, blocks = self.routes[at]
-            matrices, routes = (weight, scale, factor, None), (order, blocks, self.each)
+            matrices, routes = (weight, scale, factor, None), (order, blocks, self.pairs_per_row)
             kernels.grouped_fp4_product(self.quarters, matrices, routes, out, **divided)
         else:
             assert factor is not None
@@ -200,7 +208,9 @@ class Case:
             factor = self.factors[0]
             if factor is not None:
                 whole *= factor[expert, ::skipped, None].double()
-            rows = self.x[pair // self.each][None] if self.product.experts else self.x[pairs]
+            rows = (
+                self.x[pair // self.pairs_per_row][None] if self.product.experts else self.x[pairs]
+            )
             want, size = rows.double() @ whole.T, rows.double().abs() @ whole.abs().T
             far = ((got[pairs, ::skipped].double() - want).abs() - want.abs() * _TOLERANCE) / size
             if not bool((far <= 2e-6).all()):

@@ -310,7 +310,12 @@ def main(
 ) -> None:
     """The attention operator over latents, in each form compared with its roofline."""
     form = FORMS[shape]
-    grid = [(number, shared, own) for own in suffix for shared in prefix for number in rows]
+    grid = [
+        (number, shared, suffix_len)
+        for suffix_len in suffix
+        for shared in prefix
+        for number in rows
+    ]
     device, dtype, machine, rates = measure_rates(**options)
     results = []
     for result in measure(grid, form, rates, device=device, dtype=dtype, repeats=repeats):

@@ -77,7 +77,7 @@ def main() -> None:
             continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=True, **pages),
         )
         # A prompt's samples follow each other, in the order of the prompts.
-        rows = [[*each.generated_tokens] for each in done.values()]
+        rows = [[*output.generated_tokens] for output in done.values()]
         return [rows[at : at + samples] for at in range(0, len(rows), samples)]
 
     settings: dict[str, Any] = {"attention": options.attention, "device": device}

@@ -168,21 +168,21 @@ def repair_document(draw: random.Random, level: str) -> Document:
     puzzle = repair.make_puzzle(level, str(draw.getrandbits(64)))
     turns: list[Turn] = []
     for path in draw.sample(sorted(puzzle.files), len(puzzle.files)):
-        given, wanted = puzzle.files[path], puzzle.solution[path]
-        turns.append((ToolCall("read_file", {"path": path}), given, WRITE))
-        if given != wanted:
-            old, new = _change(given, wanted)
+        broken, fixed = puzzle.files[path], puzzle.solution[path]
+        turns.append((ToolCall("read_file", {"path": path}), broken, WRITE))
+        if broken != fixed:
+            old, new = _change(broken, fixed)
             change = ToolCall("replace", {"path": path, "old": old, "new": new})
             turns.append((change, f"Wrote {path}.", WRITE))
     turns.append((ToolCall("submit", {}), "Submitted.", WRITE))
     return _chat(repair.RepairGame.tools, repair.introduce(puzzle), turns)
 
 
-def _change(given: str, wanted: str) -> tuple[str, str]:
+def _change(broken: str, fixed: str) -> tuple[str, str]:
     """Return the line of a file in which the mistake is, and what makes the file right there."""
-    first = next(i for i, (a, b) in enumerate(zip(given, wanted, strict=False)) if a != b)
-    start, end = given.rfind("\n", 0, first) + 1, given.find("\n", first)
-    return given[start:end], wanted[start : len(wanted) - (len(given) - end)]
+    first = next(i for i, (a, b) in enumerate(zip(broken, fixed, strict=False)) if a != b)
+    start, end = broken.rfind("\n", 0, first) + 1, broken.find("\n", first)
+    return broken[start:end], fixed[start : len(fixed) - (len(broken) - end)]
 
 
 def easy_world(draw: random.Random) -> Document:

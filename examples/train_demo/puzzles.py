@@ -69,8 +69,8 @@ def operations(numbers: Numbers) -> list[Operation]:
 
 
 def _without(numbers: Numbers, i: int, j: int, result: int) -> Numbers:
-    kept = [number for k, number in enumerate(numbers) if k not in (i, j)]
-    return tuple(sorted([*kept, result]))
+    remaining = [number for k, number in enumerate(numbers) if k not in (i, j)]
+    return tuple(sorted([*remaining, result]))
 
 
 @lru_cache(maxsize=400_000)
@@ -78,11 +78,11 @@ def reachable(numbers: Numbers) -> frozenset[int]:
     """Return the targets that the numbers can be made into."""
     if len(numbers) == 1:
         return frozenset(number for number in numbers if 1 <= number <= LARGEST_TARGET)
-    found: set[int] = set()
+    totals: set[int] = set()
     for i, j in combinations(range(len(numbers)), 2):
         for *_, result in results(numbers[i], numbers[j]):
-            found |= reachable(_without(numbers, i, j, result))
-    return frozenset(found)
+            totals |= reachable(_without(numbers, i, j, result))
+    return frozenset(totals)
 
 
 def judge(numbers: Numbers, target: int) -> str:
@@ -135,7 +135,7 @@ def state(draw: random.Random) -> tuple[Numbers, int, str]:
         while len(numbers) > count:
             choices = operations(numbers)
             if possible:  # stay on a way that leads there
-                choices = [each for each in choices if goal in reachable(each.rest)]
+                choices = [choice for choice in choices if goal in reachable(choice.rest)]
             numbers = draw.choice(choices).rest
         if not possible and (count == 4 or draw.random() < 0.2):
             goal = draw.randint(1, LARGEST_TARGET)

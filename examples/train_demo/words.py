@@ -174,18 +174,18 @@ def _running(s: _Story) -> int:
         now = s.term()
         s.say(f"{who} has {now} {things}.", f"There are {now} {things} in the house of {who}.")
     elif kind == 1:
-        count, each = s.factors()
+        count, size = s.factors()
         holders = s.draw.choice(_HOLDERS)
         s.say(
-            f"{who} has {count} {holders} with {each} {things} in each.",
-            f"{who} has {count} {holders} of {each} {things}.",
+            f"{who} has {count} {holders} with {size} {things} in each.",
+            f"{who} has {count} {holders} of {size} {things}.",
         )
         now = s.reckon(
             count,
             "*",
-            each,
+            size,
             f"There are {{}} {things} at first.",
-            f"{count} {holders} of {each} are {{}} {things}.",
+            f"{count} {holders} of {size} are {{}} {things}.",
         )
     else:
         one, two = s.term(), s.term()
@@ -213,11 +213,11 @@ def _running(s: _Story) -> int:
                 f"After that there are {{}} {things}.",
             )
         elif event == "trade" and now <= _LARGEST:
-            each = s.factor()
+            size = s.factor()
             new = s.draw.choice([name for name in _THINGS if name != things])
-            s.say(f"{they.title()} trades each of the {things} for {each} {new}.")
+            s.say(f"{they.title()} trades each of the {things} for {size} {new}.")
             things = new
-            now = s.reckon(now, "*", each, f"That makes {{}} {things}.", f"They are {{}} {things}.")
+            now = s.reckon(now, "*", size, f"That makes {{}} {things}.", f"They are {{}} {things}.")
         elif event == "share" and last and (parts := _divisor(s, now)):
             s.say(
                 f"{they.title()} shares them equally among {parts} people.",
@@ -265,8 +265,8 @@ def _running(s: _Story) -> int:
 
 def _divisor(s: _Story, number: int) -> int:
     """Return a number of parts that `number` can be split into; 0 if there is none."""
-    found = [k for k in range(2, 13) if number % k == 0 and 1 < number // k <= _LARGEST]
-    return s.draw.choice(found) if found else 0
+    divisors = [k for k in range(2, 13) if number % k == 0 and 1 < number // k <= _LARGEST]
+    return s.draw.choice(divisors) if divisors else 0
 
 
 def _comparison(s: _Story) -> int:
@@ -357,12 +357,12 @@ def _rate(s: _Story) -> int:
             ("solves", "riddles", "collection has"),
         )
     )
-    days, each = s.factors()
-    s.say(f"{who} {verb} {each} {unit} a day.", f"Every day {who} {verb} {each} {unit}.")
+    days, rate = s.factors()
+    s.say(f"{who} {verb} {rate} {unit} a day.", f"Every day {who} {verb} {rate} {unit}.")
     done = s.reckon(
         days,
         "*",
-        each,
+        rate,
         f"In {days} days {they} {verb} {{}} {unit}.",
         f"After {days} days it is {{}}.",
     )
@@ -407,18 +407,18 @@ def _backwards(s: _Story) -> int:
 
 def _carrying(s: _Story) -> int:
     """How many trips or boxes it takes, the last of them perhaps not full."""
-    each = s.draw.randint(3, 9)
-    full, rest = s.draw.randint(2, (12, 99)[s.level > 1]), s.draw.randint(0, each - 1)
-    number = full * each + rest
+    size = s.draw.randint(3, 9)
+    full, rest = s.draw.randint(2, (12, 99)[s.level > 1]), s.draw.randint(0, size - 1)
+    number = full * size + rest
     things = s.draw.choice(_THINGS)
     holder = s.pick("box", "bag", "crate", "cart")
     plural = f"{holder}es" if holder == "box" else f"{holder}s"
     s.say(f"There are {number} {things} to be packed.", f"A shop has {number} {things} to pack.")
-    s.say(f"Each {holder} takes {each} {things}.", f"A {holder} is full with {each} {things}.")
+    s.say(f"Each {holder} takes {size} {things}.", f"A {holder} is full with {size} {things}.")
     s.say(f"How many {plural} are needed?")
     if not rest:
-        return s.reckon(number, "/", each, f"{{}} {plural} are needed.")
-    s.steps.append(Step(f"{number} / {each} is {full} with {rest} left over."))
+        return s.reckon(number, "/", size, f"{{}} {plural} are needed.")
+    s.steps.append(Step(f"{number} / {size} is {full} with {rest} left over."))
     return s.reckon(full, "+", 1, f"The rest needs one more, so {{}} {plural} are needed.")
 
 

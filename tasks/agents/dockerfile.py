@@ -113,15 +113,15 @@ def _context(task: HarborTask) -> dict[str, bytes]:
         pattern = posixpath.normpath("/" + line.removeprefix("!").strip()).lstrip("/")
         if line and not line.startswith("#") and pattern:
             rules.append((_glob(task, pattern), is_exception))
-    kept = {}
+    files = {}
     for path, data in task.environment.items():
         is_kept = path not in ("Dockerfile", "Dockerfile.dockerignore", ".dockerignore")
         for pattern_of, is_exception in rules:  # the last one that matches decides
             if any(pattern_of.fullmatch(prefix) for prefix in _prefixes(path)):
                 is_kept = is_exception
         if is_kept:
-            kept[path] = data
-    return kept
+            files[path] = data
+    return files
 
 
 def _glob(task: HarborTask, pattern: str) -> re.Pattern[str]:
@@ -168,10 +168,10 @@ def _copy(
         words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
     except (ValueError, RecursionError):
         raise task.refuse(unclear) from None
-    if not all(isinstance(each, str) and each and is_name(each) for each in words):
+    if not all(isinstance(argument, str) and argument and is_name(argument) for argument in words):
         raise task.refuse(unclear)
-    flags = [each for each in words if each.startswith("--")]
-    *sources, target = [each for each in words if not each.startswith("--")] or [""]
+    flags = [argument for argument in words if argument.startswith("--")]
+    *sources, target = [argument for argument in words if not argument.startswith("--")] or [""]
     is_remote = any("://" in source or source.startswith("git@") for source in sources)
     unpacks = word == "ADD" and any(source.endswith(_ARCHIVES) for source in sources)
     if flags or is_remote or unpacks or not sources:
@@ -187,7 +187,7 @@ def _copy(
         pattern = _glob(task, source)
         names, matches = {}, set()
         for path in context:
-            above = next((each for each in _prefixes(path) if pattern.fullmatch(each)), None)
+            above = next((prefix for prefix in _prefixes(path) if pattern.fullmatch(prefix)), None)
             matches.add(above)
             if source == ".":
                 names[path] = path

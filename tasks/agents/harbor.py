@@ -227,7 +227,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
 
     for place, folders, names in os.walk(folder, onerror=fail):
         folders.sort()
-        for name in sorted([*names, *(each for each in folders if Path(place, each).is_symlink())]):
+        for name in sorted([*names, *(link for link in folders if Path(place, link).is_symlink())]):
             path = Path(place, name)
             _check_name(path)
             if path.is_symlink():

@@ -220,8 +220,8 @@ def _absolute_path(text: str, workdir: str) -> str | None:
     URLs, closing tags, comments, fractions and relative paths are no absolute paths. In quotes,
     which may hold the path of a URL, only well-known directories and arguments of functions are.
     """
-    own = "" if workdir == "/" else rf"|{re.escape(workdir[1:])}(?![\w-])"
-    for pattern in (rf"{_NOT_INSIDE}/(?:{_ROOTS}\b{own})", _ROOT_FILE, _OPENED):
+    workdir_pattern = "" if workdir == "/" else rf"|{re.escape(workdir[1:])}(?![\w-])"
+    for pattern in (rf"{_NOT_INSIDE}/(?:{_ROOTS}\b{workdir_pattern})", _ROOT_FILE, _OPENED):
         if match := re.search(pattern, text):
             return match[0]
     return None

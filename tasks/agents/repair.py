@@ -132,19 +132,19 @@ def make_puzzle(level: str, seed: str) -> RepairPuzzle:
 
 def _draw_cases(function: Function, source: str, draw: random.Random) -> list[CallCase]:
     """Return different cases; if the source is wrong, it fails public and hidden ones."""
-    right, given = function.load(), function.load(source)
+    correct, draft = function.load(), function.load(source)
     is_right = source == function.source
     while True:
         cases: dict[str, CallCase] = {}
         for _ in range(50 * (NUM_PUBLIC + NUM_HIDDEN)):
-            case = CallCase(function.name, arguments := function.draw(draw), right(*arguments))
+            case = CallCase(function.name, arguments := function.draw(draw), correct(*arguments))
             cases.setdefault(case.call, case)
             if len(cases) == NUM_PUBLIC + NUM_HIDDEN:
                 break
-        drawn = list(cases.values())
-        failed = [_fails(given, case) for case in drawn]
+        drawn_cases = list(cases.values())
+        failed = [_fails(draft, case) for case in drawn_cases]
         if is_right or (any(failed[:NUM_PUBLIC]) and any(failed[NUM_PUBLIC:])):
-            return drawn
+            return drawn_cases
 
 
 def _fails(function: Any, case: CallCase) -> bool:
@@ -189,7 +189,9 @@ class CaseRunner:
         if results is None:
             results = []
             for function in dict.fromkeys(case.function for case in cases):
-                results += self._run(files, [each for each in cases if each.function == function])
+                results += self._run(
+                    files, [selected for selected in cases if selected.function == function]
+                )
             with self._lock:
                 if len(self._results) >= _MAX_KEPT:
                     self._results.clear()

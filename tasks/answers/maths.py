@@ -72,8 +72,8 @@ class MathAnswer:
         verdict = self._verdicts.get(key.digest())
         if verdict is None:
             self.ready()
-            wanted = [without_dollars(reference) for reference in references]
-            reply = _WORKER.ask(["judge", text, wanted])
+            expected = [without_dollars(reference) for reference in references]
+            reply = _WORKER.ask(["judge", text, expected])
             verdict = Verdict(*reply) if reply else Verdict(None, False)
             _keep(self._verdicts, key.digest(), verdict)
         return verdict

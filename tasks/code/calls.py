@@ -165,12 +165,12 @@ def _close(out: Any, expected: Any, atol: float) -> bool:
     if not (_all_numbers(out) and _all_numbers(expected)):
         return False
     with np.errstate(all="ignore"):
-        ours, theirs = np.asarray(out), np.asarray(expected)
+        values, expected_values = np.asarray(out), np.asarray(expected)
         # Broadcasting pairs each row of one array with each column of the other.
-        pairs = math.prod(np.broadcast_shapes(ours.shape, theirs.shape))
-        if pairs > max(ours.size, theirs.size):
+        pairs = math.prod(np.broadcast_shapes(values.shape, expected_values.shape))
+        if pairs > max(values.size, expected_values.size):
             return False
-        return bool(np.allclose(ours, theirs, rtol=_RTOL, atol=atol))
+        return bool(np.allclose(values, expected_values, rtol=_RTOL, atol=atol))
 
 
 def _all_numbers(value: Any) -> bool:
@@ -384,8 +384,8 @@ def call_cases(
     results = iter([CallValue(*result) for group in results_of for result in group])
     tests = []
     for part in parts:
-        wanted = expect(list(itertools.islice(results, len(part))))
-        for calls in _runs(list(zip(part, wanted, strict=True))):
+        answers = expect(list(itertools.islice(results, len(part))))
+        for calls in _runs(list(zip(part, answers, strict=True))):
             args = (name, [arguments for arguments, _ in calls], listed)
             tests.append(TestCase(args=args, expected=calls))
 
@@ -397,8 +397,8 @@ def call_cases(
                 isinstance(result, tuple)
                 and len(result) == 3
                 and result[0] != _ERROR
-                and same(arguments, CallValue(*result), wanted)
-                for result, (arguments, wanted) in zip(output, expected, strict=True)
+                and same(arguments, CallValue(*result), expected_value)
+                for result, (arguments, expected_value) in zip(output, expected, strict=True)
             )
         )
 

@@ -93,7 +93,11 @@ class Storage:
                         place.mkdir(mode)
                 for left in (*worlds, *(partial for partial in snapshots if partial.suffix)):
                     remove_tree(left)
-                self._sizes = {kept.name: _measure(kept) for kept in snapshots if not kept.suffix}
+                self._sizes = {
+                    snapshot.name: _measure(snapshot)
+                    for snapshot in snapshots
+                    if not snapshot.suffix
+                }
                 self.has_reflinks = _try_reflinks(path)
             except OSError as error:
                 raise InputError(
@@ -271,9 +275,9 @@ def _check_kinds(folder: Path) -> None:
     ):
         with suppress(FileNotFoundError):
             if not is_kind(mode := os.lstat(folder / name).st_mode):
-                found = "a symbolic link, which treegen does not follow" * stat.S_ISLNK(mode)
+                symlink = "a symbolic link, which treegen does not follow" * stat.S_ISLNK(mode)
                 raise InputError(
-                    f"{folder / name} is {found or kind}; remove it, or name another "
+                    f"{folder / name} is {symlink or kind}; remove it, or name another "
                     f"{arg('folder')}"
                 )
 

@@ -72,7 +72,8 @@ def build_requests(
     if parts[0].scored:
         pairs = _Pairs(texts, length)
         scored = tuple(
-            _choices(name, pairs.of(mine)) for name, mine in zip(ids, chosen, strict=True)
+            _choices(name, pairs.of(doc_instances))
+            for name, doc_instances in zip(ids, chosen, strict=True)
         )
         leaves = [Node(prompt.context.tolist(), id=prompt.id, samples=1) for prompt in scored]
         return OwnRequests(Node("", children=leaves, samples=0), scored=scored)
@@ -87,11 +88,11 @@ def build_requests(
             )
         context, gen_kwargs, *rest = request.args
         if (key := repr(gen_kwargs)) not in settings_of:
-            theirs = gen_settings(
+            generation = gen_settings(
                 gen_kwargs, max_gen_toks=MAX_GEN_TOKS, seed=0, eos=texts.eos, thinks=False
             )
-            settings_of[key] = theirs, _params(theirs.params, settings)
-        theirs, params = settings_of[key]
+            settings_of[key] = generation, _params(generation.params, settings)
+        generation, params = settings_of[key]
         if images := load_images(table, rest[0]) if rest else []:
             assert table is not None
             tokens = image_tokens(context, images, table, texts.encode_prompt)
@@ -100,7 +101,7 @@ def build_requests(
         drawn.append(Node(tokens, id=name, samples=settings.num_samples))
         own_params.append(params)
         chose = settings.sources.get("stop", TASK) != TASK
-        until[name] = params.stops if chose else theirs.until
+        until[name] = params.stops if chose else generation.until
 
     def text(completion: "Completion") -> str:
         ended = isinstance(completion.stop, int)
@@ -117,10 +118,12 @@ def default_params(gen_kwargs: Mapping[str, Any]) -> SamplingParams:
     ).params
 
 
-def _params(theirs: SamplingParams, settings: EvalSettings) -> SamplingParams:
+def _params(task_params: SamplingParams, settings: EvalSettings) -> SamplingParams:
     """Return a request's own parameters with the overrides of the user and the checkpoint."""
     of_task = {
-        name: getattr(theirs, name) for name in _OF_TASK if settings.sources.get(name, TASK) == TASK
+        name: getattr(task_params, name)
+        for name in _OF_TASK
+        if settings.sources.get(name, TASK) == TASK
     }
     return replace(settings.drawing, **of_task)
 
@@ -167,9 +170,9 @@ def _group_requests(
     names = part.ids  # lm-eval numbers documents in the order of the data
     for instance in task.instances:
         instances[names[instance.doc_id]].append(instance)
-    for mine in instances.values():
-        mine.sort(key=lambda instance: int(instance.idx))
-        kinds = {instance.request_type for instance in mine}
+    for doc_instances in instances.values():
+        doc_instances.sort(key=lambda instance: int(instance.idx))
+        kinds = {instance.request_type for instance in doc_instances}
         if len(kinds) > 1 or ("generate_until" in kinds) == part.scored:
             listed = " and ".join(sorted(kinds))
             raise TaskError(

@@ -199,8 +199,10 @@ class MinervaAnswer(MathAnswer):
         form = minerva_form(answer) if answer and len(answer) <= MAX_ANSWER else ""
         if not form.strip():
             return Verdict(None, False)
-        wanted = [minerva_form(reference) for reference in references]
-        return Verdict(form, form in wanted or super().verdict(f"${form}$", wanted).correct)
+        reference_forms = [minerva_form(reference) for reference in references]
+        return Verdict(
+            form, form in reference_forms or super().verdict(f"${form}$", reference_forms).correct
+        )
 
 
 _BOXED: Final = "Please reason step by step, and put your final answer within \\boxed{}."

@@ -126,7 +126,7 @@ class RulerItem:
             (key, next(values)) for key in self._own_keys for _ in range(variant.num_values)
         ]
         queries = draw.sample(self._own_keys, variant.num_queries)
-        self.values = [value for wanted in queries for key, value in needles if key == wanted]
+        self.values = [value for query in queries for key, value in needles if key == query]
         draw.shuffle(needles)
         self._needles = [self._say(key, value) for key, value in needles]
         places = sorted(draw.sample(range(_NUM_DEPTHS), len(needles)))
@@ -331,11 +331,11 @@ class Ruler(TextTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether the text contains all values. The credit is the share that it contains."""
-        wanted = problem.answer.split(" ")
+        expected_values = problem.answer.split(" ")
         read = text.casefold()
-        recalled = [value for value in wanted if value.casefold() in read]
+        recalled = [value for value in expected_values if value.casefold() in read]
         answer = " ".join(find_values(text, self.variant.values)) or " ".join(recalled)
-        credit = len(recalled) / len(wanted)
+        credit = len(recalled) / len(expected_values)
         return {"contains-all": Verdict(answer or None, bool(answer) and credit == 1, credit)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:

@@ -48,8 +48,8 @@ def draw_names(draw: random.Random, num: int) -> list[str]:
     seconds = {first: draw.sample(SECOND_NAMES, rounds) for first in NAMES}
     names: list[str] = []
     for turn in range(rounds):
-        wanted = min(len(NAMES), num - len(names))
-        names += [f"{first} {seconds[first][turn]}" for first in draw.sample(NAMES, wanted)]
+        num_missing = min(len(NAMES), num - len(names))
+        names += [f"{first} {seconds[first][turn]}" for first in draw.sample(NAMES, num_missing)]
     draw.shuffle(names)
     return names
 

@@ -126,10 +126,10 @@ def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
     library_path = ""
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
         library_path = str(sysconfig.get_config_var("LIBDIR"))
-    wanted = [path for path in _SYSTEM if os.path.exists(path)]
-    wanted += [python, "/etc/ld.so.cache", *unless_killed(lambda: _parts(python))]
-    wanted += [os.path.realpath(path) for path in wanted]
-    read = _outermost([path for path in wanted if os.path.exists(path)])
+    candidates = [path for path in _SYSTEM if os.path.exists(path)]
+    candidates += [python, "/etc/ld.so.cache", *unless_killed(lambda: _parts(python))]
+    candidates += [os.path.realpath(path) for path in candidates]
+    read = _outermost([path for path in candidates if os.path.exists(path)])
     shown = [path for name in packages for path in _package(name)]
     sites = dict.fromkeys(os.path.dirname(path) for path in shown)
     hidden = _find_hidden(read)

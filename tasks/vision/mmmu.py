@@ -80,8 +80,8 @@ class MMMU(VisionTask):
 
     def is_selected(self, problem: Problem) -> bool:
         """Return whether a problem's subject is requested."""
-        wanted = _subjects(self.extra)
-        return not wanted or problem.metadata["subject"] in wanted
+        subjects = _subjects(self.extra)
+        return not subjects or problem.metadata["subject"] in subjects
 
     def problem(self, row: dict[str, Any], line: int, images: Images) -> Problem:
         """Return the problem of a row, with choices or with a free answer.

@@ -181,8 +181,8 @@ def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
 
 def _entry(stored: Mapping[str, Any], group: str, name: str) -> Any:
     """Return a stored setting; None in a file that lacks it."""
-    found = stored.get(group)
-    return found.get(name) if isinstance(found, Mapping) else None
+    section = stored.get(group)
+    return section.get(name) if isinstance(section, Mapping) else None
 
 
 def _hash(content: object) -> str:

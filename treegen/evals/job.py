@@ -133,8 +133,8 @@ def load_job(settings: EvalSettings) -> Job:
         _check_votes(task, data)
     tree = wrap_task_method(task.tree, task.name)(data, settings.num_samples)
     prompts = prompts_of(tree)
-    wanted = {(problem.id, settings.num_samples) for problem in data.problems}
-    if {(prompt.id, prompt.samples) for prompt in prompts} != wanted:
+    expected = {(problem.id, settings.num_samples) for problem in data.problems}
+    if {(prompt.id, prompt.samples) for prompt in prompts} != expected:
         raise InputError(
             f"the tree of task {task.name!r} must have one node with {settings.num_samples} "
             f"samples for each of its {len(data.problems)} problems; fix the task's tree()"

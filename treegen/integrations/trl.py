@@ -280,7 +280,9 @@ def _sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
             f"treegen does not support {', '.join(refused)} in the trainer's generation_kwargs; "
             f"treegen supports {', '.join((*_NAMES, *_KNOWN))}; leave out the others"
         )
-    settings = {ours: set_kwargs[theirs] for theirs, ours in _NAMES.items() if theirs in set_kwargs}
+    settings = {
+        param: set_kwargs[option] for option, param in _NAMES.items() if option in set_kwargs
+    }
     if not set_kwargs.get("do_sample", True):
         settings["temperature"] = 0
     ends = set_kwargs.get("eos_token_id", [])

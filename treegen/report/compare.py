@@ -261,8 +261,10 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             f"no metric of {a.task} gives problems a value from 0 to 1, so treegen cannot compare "
             "the problems; compare the metrics that `treegen score` prints"
         )
-    kept = [[p for p in view.problems if p.id not in left_out] for view in (a, b)]
-    spent = [[sum(s.num_tokens for s in p.samples) for p in problems] for problems in kept]
+    shared_problems = [[p for p in view.problems if p.id not in left_out] for view in (a, b)]
+    spent = [
+        [sum(s.num_tokens for s in p.samples) for p in problems] for problems in shared_problems
+    ]
     tokens = _tokens(spent[0], spent[1], clusters)
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)

@@ -299,9 +299,9 @@ class RunView:
             ]
             for problem in self.problems
         }
-        kept = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
-        self._verdicts[filter, most] = kept
-        return kept
+        by_problem = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
+        self._verdicts[filter, most] = by_problem
+        return by_problem
 
 
 def task_name(info: "RunInfo") -> str:

@@ -233,10 +233,12 @@ def evaluate_all(
     models.threads = next((target.threads for target in targets if target.threads), None)
     # Showing a prompt needs the tokenizer.
     complete = () if show_prompts else whole
-    wanted, prepared = prepare_runs(jobs, models, listener, prepare, targets, complete)
+    run_settings, prepared = prepare_runs(jobs, models, listener, prepare, targets, complete)
     settings = [target.settings for target in targets]
     again = listener.resume_command(resume or output or targets[0].path, settings)
-    return execute_runs(RunDir, targets, wanted, work, models, listener, again, unit="samples")
+    return execute_runs(
+        RunDir, targets, run_settings, work, models, listener, again, unit="samples"
+    )
 
 
 def plan_tasks(

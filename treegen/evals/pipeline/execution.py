@@ -235,7 +235,7 @@ def announce_demo_model(
         settings: The settings of all runs.
         listener: Receives the message.
     """
-    models = {str(each.engine.model) for each in settings}
+    models = {str(run_settings.engine.model) for run_settings in settings}
     if "model" not in choices and models & demo.MODELS.keys():
         if "data" in choices or demo.AGENT in models:
             text = f"{demo.MODEL_NOTICE}; use {arg('model=')} for your own"
@@ -297,7 +297,7 @@ def prepare_runs(
 def execute_runs(
     kind: type[_Run],
     targets: "Sequence[RunTarget[Any]]",
-    wanted: "Sequence[RunSettings]",
+    run_settings: "Sequence[RunSettings]",
     make: "Callable[[Sequence[_Run], ExitStack], _Works[_Done]]",
     models: ModelLoader,
     listener: Listener,
@@ -310,7 +310,7 @@ def execute_runs(
     Args:
         kind: The class of run directories.
         targets: The directory of each run, and whether to resume it.
-        wanted: The settings of each run.
+        run_settings: The settings of each run.
         make: Returns the work of the open runs, and the functions that each worker calls before it
             loads the model. What it puts on the stack is closed at the end.
         models: Loads the models, or holds one that is loaded.
@@ -319,7 +319,7 @@ def execute_runs(
         unit: The unit of a run's records in messages, such as "samples".
     """
     with ExitStack() as stack:
-        runs = _open_runs(kind, targets, wanted, stack, listener, unit)
+        runs = _open_runs(kind, targets, run_settings, stack, listener, unit)
         stack.enter_context(models)
         # It is entered before anything that writes in the run directories, so it exits after that.
         stack.enter_context(discard_on_error(runs, but=RunError))
@@ -346,14 +346,14 @@ def execute_runs(
 def _open_runs(
     kind: type[_Run],
     targets: "Sequence[RunTarget[Any]]",
-    wanted: "Sequence[RunSettings]",
+    run_settings: "Sequence[RunSettings]",
     stack: ExitStack,
     listener: Listener,
     unit: str,
 ) -> list[_Run]:
     runs: list[_Run] = []
     with discard_on_error(runs):
-        for target, settings in zip(targets, wanted, strict=True):
+        for target, settings in zip(targets, run_settings, strict=True):
             path = target.path
             run: _Run = (
                 kind.resume(path, settings) if target.resume else kind.create(path, settings)
@@ -373,7 +373,7 @@ def _fill(
     listener: Listener,
     before: Before,
     runs: Sequence[RunDir],
-    kept: Callable[[], str],
+    describe_stored: Callable[[], str],
 ) -> None:
     """Draw what a run is missing. The model is loaded only for that."""
     llm = models.get(item, listener, before)
@@ -385,7 +385,7 @@ def _fill(
         except TreegenError as error:
             if all_new(runs):
                 raise  # there is nothing to continue
-            raise type(error)(f"{error.message.marked}; {kept()}") from error
+            raise type(error)(f"{error.message.marked}; {describe_stored()}") from error
 
 
 @contextmanager

@@ -207,15 +207,15 @@ class NearTies:
         """
         if any(stored.get(name) != drawn.get(name) for name in ("seed", "prompt_hash")):
             return []
-        tokens, kept = drawn["tokens"], stored.get("tokens")
-        if not isinstance(kept, list):
-            found = sorted(self._find_by_text(stored, drawn, start), key=lambda pair: -pair[0])
-            return [branch for _, branch in found]
-        pairs = enumerate(zip(tokens, kept, strict=False))
+        tokens, stored_tokens = drawn["tokens"], stored.get("tokens")
+        if not isinstance(stored_tokens, list):
+            branches = sorted(self._find_by_text(stored, drawn, start), key=lambda pair: -pair[0])
+            return [branch for _, branch in branches]
+        pairs = enumerate(zip(tokens, stored_tokens, strict=False))
         at = next((place for place, (a, b) in pairs if a != b), None)
-        if at is None or at < start or kept[at] not in self._list_near(drawn, at):
+        if at is None or at < start or stored_tokens[at] not in self._list_near(drawn, at):
             return []
-        return [(*tokens[:at], int(kept[at]))]
+        return [(*tokens[:at], int(stored_tokens[at]))]
 
     def _find_by_text(
         self, stored: Record, drawn: Record, start: int

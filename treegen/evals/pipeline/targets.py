@@ -129,7 +129,7 @@ class _Kind(Generic[_Settings]):
             if targets := self.find_below(path, names, choices, must=bool(resume)):
                 return targets
         settings = [self.begin(choices, name) for name in names] or [self.begin(choices)]
-        folders = [self.folder(getattr(each, self.by)) for each in settings]
+        folders = [self.folder(getattr(run_settings, self.by)) for run_settings in settings]
         if path is None:
             word = self.together if several else folders[0]
             task = () if self.by == "task" else (get_task(settings[0].task).name,)
@@ -141,7 +141,10 @@ class _Kind(Generic[_Settings]):
             )
         paths = [path / folder for folder in folders] if several else [path]
         _check_free((path, *paths), path)
-        return [RunTarget(each, to, False) for each, to in zip(settings, paths, strict=True)]
+        return [
+            RunTarget(run_settings, to, False)
+            for run_settings, to in zip(settings, paths, strict=True)
+        ]
 
     def find_below(
         self, path: Path, names: Sequence[str | Task], choices: Mapping[str, Any], *, must: bool

@@ -318,7 +318,7 @@ class Searcher:
         self.root.search.check()
 
     def _prune_checked(self, nodes: Sequence[SearchNode]) -> list[SearchNode]:
-        kept = []
+        survivors = []
         for node in nodes:
             value = self._plain(node)
             if value == self._value.won:
@@ -327,8 +327,8 @@ class Searcher:
                 node.value, node.pruned, node.pruned_because = value, True, LOST
                 node.free()
             else:
-                kept.append(node)
-        return kept
+                survivors.append(node)
+        return survivors
 
     def _plain(self, node: SearchNode) -> float | None:
         """Return the value of a node that a check finds correct, wrong or a dead end, else None."""

@@ -273,9 +273,9 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         include = fields.pop("include_stop", None)
         if include is not None:
             raise InputError("RemoteLLM.generate does not support include_stop; leave it out")
-        for ours, theirs in _STRUCTURES.items():
-            if ours in fields:
-                fields["structured_outputs"] = {theirs: fields.pop(ours)}
+        for name, server_name in _STRUCTURES.items():
+            if name in fields:
+                fields["structured_outputs"] = {server_name: fields.pop(name)}
         contents = [check_prompt(prompt) for prompt in as_list("prompts", prompts)]
         template: dict[str, Any] = {"tools": list(tools)} if tools else {}
         if chat_template_kwargs:
@@ -307,8 +307,8 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         check_int("top", top, least=0, most=20)
         prompts: list[list[Any]] = []
         for index, pair in enumerate(as_list("pairs", pairs)):
-            given: Any = pair if len(pair) == 2 else (None, None)
-            context, continuation = given
+            parts: Any = pair if len(pair) == 2 else (None, None)
+            context, continuation = parts
             if isinstance(context, str) != isinstance(continuation, str) or not context:
                 raise InputError(
                     f"pair {index} is {pair!r:.80}; give a context and a continuation, both as "

@@ -123,7 +123,7 @@ def sampling_params(
             f"treegen does not support {', '.join(refused)}; leave them out; in extra_body, "
             f"treegen supports {', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
         )
-    set_fields = {ours: getattr(config, theirs) for theirs, ours in _NAMES.items()}
+    set_fields = {param: getattr(config, option) for option, param in _NAMES.items()}
     set_fields = {name: value for name, value in set_fields.items() if value is not None}
     structure = parse_structure({name: extra.pop(name) for name in REQUESTED if name in extra})
     if config.response_schema is not None:

@@ -186,14 +186,14 @@ class InspectEnvironment:
         Args:
             keep: Ids of snapshots that stay.
         """
-        kept = {*keep, *self._created}
-        old = [snapshot for snapshot in self._sizes if snapshot not in kept]
+        retained = {*keep, *self._created}
+        old = [snapshot for snapshot in self._sizes if snapshot not in retained]
         for snapshot in old:
             await self.delete(snapshot)
         if not self._makes_images:
             return len(old)
-        own = [await self._container(world) for world in self._worlds]
-        return len(old) + await self._images.remove_leftovers(kept, own)
+        containers = [await self._container(world) for world in self._worlds]
+        return len(old) + await self._images.remove_leftovers(retained, containers)
 
     async def close(self, keep: Collection[str] = ()) -> None:
         """Close all worlds and delete all snapshots that this object made.

@@ -69,9 +69,9 @@ class Journal:
             yield file
 
 
-def read_stored(file: RecordFile, wanted: Collection[Key]) -> dict[Key, dict[str, Any]]:
+def read_stored(file: RecordFile, requested: Collection[Key]) -> dict[Key, dict[str, Any]]:
     """Return the records of a file that have one of the wanted keys."""
-    keys = set(wanted) & file.keys
+    keys = set(requested) & file.keys
     if not keys:
         return {}
     records = (((r["problem_id"], r["sample_index"]), r) for r in file.records())

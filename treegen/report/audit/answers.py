@@ -70,7 +70,7 @@ def references_of(answer: str) -> tuple[str, ...]:
     if answer.startswith("["):
         with suppress(ValueError, RecursionError):
             answers = json.loads(answer)
-            if answers and all(isinstance(each, str) for each in answers):
+            if answers and all(isinstance(text, str) for text in answers):
                 return tuple(answers)
     answer = answer.rpartition("#### ")[2]
     return (answer,) if answer else ()

@@ -285,12 +285,12 @@ def _read_published() -> dict[str, tuple[str, tuple[str, ...]]]:
     A line of published.jsonl has the hashes of one split: the first 6 bytes of `hash_question`, in
     base64.
     """
-    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    published: dict[str, tuple[str, tuple[str, ...]]] = {}
     for split in _read_lines("published.jsonl"):
         digits = b64decode(split["items"]).hex()
         of = f"{split['name']} ({split['split']})", tuple(split["tasks"])
-        found |= {digits[at : at + _DIGITS]: of for at in range(0, len(digits), _DIGITS)}
-    return found
+        published |= {digits[at : at + _DIGITS]: of for at in range(0, len(digits), _DIGITS)}
+    return published
 
 
 def _audit_names(task: str, problems: Sequence[ProblemView]) -> Iterator[Finding]:

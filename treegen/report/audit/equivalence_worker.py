@@ -76,7 +76,7 @@ def programs(text: str, names: Sequence[str]) -> dict[str, str | None]:
     """Return the first and last fenced block, and the longest lines that Python can parse."""
     parts = _FENCE.split(text)
     blocks = [part for part in parts[1::2] if part.strip()]
-    found = {
+    sources = {
         "first block": blocks[0].strip() if blocks else None,
         "last block": blocks[-1].strip() if blocks else None,
         "evalplus": None,
@@ -85,9 +85,9 @@ def programs(text: str, names: Sequence[str]) -> dict[str, str | None]:
     for part in sorted(candidates, key=len, reverse=True):
         code = _longest(part)
         if code and (not names or any(_defines(code, name) for name in names)):
-            found["evalplus"] = code
+            sources["evalplus"] = code
             break
-    return found
+    return sources
 
 
 def _defines(code: str, name: str) -> bool:

@@ -143,8 +143,8 @@ def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding if the model can begin another example without being stopped."""
     if view.job is None or not view.job.data.num_fewshot or view.job.choices:
         return
-    given = settings_group(view.info, "sampling").get("stop")
-    stops = [stop for stop in given if stop] if isinstance(given, list) else []
+    stop_setting = settings_group(view.info, "sampling").get("stop")
+    stops = [stop for stop in stop_setting if stop] if isinstance(stop_setting, list) else []
     questions = {p.id: p.question for p in view.problems}
     for name, text in texts.items():
         at = text.rfind(questions.get(name) or "\0")

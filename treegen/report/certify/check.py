@@ -166,11 +166,15 @@ def _compare_run(
         "task", certified["task"], recomputed["task"], f"{job.task.name} {job.task.version}"
     )
     done = facts.samples.num_samples
-    found = _compare("samples", certified["samples"], recomputed["samples"], f"{done:,} samples")
-    if found.holds and run.missing > 0:
+    part_check = _compare(
+        "samples", certified["samples"], recomputed["samples"], f"{done:,} samples"
+    )
+    if part_check.holds and run.missing > 0:
         planned = run.info.planned
-        found = PartCheck("samples", False, f"{run.missing:,} of {planned:,} samples are missing")
-    yield found
+        part_check = PartCheck(
+            "samples", False, f"{run.missing:,} of {planned:,} samples are missing"
+        )
+    yield part_check
     ours, scores = (
         {"verdicts": verdict, "report": values["report"]}
         for verdict, values in zip(verdicts, (recomputed, certified), strict=True)

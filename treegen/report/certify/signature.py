@@ -89,10 +89,10 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
             names = [NAMESPACE]
         else:
             allowed.write_text(signers)
-            found = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
-            if found.returncode:
-                return False, f"no signer in {signer} made the signature: {_last_line(found)}"
-            names = _text(found.stdout).splitlines()
+            result = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
+            if result.returncode:
+                return False, f"no signer in {signer} made the signature: {_last_line(result)}"
+            names = _text(result.stdout).splitlines()
         for name in names:
             done = _run("-Y", "verify", "-f", str(allowed), "-I", name, *common, content=content)
             if not done.returncode:

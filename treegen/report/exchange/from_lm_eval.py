@@ -282,8 +282,10 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
         "filters": tuple(names.values()),
         "num_samples": max([index + 1 for _, index in samples], default=1),
         "samples": tuple(
-            validate(ExternalSample, each, f"{path}: problem {each['problem_id']} of {task}")
-            for each in scored
+            validate(
+                ExternalSample, external, f"{path}: problem {external['problem_id']} of {task}"
+            )
+            for external in scored
         ),
         "sampling": usable_sampling(_sampling(config.generation_kwargs), notices),
         "num_fewshot": config.num_fewshot or 0,
@@ -363,7 +365,9 @@ def _problem(line: _Line) -> ForeignProblem:
 def _prompt(arguments: Any) -> str:
     """Return the prompt of a generation request, in either form of lm-eval; "" if there is none."""
     if isinstance(arguments, dict):
-        arguments = [[*each.values()] for each in arguments.values() if isinstance(each, dict)]
+        arguments = [
+            [*argument.values()] for argument in arguments.values() if isinstance(argument, dict)
+        ]
     match arguments:
         case [[str(prompt), dict(), *_]]:
             return prompt

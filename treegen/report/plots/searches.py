@@ -27,10 +27,10 @@ def methods_of(views: Sequence[RunView]) -> list[str]:
     """Return the search method of each run, with the settings in which its runs differ."""
     runs = [(_method(view), _settings(view)) for view in views]
     labels = []
-    for method, own in runs:
+    for method, chosen in runs:
         others = [settings for other, settings in runs if other == method]
-        differ = (key for key in own if any(other.get(key) != own[key] for other in others))
-        labels.append(" ".join([method, *(f"{key}={own[key]}" for key in differ)]))
+        differ = (key for key in chosen if any(other.get(key) != chosen[key] for other in others))
+        labels.append(" ".join([method, *(f"{key}={chosen[key]}" for key in differ)]))
     return labels
 
 
