@@ -100,21 +100,21 @@ class GPQA(TextTask):
         shuffle = one_of(options.extra, "shuffle", SHUFFLES, SHUFFLES[0])
         is_chosen = "subset" in options.extra
         rows, source = _rows(options.data, options.split, subset if is_chosen else None)
-        drawn = random.Random(0)
+        rng = random.Random(0)
 
         def make(row: dict[str, Any], line: int) -> Problem:
             # Draw before anything can fail, so that a bad row does not change the order of others.
-            order = drawn.sample(range(4), 4)
+            order = rng.sample(range(4), 4)
             question = column(row, ("Question",))
             choices = [column(row, (name,)) for name in _CHOICES]
             if shuffle == "hash":
                 order.sort(key=lambda index: rank(options.seed, f"{question}\n{choices[index]}"))
-            shown = [choices[index] for index in order]
-            letters = dict(zip(_LETTERS, shown, strict=True))
+            shuffled = [choices[index] for index in order]
+            letters = dict(zip(_LETTERS, shuffled, strict=True))
             return Problem(
                 id=optional(row, ("Record ID", "id")) or f"gpqa-{line - 1}",
                 question=_PROMPT.format(question=question, **letters),
-                answer=_LETTERS[shown.index(choices[0])],
+                answer=_LETTERS[shuffled.index(choices[0])],
                 metadata={
                     "line": line,
                     "domain": optional(row, ("High-level domain", "domain")) or "",

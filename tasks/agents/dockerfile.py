@@ -56,23 +56,23 @@ def _run_steps(task: HarborTask) -> tuple[dict[str, bytes], str]:
     workdir, workdirs = "/", {"/"}
     copies: dict[str, bytes] = {}
     context, num_stages = _context(task), 0
-    for word, rest in _instructions(task):
+    for word, arguments in _instructions(task):
         num_stages += word == "FROM"
-        step = f"{word} {rest:.60}".rstrip()
+        step = f"{word} {arguments:.60}".rstrip()
         if not num_stages:
             raise task.refuse(f"its Dockerfile has the step {step} before FROM")
         if num_stages > 1:
             raise task.refuse("its Dockerfile has several stages")
         if word not in (*_NO_EFFECT, "WORKDIR", "COPY", "ADD"):
             raise task.refuse(f"its Dockerfile has the step {step}")
-        if word not in _NO_EFFECT and "$" in rest:
+        if word not in _NO_EFFECT and "$" in arguments:
             raise task.refuse(f"its Dockerfile has a variable in the step {step}")
         if word == "WORKDIR":
-            workdir = posixpath.normpath(posixpath.join(workdir, rest.strip("\"'")))
+            workdir = posixpath.normpath(posixpath.join(workdir, arguments.strip("\"'")))
             workdirs.update(_folders([f"{workdir}/."]))
         elif word not in _NO_EFFECT:
             folders = workdirs | _folders(copies)
-            copies |= _copy(task, context, word, rest, workdir, folders)
+            copies |= _copy(task, context, word, arguments, workdir, folders)
     if not num_stages:
         raise task.refuse("its Dockerfile has no FROM")
     if both := sorted(copies.keys() & (workdirs | _folders(copies))):
@@ -97,8 +97,8 @@ def _instructions(task: HarborTask) -> Iterator[tuple[str, str]]:
     if len(steps) > _MAX_STEPS:
         raise task.refuse(f"its Dockerfile has more than {_MAX_STEPS} steps")
     for step in steps:
-        word, *rest = step.split(maxsplit=1)
-        yield word.upper(), rest[0] if rest else ""
+        word, *arguments = step.split(maxsplit=1)
+        yield word.upper(), arguments[0] if arguments else ""
 
 
 def _context(task: HarborTask) -> dict[str, bytes]:
@@ -149,7 +149,7 @@ def _copy(
     task: HarborTask,
     context: Mapping[str, bytes],
     word: str,
-    rest: str,
+    arguments: str,
     workdir: str,
     folders: Set[str],
 ) -> dict[str, bytes]:
@@ -159,13 +159,13 @@ def _copy(
         task: The task.
         context: The files that can be copied.
         word: COPY or ADD.
-        rest: The words after it.
+        arguments: The words after it.
         workdir: The working directory.
         folders: The directories that exist.
     """
-    unclear = f"its Dockerfile has a step that treegen cannot parse, {word} {rest:.60}"
+    unclear = f"its Dockerfile has a step that treegen cannot parse, {word} {arguments:.60}"
     try:
-        words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+        words = json.loads(arguments) if arguments.startswith("[") else shlex.split(arguments)
     except (ValueError, RecursionError):
         raise task.refuse(unclear) from None
     if not all(isinstance(argument, str) and argument and is_name(argument) for argument in words):
@@ -175,7 +175,7 @@ def _copy(
     is_remote = any("://" in source or source.startswith("git@") for source in sources)
     unpacks = word == "ADD" and any(source.endswith(_ARCHIVES) for source in sources)
     if flags or is_remote or unpacks or not sources:
-        raise task.refuse(f"its Dockerfile has the step {word} {rest:.60}")
+        raise task.refuse(f"its Dockerfile has the step {word} {arguments:.60}")
     into_folder = target.endswith("/") or len(sources) > 1
     target = posixpath.normpath(posixpath.join(workdir, target))
     into_folder = into_folder or target in folders

@@ -216,8 +216,8 @@ class CaseRunner:
         (result,) = self._pool.run(program, [test], keep).tests
         outputs = returned[0] if result.verdict is ProgramStatus.ACCEPTED else None
         if not isinstance(outputs, list) or len(outputs) != len(cases):
-            shown = str(result.verdict).replace("_", " ")
-            return [CallResult(case, False, f"{shown}: {result.detail}") for case in cases]
+            status = str(result.verdict).replace("_", " ")
+            return [CallResult(case, False, f"{status}: {result.detail}") for case in cases]
         return [_judge(case, output) for case, output in zip(cases, outputs, strict=True)]
 
 

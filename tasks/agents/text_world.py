@@ -144,14 +144,14 @@ class TextWorld(ToolGame):
             f"{direction} to the {room}" + (" (locked)" if self._is_locked(room) else "")
             for direction, room in sorted(self.exits[self.room].items())
         )
-        seen = []
+        places = []
         for place in sorted(self._here()):
             inside = self._visible_at(place)
             if place in self.closed:
-                seen.append(f"the {place} (closed)")
+                places.append(f"the {place} (closed)")
             else:
-                seen.append(f"the {place} ({', '.join(inside) if inside else 'empty'})")
-        return f"You are in the {self.room}. Exits: {exits}. You see {', '.join(seen)}."
+                places.append(f"the {place} ({', '.join(inside) if inside else 'empty'})")
+        return f"You are in the {self.room}. Exits: {exits}. You see {', '.join(places)}."
 
     # The tools
 
@@ -161,8 +161,8 @@ class TextWorld(ToolGame):
 
     def do_inventory(self) -> str:
         """List what the player holds."""
-        held = ", ".join(map(self._name, self._visible_at(HELD)))
-        return f"You hold {held or 'nothing'}."
+        things = ", ".join(map(self._name, self._visible_at(HELD)))
+        return f"You hold {things or 'nothing'}."
 
     def do_go(self, direction: str) -> str:
         """Walk to the next room."""

@@ -174,11 +174,11 @@ def _close(out: Any, expected: Any, atol: float) -> bool:
 
 
 def _all_numbers(value: Any) -> bool:
-    left = [value]
-    while left:
-        item = left.pop()
+    pending = [value]
+    while pending:
+        item = pending.pop()
         if isinstance(item, list | tuple):
-            left.extend(item)
+            pending.extend(item)
         elif not isinstance(item, Number | Decimal | np.bool_ | np.ndarray):
             return False
     return True

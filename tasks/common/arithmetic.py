@@ -211,11 +211,11 @@ def _form(value: Fraction) -> str | None:
     places = 0
     # A decimal is finite if the denominator has no prime factors except 2 and 5.
     twos = (bottom & -bottom).bit_length() - 1
-    rest, fives = bottom >> twos, 0
-    while rest % 5 == 0:
-        rest, fives = rest // 5, fives + 1
+    remainder, fives = bottom >> twos, 0
+    while remainder % 5 == 0:
+        remainder, fives = remainder // 5, fives + 1
     sign = "-" if value < 0 else ""
-    if rest == 1:
+    if remainder == 1:
         places = max(twos, fives)
         top, bottom = top * 10 ** min(places, MAX_DIGITS) // bottom, 1
     if places > MAX_DIGITS or max(top, bottom) >= 10**MAX_DIGITS:

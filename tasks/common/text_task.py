@@ -121,7 +121,7 @@ class TextTask(Task):
         if not self.own_examples:
             return data
         is_drawn = options.fewshot_data is not None
-        shown = pick_turns(
+        examples = pick_turns(
             options,
             data.problems,
             self.defaults.num_fewshot,
@@ -129,7 +129,7 @@ class TextTask(Task):
             self.source.train,
             bundled=self.own_examples,
         )
-        turns = [(self.ask_question(question), answer) for question, answer in shown]
+        turns = [(self.ask_question(question), answer) for question, answer in examples]
         is_own = own_examples(options, len(turns))
         return replace(
             with_examples(data, turns),

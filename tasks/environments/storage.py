@@ -91,8 +91,8 @@ class Storage:
                 for place, mode in ((self._worlds, 0o711), (self._snapshots, 0o700)):
                     with suppress(FileExistsError):
                         place.mkdir(mode)
-                for left in (*worlds, *(partial for partial in snapshots if partial.suffix)):
-                    remove_tree(left)
+                for leftover in (*worlds, *(partial for partial in snapshots if partial.suffix)):
+                    remove_tree(leftover)
                 self._sizes = {
                     snapshot.name: _measure(snapshot)
                     for snapshot in snapshots

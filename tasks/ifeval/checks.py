@@ -122,8 +122,8 @@ def capital_word_frequency(arguments: Mapping[str, Any], way: str) -> Check:
 
 def _count_by_rule(answer: str) -> int:
     ends = [match.end() for match in _END.finditer(answer)]
-    rest = answer[ends[-1] :] if ends else answer
-    return len(ends) + bool(rest.strip())
+    tail = answer[ends[-1] :] if ends else answer
+    return len(ends) + bool(tail.strip())
 
 
 def _count_by_punkt(answer: str) -> int:

@@ -441,9 +441,9 @@ def _needs(config: Mapping[str, Any]) -> list[str]:
     if config.get("unsafe_code"):
         needs.append("runs programs: not supported")
     if config.get("doc_to_image"):
-        drawn = config.get("output_type", "generate_until") == "generate_until"
+        generates = config.get("output_type", "generate_until") == "generate_until"
         needs.append(
-            "a model with --images" if drawn else "scores texts after images: not supported"
+            "a model with --images" if generates else "scores texts after images: not supported"
         )
     if config.get("doc_to_audio"):
         needs.append("audio: not supported")

@@ -159,7 +159,7 @@ def build_report(
         scores: Scores of the samples.
         options: Options of the report.
     """
-    drawn = not parts[0].scored
+    is_generated = not parts[0].scored
     of = parts[0].name if len(parts) == 1 else name
     base = summarize(scores, options, task=of, version=version, filters=filters)
     samples: dict[str, list[SampleScore]] = {}
@@ -185,12 +185,12 @@ def build_report(
     more = [
         row
         for row in base.metrics
-        if drawn and (row.metric.startswith("pass@") or row.metric.startswith("truncated"))
+        if is_generated and (row.metric.startswith("pass@") or row.metric.startswith("truncated"))
     ]
     return replace(
         base,
         metrics=(*of_groups, *rows, *more),
-        majority=base.majority if drawn and options.num_samples > 1 else (),
+        majority=base.majority if is_generated and options.num_samples > 1 else (),
     )
 
 

@@ -86,14 +86,14 @@ def build_requests(
                 f"each problem of lm-eval's {name} needs several texts, which treegen does not "
                 "support; leave out the task"
             )
-        context, gen_kwargs, *rest = request.args
+        context, gen_kwargs, *extra = request.args
         if (key := repr(gen_kwargs)) not in settings_of:
             generation = gen_settings(
                 gen_kwargs, max_gen_toks=MAX_GEN_TOKS, seed=0, eos=texts.eos, thinks=False
             )
             settings_of[key] = generation, _params(generation.params, settings)
         generation, params = settings_of[key]
-        if images := load_images(table, rest[0]) if rest else []:
+        if images := load_images(table, extra[0]) if extra else []:
             assert table is not None
             tokens = image_tokens(context, images, table, texts.encode_prompt)
         else:

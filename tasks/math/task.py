@@ -370,8 +370,8 @@ def hendrycks_form(answer: str) -> str | None:
     for old, new in _REPLACED:
         answer = answer.replace(old, new)
     # In MATH, "\text{ " begins a unit on the right.
-    answer, unit, rest = answer.partition("\\text{ ")
-    if unit and "\\text{ " in rest:
+    answer, unit, tail = answer.partition("\\text{ ")
+    if unit and "\\text{ " in tail:
         return None
     answer = answer.replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")
     if not answer:

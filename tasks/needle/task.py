@@ -330,7 +330,7 @@ class Needle(TextTask):
         document = hide(size)
         text = f"Start of document:\n{document.text}\nEnd of document\n\n"
         solved = [dogs.build_example(index) for index in dogs.shots]
-        shown = "".join(f"{question} {answered}\n\n" for question, answered in solved)
+        examples = "".join(f"{question} {answered}\n\n" for question, answered in solved)
         problems = [
             Problem(
                 id=f"needle-{number}",
@@ -346,7 +346,7 @@ class Needle(TextTask):
         return TaskData(
             problems=select(problems, options),
             source=f"{len(needles):,} needles in {haystack.describe(size)}{length_text}",
-            fewshot=f"{text}{shown}",
+            fewshot=f"{text}{examples}",
             num_fewshot=num_shots,
             turns=tuple(
                 (f"{text}{question}" if number == 0 else question, answered)

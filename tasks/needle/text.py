@@ -89,8 +89,8 @@ def _sentence(draw: random.Random) -> str:
     text = draw.choice(_ENTRIES["sentence"])
     used: set[str] = set()
     while "{" in text:
-        before, _, rest = text.partition("{")
-        slot, _, after = rest.partition("}")
+        before, _, tail = text.partition("{")
+        slot, _, after = tail.partition("}")
         # No entry is used twice in a sentence, so no road leads from a place to itself.
         choices = [word for word in _ENTRIES[slot.lower()] if word not in used]
         word = draw.choice(choices)

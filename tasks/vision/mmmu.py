@@ -359,8 +359,8 @@ def readings(text: str) -> ParsedAnswers:
     all_readings = frozenset(reading for part in (*stated, *numbers) for reading in _normal(part))
     last = _WHOLE.findall(stated[-1])
     # Adding 0 turns -0 into 0.
-    shown = f"{float(_normal(last[-1])[0]) + 0:.12g}" if last else " ".join(stated[-1].split())
-    return ParsedAnswers(all_readings, shown)
+    answer = f"{float(_normal(last[-1])[0]) + 0:.12g}" if last else " ".join(stated[-1].split())
+    return ParsedAnswers(all_readings, answer)
 
 
 def _find_stated(text: str) -> list[str]:

@@ -154,11 +154,11 @@ class Rollouts:
             prompt_ids: Their token ids.
             params: The sampling parameters.
         """
-        drawn = [completions[0] for completions in llm.generate(prompt_ids, params)]
+        samples = [completions[0] for completions in llm.generate(prompt_ids, params)]
         return RolloutResult(
             prompt_ids=prompt_ids,
-            completion_ids=[list(sample.tokens) for sample in drawn],
-            logprobs=[list(sample.logprobs) for sample in drawn],
+            completion_ids=[list(sample.tokens) for sample in samples],
+            logprobs=[list(sample.logprobs) for sample in samples],
         )
 
     def _llm_for(self, trainer: Any, module: Any) -> LLM:

@@ -96,8 +96,8 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
         spots: The links of the run's pictures, by plot name.
     """
     samples = list(view.samples)
-    shown = thumbnails(view.images) if view.images and view.images.images else {}
-    images = list(_parts(list(shown.values())))
+    images_of = thumbnails(view.images) if view.images and view.images.images else {}
+    images = list(_parts(list(images_of.values())))
     texts = list(_parts([safe_text(sample.text) for sample in samples]))
     problems = list(
         _parts([[safe_text(p.question), safe_text(p.reference)] for p in view.problems])
@@ -115,7 +115,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
                 "reference": [
                     _shorten_question(problem.reference)[:_REFERENCE] for problem in view.problems
                 ],
-                **_images(view.problems, list(shown)),
+                **_images(view.problems, list(images_of)),
             },
             "spots": {plot: [spot.to_json() for spot in links] for plot, links in spots.items()},
             "samples": _columns(view, samples),
@@ -130,7 +130,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
             "problem_starts": [start for start, _ in problems],
             "tree_starts": [start for start, _ in trees],
             "image_starts": [start for start, _ in images],
-            "num_images": len(shown),
+            "num_images": len(images_of),
         },
     )
     kinds = {"texts": texts, "problems": problems, "trees": trees, "images": images}
@@ -168,14 +168,14 @@ def _shorten_question(question: str) -> str:
     return safe_text(" ".join(question[: 2 * _ASKED].split())[:_ASKED])
 
 
-def _images(problems: Sequence[ProblemView], shown: Sequence[str]) -> dict[str, Any]:
+def _images(problems: Sequence[ProblemView], names: Sequence[str]) -> dict[str, Any]:
     """Return the column of the problems' images, if any problem has one.
 
     Each image has its name with its size, and its index among the images shown, or -1.
     """
     if not any(problem.images for problem in problems):
         return {}
-    place = {sha256: at for at, sha256 in enumerate(shown)}
+    place = {sha256: at for at, sha256 in enumerate(names)}
     return {
         "images": [
             [[safe_text(str(image)), place.get(image.sha256, -1)] for image in problem.images]
@@ -399,14 +399,16 @@ def read_step(data: Any) -> dict[str, Any] | None:
     """Return the step of an agent as texts; None for other data."""
     if not isinstance(data, Mapping) or not ("calls" in data or "end" in data):
         return None
-    calls, shown = data.get("calls") or [], data.get("observations") or []
+    calls, observations = data.get("calls") or [], data.get("observations") or []
     reward = data.get("reward")
     try:
         return {
             "thoughts": _cut(str(data.get("thoughts", ""))),
             "text": _cut(str(data.get("text", ""))),
             "calls": [_cut(_call_text(call)) for call in calls[:_STEP_CALLS]],
-            "results": [_cut(_result_text(observation)) for observation in shown[:_STEP_CALLS]],
+            "results": [
+                _cut(_result_text(observation)) for observation in observations[:_STEP_CALLS]
+            ],
             "end": _cut(str(data.get("failure") or data.get("end") or "")),
             "reward": reward if isinstance(reward, int | float) and isfinite(reward) else None,
         }

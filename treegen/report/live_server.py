@@ -78,8 +78,8 @@ class WatchedPage:
                 page = render_page(views, live=Live(version, self._every))
                 self._page, self._page_version = page.encode(), version
                 self._ended = all(view.num_done >= view.info.planned for view in views)
-                rest = max(self._every, _REST * (self._cpu() - begin))
-                self._due = self._clock() + rest
+                pause = max(self._every, _REST * (self._cpu() - begin))
+                self._due = self._clock() + pause
             return self._page
 
     def _look(self) -> None:
@@ -92,15 +92,15 @@ class WatchedPage:
 
 def _version(paths: Sequence[Path]) -> str:
     """Return a text that changes when a file of the runs changes."""
-    seen = []
+    stamps = []
     for path in paths:
         for file in sorted(file for pattern in _FILES for file in path.glob(pattern)):
             try:
                 stat = file.stat()
             except OSError:  # the file was just replaced
                 continue
-            seen.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
-    return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+            stamps.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(stamps).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def make_server(watched: WatchedPage, port: int = 0) -> ThreadingHTTPServer:

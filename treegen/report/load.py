@@ -160,8 +160,8 @@ def load_run(
             imported = "imported" in run.info.identity
             lack = "have no score in the log" if imported else "are not drawn yet"
             missing = f"{run.missing:,} of {run.info.planned:,} samples {lack}"
-            rest = "; what follows is of the others" if run.missing < run.info.planned else ""
-            notices.append(missing + rest)
+            note = "; what follows is of the others" if run.missing < run.info.planned else ""
+            notices.append(missing + note)
         return RunView(
             name=path.resolve().name,
             path=path,

@@ -181,7 +181,7 @@ def output_of(
         logprobs: Whether to report log-probabilities.
         seconds: Duration of the generation.
     """
-    read, drawn = len(prompt), sum(completion.num_tokens for completion in completions)
+    num_input, num_output = len(prompt), sum(completion.num_tokens for completion in completions)
     choices = []
     for completion in completions:
         message = _message(model, prompt, completion, replies, tools)
@@ -194,7 +194,9 @@ def output_of(
                 prompt_logprobs=_prompt_logprobs(prompt, completion.prompt_logprobs, text),
             )
         )
-    usage = ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)
+    usage = ModelUsage(
+        input_tokens=num_input, output_tokens=num_output, total_tokens=num_input + num_output
+    )
     return ModelOutput(model=model, choices=choices, usage=usage, time=seconds)
 
 

@@ -313,10 +313,10 @@ def _measure(path: Path) -> int:
     Raises:
         InputError: The file is none.
     """
-    shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+    name = os.fsencode(path).decode("utf-8", "backslashreplace")
     if not _FORM.fullmatch(path.name) or path.is_symlink():
         raise InputError(
-            f"{shown} was not stored by treegen; move it out of the folder, or name another "
+            f"{name} was not stored by treegen; move it out of the folder, or name another "
             f"{arg('folder')}"
         )
     try:
@@ -327,5 +327,5 @@ def _measure(path: Path) -> int:
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
     if size < 0:
-        raise InputError(f"{shown} was changed after treegen wrote it; remove it")
+        raise InputError(f"{name} was changed after treegen wrote it; remove it")
     return size

@@ -152,16 +152,16 @@ class BatchRunner:
         if reference is None:
             return self._calls.store.find(client, name, param)
         result = earlier[int(reference[1])].result()
-        made: list[NodeAnswer] = []
+        answers: list[NodeAnswer] = []
         if isinstance(result, SampleResult):
-            made = result.nodes
+            answers = result.nodes
         elif isinstance(result, NodeResult) and reference[2] is None:
-            made = [result.node]
+            answers = [result.node]
         place = int(reference[2] or 0)
-        if place >= len(made) or (reference[2] is None and len(made) != 1):
+        if place >= len(answers) or (reference[2] is None and len(answers) != 1):
             reason = "failed" if isinstance(result, FailedOperation) else "made no such node"
             raise RequestError(f"{name} refers to operation {reference[1]}, which {reason}", param)
-        return self._calls.store.find(client, made[place].id, param)
+        return self._calls.store.find(client, answers[place].id, param)
 
 
 def _find_references(operation: Operation) -> list[int]:

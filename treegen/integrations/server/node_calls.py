@@ -154,8 +154,8 @@ class NodeCalls:
             changes: Records what the operation changes.
         """
         with self._sampling(client, node, ask, changes) as (params, first, _):
-            drawn, usage = await self._draw(node, range(first, first + ask.n), params)
-            nodes = self._add_samples(node, first, drawn, changes)
+            samples, usage = await self._draw(node, range(first, first + ask.n), params)
+            nodes = self._add_samples(node, first, samples, changes)
         return SampleResult(nodes=nodes, usage=usage, memory=self.store.memory(client))
 
     async def stream(
@@ -180,10 +180,10 @@ class NodeCalls:
                     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for task in sorted(done, key=draws.__getitem__):
                         waiting.discard(task)
-                        drawn, usage = task.result()
+                        samples, usage = task.result()
                         usages.append(usage)
                         room.give_back(1, room.tokens // room.nodes)
-                        for answer in self._add_samples(node, draws[task], drawn, changes):
+                        for answer in self._add_samples(node, draws[task], samples, changes):
                             yield answer
             except BaseException:
                 if not changes.nodes:  # otherwise the client may know some
@@ -349,11 +349,11 @@ class NodeCalls:
             samples = await _backend_of(tree, backend).sample(
                 node.context, node.key, indices, params, search
             )
-            drawn = [sample for sample in samples if sample is not None]
-            for sample in drawn:
+            completed = [sample for sample in samples if sample is not None]
+            for sample in completed:
                 assert isinstance(sample.context, LiveContext)
                 _with_ids(sample.context)
-            return drawn
+            return completed
 
         def discard(samples: list[BackendSample]) -> None:
             for sample in samples:
@@ -388,21 +388,21 @@ class NodeCalls:
             node.calls.discard(call)
 
     def _add_samples(
-        self, node: ServedNode, first: int, drawn: Sequence[BackendSample], changes: Changes
+        self, node: ServedNode, first: int, samples: Sequence[BackendSample], changes: Changes
     ) -> list[NodeAnswer]:
         """Add samples as children of a node.
 
         Args:
             node: The node above.
             first: Index of the first sample.
-            drawn: The samples.
+            samples: The samples.
             changes: Records the nodes.
         """
         if not node.is_live:
-            self._release(node.tree, drawn)
+            self._release(node.tree, samples)
             self._check_live(node)
         answers = []
-        for index, sample in enumerate(drawn, first):
+        for index, sample in enumerate(samples, first):
             assert isinstance(sample.context, LiveContext)
             child = self.store.add_child(node, index, sample.context, "", sample.completion)
             changes.nodes.append(child)

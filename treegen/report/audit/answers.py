@@ -250,10 +250,10 @@ def _judge(
     if verdict.answer is None:
         opinions.unread.append(reading.sample)
     pairs = [*zip(opinions.rules, reading.answers, strict=True)]
-    others = next((a for rule, (a, _) in pairs if rule.marks and a is not None), None)
-    if others is None:
-        others = next((a for a, _ in reading.answers if a is not None), None)
-    case = _Case(reading.sample, golds[0], verdict.answer, others)
+    other = next((a for rule, (a, _) in pairs if rule.marks and a is not None), None)
+    if other is None:
+        other = next((a for a, _ in reading.answers if a is not None), None)
+    case = _Case(reading.sample, golds[0], verdict.answer, other)
     if kind == "text":
         if not verdict.correct and sum(right for _, right in reading.answers) >= 2:
             opinions.rejected.append(case)

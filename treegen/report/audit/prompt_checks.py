@@ -201,8 +201,8 @@ def _of_model(
         special = {k: str(v) for k, v in config.items() if k.endswith("_token")}
         # A template that rejects system texts would have ended the run at its start.
         with suppress(TreegenError):
-            shown = render_source(template, messages, special, add_generation_prompt=True)
-            if _MARKER not in shown:
+            rendered = render_source(template, messages, special, add_generation_prompt=True)
+            if _MARKER not in rendered:
                 yield from find("system-text-dropped", [("", str(system))], 1, unit="runs")
     model_type = str(config.get("model_type"))
     needs, may_need = _NEEDS_BOS in model_type, any(kind in model_type for kind in _MAY_NEED_BOS)

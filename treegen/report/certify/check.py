@@ -193,9 +193,9 @@ def _compare_run(
     high = sum(finding["severity"] == "high" for finding in recomputed["audit"])
     how = f"{len(recomputed['audit']):,} findings, {high:,} high"
     yield _compare("audit", {"audit": certified["audit"]}, {"audit": recomputed["audit"]}, how)
-    others = list(find_differences(libraries[0], libraries[1]))
-    if others:
-        names = ", ".join(f"{name} {a} / {b}" for name, a, b in others)
+    differences = list(find_differences(libraries[0], libraries[1]))
+    if differences:
+        names = ", ".join(f"{name} {a} / {b}" for name, a, b in differences)
         yield PartCheck("libraries", None, f"other versions here: {names}")
 
 

@@ -69,10 +69,10 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
     try:
         return kind.model_validate(dict(value))
     except ValidationError as error:
-        first, *others = error.errors(include_url=False)
+        first, *more_errors = error.errors(include_url=False)
         place = ".".join(map(str, first["loc"]))
         got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
-        more = f" ({len(others)} more errors)" if others else ""
+        more = f" ({len(more_errors)} more errors)" if more_errors else ""
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise InputError(
             f"{where}: {place or 'it'}: {message}{got}{more}; fix or remove it"

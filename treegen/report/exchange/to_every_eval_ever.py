@@ -160,8 +160,8 @@ def _generation(run: ExportedRun) -> dict[str, Any]:
         for name in ("temperature", "top_p", "top_k", "max_tokens")
         if run.sampling.get(name) is not None
     }
-    rest = {"num_samples": str(run.view.num_samples), "seed": str(run.sampling.get("seed"))}
-    return {"generation_args": arguments, "additional_details": rest}
+    details = {"num_samples": str(run.view.num_samples), "seed": str(run.sampling.get("seed"))}
+    return {"generation_args": arguments, "additional_details": details}
 
 
 def _rows(run: ExportedRun, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -279,5 +279,7 @@ def _spans(tree: StoredTree, time: str) -> Iterator[Any]:
 
 def _total(samples: list[logs.EvalSample]) -> models.ModelUsage:
     used = [sample.output.usage for sample in samples if sample.output.usage]
-    read, drawn = sum(u.input_tokens for u in used), sum(u.output_tokens for u in used)
-    return models.ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)
+    num_input, num_output = sum(u.input_tokens for u in used), sum(u.output_tokens for u in used)
+    return models.ModelUsage(
+        input_tokens=num_input, output_tokens=num_output, total_tokens=num_input + num_output
+    )

@@ -28,8 +28,10 @@ def methods_of(views: Sequence[RunView]) -> list[str]:
     runs = [(_method(view), _settings(view)) for view in views]
     labels = []
     for method, chosen in runs:
-        others = [settings for other, settings in runs if other == method]
-        differ = (key for key in chosen if any(other.get(key) != chosen[key] for other in others))
+        same_method = [settings for other, settings in runs if other == method]
+        differ = (
+            key for key in chosen if any(other.get(key) != chosen[key] for other in same_method)
+        )
         labels.append(" ".join([method, *(f"{key}={chosen[key]}" for key in differ)]))
     return labels
 
