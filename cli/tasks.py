@@ -77,13 +77,13 @@ def _overview(documents: Sequence[Mapping[str, Any]]) -> str:
         lines = [f"  {name.ljust(width)}  {group[name]}" for name in group if name in names]
         parts += ["\n".join([title, *lines])] if lines else []
     listed = {name for group in groups.values() for name in group}
-    others = [
+    plugins = [
         f"  {document['name'].ljust(width)}  "
         f"{document.get('error') or 'from ' + document['source']}"
         for document in documents
         if document["name"] not in listed
     ]
-    parts += ["\n".join(["From other packages", *map(safe_text, others)])] if others else []
+    parts += ["\n".join(["From other packages", *map(safe_text, plugins)])] if plugins else []
     parts.append(
         "treegen tasks NAME: defaults and arguments of a task\n"
         "treegen tasks --lm-eval PATTERN: tasks of lm-eval, evaluated as lm-eval:NAME"

@@ -45,7 +45,7 @@ SOLUTION = SamplingParams(max_tokens=64, stop=("\n\n",), seed=0)
 SAMPLES, PUZZLES, LR = 16, 40, 1e-4
 
 
-def draw_puzzles(num: int, seed: int, used: set[Puzzle], most_given: int = 0) -> list[Puzzle]:
+def draw_puzzles(num: int, seed: int, used: set[Puzzle], max_hint_steps: int = 0) -> list[Puzzle]:
     """Draw new puzzles, whose targets are reached by random steps, and give some of the steps."""
     draw, puzzles = random.Random(seed), list[Puzzle]()
     while len(puzzles) < num:
@@ -59,7 +59,7 @@ def draw_puzzles(num: int, seed: int, used: set[Puzzle], most_given: int = 0) ->
         new = (numbers, int(state[0]), "")
         if new not in used and 0 < new[1] <= 50:
             used.add(new)
-            puzzles.append((*new[:2], "".join(lines[: draw.randint(0, most_given)])))
+            puzzles.append((*new[:2], "".join(lines[: draw.randint(0, max_hint_steps)])))
     return puzzles
 
 
@@ -136,7 +136,7 @@ def main(in_flight: bool, steps: int, num_test: int) -> None:
     """Train the demo model, and print its rewards and its scores before and after."""
     used: set[Puzzle] = set()
     held_out = draw_puzzles(num_test, 1, used)
-    training = draw_puzzles(steps * PUZZLES, 2, used, most_given=2)
+    training = draw_puzzles(steps * PUZZLES, 2, used, max_hint_steps=2)
     module: Any = AutoModelForCausalLM.from_pretrained(model_path(), dtype="float32")
     optimizer = torch.optim.AdamW(module.parameters(), lr=LR, weight_decay=0)
     llm = LLM("demo", dtype="float32", max_rows=2 * PUZZLES * SAMPLES)

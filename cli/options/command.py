@@ -253,14 +253,14 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options, including those of a file."""
         try:
-            rest = super().parse_args(ctx, args)
+            remaining = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if any(param.name == "task_args" for param in self.params):
                 _check_tasks(error)
             raise
         if self._file:
             _finish_config(ctx)
-        return rest
+        return remaining
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what the command does, and examples."""
@@ -273,19 +273,21 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups of options that were requested."""
         everything = bool(ctx.meta.get(_ALL))
-        left = {param.name: param for param in self.get_params(ctx)}
+        unlisted = {param.name: param for param in self.get_params(ctx)}
         hidden = 0
         for title, first, names in _GROUPS:
-            params = [left.pop(name) for name in names.split() if name in left]
+            params = [unlisted.pop(name) for name in names.split() if name in unlisted]
             rows = [row for param in params if (row := _row(param, ctx, everything))]
             if rows and (first or everything):
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=34)
             elif rows:
                 hidden += len(rows)
-        if rest := [row for param in left.values() if (row := _row(param, ctx, everything))]:
+        if unlisted_rows := [
+            row for param in unlisted.values() if (row := _row(param, ctx, everything))
+        ]:
             with formatter.section("Other options"):
-                formatter.write_dl(rest, col_max=34)
+                formatter.write_dl(unlisted_rows, col_max=34)
         if hidden:
             formatter.write_paragraph()
             formatter.write_text(f"{ctx.command_path} --help-all shows {hidden} more options.")

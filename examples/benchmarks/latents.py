@@ -162,9 +162,9 @@ class _Case:
     @property
     def copied(self) -> list[HostLevel]:
         """The levels, with the prefix read from its expanded copy."""
-        first, *others = self.levels
+        first, *later_levels = self.levels
         pages = first.pages_GP + self.block
-        return [replace(first, pages_GP=pages, copied=True, memo={}), *others]
+        return [replace(first, pages_GP=pages, copied=True, memo={}), *later_levels]
 
     def calls(self) -> dict[str, Callable[[], Callable[[], Tensor]]]:
         """Return by form a function that prepares the function to time."""

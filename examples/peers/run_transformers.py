@@ -50,12 +50,12 @@ def main() -> None:
         out = []
         for first in range(0, len(prompts), options.batch):
             ids = torch.tensor(prompts[first : first + options.batch], device=device)
-            drawn = model.generate(
+            output = model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=settings_of(new, samples),
             )
-            rows = drawn[:, ids.shape[1] :].tolist()
+            rows = output[:, ids.shape[1] :].tolist()
             out += [rows[at : at + samples] for at in range(0, len(rows), samples)]
         return out
 

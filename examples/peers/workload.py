@@ -158,11 +158,11 @@ def run_job(job: Job, run: int, generate: Generate) -> int:
     frontier = [[prompt] for prompt in job.prompts(run)]
     for _ in range(job.steps):
         open_nodes = [node for nodes in frontier for node in nodes]
-        drawn = generate(open_nodes, job.samples, job.new_tokens)
-        lengths = [len(sample) for samples in drawn for sample in samples]
+        completions = generate(open_nodes, job.samples, job.new_tokens)
+        lengths = [len(sample) for samples in completions for sample in samples]
         assert lengths == [job.new_tokens] * (len(open_nodes) * job.samples), "samples are missing"
         tokens += sum(lengths)
-        answers, children = iter(zip(open_nodes, drawn, strict=True)), []
+        answers, children = iter(zip(open_nodes, completions, strict=True)), []
         for nodes in frontier:
             node_samples = [next(answers) for _ in nodes]
             children.append([node + sample for node, samples in node_samples for sample in samples])

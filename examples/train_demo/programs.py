@@ -143,9 +143,9 @@ def program(
         key = " > ".join([form.name, *(step.name for step in chain), end.name])
         # Of no or one step there are so few that all of them are trained on, with other constants.
         if num_steps < 2 or reserved(key) == evaluation:
-            made = _program(draw, form, chain, end, num_hidden, num_tests, key)
-            if num_steps > 1 or reserved(made.question) == evaluation:
-                return made
+            problem = _program(draw, form, chain, end, num_hidden, num_tests, key)
+            if num_steps > 1 or reserved(problem.question) == evaluation:
+                return problem
 
 
 def _program(

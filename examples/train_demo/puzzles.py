@@ -108,17 +108,20 @@ def puzzle(draw: random.Random, count: int, *, evaluation: bool = False) -> Puzz
     good as any other that leads there.
     """
     while True:
-        numbers = rest = _numbers(draw, count)
+        numbers = remaining = _numbers(draw, count)
         steps: list[Operation] = []
-        while len(rest) > 1:
-            i, j = sorted(draw.sample(range(len(rest)), 2))
-            left, sign, right, result = draw.choice(list(results(rest[i], rest[j])))
+        while len(remaining) > 1:
+            i, j = sorted(draw.sample(range(len(remaining)), 2))
+            left, sign, right, result = draw.choice(list(results(remaining[i], remaining[j])))
             if draw.random() < 0.5 and sign in "+*":
                 left, right = right, left
-            rest = _without(rest, i, j, result)
-            steps.append(Operation(left, sign, right, result, rest))
-        if 1 <= rest[0] <= LARGEST_TARGET and reserved(key(numbers, rest[0])) == evaluation:
-            return Puzzle(numbers, rest[0], tuple(steps))
+            remaining = _without(remaining, i, j, result)
+            steps.append(Operation(left, sign, right, result, remaining))
+        if (
+            1 <= remaining[0] <= LARGEST_TARGET
+            and reserved(key(numbers, remaining[0])) == evaluation
+        ):
+            return Puzzle(numbers, remaining[0], tuple(steps))
 
 
 def state(draw: random.Random) -> tuple[Numbers, int, str]:

@@ -109,18 +109,18 @@ class Training:
             flush=True,
         )
         start = since = time.monotonic()
-        seen = 0
+        num_tokens = 0
         for losses in self.run(workers):
-            seen += stage_of(self.plan, self.step - 1).tokens
+            num_tokens += stage_of(self.plan, self.step - 1).tokens
             if self.step % (10 if is_short else 100) == 0:
-                shown = " ".join(f"{float(loss):.4f}" for loss in losses)
+                loss_text = " ".join(f"{float(loss):.4f}" for loss in losses)
                 if not all(math.isfinite(loss) for loss in losses):
                     raise SystemExit(
-                        f"step {self.step}: the loss is {shown}; start again with another seed"
+                        f"step {self.step}: the loss is {loss_text}; start again with another seed"
                     )
-                speed = seen / (time.monotonic() - since)
-                print(f"step {self.step:6,}  loss {shown}  {speed:,.0f} tokens/s", flush=True)
-                since, seen = time.monotonic(), 0
+                speed = num_tokens / (time.monotonic() - since)
+                print(f"step {self.step:6,}  loss {loss_text}  {speed:,.0f} tokens/s", flush=True)
+                since, num_tokens = time.monotonic(), 0
             if self.step % save_every == 0 and self.step < self.steps:
                 self.store(state)
                 _tell(self.check(documents))

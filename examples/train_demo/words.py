@@ -194,10 +194,10 @@ def _running(s: _Story) -> int:
         now = s.reckon(
             one, "+", two, f"Together these are {{}} {things}.", f"{who} collects {{}} {things}."
         )
-    left = s.draw.randint(1, 4) - len(s.steps)
-    for turn in range(left):
+    num_turns = s.draw.randint(1, 4) - len(s.steps)
+    for turn in range(num_turns):
         event = s.draw.choices(("gain", "lose", "trade", "share", "sell"), (4, 4, 1, 2, 2))[0]
-        last = turn == left - 1
+        last = turn == num_turns - 1
         if event == "gain":
             more = s.term()
             s.say(
@@ -347,7 +347,7 @@ def _shopping(s: _Story) -> int:
 def _rate(s: _Story) -> int:
     """So much a day for some days, of a whole or with something on top."""
     ((who, they),) = _people(s, 1)
-    verb, unit, whole = s.draw.choice(
+    verb, unit, job = s.draw.choice(
         (
             ("reads", "pages", "book has"),
             ("paints", "fences", "village has"),
@@ -367,10 +367,12 @@ def _rate(s: _Story) -> int:
         f"After {days} days it is {{}}.",
     )
     if s.draw.random() < 0.5:
-        rest = s.term()
-        s.say(f"The {whole} {done + rest} {unit}.")
+        remaining = s.term()
+        s.say(f"The {job} {done + remaining} {unit}.")
         s.say(f"How many {unit} are left after {days} days?")
-        return s.reckon(done + rest, "-", done, f"{{}} {unit} are left.", f"So {{}} {unit} remain.")
+        return s.reckon(
+            done + remaining, "-", done, f"{{}} {unit} are left.", f"So {{}} {unit} remain."
+        )
     if s.draw.random() < 0.5:
         more = s.term()
         s.say(f"On the last of {days} days {they} {verb} {more} {unit} more.")
@@ -408,17 +410,17 @@ def _backwards(s: _Story) -> int:
 def _carrying(s: _Story) -> int:
     """How many trips or boxes it takes, the last of them perhaps not full."""
     size = s.draw.randint(3, 9)
-    full, rest = s.draw.randint(2, (12, 99)[s.level > 1]), s.draw.randint(0, size - 1)
-    number = full * size + rest
+    full, remainder = s.draw.randint(2, (12, 99)[s.level > 1]), s.draw.randint(0, size - 1)
+    number = full * size + remainder
     things = s.draw.choice(_THINGS)
     holder = s.pick("box", "bag", "crate", "cart")
     plural = f"{holder}es" if holder == "box" else f"{holder}s"
     s.say(f"There are {number} {things} to be packed.", f"A shop has {number} {things} to pack.")
     s.say(f"Each {holder} takes {size} {things}.", f"A {holder} is full with {size} {things}.")
     s.say(f"How many {plural} are needed?")
-    if not rest:
+    if not remainder:
         return s.reckon(number, "/", size, f"{{}} {plural} are needed.")
-    s.steps.append(Step(f"{number} / {size} is {full} with {rest} left over."))
+    s.steps.append(Step(f"{number} / {size} is {full} with {remainder} left over."))
     return s.reckon(full, "+", 1, f"The rest needs one more, so {{}} {plural} are needed.")
 
 

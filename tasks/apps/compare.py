@@ -67,12 +67,12 @@ def _same_token(output: str, expected: str) -> bool:
         return True
     if max(len(output), len(expected)) > _MAX_DIGITS:
         return False
-    whole = _INTEGER.fullmatch(expected) is not None
-    if whole and _INTEGER.fullmatch(output):
+    is_integer = _INTEGER.fullmatch(expected) is not None
+    if is_integer and _INTEGER.fullmatch(output):
         return False
     if not (_NUMBER.fullmatch(output) and _NUMBER.fullmatch(expected)):
         return False
-    if whole:
+    if is_integer:
         return _near_whole(Decimal(output), Decimal(expected))
     number, expected_number = float(output), float(expected)
     return (

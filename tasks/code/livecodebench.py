@@ -149,8 +149,8 @@ def same_lines(output: str, expected: str) -> bool:
 
 def _same_numbers(output: str, expected: str) -> bool:
     try:
-        ours = [Decimal(token) for token in output.split()]
-        return ours == [Decimal(token) for token in expected.split()]
+        numbers = [Decimal(token) for token in output.split()]
+        return numbers == [Decimal(token) for token in expected.split()]
     except (InvalidOperation, ValueError):
         return False
 

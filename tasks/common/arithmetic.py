@@ -175,8 +175,12 @@ def canonical_number(text: str) -> str | None:
     """
     bare = plain_digits(text.strip()).strip().removesuffix("%").rstrip()
     over, slash, under = bare.partition("/")
-    if slash and (whole := _NUMBER.fullmatch(over)) and (part := _NUMBER.fullmatch(under)):
-        top, bottom = _value(whole), _value(part)
+    if (
+        slash
+        and (numerator := _NUMBER.fullmatch(over))
+        and (denominator := _NUMBER.fullmatch(under))
+    ):
+        top, bottom = _value(numerator), _value(denominator)
         return _form(top / bottom) if top is not None and bottom else None
     match = _NUMBER.fullmatch(bare)
     value = _value(match) if match else None
@@ -184,12 +188,12 @@ def canonical_number(text: str) -> str | None:
 
 
 def _value(number: re.Match[str]) -> Fraction | None:
-    whole = re.sub("[^0-9]", "", number["whole"] or "").lstrip("0")
+    integer = re.sub("[^0-9]", "", number["whole"] or "").lstrip("0")
     part = (number["part"] or number["only"] or ".")[1:].rstrip("0")
     shift = _shift(number["exponent"] or "e0")
-    if shift is None or len(whole) + len(part) > MAX_DIGITS:
+    if shift is None or len(integer) + len(part) > MAX_DIGITS:
         return None
-    value = Fraction(int(f"{whole}{part}" or "0")) * Fraction(10) ** (shift - len(part))
+    value = Fraction(int(f"{integer}{part}" or "0")) * Fraction(10) ** (shift - len(part))
     if number["under"]:
         if not int(number["under"]):
             return None

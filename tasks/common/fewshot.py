@@ -134,10 +134,12 @@ def pick_examples(
             f"{arg('fewshot_data')} needs {arg('num_fewshot')}, the number of examples to draw"
         )
     if num_examples > len(examples):
-        unused = "" if options.fewshot_file else " that are not themselves problems of this run"
+        restriction = (
+            "" if options.fewshot_file else " that are not themselves problems of this run"
+        )
         raise InputError(
             f"{arg('num_fewshot')} is {num_examples} but {source} has {len(examples)} "
-            f"examples{unused}; lower the number, give more examples, or run fewer problems"
+            f"examples{restriction}; lower the number, give more examples, or run fewer problems"
         )
     for number, example in enumerate(examples[:num_examples], start=1):
         if key(example) in problem_ids:

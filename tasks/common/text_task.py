@@ -244,8 +244,8 @@ def with_examples(data: TaskData, turns: Sequence[Turn], gap: str = " ") -> Task
         turns: Examples (question, answer).
         gap: Text between a question and its answer.
     """
-    shown = "".join(f"{question}{gap}{answer}\n\n" for question, answer in turns)
-    return replace(data, fewshot=shown, num_fewshot=len(turns), turns=tuple(turns))
+    prefix = "".join(f"{question}{gap}{answer}\n\n" for question, answer in turns)
+    return replace(data, fewshot=prefix, num_fewshot=len(turns), turns=tuple(turns))
 
 
 def with_table(

@@ -113,8 +113,8 @@ def keys_of(path: Path) -> dict[str, Any]:
 
     text = read_text(path)
     if not _ANY_KEY.search(text):  # JSON, or indented keys
-        whole = load_yaml(path, resolve_func=False, recursive=False)
-        return {name: whole[name] for name in _KEYS if name in whole}
+        config = load_yaml(path, resolve_func=False, recursive=False)
+        return {name: config[name] for name in _KEYS if name in config}
     keys: dict[str, Any] = {}
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     for _, name, value in _TOP.findall(text):

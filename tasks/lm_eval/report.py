@@ -297,11 +297,11 @@ def _group_rows(
     better: dict[str, bool] = {}
     for part in group_parts:
         better |= part.task.higher_is_better()
-    whole = {
+    entries_with_values = {
         name: {key: value for key, value in entry.items() if value is not None}
         for name, entry in entries.items()
     }
-    aggregated = group.aggregate(whole)
+    aggregated = group.aggregate(entries_with_values)
     for key, value in aggregated.items():
         metric, comma, name = key.rpartition(",")
         if not comma or metric.endswith("_stderr"):

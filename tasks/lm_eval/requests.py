@@ -78,7 +78,7 @@ def build_requests(
         leaves = [Node(prompt.context.tolist(), id=prompt.id, samples=1) for prompt in scored]
         return OwnRequests(Node("", children=leaves, samples=0), scored=scored)
     settings_of: dict[str, tuple[GenSettings, SamplingParams]] = {}
-    drawn, own_params = [], []
+    nodes, request_params = [], []
     until: dict[str, tuple[str, ...]] = {}
     for name, (request, *more) in zip(ids, chosen, strict=True):
         if more:
@@ -98,8 +98,8 @@ def build_requests(
             tokens = image_tokens(context, images, table, texts.encode_prompt)
         else:
             tokens = truncate_prompt(texts.encode_prompt(context), params.max_tokens, length)
-        drawn.append(Node(tokens, id=name, samples=settings.num_samples))
-        own_params.append(params)
+        nodes.append(Node(tokens, id=name, samples=settings.num_samples))
+        request_params.append(params)
         chose = settings.sources.get("stop", TASK) != TASK
         until[name] = params.stops if chose else generation.until
 
@@ -108,7 +108,7 @@ def build_requests(
         tokens = completion.tokens[:-1] if ended else completion.tokens
         return texts.answer(list(tokens), until[completion.prompt_id])
 
-    return OwnRequests(Node("", children=drawn, samples=0), tuple(own_params), text=text)
+    return OwnRequests(Node("", children=nodes, samples=0), tuple(request_params), text=text)
 
 
 def default_params(gen_kwargs: Mapping[str, Any]) -> SamplingParams:
@@ -252,11 +252,12 @@ class _Pairs(TemplateLM):  # type: ignore[misc]
 
 
 def _choices(name: str, pairs: Sequence[Pair]) -> ChoicePrompt:
-    whole = tuple(np.array([*before, *after], dtype=np.int32) for before, after in pairs)
+    sequences = tuple(np.array([*before, *after], dtype=np.int32) for before, after in pairs)
     starts = tuple(len(before) for before, _ in pairs)
-    first = whole[0][: starts[0]]
+    first = sequences[0][: starts[0]]
     shared = min(
-        common_length(first, tokens[:start]) for tokens, start in zip(whole, starts, strict=True)
+        common_length(first, tokens[:start])
+        for tokens, start in zip(sequences, starts, strict=True)
     )
     # The prompt in a record is the prefix that all texts share, which may be empty.
-    return ChoicePrompt(name, first[: shared or len(first)], whole, starts)
+    return ChoicePrompt(name, first[: shared or len(first)], sequences, starts)

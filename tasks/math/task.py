@@ -393,9 +393,9 @@ def hendrycks_form(answer: str) -> str | None:
 
 def _whole_fractions(answer: str) -> str | None:
     r"""Return an answer with \frac12 written as \frac{1}{2}; None if it ends with \frac."""
-    first, *rest = answer.split("\\frac")
+    first, *pieces = answer.split("\\frac")
     parts = [first]
-    for part in rest:
+    for part in pieces:
         if not part:
             return None
         if part[0] != "{":

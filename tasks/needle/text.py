@@ -128,11 +128,11 @@ class Haystack:
         if size < 2:
             return ""
         repeats = -(-size // (len(self.text) + 1))
-        whole = self.text if repeats == 1 else " ".join([self.text] * repeats)
-        if len(whole) <= size and _is_ended(whole):
-            return whole
-        part = whole[: size - 1]
-        if len(whole) > size - 1 and whole[size - 1] != " " and " " in part:
+        repeated = self.text if repeats == 1 else " ".join([self.text] * repeats)
+        if len(repeated) <= size and _is_ended(repeated):
+            return repeated
+        part = repeated[: size - 1]
+        if len(repeated) > size - 1 and repeated[size - 1] != " " and " " in part:
             part = part[: part.rindex(" ")]
         part = part.rstrip(" ,;:-")
         return part if not part or _is_ended(part) else f"{part}."

@@ -115,9 +115,9 @@ class SelfCheck:
         """Run the job in one arrangement after another."""
         problems = self._problems
         names = list(problems)
-        others = random.Random(3).sample(names, len(names))
+        shuffled = random.Random(3).sample(names, len(names))
         yield self._compare("again", problems)
-        yield self._compare("in another order", {name: problems[name] for name in others})
+        yield self._compare("in another order", {name: problems[name] for name in shuffled})
         yield self._compare("every second problem", {name: problems[name] for name in names[::2]})
         for name in (names[0], names[len(names) // 2], names[-1]):
             yield self._compare(f"{name} alone", {name: problems[name]})
@@ -144,8 +144,8 @@ class SelfCheck:
         return Arrangement(
             name=name,
             samples=len(pairs),
-            same=sum(sample[0] == whole[0] for sample, whole in pairs),
-            to_the_bit=sum(sample == whole for sample, whole in pairs),
+            same=sum(sample[0] == reference[0] for sample, reference in pairs),
+            to_the_bit=sum(sample == reference for sample, reference in pairs),
             preemptions=usage.preemptions,
         )
 

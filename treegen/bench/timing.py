@@ -189,8 +189,8 @@ class PassTimer:
         first, last = self._passes[0][0], self._passes[-1][1]
         last.synchronize()
         inside: float = sum(begin.elapsed_time(end) for begin, end in self._passes)
-        whole: float = first.elapsed_time(last)
-        return inside / whole
+        total: float = first.elapsed_time(last)
+        return inside / total
 
 
 @contextmanager

@@ -71,14 +71,14 @@ def fill_defaults(arguments: Mapping[str, Any], *, search: bool = False) -> dict
         arguments: The user's settings.
         search: Whether the task is searched.
     """
-    known = (_SEARCHES if search else _EVALUATIONS).get(str(arguments.get("task")))
-    if known is None:
+    defaults = (_SEARCHES if search else _EVALUATIONS).get(str(arguments.get("task")))
+    if defaults is None:
         return dict(arguments)
-    model = known.get("model", NAME)
+    model = defaults.get("model", NAME)
     if str(arguments.get("model", model)) != model:
         return dict(arguments)
     added: dict[str, Any] = {
-        name: str(data_path(value)) if name in _FILES else value for name, value in known.items()
+        name: str(data_path(value)) if name in _FILES else value for name, value in defaults.items()
     }
     if "data" in arguments or "fewshot_data" in arguments:
         for name in _FILES:

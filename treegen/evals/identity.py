@@ -61,8 +61,8 @@ def run_settings(
         quantization: As in `ModelInfo`.
         computing: As `computed_on` returns it; by default the values of this machine.
     """
-    kept_in = job.settings.engine.kv_cache_dtype
-    keys = None if kept_in == "auto" else kept_in
+    cache_dtype = job.settings.engine.kv_cache_dtype
+    keys = None if cache_dtype == "auto" else cache_dtype
     return RunSettings(
         identity={
             **build_content_identity(job),

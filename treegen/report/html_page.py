@@ -100,10 +100,10 @@ def _draw_comparisons(views: Sequence[RunView]) -> list[Plot]:
         return []
     plots = []
     rows = [(view.name, row) for view in views if (row := headline_of(view)) is not None]
-    known = [(n, r.value, r.low, r.high) for n, r in rows if r.value is not None]
-    if known:
+    points = [(n, r.value, r.low, r.high) for n, r in rows if r.value is not None]
+    if points:
         names = {row.metric for _, row in rows}
-        plots.append(metric_plot(names.pop() if len(names) == 1 else "headline metric", known))
+        plots.append(metric_plot(names.pop() if len(names) == 1 else "headline metric", points))
     curves = {
         view.name: k_curves(
             view.verdicts(view.filters[0], fixed=True),

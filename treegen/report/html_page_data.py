@@ -236,16 +236,18 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
     """
     answers: dict[str, int] = {}
     outcomes: dict[str, int] = {}
-    known: dict[int, tuple[str, int, int]] = {}
+    reading_of: dict[int, tuple[str, int, int]] = {}
     readings: list[tuple[str, int, int]] = []
     for sample in view.samples:
-        if (reading := known.get(id(sample.verdicts))) is None:  # equal verdicts are one object
+        if (
+            reading := reading_of.get(id(sample.verdicts))
+        ) is None:  # equal verdicts are one object
             verdict = sample.verdict(name)
             read, outcome_name = (
                 verdict.answer if verdict else None,
                 getattr(verdict, "outcome", ""),
             )
-            reading = known[id(sample.verdicts)] = (
+            reading = reading_of[id(sample.verdicts)] = (
                 _DIGITS[classify_sample(sample, name)],
                 -1 if read is None else answers.setdefault(read, len(answers)),
                 outcomes.setdefault(outcome_name, len(outcomes)) if outcome_name else -1,
@@ -334,12 +336,12 @@ def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
             total[:] = [a + b for a, b in zip(total, addends, strict=True)]
         for below in node["below"]:
             total[:] = [a + b for a, b in zip(total, sums[below], strict=True)]
-        samples, tokens, judged, right, logprobs, known = total
+        samples, tokens, judged, right, logprobs, num_logprobs = total
         node |= {
             "samples": samples,
             "tokens": tokens,
             "score": right / judged if judged else None,
-            "logprob": logprobs / known if known else None,
+            "logprob": logprobs / num_logprobs if num_logprobs else None,
         }
 
 

@@ -98,15 +98,15 @@ def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
 def _problems(
     run: SearchRunDir, job: "SearchJob | None", trees: tuple[StoredTree, ...]
 ) -> tuple[ProblemView, ...]:
-    known = {problem.id: problem for problem in job.data.problems} if job else {}
+    problem_of = {problem.id: problem for problem in job.data.problems} if job else {}
     of_problem: dict[str, list[StoredTree]] = {}
     for tree in trees:
         of_problem.setdefault(tree.problem_id, []).append(tree)
     return tuple(
         ProblemView(
             id=problem_id,
-            question=known[problem_id].question if problem_id in known else "",
-            answer=known[problem_id].answer if problem_id in known else "",
+            question=problem_of[problem_id].question if problem_id in problem_of else "",
+            answer=problem_of[problem_id].answer if problem_id in problem_of else "",
             samples=tuple(map(_sample, of_problem.get(problem_id, ()))),
         )
         for problem_id in run.info.problem_ids

@@ -31,9 +31,9 @@ def problem_of(view: RunView, problem_id: str) -> ProblemView:
     for problem in view.problems:
         if problem.id == problem_id:
             return problem
-    known = [problem.id for problem in view.problems]
-    hint = did_you_mean(problem_id, known)
-    hint = hint or f"; it has {', '.join(known[:3])}{' and so on' if len(known) > 3 else ''}"
+    ids = [problem.id for problem in view.problems]
+    hint = did_you_mean(problem_id, ids)
+    hint = hint or f"; it has {', '.join(ids[:3])}{' and so on' if len(ids) > 3 else ''}"
     raise InputError(f"the run has no problem {problem_id!r}{hint}")
 
 

@@ -275,11 +275,11 @@ def describe_random_numbers(a: "RunView", b: "RunView") -> str:
 
 def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:
     """Return the settings that are not the same in all runs: the value of each run, by name."""
-    first, *others = settings
-    names = dict.fromkeys(name for other in others for name in first.differing(other))
+    first, *later = settings
+    names = dict.fromkeys(name for other in later for name in first.differing(other))
     columns = {}
     for name in names:
-        pairs = [first.differing(other).get(name) for other in others]
+        pairs = [first.differing(other).get(name) for other in later]
         first_value = next(pair[0] for pair in pairs if pair is not None)
         columns[name] = [first_value, *(first_value if pair is None else pair[1] for pair in pairs)]
     return columns

@@ -177,7 +177,7 @@ def metrics(view: RunView, *, first: bool) -> PrintableTable:
     """
     report = view.report
     headline = headline_filters(report)
-    votes = next(iter(headline.values()), ())
+    vote_filters = next(iter(headline.values()), ())
     rows: list[list[str]] = []
     for row in report.metrics if report else ():
         if (row.filter in headline.get(row.task, ())) == first:
@@ -185,7 +185,7 @@ def metrics(view: RunView, *, first: bool) -> PrintableTable:
             rows.append([row.task, row.filter, f"{row.metric}{better}"])
             rows[-1] += _format_metric(row)
     for vote in report.majority if report else ():
-        if (vote.filter in votes) == first:
+        if (vote.filter in vote_filters) == first:
             ties = "" if vote.tie_rate is None else f" (ties {vote.tie_rate:.3f})"
             rows.append([view.task, vote.filter, f"maj@{vote.k}{ties}"])
             rows[-1] += _format_metric(vote)

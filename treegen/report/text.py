@@ -60,8 +60,8 @@ def run_text(
     if report is not None:
         headline = None if all_filters else headline_filters(report)
         lines.append(_metrics(report, headline))
-        votes_shown = None if headline is None else next(iter(headline.values()), ())
-        if votes := _majority(report, votes_shown):
+        vote_filters = None if headline is None else next(iter(headline.values()), ())
+        if votes := _majority(report, vote_filters):
             lines.append("\n" + votes)
         lines += [f"\n{table_listing(_of_filters(table, headline))}" for table in report.tables]
         lines += [f"\n{safe_text(draw_text(grid, ascii=ascii))}" for grid in report.grids]
@@ -123,12 +123,12 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     limits = ", ".join(f"{value:,} {name}" for name, value in budget.items() if value is not None)
     done = results[0]["done"]
     several = any(result.get("pass@k") for result in results)
-    what, each_of = ("searches of problems", "search") if several else ("problems", "problem")
+    what, unit = ("searches of problems", "search") if several else ("problems", "problem")
     text = (
         f"{task['name']} with {model}: {done:,} {what} from {task['source']}; "
-        f"at most {limits} per {each_of}"
+        f"at most {limits} per {unit}"
         f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
-        f"Costs are means per {each_of}; Decoded, Prefilled and Re-prompting count tokens."
+        f"Costs are means per {unit}; Decoded, Prefilled and Re-prompting count tokens."
     )
     return f"{text}\n\n{_pass_table(results)}" if several else text
 

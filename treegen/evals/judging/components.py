@@ -227,11 +227,11 @@ def required_numbers(
         InputError: the half width is not above 0.
     """
     check_half_width(half_width)
-    rest = variances[REST] or 0.0
-    repeat_variance = min(repeat_variance, rest * repeats)
+    residual = variances[REST] or 0.0
+    repeat_variance = min(repeat_variance, residual * repeats)
 
     def half(design: Design, num_repeats: int) -> float:
-        more = rest - repeat_variance / repeats + repeat_variance / num_repeats
+        more = residual - repeat_variance / repeats + repeat_variance / num_repeats
         return _NORMAL * math.sqrt(predicted_variance({**variances, REST: more}, design))
 
     needs = []

@@ -259,7 +259,7 @@ def prepare_runs(
     listener: Listener,
     prepare: "Callable[[_Job, ModelInfo], _Prepared | None]",
     targets: "Sequence[RunTarget[Any]]",
-    whole: "Sequence[tuple[_Job, RunInfo | None]]" = (),
+    complete_runs: "Sequence[tuple[_Job, RunInfo | None]]" = (),
 ) -> "tuple[list[RunSettings], list[_Prepared | None]]":
     """Check and prepare everything that needs no weights.
 
@@ -270,8 +270,8 @@ def prepare_runs(
         prepare: Checks a job with the facts about its model, and prepares it.
         targets: The directories of all runs. The listener is told which ones are prepared, which
             may take minutes; they are created later, because run.json has hashes of the weights.
-        whole: Jobs of complete runs, which are not prepared. Each comes with the run's stored
-            content of run.json, or None if the user changes an option of the model.
+        complete_runs: Jobs of complete runs, which are not prepared. Each comes with the run's
+            stored content of run.json, or None if the user changes an option of the model.
 
     Returns:
         The settings of each run, and each prepared job; None for a complete run.
@@ -280,7 +280,7 @@ def prepare_runs(
     paths = [str(target.path) for target in targets if not target.whole]
     for job in jobs:
         tell_skipped(job, listener)
-        infos = [info for other, info in whole if other is job]
+        infos = [info for other, info in complete_runs if other is job]
         if infos:
             settings.append(models.settings_of_complete(job, infos[0]))
             prepared.append(None)

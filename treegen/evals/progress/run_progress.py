@@ -129,14 +129,14 @@ class TimeForecast:
         if not self._num:
             if math.isinf(self._longest):
                 return None
-            rest = waiting * self._longest + float(np.sum(self._longest - ages))
-            return TimeLeft(rest / (speed * len(ages)), is_bound=True)
+            remaining = waiting * self._longest + float(np.sum(self._longest - ages))
+            return TimeLeft(remaining / (speed * len(ages)), is_bound=True)
         mean, spread = self._fit(ages)
         rests = self._expect_rests(ages, mean, spread)
         shares = [(i + 0.5) / _WAITING for i in range(_WAITING)]
-        whole = [self._length_at(share, mean, spread) for share in shares]
-        work = (waiting * sum(whole) / _WAITING + sum(rests)) / (speed * len(rests))
-        longest = max((*rests, whole[-1]) if waiting else rests) / speed
+        lengths = [self._length_at(share, mean, spread) for share in shares]
+        work = (waiting * sum(lengths) / _WAITING + sum(rests)) / (speed * len(rests))
+        longest = max((*rests, lengths[-1]) if waiting else rests) / speed
         return TimeLeft(work if self._shares_speed else max(work, longest))
 
     def _fit(self, ages: "np.ndarray") -> tuple[float, float]:
@@ -264,9 +264,9 @@ class RunProgress:
         """A text like "1:02:03 left"; "" if the time is unknown or the run is finished."""
         if self.seconds_left is None or self.done >= self.planned:
             return ""
-        minutes, rest = divmod(round(self.seconds_left), 60)
+        minutes, seconds = divmod(round(self.seconds_left), 60)
         hours, minutes = divmod(minutes, 60)
-        clock = f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
         most = "at most " if self.forecast is not None and self.forecast.is_bound else ""
         return f"{most}{clock} left"
 

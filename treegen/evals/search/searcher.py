@@ -218,8 +218,8 @@ class Searcher:
             outcome = await self._method.run(self, **self._arguments)
             right = self._right()
             if right is not None:
-                others = tuple(node for node in outcome.candidates if node is not right)
-                return replace(outcome, best=right, candidates=(right, *others), stopped=SOLVED)
+                remaining = tuple(node for node in outcome.candidates if node is not right)
+                return replace(outcome, best=right, candidates=(right, *remaining), stopped=SOLVED)
             if self._settings.choose == "vote" and not self._method.votes:
                 outcome = vote(outcome, self.answer, self._weight)
             again = self.checkable and self.root.search.stopped is None

@@ -212,7 +212,7 @@ def resolve_search_settings(
     # Each way to evaluate has its own scale; the default is on the scale of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     draw = select(choices, (*_DRAW, *PENALTIES))
-    step, whole = (
+    step, sample_params = (
         replace(default, **{"seed": default.seed or 0, **draw})
         for default in (defaults.step, defaults.whole)
     )
@@ -231,7 +231,7 @@ def resolve_search_settings(
         verifier_args=check_verifier_settings(choices.get("verifier_args", {})),
         budget=_budget(choices.get("budget"), defaults),
         step=step,
-        whole=replace(whole, **select(choices, ["max_tokens"])),
+        whole=replace(sample_params, **select(choices, ["max_tokens"])),
         num_samples=choices.get("num_samples", task.defaults.num_samples),
         **{
             name: choices.get(name, getattr(defaults, name))

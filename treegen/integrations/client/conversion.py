@@ -148,15 +148,15 @@ def score_of_choices(index: int, choices: Any, top: int) -> Score:
         choices: The server's choices for the context, and for the context with the continuation.
         top: Number of most likely tokens to report.
     """
-    before, whole = choices
-    shorter, tokens = before["prompt_token_ids"], whole["prompt_token_ids"]
+    before, joint = choices
+    shorter, tokens = before["prompt_token_ids"], joint["prompt_token_ids"]
     pairs = zip(shorter, tokens, strict=False)
     start = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(shorter), len(tokens)))
     if start == len(tokens) or not start:
         raise InputError(
             f"pair {index}: the context and the continuation must each have at least one token"
         )
-    entries = whole["prompt_logprobs"][start:]
+    entries = joint["prompt_logprobs"][start:]
     choice_entries = [
         entry[str(token)] for entry, token in zip(entries, tokens[start:], strict=True)
     ]

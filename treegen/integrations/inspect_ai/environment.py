@@ -125,7 +125,7 @@ class InspectEnvironment:
         self._has_folder, self._folder = folder is not None, self._open(folder)
         self._images = DockerImages(run_name or str(self._folder))
         self._sizes = {path.name: _measure(path) for path in self._folder.iterdir()}
-        self._left = max_snapshot_bytes - sum(self._sizes.values())
+        self._free_bytes = max_snapshot_bytes - sum(self._sizes.values())
 
     async def start(self, problem: Any) -> InspectWorld:
         """Return a new world with the first files of a problem.
@@ -178,7 +178,7 @@ class InspectEnvironment:
                 await self._images.remove(snapshot)
             (self._folder / snapshot).unlink(missing_ok=True)
             self._created.discard(snapshot)
-            self._left += self._sizes.pop(snapshot, 0)
+            self._free_bytes += self._sizes.pop(snapshot, 0)
 
     async def remove_leftovers(self, keep: Collection[str] = ()) -> int:
         """Remove what earlier processes with the same `run_name` have left; return how many things.
@@ -230,12 +230,12 @@ class InspectEnvironment:
         else:
             data = await world.pack()
             size = len(data)
-        if size > self._left:
+        if size > self._free_bytes:
             raise CapacityError(
                 f"a snapshot needs {size:,} bytes, but the {len(self._sizes):,} stored snapshots "
                 f"leave only {self._left:,}; raise {arg('max_snapshot_bytes')}"
             )
-        self._left -= size
+        self._free_bytes -= size
         self._sizes[snapshot] = size
         self._created.add(snapshot)
         try:

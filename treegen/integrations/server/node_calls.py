@@ -359,10 +359,10 @@ class NodeCalls:
             for sample in samples:
                 tree.backend.release(sample.context)
 
-        drawn = await self._call(node, begin, rows=len(indices), discard=discard)
-        if len(drawn) == len(indices) and node.is_live:
-            return drawn, usage_of(search)
-        self._release(tree, drawn)
+        new_samples = await self._call(node, begin, rows=len(indices), discard=discard)
+        if len(new_samples) == len(indices) and node.is_live:
+            return new_samples, usage_of(search)
+        self._release(tree, new_samples)
         self._check_live(node)
         raise StoppedError("the server is stopping, and did not execute this call")
 

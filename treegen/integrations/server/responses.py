@@ -64,7 +64,7 @@ class CompletionResponse:
         choices = []
         ids = self.ask.return_token_ids
         for place, prompt in enumerate(self.prompts):
-            echoed, its_own = "", None
+            echoed, prompt_logprobs = "", None
             if self.ask.echo:
                 echoed = self._text.of([], prompt)
             score = scores[place] if scores else None
@@ -72,7 +72,9 @@ class CompletionResponse:
                 scored = (None, *(score.logprobs if score else ()))
                 tops = ((), *(score.top.pairs() if score and score.top else [()] * len(scored[1:])))
                 tops = tuple(top[: self.ask.num_top] for top in tops)
-                its_own = _by_name(list(self._text.iter_named_tokens([], prompt, scored, tops)), 0)
+                prompt_logprobs = _by_name(
+                    list(self._text.iter_named_tokens([], prompt, scored, tops)), 0
+                )
             for completion in completions[place] if completions else [_NOTHING]:
                 content = (
                     self._message(place, completion)
@@ -80,8 +82,10 @@ class CompletionResponse:
                     else echoed + completion.text
                 )
                 logprobs = self._logprobs(prompt, completion, len(echoed))
-                if logprobs and its_own:
-                    logprobs = {name: its_own[name] + logprobs[name] for name in its_own}
+                if logprobs and prompt_logprobs:
+                    logprobs = {
+                        name: prompt_logprobs[name] + logprobs[name] for name in prompt_logprobs
+                    }
                 choice = self._build_final_choice(place, completion, content, logprobs)
                 if self.ask.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = self._of_prompt(prompt, score)

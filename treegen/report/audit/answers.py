@@ -301,8 +301,8 @@ def _judge_marked(
             if same is not None and (same or not _is_same_answer(answer, verdict.answer))
         ]
         # Without a mark, rules that read the last number agree by construction.
-        is_said = bool(_is_same_value(verdict.answer, golds, kind)) or is_bare(reading.text)
-        if all(second) and (second or (not marked and is_said)):
+        is_stated = bool(_is_same_value(verdict.answer, golds, kind)) or is_bare(reading.text)
+        if all(second) and (second or (not marked and is_stated)):
             opinions.rejected.append(case)
     if verdict.correct and marked and decided.count(False) >= 2 and True not in decided:
         # A value that is unclear, or a reference that follows the mark, leaves a doubt.

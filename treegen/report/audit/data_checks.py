@@ -298,6 +298,6 @@ def _audit_names(task: str, problems: Sequence[ProblemView]) -> Iterator[Finding
     published, cases = _read_published(), []
     for problem in problems:
         name, tasks = published.get(hash_question(problem.question)[:_DIGITS], ("", ()))
-        if name and not any(known in task.casefold() for known in tasks):
+        if name and not any(task_name in task.casefold() for task_name in tasks):
             cases.append((problem.id, f"{name}: {problem.question}"))
     yield from find("published-elsewhere", cases, len(problems), unit="problems")

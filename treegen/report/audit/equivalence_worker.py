@@ -56,8 +56,8 @@ def _parse(text: str) -> Any:
     import sympy
     from sympy.parsing.latex import parse_latex
 
-    known = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I}
-    return parse_latex(text).subs({sympy.Symbol(name): value for name, value in known.items()})
+    constants = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I}
+    return parse_latex(text).subs({sympy.Symbol(name): value for name, value in constants.items()})
 
 
 def _are_equal_formulas(one: Any, other: Any) -> bool | None:

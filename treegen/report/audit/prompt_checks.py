@@ -115,12 +115,12 @@ def _examples(view: RunView, texts: Mapping[str, str], kind: str) -> Iterator[Fi
         return
     solved = {squad_form(answer) for _, answer in view.job.data.turns}
     solved = {form for form in solved if len(form) > 5}
-    known = [
+    answered = [
         (p.id, f"{p.reference}: {p.question}")
         for p in view.problems
         if any(squad_form(gold) in solved for gold in references_of(p.answer))
     ]
-    yield from find("reference-among-examples", known, len(view.problems), unit="problems")
+    yield from find("reference-among-examples", answered, len(view.problems), unit="problems")
 
 
 def _is_among_examples(problem: ProblemView, prompt: str) -> bool:

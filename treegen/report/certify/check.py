@@ -175,12 +175,12 @@ def _compare_run(
             "samples", False, f"{run.missing:,} of {planned:,} samples are missing"
         )
     yield part_check
-    ours, scores = (
+    recomputed_scores, scores = (
         {"verdicts": verdict, "report": values["report"]}
         for verdict, values in zip(verdicts, (recomputed, certified), strict=True)
     )
     how = f"{done:,} samples scored again, {len(recomputed['report']['metrics']):,} metrics"
-    scored = _compare("scores", scores, ours, how)
+    scored = _compare("scores", scores, recomputed_scores, how)
     if as_code_execution_task(job.task) and execution is None and scored.holds:
         how = "as the stored verdicts give; --allow-code-execution runs the programs again"
         scored = PartCheck("scores", None, how)

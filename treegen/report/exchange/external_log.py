@@ -313,8 +313,8 @@ def _check(log: ExternalLog) -> None:
             f"the log of {log.task} has {log.num_samples} samples of each problem; a run has 1 to "
             f"{MOST_SAMPLES:,}"
         )
-    known = {problem.id for problem in log.problems}
-    if len(known) < len(log.problems):
+    problem_ids = {problem.id for problem in log.problems}
+    if len(problem_ids) < len(log.problems):
         ids = [problem.id for problem in log.problems]
         twice = next(i for i in ids if ids.count(i) > 1)
         raise InputError(f"the log has two problems with the id {twice!r}; rename one of them")

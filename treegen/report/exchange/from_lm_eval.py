@@ -247,8 +247,8 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
     config = validate(_Config, results.configs[task], f"{path}: configs.{task}")
     notices: list[str] = []
     many = max((len(line.row.resps[0]) for line in lines if not _is_chosen(line.row)), default=1)
-    judged_each = any(line.row.by_response is not None for line in lines)
-    if many > 1 and not judged_each:
+    are_responses_judged = any(line.row.by_response is not None for line in lines)
+    if many > 1 and not are_responses_judged:
         votes = {
             filter.name
             for filter in config.filter_list or ()
@@ -273,7 +273,7 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
     scored = [sample for sample in samples.values() if sample["verdicts"]]
     if num_left := len(samples) - len(scored):
         notices.append(f"{num_left:,} samples have no score and are left out")
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "task": task,
         "version": str(results.versions.get(task, "")),
         "model": results.model_name or "unknown",
@@ -290,7 +290,7 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
         "sampling": usable_sampling(_sampling(config.generation_kwargs), notices),
         "num_fewshot": config.num_fewshot or 0,
     }
-    return validate(ExternalLog, {**known, "notices": tuple(notices)}, str(path))
+    return validate(ExternalLog, {**fields, "notices": tuple(notices)}, str(path))
 
 
 def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tuple[str, str]]:

@@ -45,8 +45,8 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
     lines = [json.dumps(row, allow_nan=False) for row in _rows(run, scored)]
     text = "".join(f"{line}\n" for line in lines)
     samples = where / f"{name}_samples.jsonl"
-    whole = _aggregate(run, results)
-    whole["detailed_evaluation_results"] = {
+    document = _aggregate(run, results)
+    document["detailed_evaluation_results"] = {
         "format": "jsonl",
         "file_path": (place / samples.name).as_posix(),
         "hash_algorithm": "sha256",
@@ -56,7 +56,7 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
     aggregate = where / f"{name}.json"
     for path, content in (
         (samples, text),
-        (aggregate, json.dumps(whole, indent=2, allow_nan=False) + "\n"),
+        (aggregate, json.dumps(document, indent=2, allow_nan=False) + "\n"),
     ):
         with replace_file(path) as file:
             file.write(content.encode())

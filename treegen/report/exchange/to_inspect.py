@@ -134,9 +134,9 @@ def _certificate(run: ExportedRun) -> dict[str, Any]:
 
 
 def _config(sampling: Mapping[str, Any]) -> models.GenerateConfig:
-    known = ("temperature", "top_p", "max_tokens", "seed")
+    names = ("temperature", "top_p", "max_tokens", "seed")
     return models.GenerateConfig(
-        **{name: sampling[name] for name in known if sampling.get(name) is not None},
+        **{name: sampling[name] for name in names if sampling.get(name) is not None},
         top_k=sampling.get("top_k") or None,  # 0 keeps all
         stop_seqs=[replace_surrogates(stop) for stop in sampling.get("stop") or ()] or None,
     )

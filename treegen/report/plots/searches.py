@@ -37,8 +37,8 @@ def methods_of(views: Sequence[RunView]) -> list[str]:
 
 
 def _method(view: RunView) -> str:
-    known = view.trees[0].method if view.trees else "?"
-    return str(settings_group(view.info, "search").get("method") or known)
+    tree_method = view.trees[0].method if view.trees else "?"
+    return str(settings_group(view.info, "search").get("method") or tree_method)
 
 
 def _settings(view: RunView) -> dict[str, Any]:
@@ -118,18 +118,18 @@ _TOLD = (
 
 
 def _cost(trees: Sequence[StoredTree], name: str) -> str:
-    known = [float(tree.usage[name]) for tree in trees if tree.usage.get(name) is not None]
-    if len(known) < len(trees):
+    costs = [float(tree.usage[name]) for tree in trees if tree.usage.get(name) is not None]
+    if len(costs) < len(trees):
         return ""
-    mean = fmean(known)
+    mean = fmean(costs)
     return f"{mean:,.2f}" if name == "seconds" else f"{mean:,.1f}"
 
 
 def solved_plot(view: RunView) -> Plot | None:
     """Return the plot of searches solved within a number of tokens; None if none is solved."""
     costs = sorted({tree.num_tokens for tree in view.trees if tree.solved})
-    whole = solved_share(view.trees)
-    if not costs or whole is None:
+    solved = solved_share(view.trees)
+    if not costs or solved is None:
         return None
     # Limit the number of steps in the picture.
     steps = costs if len(costs) <= 200 else [costs[i * len(costs) // 200] for i in range(200)]
@@ -156,7 +156,7 @@ def solved_plot(view: RunView) -> Plot | None:
 
     half = costs[(len(costs) - 1) // 2]
     description = (
-        f"{whole.value:.3f} solved; half of the costs of solutions are up to {half:,} tokens"
+        f"{solved.value:.3f} solved; half of the costs of solutions are up to {half:,} tokens"
     )
     return Plot("solved", "Solved within so many tokens, with 95% intervals", description, draw)
 
