@@ -50,12 +50,12 @@ def _finish_config(ctx: click.Context) -> None:
         import yaml
 
         click.echo(
-            yaml.safe_dump(_collect_given(ctx), sort_keys=False, allow_unicode=True), nl=False
+            yaml.safe_dump(_collect_set_options(ctx), sort_keys=False, allow_unicode=True), nl=False
         )
         ctx.exit()
 
 
-def _collect_given(ctx: click.Context) -> dict[str, Any]:
+def _collect_set_options(ctx: click.Context) -> dict[str, Any]:
     options: dict[str, Any] = {}
     tasks = [*ctx.params.get(_TASKS[0], ()), *ctx.params.get(_TASKS[1], ())]
     if tasks:
@@ -222,7 +222,7 @@ _GROUPS: Final = (
     ),
 )
 # Alternative names of options; only --help-all shows them.
-_OF_OTHERS: Final = (
+_HIDDEN_FLAGS: Final = (
     "--batch-size",
     "--confirm-run-unsafe-code",
     "--epochs",
@@ -315,7 +315,7 @@ def _row(param: click.Parameter, ctx: click.Context, everything: bool) -> tuple[
     if row is None or not isinstance(param, click.Option):
         return None
     names, text = row
-    for other in () if everything else _OF_OTHERS:
+    for other in () if everything else _HIDDEN_FLAGS:
         names = names.replace(f", {other}", "")
     return names, text
 

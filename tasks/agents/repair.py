@@ -22,8 +22,8 @@ LIMITS: Final = Limits(cpu_seconds=2.0, output=1 << 18)
 NUM_PUBLIC: Final = 4
 NUM_HIDDEN: Final = 16
 _MAX_CHARS: Final = 20_000
-_MAX_SHOWN: Final = 200
-_MAX_KEPT: Final = 4096
+_MAX_DETAIL_CHARS: Final = 200
+_MAX_CACHED: Final = 4096
 _NOT_WRITTEN: Final = "raise NotImplementedError"
 
 # Imports modules from texts, and returns the results of calls as JSON values.
@@ -193,7 +193,7 @@ class CaseRunner:
                     files, [selected for selected in cases if selected.function == function]
                 )
             with self._lock:
-                if len(self._results) >= _MAX_KEPT:
+                if len(self._results) >= _MAX_CACHED:
                     self._results.clear()
                 self._results[key] = results
         return results
@@ -225,9 +225,9 @@ def _judge(case: CallCase, output: Any) -> CallResult:
     match output:
         case ["value", value]:
             is_right = value == case.expected and type(value) is type(case.expected)
-            return CallResult(case, is_right, f"returned {value!r}"[:_MAX_SHOWN])
+            return CallResult(case, is_right, f"returned {value!r}"[:_MAX_DETAIL_CHARS])
         case ["error", str(error)]:
-            return CallResult(case, False, f"raised {error}"[:_MAX_SHOWN])
+            return CallResult(case, False, f"raised {error}"[:_MAX_DETAIL_CHARS])
         case _:
             return CallResult(case, False, "returned nothing that can be read")
 

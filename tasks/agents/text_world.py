@@ -212,7 +212,7 @@ class TextWorld(ToolGame):
     def do_put(self, thing: str, place: str) -> str:
         """Put down a thing."""
         self.num_actions += 1
-        self._check_held(thing)
+        self._check_carried(thing)
         self._check_place(place)
         if place in self.closed:
             raise MoveError(f"The {place} is closed.")
@@ -236,7 +236,7 @@ class TextWorld(ToolGame):
 
     def _treat(self, tool: str, thing: str) -> str:
         self.num_actions += 1
-        self._check_held(thing)
+        self._check_carried(thing)
         device = DEVICES[tool]
         if device not in self._here():
             raise MoveError(f"There is no {device} here.")
@@ -275,7 +275,7 @@ class TextWorld(ToolGame):
         if place not in self._here():
             raise MoveError(f"There is no {place[:40]} here.")
 
-    def _check_held(self, thing: str) -> None:
+    def _check_carried(self, thing: str) -> None:
         if self.things.get(thing) != HELD:
             raise MoveError(f"You do not hold the {thing[:40]}.")
 

@@ -73,7 +73,7 @@ def _same_token(output: str, expected: str) -> bool:
     if not (_NUMBER.fullmatch(output) and _NUMBER.fullmatch(expected)):
         return False
     if is_integer:
-        return _near_whole(Decimal(output), Decimal(expected))
+        return _is_near_integer(Decimal(output), Decimal(expected))
     number, expected_number = float(output), float(expected)
     return (
         math.isfinite(number)
@@ -88,7 +88,7 @@ def _is_close(output: float, expected: float) -> bool:
     return abs(output - expected) <= _TOLERANCE * max(1.0, abs(expected))
 
 
-def _near_whole(output: Decimal, expected: Decimal) -> bool:
+def _is_near_integer(output: Decimal, expected: Decimal) -> bool:
     # From 2**53 on, floats would round different numbers to the same value.
     if output.adjusted() > _MAX_DIGITS:
         return False
@@ -174,10 +174,10 @@ def _int_keys(value: Any) -> Any:
 def official_stdout(output: str, expected: str) -> bool:
     """Return the verdict of the published checker. Each step works on the previous step's lines."""
     lines = output.splitlines()
-    wanted_text = expected.strip()
-    if "\n".join(lines).strip() == wanted_text:
+    expected_text = expected.strip()
+    if "\n".join(lines).strip() == expected_text:
         return True
-    if "\n".join(line.strip() for line in lines).strip() == wanted_text:
+    if "\n".join(line.strip() for line in lines).strip() == expected_text:
         return True
     # Expected lines of white space are kept as empty lines. The program's lines are not stripped.
     expected_lines = [line.strip() for line in expected.split("\n") if line]

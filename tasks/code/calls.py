@@ -254,7 +254,7 @@ def assert_cases(suffix: str) -> ProgramCases:
 
 CALLS: Final = 256  # maximum calls in one run
 
-_EACH: Final = "_treegen_each"
+_BATCH_FUNCTION: Final = "_treegen_each"
 _ERROR: Final = "error"
 # Each result is copied before the next call, because a program may return the same list each time
 # and change it. A call that fails ends the run, because the program then fails.
@@ -321,7 +321,7 @@ def _treegen_result(value, listed):
     return "{OTHER}", None, name
 
 
-def {_EACH}(name, calls, listed):
+def {_BATCH_FUNCTION}(name, calls, listed):
     function, results = globals()[name], []
     for arguments in calls:
         try:
@@ -370,7 +370,7 @@ def call_cases(
         return True
 
     judge.run(
-        Program(reference, fn_name=_EACH, prelude=PRELUDE),
+        Program(reference, fn_name=_BATCH_FUNCTION, prelude=PRELUDE),
         [TestCase(args=(name, calls, listed)) for calls in batches],
         keep,
         stop_at_failure=True,
@@ -402,7 +402,7 @@ def call_cases(
             )
         )
 
-    return ProgramCases(tuple(tests), compare, PRELUDE, fn_name=_EACH)
+    return ProgramCases(tuple(tests), compare, PRELUDE, fn_name=_BATCH_FUNCTION)
 
 
 def _runs(calls: Sequence[Any]) -> list[list[Any]]:

@@ -142,7 +142,7 @@ def result(calculation: str) -> str | None:
 
     The result is None without a single value: for a range such as 5-10, a pair, or an unknown.
     """
-    return (_known_result if len(calculation) <= _SHORT else _result)(calculation)
+    return (_cached_result if len(calculation) <= _SHORT else _result)(calculation)
 
 
 def states_result(calculation: str) -> bool:
@@ -164,7 +164,7 @@ def _result(calculation: str) -> str | None:
     return None if value is None else _form(value)
 
 
-_known_result = lru_cache(maxsize=1 << 14)(_result)
+_cached_result = lru_cache(maxsize=1 << 14)(_result)
 
 
 def canonical_number(text: str) -> str | None:

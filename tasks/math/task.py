@@ -385,13 +385,13 @@ def hendrycks_form(answer: str) -> str | None:
     if not all(roots):
         return None  # a root without an operand
     roots = [root if root[0] == "{" else f"{{{root[0]}}}{root[1:]}" for root in roots]
-    fractions = _whole_fractions("\\sqrt".join([first, *roots]).replace(" ", ""))
+    fractions = _brace_fractions("\\sqrt".join([first, *roots]).replace(" ", ""))
     if fractions is None:
         return None
     return _as_fraction("\\frac{1}{2}" if fractions == "0.5" else fractions)
 
 
-def _whole_fractions(answer: str) -> str | None:
+def _brace_fractions(answer: str) -> str | None:
     r"""Return an answer with \frac12 written as \frac{1}{2}; None if it ends with \frac."""
     first, *pieces = answer.split("\\frac")
     parts = [first]

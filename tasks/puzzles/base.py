@@ -314,11 +314,11 @@ def read_puzzle(row: dict[str, Any]) -> tuple[PuzzleState, int]:
         ValueError: The row is not a usable puzzle.
     """
     numbers, target = row.get("numbers"), row.get("target")
-    if not isinstance(numbers, list) or not all(map(_is_whole, numbers)):
+    if not isinstance(numbers, list) or not all(map(_is_integer, numbers)):
         raise ValueError(f"numbers is not a list of integers from 0 to {_LARGEST:,}")
     if not 2 <= len(numbers) <= MAX_NUMBERS:
         raise ValueError(f"numbers must have 2 to {MAX_NUMBERS} entries, not {len(numbers)}")
-    if target is None or not _is_whole(target):
+    if target is None or not _is_integer(target):
         raise ValueError(f"target is not an integer from 0 to {_LARGEST:,}")
     return state_of(numbers), target
 
@@ -340,7 +340,7 @@ def puzzle_of(problem: Problem) -> Puzzle:
     return Puzzle(tuple(map(int, problem.question.split(" "))), int(problem.answer))
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return type(value) is int and 0 <= value <= _LARGEST
 
 

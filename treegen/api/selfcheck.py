@@ -109,7 +109,7 @@ class SelfCheck:
         self._options = options.engine()
         self._params = SamplingParams(max_tokens=max_tokens, seed=7)
         self._problems = _problems(problems)
-        self._whole, self.usage = self._run(self._problems)
+        self._reference, self.usage = self._run(self._problems)
 
     def arrangements(self) -> Iterator[Arrangement]:
         """Run the job in one arrangement after another."""
@@ -140,7 +140,7 @@ class SelfCheck:
 
     def _compare(self, name: str, problems: _Problems, skip: int | None = None) -> Arrangement:
         samples, usage = self._run(problems, skip)
-        pairs = [(sample, self._whole[key]) for key, sample in samples.items()]
+        pairs = [(sample, self._reference[key]) for key, sample in samples.items()]
         return Arrangement(
             name=name,
             samples=len(pairs),

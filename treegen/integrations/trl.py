@@ -40,7 +40,7 @@ _NAMES: Final = {
     "no_repeat_ngram_size": "no_repeat_ngram_size",
 }
 # Settings that change no sample, or that are read elsewhere in this module.
-_KNOWN: Final = (
+_ALLOWED: Final = (
     "do_sample",
     "eos_token_id",
     "pad_token_id",
@@ -274,11 +274,11 @@ def _sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
     set_kwargs = {
         name: value for name, value in trainer.generation_kwargs.items() if value is not None
     }
-    refused = [name for name in set_kwargs if name not in (*_NAMES, *_KNOWN)]
+    refused = [name for name in set_kwargs if name not in (*_NAMES, *_ALLOWED)]
     if refused:
         raise InputError(
             f"treegen does not support {', '.join(refused)} in the trainer's generation_kwargs; "
-            f"treegen supports {', '.join((*_NAMES, *_KNOWN))}; leave out the others"
+            f"treegen supports {', '.join((*_NAMES, *_ALLOWED))}; leave out the others"
         )
     settings = {
         param: set_kwargs[option] for option, param in _NAMES.items() if option in set_kwargs

@@ -39,7 +39,7 @@ MOST_BYTES: Final = 2**24
 _ITEMS: Final = 256
 _CHARACTERS: Final = 200_000
 # The number of characters of a question shown in the table of problems.
-_ASKED: Final = 300
+_QUESTION_CHARS: Final = 300
 # The number of characters of a reference answer shown there.
 _REFERENCE: Final = 80
 # The largest number of characters of a node's `data`.
@@ -165,7 +165,7 @@ def _mean_tokens(problem: ProblemView) -> float | None:
 
 def _shorten_question(question: str) -> str:
     """Return the start of a question, in one line."""
-    return safe_text(" ".join(question[: 2 * _ASKED].split())[:_ASKED])
+    return safe_text(" ".join(question[: 2 * _QUESTION_CHARS].split())[:_QUESTION_CHARS])
 
 
 def _images(problems: Sequence[ProblemView], names: Sequence[str]) -> dict[str, Any]:

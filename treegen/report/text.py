@@ -26,7 +26,7 @@ from treegen.report.tables import (
 )
 
 UP, DOWN = "\u2191", "\u2193"
-_SHOWN: Final = 5
+_MAX_PROBLEMS: Final = 5
 _COSTS: Final = {
     "Decoded": "tokens_decoded",
     "Prefilled": "tokens_prefilled",
@@ -234,8 +234,10 @@ def _list_remarks(report: Report) -> list[str]:
     lines |= {f"n/a: maj@{row.k}: {row.reason}" for row in report.majority if row.reason}
     remarks = sorted(lines)
     if report.incomplete:
-        some = ", ".join(f"{p.problem_id} ({p.num_samples})" for p in report.incomplete[:_SHOWN])
-        more = ", ..." if len(report.incomplete) > _SHOWN else ""
+        some = ", ".join(
+            f"{p.problem_id} ({p.num_samples})" for p in report.incomplete[:_MAX_PROBLEMS]
+        )
+        more = ", ..." if len(report.incomplete) > _MAX_PROBLEMS else ""
         remarks.append(
             f"incomplete: {len(report.incomplete):,} problems have fewer samples than planned: "
             f"{some}{more}"

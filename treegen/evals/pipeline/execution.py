@@ -38,7 +38,7 @@ _Run = TypeVar("_Run", bound=RunDir)
 _Done = TypeVar("_Done")
 _Prepared = TypeVar("_Prepared")
 Before = Sequence[Callable[[], object]]
-_SHOWN = 5
+_MAX_LISTED_ROWS = 5
 # Options that the fingerprint of the weights implies, or that were chosen for the loaded model.
 _OF_WEIGHTS = (
     "model",
@@ -247,10 +247,12 @@ def announce_demo_model(
 def tell_skipped(job: "AnyJob", listener: Listener) -> None:
     """Tell the listener which lines of the data cannot be run."""
     rows = job.data.skipped
-    for row in rows[:_SHOWN]:
+    for row in rows[:_MAX_LISTED_ROWS]:
         listener.tell(f"skipped: {row}")
-    if len(rows) > _SHOWN:
-        listener.tell(f"skipped: {len(rows) - _SHOWN:,} more rows; results.json lists all of them")
+    if len(rows) > _MAX_LISTED_ROWS:
+        listener.tell(
+            f"skipped: {len(rows) - _MAX_LISTED_ROWS:,} more rows; results.json lists all of them"
+        )
 
 
 def prepare_runs(

@@ -23,7 +23,7 @@ from treegen.evals.statistics.estimators import Estimate, estimate
 _WINDOW: Final = 30.0  # seconds over which the speed is measured
 _REFRESH: Final = 0.25  # seconds between two fits
 _GROUPS: Final = 8  # groups of equal ages in a fit
-_LEAST_REST: Final = 0.1  # smallest expected further length, as a share of the length so far
+_MIN_REMAINING: Final = 0.1  # smallest expected further length, as a share of the length so far
 _WAITING: Final = 32  # number of quantiles that give the mean length of a sample
 _NORMAL: Final = NormalDist()
 # The spread (standard deviation of the logarithm) is expected near 0.4, within a factor of 2.
@@ -168,7 +168,7 @@ class TimeForecast:
             order = (place * 7919) % num if num % 7919 else place  # not in the order of ages
             share = reached + (1 - reached) * (order + 0.5) / num
             # A sample far longer than all others is none of the fit; it may go on for a while.
-            least = max(1.0, min(_LEAST_REST * age, self._longest - age))
+            least = max(1.0, min(_MIN_REMAINING * age, self._longest - age))
             rests.append(max(self._length_at(share, mean, spread) - age, least))
         return rests
 

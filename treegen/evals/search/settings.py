@@ -42,7 +42,7 @@ from treegen.search.budget import Budget
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
-_OWN: Final = (
+_RECORDED_NAMES: Final = (
     "choose",
     "arguments",
     "source",
@@ -156,7 +156,7 @@ class SearchSettings(BaseSettings, TreeSettings):
                 "method": self.method,
                 **{
                     name: getattr(self, name)
-                    for name in (*(knob.name for knob in fields(TreeSettings)), *_OWN)
+                    for name in (*(knob.name for knob in fields(TreeSettings)), *_RECORDED_NAMES)
                     if name not in _BEFORE or getattr(self, name) != _BEFORE[name]
                 },
             },
@@ -224,7 +224,7 @@ def resolve_search_settings(
         choices,
         **method,
         environment=environment,
-        choose=_check_known("way to choose", choices.get("choose", "best"), CHOOSE),
+        choose=_check_valid("way to choose", choices.get("choose", "best"), CHOOSE),
         propose=_check_choice("propose", choices.get("propose", PROPOSE[0]), ways),
         evaluate=evaluate,
         prune_below=choices.get("prune_below", prune),
@@ -314,7 +314,7 @@ def _check_environment(task: SearchTask, name: str | None) -> str | None:
     """Return the environment of a run; None for tasks that are solved by text."""
     if isinstance(task, AgentTask):
         name = name or task.environments[0]
-        _check_known("environment", name.partition(":")[0], task.environments)
+        _check_valid("environment", name.partition(":")[0], task.environments)
         return name
     if name is not None:
         raise InputError(
@@ -323,7 +323,7 @@ def _check_environment(task: SearchTask, name: str | None) -> str | None:
     return None
 
 
-def _check_known(name: str, word: str, valid: Iterable[str]) -> str:
+def _check_valid(name: str, word: str, valid: Iterable[str]) -> str:
     valid = list(valid)
     if word not in valid:
         hint = did_you_mean(word, valid) or f"; known: {', '.join(valid)}"
@@ -334,4 +334,4 @@ def _check_known(name: str, word: str, valid: Iterable[str]) -> str:
 def _check_choice(name: str, word: str, valid: Iterable[str]) -> str:
     if name == "evaluate" and word.startswith(REWARD) and word != REWARD:
         return word
-    return _check_known(f"way to {name}", word, valid)
+    return _check_valid(f"way to {name}", word, valid)

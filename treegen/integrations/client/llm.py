@@ -65,7 +65,7 @@ class RemoteSearchRun(SearchResults):
         self.names = list(roots)
         self._connect, self._fn, self._params, self._budget = connect, fn, params, budget
         self._concurrency, self._roots = concurrency, roots
-        self._num_left = len(roots)
+        self._num_remaining = len(roots)
         self._connection: Connection | None = None
         self._searches = NodeSearches(self._send, lease_seconds)
         self._results: asyncio.Queue[SearchResult | BaseException] = asyncio.Queue()
@@ -76,7 +76,7 @@ class RemoteSearchRun(SearchResults):
         return await self._connection.run_operations(operations)
 
     def __next__(self) -> SearchResult:
-        if not self._num_left:
+        if not self._num_remaining:
             self._end()
             raise StopIteration
         loop, results = self._searches.loop, list[SearchResult | BaseException]()
@@ -95,7 +95,7 @@ class RemoteSearchRun(SearchResults):
         if isinstance(result, BaseException):
             self.close()
             raise result
-        self._num_left -= 1
+        self._num_remaining -= 1
         return result
 
     async def _run_all(self) -> None:
@@ -126,7 +126,7 @@ class RemoteSearchRun(SearchResults):
 
     def close(self) -> None:
         """End all searches; unfinished ones get no result."""
-        self._num_left = 0
+        self._num_remaining = 0
         if self._main is not None and not self._searches.loop.is_closed():
             self._main.cancel()
         self._end()

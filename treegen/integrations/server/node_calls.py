@@ -64,8 +64,8 @@ from treegen.search.reward import compute_values
 T = TypeVar("T")
 
 _MOST_PARAMS: Final = 2**16  # characters of the sampling parameters that a tree keeps, as JSON
-_KEPT: Final = 16_384  # characters of messages that a tree keeps, in addition to
-_KEPT_PER_TOKEN: Final = 16
+_MESSAGE_CHARS: Final = 16_384  # characters of messages that a tree keeps, in addition to
+_MESSAGE_CHARS_PER_TOKEN: Final = 16
 
 
 class NodeCalls:
@@ -136,7 +136,9 @@ class NodeCalls:
         # Only later turns need them. What is far larger than its tokens is not kept, because tokens
         # are limited and other memory is not.
         earlier = [without_images(message) for message in prompt.messages]
-        if len(json.dumps([earlier, prompt.template])) <= _KEPT + _KEPT_PER_TOKEN * len(tokens):
+        if len(
+            json.dumps([earlier, prompt.template])
+        ) <= _MESSAGE_CHARS + _MESSAGE_CHARS_PER_TOKEN * len(tokens):
             tree.messages, tree.template = earlier, prompt.template
         node = self.store.add_root(tree, context)
         changes.nodes.append(node)

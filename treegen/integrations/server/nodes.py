@@ -21,7 +21,7 @@ from treegen.prompts.tree import Message
 from treegen.search.live.backend import LiveBackend
 from treegen.search.live.pending import LiveContext
 
-_SHOWN: Final = 3  # trees that an error names for dropping
+_MAX_NAMED_TREES: Final = 3  # trees that an error names for dropping
 
 
 @dataclass(slots=True, eq=False)
@@ -290,7 +290,7 @@ class NodeStore:
                     f"the limit max_{what} of {most:,}; drop nodes or trees (DELETE /v1/nodes/ID), "
                     f"such as those in `free`{less}",
                     name,
-                    free=[tree.model_dump() for tree in self.trees(client)[:_SHOWN]],
+                    free=[tree.model_dump() for tree in self.trees(client)[:_MAX_NAMED_TREES]],
                 )
         client.reserved_nodes += nodes
         client.reserved_tokens += tokens

@@ -38,7 +38,7 @@ class CompletionResponse:
             replies: Splits replies into reasoning, text and tool calls.
         """
         self.ask, self.prompts = ask, list[list[int]]()
-        self._num, self._text, self._replies, self._num_drawn = num, text, replies, 0
+        self._num, self._text, self._replies, self._num_completion_tokens = num, text, replies, 0
         kind = "chat.completion" if ask.is_chat else "text_completion"
         self._frame = {
             "id": f"{'chatcmpl' if ask.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -94,8 +94,8 @@ class CompletionResponse:
                     if not self.ask.is_chat:
                         choice["prompt_token_ids"] = prompt
                 choices.append(choice)
-        known_prompt = {"prompt_token_ids": self.prompts[0]} if ids and self.ask.is_chat else {}
-        return {**self._frame, "choices": choices, "usage": self._usage(), **known_prompt}
+        prompt_ids = {"prompt_token_ids": self.prompts[0]} if ids and self.ask.is_chat else {}
+        return {**self._frame, "choices": choices, "usage": self._usage(), **prompt_ids}
 
     def _of_prompt(self, prompt: Sequence[int], score: Score | None) -> list[Any]:
         """Return the log-probabilities of a prompt's tokens by token id, as vLLM's server does."""
@@ -198,7 +198,7 @@ class CompletionResponse:
     def _build_final_choice(
         self, place: int, completion: Completion, content: Any, logprobs: Any
     ) -> dict[str, Any]:
-        self._num_drawn += completion.num_tokens
+        self._num_completion_tokens += completion.num_tokens
         calls = isinstance(content, dict) and "tool_calls" in content
         reason = "tool_calls" if calls else completion.finish_reason
         return self._choice(place * self._num + completion.sample_index, content, logprobs, reason)
@@ -217,8 +217,8 @@ class CompletionResponse:
         read = sum(map(len, self.prompts))
         return {
             "prompt_tokens": read,
-            "completion_tokens": self._num_drawn,
-            "total_tokens": read + self._num_drawn,
+            "completion_tokens": self._num_completion_tokens,
+            "total_tokens": read + self._num_completion_tokens,
         }
 
     def _logprobs(

@@ -33,7 +33,9 @@ _STATED: Final = (
 )
 _CHECKED: Final = 2000  # references that are scored, because comparing formulas takes time
 _TRIED: Final = 20  # references without an accepted form after which the format is unknown
-_KNOWN: Final = 0.9  # the share of accepted references from which a rejected one is an error
+_MIN_ACCEPTED_SHARE: Final = (
+    0.9  # the share of accepted references from which a rejected one is an error
+)
 _MOST_BYTES: Final = 16 << 20  # of a file of ids
 _DIGITS: Final = 12  # of the hashes in published.jsonl, 6 bytes
 
@@ -158,7 +160,7 @@ def _find_rejected(job: Job) -> Iterator[Finding]:
         golds = references_of(problem.answer)
         if not golds or _is_object(problem.answer):
             continue
-        if place < _TRIED or len(rejected) <= (1 - _KNOWN) * place:
+        if place < _TRIED or len(rejected) <= (1 - _MIN_ACCEPTED_SHARE) * place:
             accepting = _accepting_form(job, problem, forms, golds)
             if accepting is None:
                 return  # this task cannot score a text
@@ -167,7 +169,7 @@ def _find_rejected(job: Job) -> Iterator[Finding]:
                 forms.insert(0, accepting)
                 continue
         rejected.append(problem)
-    if len(rejected) > (1 - _KNOWN) * len(checked):
+    if len(rejected) > (1 - _MIN_ACCEPTED_SHARE) * len(checked):
         rejected = [problem for problem in rejected if _rejects_solution(job, problem)]
     cases = [(p.id, f"{p.answer!r}: {p.question}") for p in rejected]
     yield from find("reference-rejected", cases, len(checked), unit="problems")

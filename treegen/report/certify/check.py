@@ -38,7 +38,7 @@ from treegen.report.certify.document import (
 from treegen.report.certify.signature import signature_path, verify
 from treegen.runs import RunDir
 
-_SHOWN: Final = 3
+_MAX_NAMES: Final = 3
 _WIDTH: Final = 80
 _OF_MODEL: Final = ("model", "prompts", "redraw")
 _WORDS: Final = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
@@ -275,5 +275,5 @@ def _compare(what: str, certified: object, recomputed: object, detail: str) -> P
 
 
 def _list(names: Sequence[str]) -> str:
-    more = f"; and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return "; ".join(names[:_SHOWN]) + more
+    more = f"; and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return "; ".join(names[:_MAX_NAMES]) + more

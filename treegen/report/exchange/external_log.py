@@ -82,7 +82,7 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
 PROBLEMS: Final = "problems.jsonl"
 """The file with the problems of the log, in the directory of an imported run."""
 _SCRATCH: Final = ".import.{}.tmp"
-_LEFT: Final = (".import.[0-9]*.tmp",)
+_TEMPORARY_FILES: Final = (".import.[0-9]*.tmp",)
 
 
 class ForeignVerdict(Schema):
@@ -232,13 +232,13 @@ def _check_free(path: Path) -> None:
     Scratch folders of interrupted imports are removed first.
     """
     check_directory(path)
-    for pattern in _LEFT:
+    for pattern in _TEMPORARY_FILES:
         sweep(path, pattern)
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
         raise RunError(f"{path} already holds a run; name another directory")
     names = os.listdir(path) if os.path.exists(path) else []
-    if any(not any(Path(name).match(pattern) for pattern in _LEFT) for name in names):
+    if any(not any(Path(name).match(pattern) for pattern in _TEMPORARY_FILES) for name in names):
         raise RunError(f"{path} is not empty; name another directory")
 
 

@@ -106,10 +106,10 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
         "Tokens per solution",
         *_COSTS.values(),
     ]
-    return PrintableTable(head, rows, range(3, len(head)), "Budgets and costs", _TOLD)
+    return PrintableTable(head, rows, range(3, len(head)), "Budgets and costs", _COSTS_NOTE)
 
 
-_TOLD = (
+_COSTS_NOTE = (
     "Costs are means per search. Tokens counts decoded tokens, and Max those of the largest "
     "search; Tokens per solution divides the tokens of all searches by the number of solved "
     "searches. Prefilled counts prompt tokens that were computed; Reprompted counts prompt tokens "
