@@ -212,7 +212,7 @@ class Storage:
             if size > self._free_bytes:
                 raise CapacityError(
                     f"snapshots take too much space: a new one needs {size:,} bytes, but "
-                    f"{len(self._sizes):,} snapshots leave only {self._left:,}; raise "
+                    f"{len(self._sizes):,} snapshots leave only {self._free_bytes:,}; raise "
                     f"{arg('max_snapshot_bytes')}"
                 )
             self._free_bytes -= size

@@ -233,7 +233,7 @@ class InspectEnvironment:
         if size > self._free_bytes:
             raise CapacityError(
                 f"a snapshot needs {size:,} bytes, but the {len(self._sizes):,} stored snapshots "
-                f"leave only {self._left:,}; raise {arg('max_snapshot_bytes')}"
+                f"leave only {self._free_bytes:,}; raise {arg('max_snapshot_bytes')}"
             )
         self._free_bytes -= size
         self._sizes[snapshot] = size
