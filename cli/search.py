@@ -16,8 +16,8 @@ _BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int, "
 
 
 def _join_names(names: Iterable[str]) -> str:
-    *names_before, last = names
-    return f"{', '.join(names_before)} or {last}"
+    *others, last = names
+    return f"{', '.join(others)} or {last}"
 
 
 def _of(knob: str, what: str) -> str:

@@ -130,7 +130,7 @@ class _Story:
 
     draw: random.Random
     level: int
-    said: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
     def pick(self, *texts: str) -> str:
@@ -153,7 +153,7 @@ class _Story:
         return self.draw.randint(*_FACTORS[self.level][0])
 
     def say(self, *texts: str) -> None:
-        self.said.append(self.draw.choice(texts))
+        self.sentences.append(self.draw.choice(texts))
 
     def reckon(self, left: int, sign: str, right: int, *sentences: str) -> int:
         result = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[sign]
@@ -440,6 +440,6 @@ def word_problem(draw: random.Random, level: int, *, evaluation: bool = False) -
         story = _Story(draw, level)
         (kind,) = draw.choices([kind for kind, _ in _KINDS], [weight for _, weight in _KINDS])
         answer = kind(story)
-        problem = WordProblem(" ".join(story.said), tuple(story.steps), answer, level)
+        problem = WordProblem(" ".join(story.sentences), tuple(story.steps), answer, level)
         if 1 <= len(story.steps) <= 4 and reserved(problem.key) == evaluation:
             return problem
