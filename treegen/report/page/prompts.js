@@ -12,7 +12,7 @@ const promptTree = (run, box) => {
       for (let i = samples.first[node.problem]; i < samples.first[node.problem + 1]; i++) {
         texts.push({ sample: i, text: await run.texts.get(i) });
       }
-      return [...found, ...(node.below ?? []).map((i) => index.prompts[i])];
+      return [...texts, ...(node.below ?? []).map((i) => index.prompts[i])];
     },
     describe: (node) => {
       if (node.sample !== undefined) {
