@@ -203,8 +203,8 @@ def load_job(
     task: str | Task, method: str, *, extra: Mapping[str, str], **choices: Any
 ) -> SearchJob:
     """A job of an agent task."""
-    asked = {"task": task, "model": "made-up", "method": method, "extra": dict(extra), **choices}
-    return load_search_job(resolve_search_settings(asked))
+    settings = {"task": task, "model": "made-up", "method": method, "extra": dict(extra), **choices}
+    return load_search_job(resolve_search_settings(settings))
 
 
 def run_job(

@@ -212,5 +212,5 @@ def test_puzzles_are_an_ordinary_task_too(treegen: Command, tiny: Path, tmp_path
 
 
 def test_help_names_every_method(treegen: Command) -> None:
-    told = re.sub(r"-\n\s+", "-", treegen("search", "--help").out)
-    assert all(name in told for name in METHODS)
+    text = re.sub(r"-\n\s+", "-", treegen("search", "--help").out)
+    assert all(name in text for name in METHODS)

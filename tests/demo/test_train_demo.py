@@ -91,9 +91,9 @@ def test_puzzles_are_those_of_the_task(count: int) -> None:
         made = puzzle(draw, count)
         left: tuple[int, ...] = made.numbers
         for step in made.steps:
-            told = read_step(str(step))
-            assert told == PuzzleStep(step.left, step.sign, step.right, step.result, step.rest)
-            assert is_legal(left, told, whole=True)
+            parsed = read_step(str(step))
+            assert parsed == PuzzleStep(step.left, step.sign, step.right, step.result, step.rest)
+            assert is_legal(left, parsed, whole=True)
             left = step.rest
         assert left == (made.target,)
         assert ways(made.numbers, made.target) > 0
@@ -127,8 +127,8 @@ def test_training_never_sees_what_is_reserved() -> None:
         assert not reserved(key(made.numbers, made.target))
         numbers, target, _ = state(draw)
         assert not reserved(key(numbers, target))
-        asked = program(draw, draw.randint(2, MAX_STEPS), 1)
-        assert not reserved(asked.key)
+        question = program(draw, draw.randint(2, MAX_STEPS), 1)
+        assert not reserved(question.key)
         assert not reserved(program(draw, draw.randint(0, 1)).question)
 
 

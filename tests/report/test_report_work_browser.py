@@ -71,20 +71,20 @@ def test_problems_are_sorted_and_filtered(page_path: Path, visit: Open) -> None:
     assert accuracy.get_attribute("aria-sort") == "descending"
     found = [shares[name].right for name in rows(table)]
     assert found == sorted(found, reverse=True) and len(found) > 5
-    asked = table.get_by_label("filter problems")
-    asked.fill("p1")
-    mine = [name for name in shares if "p1" in name]
-    assert table.locator(".row-count").inner_text() == f"{len(mine)} of 30 problems"
+    query = table.get_by_label("filter problems")
+    query.fill("p1")
+    names = [name for name in shares if "p1" in name]
+    assert table.locator(".row-count").inner_text() == f"{len(names)} of 30 problems"
     table.get_by_label("exact match").check()
     assert rows(table) == ["p1"]
     table.get_by_label("exact match").uncheck()
-    asked.fill("accuracy<0.5 vote!=won")
-    mine = [name for name, s in shares.items() if s.right < 0.5 and (not s.won or s.tied)]
-    assert mine and table.locator(".row-count").inner_text() == f"{len(mine)} of 30 problems"
+    query.fill("accuracy<0.5 vote!=won")
+    names = [name for name, s in shares.items() if s.right < 0.5 and (not s.won or s.tied)]
+    assert names and table.locator(".row-count").inner_text() == f"{len(names)} of 30 problems"
     name, text = file_of(page, table.get_by_text("export CSV").click)
     assert name == "run-problems.csv"
     written = list(csv.DictReader(io.StringIO(text)))
-    assert {row["problem"] for row in written} == set(mine)
+    assert {row["problem"] for row in written} == set(names)
     assert all(float(row["accuracy"]) < 0.5 for row in written)
     opened.check()
 
@@ -171,9 +171,9 @@ def test_bars_and_points_lead_to_their_problems(page_path: Path, visit: Open) ->
     page.keyboard.press("ArrowRight")
     assert hard.get_attribute("title") == "problems with accuracy>=0.1 accuracy<0.2"
     page.keyboard.press("Enter")
-    mine = sum(0.1 <= share.right < 0.2 for share in shares)
+    count = sum(0.1 <= share.right < 0.2 for share in shares)
     row_count = page.locator(".problems .row-count")
-    opened.wait(lambda: row_count.inner_text() == f"{mine} of 30 problems")
+    opened.wait(lambda: row_count.inner_text() == f"{count} of 30 problems")
     opened.check()
 
 
@@ -257,15 +257,15 @@ def test_what_is_listed_is_exported(page_path: Path, visit: Open) -> None:
         verdict = sample.verdicts["numeric"]
         return not verdict.correct and verdict.answer is not None
 
-    mine = [s for s in run.samples if wrong(s) and "step 3" in s.text.lower()]
-    opened.wait(lambda: opened.row_count() == f"{len(mine)} of 600 samples")
+    samples = [s for s in run.samples if wrong(s) and "step 3" in s.text.lower()]
+    opened.wait(lambda: opened.row_count() == f"{len(samples)} of 600 samples")
     name, text = file_of(page, page.get_by_text("export JSONL").click)
     assert name == "run-samples.jsonl"
     written = [json.loads(line) for line in text.splitlines()]
     assert [(row["problem_id"], row["sample_index"], row["text"]) for row in written] == [
-        (s.problem_id, s.index, safe_text(s.text)) for s in mine
+        (s.problem_id, s.index, safe_text(s.text)) for s in samples
     ]
-    first = mine[0].verdicts
+    first = samples[0].verdicts
     assert first is not None
     verdict = written[0]["verdicts"]["numeric"]
     assert verdict == {"answer": first["numeric"].answer, "verdict": "wrong"}

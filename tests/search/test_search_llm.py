@@ -71,11 +71,11 @@ def test_scores_below_a_node_are_those_of_the_whole_text(llm: LLM) -> None:
         scores = session.score({root: texts, child: texts})
         ids = ids_of(child)
     pairs = [(FEW_SHOT + QUESTIONS[1], text) for text in texts]
-    for mine, wanted in zip(scores[root], llm.score(pairs), strict=True):
-        assert mine.logprob == pytest.approx(wanted.logprob, abs=1e-3)
+    for actual, wanted in zip(scores[root], llm.score(pairs), strict=True):
+        assert actual.logprob == pytest.approx(wanted.logprob, abs=1e-3)
     continued = [(ids, list(score.tokens)) for score in scores[child]]
-    for mine, wanted in zip(scores[child], llm.score(continued), strict=True):
-        assert mine.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
+    for actual, wanted in zip(scores[child], llm.score(continued), strict=True):
+        assert actual.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
 
 
 def test_given_text_is_tokenized_with_what_it_follows(llm: LLM) -> None:
@@ -108,8 +108,8 @@ def test_same_seed_same_tree_whatever_runs_beside_it(llm: LLM) -> None:
     alone = [llm.search(explore, [problem], PARAMS)[0] for problem in problems[::-1]][::-1]
     few = llm.search(explore, problems, PARAMS, concurrency=2)
     for results in (alone, few):
-        for mine, wanted in zip(results, together, strict=True):
-            for node, other in zip(mine.tree.nodes, wanted.tree.nodes, strict=True):
+        for actual, wanted in zip(results, together, strict=True):
+            for node, other in zip(actual.tree.nodes, wanted.tree.nodes, strict=True):
                 assert node.text == other.text
                 assert node.logprob == pytest.approx(other.logprob, abs=1e-3)
     used = sum(result.usage.tokens_prefilled for result in together)
@@ -214,9 +214,9 @@ def test_kept_prefixes_serve_searches(llm: LLM) -> None:
             session.sample({root: 2})
             assert session.usage.prompt_tokens_reused > 50
     fresh = llm.search(explore, [FEW_SHOT + q for q in QUESTIONS[:2]], PARAMS)
-    for mine, wanted in zip(results, fresh, strict=True):
-        assert [n.text for n in mine.tree.nodes] == [n.text for n in wanted.tree.nodes]
-        assert mine.usage.tokens_prefilled < wanted.usage.tokens_prefilled or mine is results[1]
+    for actual, wanted in zip(results, fresh, strict=True):
+        assert [n.text for n in actual.tree.nodes] == [n.text for n in wanted.tree.nodes]
+        assert actual.usage.tokens_prefilled < wanted.usage.tokens_prefilled or actual is results[1]
 
 
 @SOME

@@ -220,13 +220,13 @@ def test_ask_and_tell_for_a_loop_of_ones_own() -> None:
     model = HistoryModel()
     session = Session(backend_of(model), PARAMS)
     root = session.root("acde")
-    asked = [session.start(root.sample(2)), session.start(root.sample(3))]
+    started = [session.start(root.sample(2)), session.start(root.sample(3))]
     with pytest.raises(InputError, match="not done"):
-        _ = asked[0].result
+        _ = started[0].result
     done: list[Started[Any]] = []
     while len(done) < 2:
         done += session.step()
-    assert [len(each.result) for each in asked] == [2, 3]
+    assert [len(each.result) for each in started] == [2, 3]
     assert [child.order[1] for child in root.children] == [0, 1, 2, 3, 4]
     failing = session.start(root.sample(-1))
     assert session.step() == [failing]
@@ -370,13 +370,13 @@ def test_what_is_closed_neither_waits_nor_goes_on() -> None:
     root = session.root("acde")
     other = session.root("acdc")
     (child,) = session.sample({root: 1})[root]
-    asked = session.start(child.sample(2, max_tokens=20))
+    started = session.start(child.sample(2, max_tokens=20))
     for _ in range(4):
         assert session.step() == []
     session.close()
-    assert session.step() == [asked]
+    assert session.step() == [started]
     with pytest.raises(BudgetReached, match="session was closed"):
-        _ = asked.result
+        _ = started.result
     assert child.search.usage.tokens_decoded > 6
     for use in (lambda: session.sample({other: 2}), lambda: session.score({other: ["a"]})):
         with pytest.raises(InputError, match="closed"):
@@ -500,12 +500,12 @@ def test_a_row_above_which_a_part_was_split_off_meanwhile_gets_its_pages() -> No
     other = session.root("acde")
     session.sample({other: 1}, max_tokens=1)
     root = session.root("hhhhh")
-    asked = [session.start(root.sample(1, max_tokens=5))]
+    started = [session.start(root.sample(1, max_tokens=5))]
     session.step()  # Its first token is drawn; the prompt is folded into the row.
-    asked.append(session.start(root.sample(2, max_tokens=5)))  # From now on the prompt is not.
+    started.append(session.start(root.sample(2, max_tokens=5)))  # From now on the prompt is not.
     for _ in range(60):
         session.step()
-    assert [len(each.result) for each in asked] == [1, 2]
+    assert [len(each.result) for each in started] == [1, 2]
     check_children(model, root, root.children, replace(PARAMS, max_tokens=5))
 
 
@@ -734,7 +734,7 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
     session = Session(backend, PARAMS)
     texts = ["acdefgh" * 4]
     nodes: list[SearchNode] = []
-    asked: list[tuple[SearchNode, str, Started[Any]]] = []
+    started: list[tuple[SearchNode, str, Started[Any]]] = []
     for _ in range(data.draw(st.integers(2, 14))):
         action = data.draw(st.sampled_from(["root", "root", "sample", "score", "extend", "tell"]))
         if action == "root" or not nodes:
@@ -750,13 +750,13 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
             node = data.draw(st.sampled_from(nodes))
             call: Coroutine[Any, Any, Any]
             call = node.sample(2) if action == "sample" else node.score(["ac", "d"])
-            asked.append((node, action, session.start(call)))
+            started.append((node, action, session.start(call)))
         backend.scheduler.check()
     while backend.has_work:
         session.step()
         backend.scheduler.check()
     session.step()
-    for node, action, each in asked:
+    for node, action, each in started:
         if action == "sample":
             check_children(model, node, each.result, PARAMS)
             continue
@@ -833,11 +833,11 @@ def test_a_run_knows_how_many_results_are_still_open() -> None:
 
 
 def test_a_second_thread_is_refused_and_disturbs_nothing() -> None:
-    told: list[BaseException | None] = []
+    errors: list[BaseException | None] = []
 
     def elsewhere(call: Callable[[], object]) -> None:
         with ThreadPoolExecutor(1) as thread:
-            told.append(thread.submit(call).exception())
+            errors.append(thread.submit(call).exception())
 
     async def solve(root: SearchNode) -> int:
         elsewhere(lambda: next(run))
@@ -853,9 +853,9 @@ def test_a_second_thread_is_refused_and_disturbs_nothing() -> None:
         elsewhere(lambda: session.sample({root: 1}))
         return len(await root.sample(2))
 
-    asked = session.start(ask())
-    while not asked.is_done:
+    started = session.start(ask())
+    while not started.is_done:
         session.step()
-    assert asked.result == 2
-    assert len(told) == 5 and all("another thread is using" in str(each) for each in told)
+    assert started.result == 2
+    assert len(errors) == 5 and all("another thread is using" in str(each) for each in errors)
     session.close()

@@ -99,10 +99,10 @@ def test_the_prompt_for_several_values() -> None:
         "it. I will quiz you about the numbers afterwards."
     )
     word = "[a-z]+-[a-z]+"
-    asked = f"the special magic numbers for {word}, {word}, {word}, and {word} mentioned in the"
-    assert re.fullmatch(rf"What are all {asked} provided text\?", lines[-1])
+    described = f"the special magic numbers for {word}, {word}, {word}, and {word} mentioned in the"
+    assert re.fullmatch(rf"What are all {described} provided text\?", lines[-1])
     assert re.fullmatch(
-        rf" {asked.replace('the', 'The', 1)} provided text are", problem.metadata["reply"]
+        rf" {described.replace('the', 'The', 1)} provided text are", problem.metadata["reply"]
     )
 
 

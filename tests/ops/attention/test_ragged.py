@@ -140,5 +140,5 @@ def test_the_kernel_computes_what_the_reference_does() -> None:
             prepared = prepare_host(levels, positions, device, impl)
             window = base + 1 if base % 2 else None
             found.append(attend(q_THD, keys, values, prepared, window=window, return_lse=True))
-        for mine, theirs in zip(*found, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5)
+        for actual, expected in zip(*found, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)
