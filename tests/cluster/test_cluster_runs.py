@@ -72,8 +72,8 @@ def test_workers_go_on_with_the_run_of_one_engine(
     part = copy_part(whole, tmp_path / "part", 25, b'{"problem_id": "')
     _go_on(part, cluster)
     assert_same_samples(part, whole)
-    results, wanted = results_of(part), results_of(whole)
-    assert results["report"] == wanted["report"] and results["complete"]
+    results, expected = results_of(part), results_of(whole)
+    assert results["report"] == expected["report"] and results["complete"]
     (last,) = results["parts"]
     assert [worker["name"] for worker in last["workers"]] == ["worker 0", "worker 1"]
     assert sum(worker["tokens"] for worker in last["workers"]) == last["decoded_tokens"]

@@ -73,7 +73,7 @@ def test_programs_do_what_their_problems_ask(steps: int) -> None:
 
 def _check_program(problem: Program) -> None:
     code = compile(problem.solution, "solution", "exec")
-    for given, wanted in zip(problem.inputs, problem.outputs, strict=True):
+    for given, expected in zip(problem.inputs, problem.outputs, strict=True):
         printed = io.StringIO()
         stdin, sys.stdin = sys.stdin, io.StringIO(given)
         try:
@@ -81,7 +81,7 @@ def _check_program(problem: Program) -> None:
                 exec(code, {"__name__": "__main__"})
         finally:
             sys.stdin = stdin
-        assert printed.getvalue().split() == wanted.split(), problem.solution
+        assert printed.getvalue().split() == expected.split(), problem.solution
 
 
 @pytest.mark.parametrize("count", [3, 4])

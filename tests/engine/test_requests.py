@@ -477,18 +477,18 @@ def test_min_tokens_and_stop_strings_by_hand() -> None:
         stopping = stopping_of(SamplingParams(stop=stops, min_tokens=least, max_tokens=12))
         tokens = rng.integers(2, 5, 12).tolist()
         text = LetterTokenizer().decode(tokens)
-        wanted = None
+        expected = None
         for count in range(least + 1, 13):
             found = [(count - len(s), s) for s in stops if text[:count].endswith(s)]
             if found:
                 start, stop = min(found)
-                wanted = count, ("stop", stop, text[:start])
+                expected = count, ("stop", stop, text[:start])
                 break
         got = None
         for count in range(1, 13):
             if ending := stopping.endings([[2]], [tokens[:count]], [99])[0]:
                 got = count, ending
                 break
-        assert got == wanted
-        ended += wanted is not None
+        assert got == expected
+        ended += expected is not None
     assert ended > 100

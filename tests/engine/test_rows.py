@@ -81,8 +81,8 @@ def _check(
     assert top == [tuple(token for _, _, tokens in written for token in tokens)]
     assert values == [tuple(-token for token in top[0])]
     start, stop = sorted(rng.integers(0, len(written) + 1, 2).tolist())
-    wanted = [token for token, _, _ in written[start:stop]]
-    assert rows.generated.between(slot, start, stop).tolist() == wanted
+    expected = [token for token, _, _ in written[start:stop]]
+    assert rows.generated.between(slot, start, stop).tolist() == expected
 
 
 def test_memory_follows_the_tokens_of_all_not_the_longest() -> None:

@@ -79,8 +79,8 @@ def test_logits_are_those_of_peft(base: Path, tmp_path: Path, kind: str) -> None
     state = dict(merged.named_parameters())
     reference = adapted.merge_and_unload()
     with torch.no_grad():
-        wanted = reference(tokens).logits
-        assert (plain(tokens).logits - wanted).abs().max() > 1e-2  # the adapter says something
+        expected = reference(tokens).logits
+        assert (plain(tokens).logits - expected).abs().max() > 1e-2  # the adapter says something
     for name, weight in reference.named_parameters():
         torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-6, msg=name)
 
@@ -111,11 +111,11 @@ def test_greedy_tokens_are_those_of_peft(base: Path, tmp_path: Path, kind: str) 
     for prompt in (PROMPT, "numbers"):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         with torch.no_grad():
-            wanted = adapted.generate(
+            expected = adapted.generate(
                 input_ids=ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
             )
         ((found,),) = llm.generate([prompt], params)
-        assert list(found.tokens) == wanted[0, ids.shape[1] :].tolist()
+        assert list(found.tokens) == expected[0, ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ def test_two_ranks_draw_and_score_as_one_process(
         assert tokens_of(got.completions) == tokens_of(want.completions)
         for actual, expected in zip(got.completions, want.completions, strict=True):
             assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
-    for score, wanted in zip(two.score(PAIRS), one.score(PAIRS), strict=True):
-        assert score.tokens == wanted.tokens
-        assert score.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+    for score, expected_score in zip(two.score(PAIRS), one.score(PAIRS), strict=True):
+        assert score.tokens == expected_score.tokens
+        assert score.logprobs == pytest.approx(expected_score.logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "phi3"])
@@ -166,9 +166,9 @@ def test_two_ranks_where_samples_have_everything(
             assert scores.logprobs == pytest.approx(expected_scores.logprobs, abs=TOLERANCE)
             assert scores.top.logprobs == pytest.approx(expected_scores.top.logprobs, abs=TOLERANCE)
     pairs = [(context, text) for context, text in PAIRS if context]
-    for score, wanted in zip(two.score(pairs, top=4), one.score(pairs, top=4), strict=True):
-        assert score.top is not None and wanted.top is not None
-        assert score.top.logprobs == pytest.approx(wanted.top.logprobs, abs=TOLERANCE)
+    for score, expected_score in zip(two.score(pairs, top=4), one.score(pairs, top=4), strict=True):
+        assert score.top is not None and expected_score.top is not None
+        assert score.top.logprobs == pytest.approx(expected_score.top.logprobs, abs=TOLERANCE)
 
 
 def test_each_rank_has_a_part_of_the_heads_and_of_the_cache(

@@ -243,8 +243,8 @@ def test_an_answer_of_any_form_is_looked_for_in_any_text(page_path: Path, visit:
         ("anything", "", None),
         ("a" * 300, "a" * 300, None),
     ]
-    for text, answer, wanted in cases:
-        assert page.evaluate(find, [text, answer]) == wanted, answer[:20]
+    for text, answer, expected in cases:
+        assert page.evaluate(find, [text, answer]) == expected, answer[:20]
 
 
 def test_what_is_listed_is_exported(page_path: Path, visit: Open) -> None:
@@ -335,12 +335,12 @@ def test_a_tree_goes_to_other_programs(page_path: Path, visit: Open, treegen: Co
     tree = load_run(page_path.parent).trees[0]
     page = (opened := visit(page_path)).page
     opened.wait(lambda: page.locator(".searches .picture").count() == 1)
-    for label, suffix, wanted in (
+    for label, suffix, expected in (
         ("Graphviz", "dot", tree.to_dot()),
         ("Mermaid", "mmd", tree.to_mermaid()),
     ):
         name, text = file_of(page, page.get_by_role("button", name=label).click)
-        assert name == f"run-p0.{suffix}" and text == wanted
+        assert name == f"run-p0.{suffix}" and text == expected
     done = treegen("show", page_path.parent, "--tree", "p0", "--as", "dot")
     assert done.code == 0 and done.out == tree.to_dot()
     assert "give --tree ID" in treegen("show", page_path.parent, "--as", "dot").error

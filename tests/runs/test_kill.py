@@ -213,8 +213,8 @@ def kill_and_resume(
         assert ended.code == 0, ended.err
         assert_same_samples(path, whole.path)
     assert not list(path.glob("*.tmp"))
-    results, wanted = results_of(path), results_of(whole.path)
-    assert results["report"] == wanted["report"] and results["complete"]
+    results, expected = results_of(path), results_of(whole.path)
+    assert results["report"] == expected["report"] and results["complete"]
 
 
 def test_killed_three_times_a_run_ends_with_the_right_samples(

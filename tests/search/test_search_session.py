@@ -62,9 +62,9 @@ def check_children(
 ) -> None:
     for child in children:
         origin = node.search.origin_of(node.key)
-        wanted = expected_sample(model, context_of(node), origin, child.order[1], params)
-        assert child.tokens == wanted
-        assert child.text == LetterTokenizer().decode(wanted[: len(child.text)])
+        expected = expected_sample(model, context_of(node), origin, child.order[1], params)
+        assert child.tokens == expected
+        assert child.text == LetterTokenizer().decode(expected[: len(child.text)])
 
 
 letters = st.text("acdefgh", min_size=1, max_size=9)
@@ -117,8 +117,8 @@ def test_any_tree_gives_the_samples_of_its_texts(
             for text, score in zip(texts, session.score({node: texts})[node], strict=True):
                 context = context_of(node)
                 for token, logprob in zip(text_ids(text), score.logprobs, strict=True):
-                    wanted = model.logits(context).log_softmax(-1)[token]
-                    assert logprob == pytest.approx(float(wanted), abs=1e-4)
+                    expected = model.logits(context).log_softmax(-1)[token]
+                    assert logprob == pytest.approx(float(expected), abs=1e-4)
                     context.append(token)
         else:
             chosen = data.draw(st.lists(st.sampled_from(live), min_size=1, unique=True))
@@ -183,8 +183,8 @@ def test_memory_pressure_evicts_and_recomputes() -> None:
     root = session.root("acdefgha")
     nodes = [root]
     for _ in range(3):
-        wanted = session.sample(dict.fromkeys(nodes[-6:], 6), max_tokens=8)
-        for node, children in wanted.items():
+        before = session.sample(dict.fromkeys(nodes[-6:], 6), max_tokens=8)
+        for node, children in before.items():
             check_children(model, node, children, replace(PARAMS, max_tokens=8))
             nodes += children
         backend.scheduler.check()
@@ -641,15 +641,15 @@ def test_prompts_made_before_the_first_is_computed_share_what_searches_share(
         rows=1,
     )
     assert len(list(run)) == 10
-    wanted = backend.scheduler.usage.prompt_tokens_computed
-    assert wanted == 295 + 10 * 13
+    expected = backend.scheduler.usage.prompt_tokens_computed
+    assert expected == 295 + 10 * 13
 
     session = Session(
         backend_of(model, page_size=page_size, sharing=sharing, num_pages=4000), PARAMS
     )
     roots = [session.root(prompt) for prompt in prompts]
     drawn = session.sample(dict.fromkeys(roots, 2), max_tokens=3)
-    assert session.usage.prompt_tokens_computed == wanted
+    assert session.usage.prompt_tokens_computed == expected
     for root in roots:
         check_children(model, root, drawn[root], replace(PARAMS, max_tokens=3))
     session.backend.scheduler.check()
@@ -763,8 +763,8 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
         for text, score in zip(["ac", "d"], each.result, strict=True):
             context = context_of(node)
             for token, logprob in zip(text_ids(text), score.logprobs, strict=True):
-                wanted = model.logits(context).log_softmax(-1)[token]
-                assert logprob == pytest.approx(float(wanted), abs=1e-4)
+                expected = model.logits(context).log_softmax(-1)[token]
+                assert logprob == pytest.approx(float(expected), abs=1e-4)
                 context.append(token)
     session.close()
     assert backend.scheduler.run.cache.pool.num_used == 0

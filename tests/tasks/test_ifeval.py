@@ -261,14 +261,14 @@ def compare(num: int, official: ModuleType, folder: Path) -> None:
     assert len(data.problems) == num
     seen: Counter[tuple[str, bool]] = Counter()
     for problem, (row, text) in zip(data.problems, pairs, strict=True):
-        wanted = official.process_results(row, [text])
+        expected = official.process_results(row, [text])
         verdicts = task.score(problem, text)
         for name in ("strict", "loose"):
             verdict = verdicts[name]
             assert isinstance(verdict, FollowedVerdict)
             case = (row["instruction_id_list"], row["kwargs"], text, name)
-            assert list(verdict.followed) == wanted[f"inst_level_{name}_acc"], case
-            assert verdict.correct == wanted[f"prompt_level_{name}_acc"], case
+            assert list(verdict.followed) == expected[f"inst_level_{name}_acc"], case
+            assert verdict.correct == expected[f"prompt_level_{name}_acc"], case
             seen.update(zip(row["instruction_id_list"], verdict.followed, strict=True))
     # Every kind is followed by some answers, and is not by others.
     assert {kind for kind, followed in seen if followed} == KINDS

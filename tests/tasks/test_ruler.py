@@ -60,9 +60,9 @@ def test_needles_and_answers(variant: str) -> None:
         query = re.search(r"magic \w+ for (.*) mentioned", problem.question.splitlines()[-1])
         assert query is not None
         keys = re.split(", and |, ", query[1])
-        wanted = [value for key in keys for _, k, value in found if k == key]
-        assert sorted(problem.answer.split()) == sorted(wanted)
-        assert len(wanted) == num_values
+        expected = [value for key in keys for _, k, value in found if k == key]
+        assert sorted(problem.answer.split()) == sorted(expected)
+        assert len(expected) == num_values
         assert task.score(problem, f" {problem.answer}.")["contains-all"].correct
         # Prompt and answer, at four characters a token.
         used = len(problem.question) + len(problem.metadata["reply"]) + 4 * 128

@@ -253,9 +253,9 @@ def test_documents_in_the_forms_of_their_files(tmp_path: Path) -> None:
         "fourteen": (False, False),
         "answer: 3\nanswer: 14": (False, True),
     }
-    for text, wanted in texts.items():
+    for text, expected in texts.items():
         verdicts = chart.score(problem, text)
-        assert (verdicts["relaxed"].correct, verdicts["final"].correct) == wanted, text
+        assert (verdicts["relaxed"].correct, verdicts["final"].correct) == expected, text
     half = Problem("h", "?", '["0.5"]')
     for text in ("Answer: .5", "Answer: **.5**.", "answer: *.50*"):
         assert chart.score(half, text)["final"] == Verdict("0.5", correct=True), text

@@ -250,8 +250,8 @@ def test_any_mixture_of_requests_is_answered_as_by_hf(
     assert [greedy for _, greedy in got] == [greedy for _, greedy in want]
     assert [value for value, _ in got] == pytest.approx([value for value, _ in want], abs=1e-3)
     rolled = [Instance("loglikelihood_rolling", {}, (text(60),), 0) for _ in range(8)]
-    wanted = stock.loglikelihood_rolling(rolled)
-    assert ours.loglikelihood_rolling(rolled) == pytest.approx(wanted, abs=1e-3)
+    expected = stock.loglikelihood_rolling(rolled)
+    assert ours.loglikelihood_rolling(rolled) == pytest.approx(expected, abs=1e-3)
 
 
 # Samples
@@ -618,8 +618,8 @@ def test_a_killed_command_goes_on_from_its_journal(tmp_path: Path) -> None:
     for task in names:
         for name, value in undisturbed["results"][task].items():
             if "stderr" not in name:
-                wanted = pytest.approx(value) if isinstance(value, float) else value
-                assert scores[task][name] == wanted
+                expected = pytest.approx(value) if isinstance(value, float) else value
+                assert scores[task][name] == expected
     texts = [resps for _, _, _, resps in samples if len(resps[0]) == 8]
     assert sorted(map(str, texts)) == sorted(
         str(sample["resps"]) for sample in undisturbed["samples"][names[0]]

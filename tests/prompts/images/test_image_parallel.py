@@ -50,8 +50,8 @@ def check_same(one: LLM, two: LLM) -> None:
     assert two.engine.encodings is not None
     assert two.engine.encodings.num_encoded == 2
     pairs = [(prompts[name], " the house") for name in ("b", "other", "none")]
-    for scored, wanted in zip(two.score(pairs), one.score(pairs), strict=True):
-        assert far(scored.logprobs, wanted.logprobs) < LIMIT
+    for scored, expected_score in zip(two.score(pairs), one.score(pairs), strict=True):
+        assert far(scored.logprobs, expected_score.logprobs) < LIMIT
 
 
 def test_two_ranks_take_images(tmp_path: Path) -> None:

@@ -51,8 +51,8 @@ def test_workers_draw_and_score_as_one_llm(llm: LLM, cluster: Cluster, tmp_path:
         assert far(actual.logprobs, expected.logprobs) < 1e-5
     assert 2 <= many.usage.images_encoded <= 4
     pairs = [(prompts["top"], text) for text in (" yes", " no", " a house")]
-    for scored, wanted in zip(cluster.score(pairs), llm.score(pairs), strict=True):
-        assert far(scored.logprobs, wanted.logprobs) < 1e-5
+    for scored, expected_score in zip(cluster.score(pairs), llm.score(pairs), strict=True):
+        assert far(scored.logprobs, expected_score.logprobs) < 1e-5
 
 
 @pytest.mark.soak
