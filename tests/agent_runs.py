@@ -203,8 +203,8 @@ def load_job(
     task: str | Task, method: str, *, extra: Mapping[str, str], **choices: Any
 ) -> SearchJob:
     """A job of an agent task."""
-    asked = {"task": task, "model": "made-up", "method": method, "extra": dict(extra), **choices}
-    return load_search_job(resolve_search_settings(asked))
+    settings = {"task": task, "model": "made-up", "method": method, "extra": dict(extra), **choices}
+    return load_search_job(resolve_search_settings(settings))
 
 
 def run_job(
@@ -217,10 +217,10 @@ def run_job(
     stop: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Run the searches that are missing, and return the results."""
-    wanted = run_settings(job, dtype="float32", fingerprint="0")
+    settings = run_settings(job, dtype="float32", fingerprint="0")
     make = SearchRunDir.resume if resume else SearchRunDir.create
     llm = ScriptedLLM(policy, {problem.id: problem for problem in job.data.problems})
-    with make(path, wanted) as run:
+    with make(path, settings) as run:
         with open_agent(job, run, execution) as agent:
             for _ in run_searches(job, run, llm, agent=agent, stop=stop):  # type: ignore[arg-type]
                 pass

@@ -61,8 +61,8 @@ def pack(
     pairs = torch.from_numpy((16 * halves[:, 0] + halves[:, 1]).astype(np.uint8))[:, None]
     if layout.endswith("bfloat16"):
         pairs = pairs.reshape(-1, 2).view(torch.bfloat16)
-    told = np.frombuffer(json.dumps(state).encode(), dtype=np.uint8).copy()
-    parts[f"quant_state.bitsandbytes__{kind}"] = told
+    packed = np.frombuffer(json.dumps(state).encode(), dtype=np.uint8).copy()
+    parts[f"quant_state.bitsandbytes__{kind}"] = packed
     tensors = {f"weight.{name}": torch.from_numpy(each) for name, each in parts.items()}
     return {"weight": pairs, **tensors}, _tensor(exact)
 

@@ -180,9 +180,9 @@ def samples_of(path: Path) -> list[dict[str, Any]]:
     return sorted(records, key=lambda r: (r["problem_id"], r["sample_index"]))
 
 
-def assert_same_samples(found: Path, wanted: Path) -> None:
+def assert_same_samples(found: Path, expected: Path) -> None:
     """Compare two runs: texts exactly, log-probabilities to 1e-4."""
-    got, want = samples_of(found), samples_of(wanted)
+    got, want = samples_of(found), samples_of(expected)
     near = [pytest.approx(record.pop("logprob"), abs=1e-4) for record in want]
     assert [record.pop("logprob") for record in got] == near
     assert got == want

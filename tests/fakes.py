@@ -183,9 +183,9 @@ def _hashes(batch: Batch) -> list[int]:
     for run in batch.states.runs:
         rows = torch.arange(len(hashes))[run.rows].view(run.num, run.length)
         reads = [0] * run.num if run.reads_N is None else states[run.reads_N].tolist()
-        for at, (state, mine) in enumerate(zip(reads, rows.tolist(), strict=True)):
+        for at, (state, written) in enumerate(zip(reads, rows.tolist(), strict=True)):
             assert state >= 0, "a state is read that was never written"
-            for row in mine:
+            for row in written:
                 assert hashes[row] == -1, "a token is in two sequences"
                 state = hashes[row] = _hashed(state, int(batch.tokens_T[row]))
             states[run.writes_N[at]] = state
@@ -226,12 +226,12 @@ def _listed_hashes(batch: Batch, delta: DeltaSpec) -> list[int]:
         rows = torch.arange(len(hashes))[run.rows].view(run.num, run.length)
         reads = [0] * run.num if run.reads_N is None else run.reads_N.tolist()
         found = [int(states[slot, 0]) if slot else 0 for slot in reads]
-        for slot, state, mine, writes in zip(
+        for slot, state, written, writes in zip(
             reads, found, rows.tolist(), run.writes_N.tolist(), strict=True
         ):
             assert not slot or windows[slot, 1] == state, "a window is that of another state"
             before = -7
-            for row in mine:
+            for row in written:
                 before, state = state, _hashed(state, int(batch.tokens_T[row]))
                 hashes[row] = state
             windows[writes], states[writes, 0] = torch.tensor([before, state]), state
@@ -376,10 +376,12 @@ def sample_alone(
         num_bound: How many of its last tokens have the sample's grammar.
     """
     name_of = (type(model), model.vocab_size, model.eos_bias, params.drawing)
-    mine = [False] * len(prompt) if before is None else list(before)
-    key = (*name_of, tuple(prompt), name, index, limit, tuple(mine), num_bound)
+    drawn_before = [False] * len(prompt) if before is None else list(before)
+    key = (*name_of, tuple(prompt), name, index, limit, tuple(drawn_before), num_bound)
     if key not in _alone:
-        _alone[key] = _drawn_alone(model, prompt, name, index, params, limit, mine, num_bound)
+        _alone[key] = _drawn_alone(
+            model, prompt, name, index, params, limit, drawn_before, num_bound
+        )
     return _alone[key]
 
 

@@ -44,7 +44,7 @@ def add_in_fixed_order(*, device: torch.device, ranks: Ranks) -> Any:
         parts = tensors_of(ranks.size, 1003, dtype)
         want = add_in_order(parts)
         for first in (0, 1, 500, 1002):
-            mine = parts[ranks.rank][first:].clone().to(device)
-            found.append(torch.equal(sum_over_ranks(mine).cpu(), want[first:]))
+            part = parts[ranks.rank][first:].clone().to(device)
+            found.append(torch.equal(sum_over_ranks(part).cpu(), want[first:]))
     ranks.fixed_order = False
     return found

@@ -59,7 +59,7 @@ def save_writer_model(directory: Path) -> Path:
     config.eos_token_id = tokenizer.eos_token_id
 
     def loss_of(model: Any) -> torch.Tensor:
-        losses = [model(input_ids=ids, labels=wanted).loss for ids, wanted in episodes]
+        losses = [model(input_ids=ids, labels=labels).loss for ids, labels in episodes]
         return torch.stack(losses).sum()
 
     return save_trained_model(
@@ -73,11 +73,11 @@ def _episode(tokenizer: Any, tools: list[dict[str, Any]]) -> tuple[torch.Tensor,
     question = [{"role": "user", "content": INSTRUCTION}]
     prompt = render_chat(tokenizer, question, tools=tools, add_generation_prompt=True)
     ids: list[int] = tokenizer(prompt)["input_ids"]
-    wanted = [-100] * len(ids)
+    labels = [-100] * len(ids)
     for action, shown in STEPS:
         reply = tokenizer(call_text(action))["input_ids"]
         after = tokenizer(turns.render_results([action], [shown], None))["input_ids"]
         ids += [*reply, *after]
-        wanted += [*reply, after[0], *[-100] * (len(after) - 1)]
+        labels += [*reply, after[0], *[-100] * (len(after) - 1)]
     last = [*tokenizer("Done.")["input_ids"], tokenizer.eos_token_id]
-    return torch.tensor([ids + last]), torch.tensor([wanted + last])
+    return torch.tensor([ids + last]), torch.tensor([labels + last])

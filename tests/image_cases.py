@@ -51,7 +51,7 @@ def tree_of(a: Any, b: Any) -> tuple[Node, dict[str, list[dict[str, Any]]]]:
     return root, {"top": [top], **paths, **alone}
 
 
-def asked(image: Any, text: str = "What?", kind: str = "image") -> list[dict[str, Any]]:
+def image_question(image: Any, text: str = "What?", kind: str = "image") -> list[dict[str, Any]]:
     """A question on an image. kind: the key under which the part has it."""
     parts = [{"type": "image", kind: image}, {"type": "text", "text": text}]
     return [{"role": "user", "content": parts}]

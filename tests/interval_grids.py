@@ -150,8 +150,8 @@ def after(differences: Floats, sizes: Sequence[int] | None = None) -> Bounds:
     squares = (differences**2).sum(axis=1) - (size * means**2).sum(axis=1)
     within = np.maximum(0, squares) / (total - num)
     variance = between + ((total - usual) / (num - 1) - 1) * within
-    told = variance > 1e-12
-    alike = np.where(told, np.clip((between - within) / np.where(told, variance, 1), 0, 1), 1.0)
+    varies = variance > 1e-12
+    alike = np.where(varies, np.clip((between - within) / np.where(varies, variance, 1), 0, 1), 1.0)
     alike = alike[:, None]
     scale = np.sqrt((alike + (1 - alike) / usual) / (alike + (1 - alike) / size))
     far = reach((means - mean[:, None]) * scale, 1 + np.abs(mean), total / usual)

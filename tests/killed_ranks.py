@@ -93,10 +93,10 @@ def kill_ranks(folder: Path, device: str, kills: int, at_a_time: int) -> None:
         done = subprocess.run(
             [*map(str, command)], env=environment, text=True, capture_output=True, check=False
         )
-        told = f"{done.stdout}\n{done.stderr}"
-        assert done.returncode != -signal.SIGABRT, told
-        assert done.returncode == 0, told
-        assert done.stdout.count("is clean") == last - first, told
+        output = f"{done.stdout}\n{done.stderr}"
+        assert done.returncode != -signal.SIGABRT, output
+        assert done.returncode == 0, output
+        assert done.stdout.count("is clean") == last - first, output
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def save_line_model(directory: Path) -> Path:
             add_generation_prompt=True,
         )
         world, ids = Line(), tokenizer(prompt)["input_ids"]
-        wanted = [-100] * len(ids)
+        targets = [-100] * len(ids)
         for by in walk:
             call = ToolCall("move", {"by": by}) if by else ToolCall("look", {})
             said = "Enough." if by is None else call_text(call)
@@ -102,9 +102,9 @@ def save_line_model(directory: Path) -> Path:
                 "<|im_start|>assistant\n"
             )
             rest = tokenizer(after)["input_ids"]
-            ids, wanted = [*ids, *reply, *rest], [*wanted, *reply, *[-100] * len(rest)]
+            ids, targets = [*ids, *reply, *rest], [*targets, *reply, *[-100] * len(rest)]
         texts.append(torch.tensor(ids))
-        labels.append(torch.tensor(wanted))
+        labels.append(torch.tensor(targets))
     pad: Any = torch.nn.utils.rnn.pad_sequence
     batch = {
         "input_ids": pad(texts, batch_first=True, padding_value=tokenizer.pad_token_id),

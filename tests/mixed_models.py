@@ -101,32 +101,32 @@ def _record_close_draws(patch: pytest.MonkeyPatch) -> set[frozenset[int]]:
     return close
 
 
-def _same(mine: Completion, its: Completion, close: set[frozenset[int]]) -> None:
+def _same(actual: Completion, expected: Completion, close: set[frozenset[int]]) -> None:
     """Check that completions are the same, up to a token that rounding decides."""
-    pairs = enumerate(zip(mine.tokens, its.tokens, strict=False))
+    pairs = enumerate(zip(actual.tokens, expected.tokens, strict=False))
     num = next((i for i, pair in pairs if pair[0] != pair[1]), None)
-    if num is None or frozenset((mine.tokens[num], its.tokens[num])) not in close:
+    if num is None or frozenset((actual.tokens[num], expected.tokens[num])) not in close:
         num = None
-        assert (mine.tokens, mine.text, mine.finish_reason) == (
-            its.tokens,
-            its.text,
-            its.finish_reason,
+        assert (actual.tokens, actual.text, actual.finish_reason) == (
+            expected.tokens,
+            expected.text,
+            expected.finish_reason,
         )
-        assert mine.thinking == its.thinking
-    assert mine.logprobs[:num] == pytest.approx(its.logprobs[:num], abs=1e-4)
-    assert mine.confidences[:num] == pytest.approx(its.confidences[:num], abs=1e-3)
-    for some, others in zip(mine.top_logprobs[:num], its.top_logprobs[:num], strict=True):
+        assert actual.thinking == expected.thinking
+    assert actual.logprobs[:num] == pytest.approx(expected.logprobs[:num], abs=1e-4)
+    assert actual.confidences[:num] == pytest.approx(expected.confidences[:num], abs=1e-3)
+    for some, others in zip(actual.top_logprobs[:num], expected.top_logprobs[:num], strict=True):
         assert [logprob for _, logprob in some] == pytest.approx(
             [logprob for _, logprob in others], abs=1e-4
         )
-    assert (mine.prompt_logprobs is None) == (its.prompt_logprobs is None)
-    if mine.prompt_logprobs is not None and its.prompt_logprobs is not None:
-        _same_score(mine.prompt_logprobs, its.prompt_logprobs)
+    assert (actual.prompt_logprobs is None) == (expected.prompt_logprobs is None)
+    if actual.prompt_logprobs is not None and expected.prompt_logprobs is not None:
+        _same_score(actual.prompt_logprobs, expected.prompt_logprobs)
 
 
-def _same_score(mine: Score, its: Score) -> None:
-    assert mine.tokens == its.tokens
-    assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
+def _same_score(actual: Score, expected: Score) -> None:
+    assert actual.tokens == expected.tokens
+    assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
 
 
 class Mixed:
@@ -244,16 +244,16 @@ class Mixed:
                 if llm is self.alone:
                     force("absorbed", patch)
                 with llm.session(params) as session:
-                    asked = [
+                    started = [
                         session.start(grow(order)(session.root(prompt)))
                         for order, prompt in zip(orders, prompts, strict=True)
                     ]
-                    while not all(each.is_done for each in asked):
+                    while not all(each.is_done for each in started):
                         session.step()
-                    found.append([each.result for each in asked])
-        for its, mine in zip(*found, strict=True):
-            assert len(its) == len(mine)
-            for some, others in zip(its, mine, strict=True):
+                    found.append([each.result for each in started])
+        for expected, actual in zip(*found, strict=True):
+            assert len(expected) == len(actual)
+            for some, others in zip(expected, actual, strict=True):
                 assert type(some) is type(others)
                 if isinstance(some, Score):
                     _same_score(others, some)
@@ -263,7 +263,7 @@ class Mixed:
 
 async def _grown(root: SearchNode, rng: np.random.Generator) -> list[Any]:
     """What a search drew and scored, in its order."""
-    told: list[Any] = []
+    results: list[Any] = []
     nodes = [root]
     for _ in range(6):
         node = nodes[int(rng.integers(len(nodes)))]
@@ -272,12 +272,12 @@ async def _grown(root: SearchNode, rng: np.random.Generator) -> list[Any]:
             try:
                 children = await node.sample(num, max_tokens=most)
             except InputError as error:  # what was drawn before begins no text of a grammar
-                told.append(str(error))
+                results.append(str(error))
                 continue
             nodes += children
-            told += [(child.tokens, child.finish_reason) for child in children]
+            results += [(child.tokens, child.finish_reason) for child in children]
         elif action < 0.8:
             nodes.append(node.extend(" and 5" if num > 1 else "\nQ"))
         else:
-            told += await node.score([" 17", "\n"][:num])
-    return told
+            results += await node.score([" 17", "\n"][:num])
+    return results

@@ -117,7 +117,7 @@ class _Call:
     """Something that a search was asked for. texts: to score, or params: of samples."""
 
     node: SearchNode
-    asked: Started[Any]
+    started: Started[Any]
     params: SamplingParams | None = None
     texts: Sequence[str] = ()
 
@@ -145,11 +145,11 @@ class _Knowing:
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
         most = int(room_R.max(initial=0))
         tokens = np.full((len(slots), most), NOTHING)
-        for slot, mine in zip(slots.tolist(), tokens, strict=True):
+        for slot, guess in zip(slots.tolist(), tokens, strict=True):
             length = int(self.rng.integers(0, most + 1))
-            mine[:length] = self._next(slot, length)
+            guess[:length] = self._next(slot, length)
             if length and self.rng.random() < 0.4:
-                mine[self.rng.integers(length)] = self.rng.integers(-1, self.model.vocab_size + 2)
+                guess[self.rng.integers(length)] = self.rng.integers(-1, self.model.vocab_size + 2)
         return Drafts(tokens, np.full(len(slots), 0.5), np.zeros(len(slots), np.int64))
 
     def _next(self, slot: int, num: int) -> list[int]:
@@ -199,7 +199,9 @@ class MixedRun:
         eos_bias = rng.choice([-20.0, -20.0, 0.0, 1.5])
         self.model = HistoryModel(eos_bias=eos_bias, recurrent=recurrent, delta=delta)
         self.all_params = [
-            SamplingParams(seed=seed % 7, max_tokens=12, **self._overrides(), **self._told())
+            SamplingParams(
+                seed=seed % 7, max_tokens=12, **self._overrides(), **self._logprob_options()
+            )
             for _ in range(3)
         ]
         self.params = self.all_params[0]  # of searches too
@@ -233,9 +235,9 @@ class MixedRun:
         self.session.step()  # of what was stopped last
         self._check_plan()
         for call in self.calls:
-            if call.params is not None and call.asked.error is None:
+            if call.params is not None and call.started.error is None:
                 structure = call.params.structure
-                self.structures |= {child.key: structure for child in call.asked.result}
+                self.structures |= {child.key: structure for child in call.started.result}
         for call in self.calls:
             self._check_call(call)
         assert not self.scheduler.run.rows.num_used
@@ -260,9 +262,11 @@ class MixedRun:
                 found = {**found, "regex": None, "choice": None, "grammar": None, **shape}
         return found
 
-    def _told(self) -> dict[str, Any]:
-        told: dict[str, Any] = self._pick([{}, {"logprobs": 3}, {"logprobs": 1, "confidence": 2}])
-        return told
+    def _logprob_options(self) -> dict[str, Any]:
+        options: dict[str, Any] = self._pick(
+            [{}, {"logprobs": 3}, {"logprobs": 1, "confidence": 2}]
+        )
+        return options
 
     def _letters(self, least: int, most: int) -> str:
         return "".join(self._pick("acd") for _ in range(self.rng.integers(least, most + 1)))
@@ -332,8 +336,8 @@ class MixedRun:
         self._ask(node, node.sample(count, **overrides), params=params)
 
     def _ask(self, node: SearchNode, call: Coroutine[Any, Any, Any], **what: Any) -> None:
-        asked = self.session.start(call)
-        self.calls.append(_Call(node, asked, **what))
+        started = self.session.start(call)
+        self.calls.append(_Call(node, started, **what))
         self.nodes += [child for child in node.children if child not in self.nodes]
 
     def _bound(self, node: SearchNode, params: SamplingParams) -> int | None:
@@ -473,16 +477,18 @@ class MixedRun:
                     assert found.tokens == sample_alone(
                         self.model, prompt, *name, params, limit=request.max_tokens
                     )
-                    self._check_told(found, prompt, params)
+                    self._check_top_logprobs(found, prompt, params)
         drawn = {call.node.key for call in self.calls if call.params is not None}
         assert {name for name, _ in got} <= drawn
 
-    def _check_told(self, found: Completion, prompt: list[int], params: SamplingParams) -> None:
+    def _check_top_logprobs(
+        self, found: Completion, prompt: list[int], params: SamplingParams
+    ) -> None:
         """The log-probabilities of a sample are the model's own, whatever it was drawn under."""
         assert len(found.logprobs) == len(found.tokens)
-        told = found.top_logprobs if params.logprobs else [()] * len(found.tokens)
+        top_logprobs = found.top_logprobs if params.logprobs else [()] * len(found.tokens)
         assert len(found.confidences) == (len(found.tokens) if params.confidence else 0)
-        for at, (token, pairs) in enumerate(zip(found.tokens, told, strict=True)):
+        for at, (token, pairs) in enumerate(zip(found.tokens, top_logprobs, strict=True)):
             want = self.model.logits([*prompt, *found.tokens[:at]]).log_softmax(-1)
             assert found.logprobs[at] == pytest.approx(float(want[token]), abs=1e-4)
             best = sorted(want.tolist(), reverse=True)[: params.logprobs]
@@ -493,22 +499,24 @@ class MixedRun:
         self, score: Score, context: list[int], tokens: Sequence[int], top: int = 0
     ) -> None:
         assert score.tokens == tuple(tokens)
-        told = score.top.pairs() if score.top is not None else [()] * len(tokens)
+        top_logprobs = score.top.pairs() if score.top is not None else [()] * len(tokens)
         for at, token in enumerate(tokens):
             want = self.model.logits([*context, *tokens[:at]]).log_softmax(-1)
             assert score.logprobs[at] == pytest.approx(float(want[token]), abs=1e-4)
             best = sorted(want.tolist(), reverse=True)[:top]
-            assert [logprob for _, logprob in told[at]] == pytest.approx(best, abs=1e-4)
-            assert [float(want[each]) for each, _ in told[at]] == pytest.approx(best, abs=1e-4)
+            assert [logprob for _, logprob in top_logprobs[at]] == pytest.approx(best, abs=1e-4)
+            assert [float(want[each]) for each, _ in top_logprobs[at]] == pytest.approx(
+                best, abs=1e-4
+            )
 
     def _check_call(self, call: _Call) -> None:
-        assert call.asked.is_done, "a call was never done"
+        assert call.started.is_done, "a call was never done"
         node = call.node
         text = node.path[0].text + node.path_text
         drawn = [bool(each.tokens) for each in node.path for _ in each.text]
         context = [ord(letter) - 97 for letter in text]
         try:
-            result = call.asked.result
+            result = call.started.result
         except (CapacityError, BudgetReached) as error:
             assert isinstance(error, TreegenError)
             return

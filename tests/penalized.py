@@ -150,9 +150,9 @@ def slow_logits(
     for token in set(text):
         by = params.repetition_penalty
         logits[token] = logits[token] / by if logits[token] > 0 else logits[token] * by
-    mine = [token for token, is_drawn in zip(text, drawn, strict=True) if is_drawn]
-    for token in set(mine):
-        logits[token] -= torch.tensor(params.frequency_penalty) * mine.count(token)
+    sampled = [token for token, is_drawn in zip(text, drawn, strict=True) if is_drawn]
+    for token in set(sampled):
+        logits[token] -= torch.tensor(params.frequency_penalty) * sampled.count(token)
         logits[token] -= params.presence_penalty
     banned = set()
     size = params.no_repeat_ngram_size

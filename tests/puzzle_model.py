@@ -64,13 +64,13 @@ def puzzle_model(*, mistakes: float = 0.1, right: float = 0.95, whole: bool = Tr
         typed = rest.partition(":\n")[2]
         before, _, line = typed.rpartition("\n")
         if rest.startswith("Possible"):
-            told = before.split("\n") if before else []
+            written = before.split("\n") if before else []
             options = {
                 each: weight
                 for each, weight in _lines(numbers, mistakes, whole).items()
-                if each[:-1] not in told
+                if each[:-1] not in written
             }
-            return _next(options if len(told) < 6 and options else {"\n": 1.0}, line)
+            return _next(options if len(written) < 6 and options else {"\n": 1.0}, line)
         state = apply_steps(numbers, before, whole=whole) if before else numbers
         if state is None or len(state) == 1:
             return _next({"\0": 1.0}, "")

@@ -76,14 +76,14 @@ def make_run(
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     data = write_jsonl(path.with_name(f"{path.name}-data.jsonl"), rows)
-    asked = {
+    choices = {
         "task": "gsm8k",
         "model": str(checkpoint or "made-up"),
         "data": str(data),
         "num_samples": num_samples,
         **settings,
     }
-    job = load_job(resolve_eval_settings(asked))
+    job = load_job(resolve_eval_settings(choices))
     kept = run_settings(job, dtype="float32", fingerprint="0")
     if checkpoint is not None:
         kept = (models := ModelLoader()).settings(job, models.facts(job.settings.engine))
@@ -159,8 +159,8 @@ def search_record(problem_id: str, rng: random.Random, text: str = "") -> dict[s
 
 def make_search_run(path: Path, *, num_problems: int = 12, seed: int = 0, **settings: Any) -> Path:
     """Write a run of searches of the bundled countdown problems."""
-    asked = {"task": "countdown", "model": "made-up", "limit": num_problems, **settings}
-    job = load_search_job(resolve_search_settings(asked))
+    choices = {"task": "countdown", "model": "made-up", "limit": num_problems, **settings}
+    job = load_search_job(resolve_search_settings(choices))
     wanted = run_settings(job, dtype="float32", fingerprint="0")
     with SearchRunDir.create(path, wanted) as run:
         for problem in job.data.problems:

@@ -64,10 +64,10 @@ def test_a_call_with_a_seed_is_as_generate(served: AsyncLLM) -> None:
     served.close()
     want = served.llm.generate(prompts, params)
     assert [[c.text for c in each] for each in got] == [[c.text for c in each] for each in want]
-    for mine, theirs in zip(chain(*got), chain(*want), strict=True):
+    for actual, expected in zip(chain(*got), chain(*want), strict=True):
         # A busy machine may share out its products among other numbers of threads.
         likely = [
-            sum((alternatives for alternatives in c.top_logprobs), ()) for c in (mine, theirs)
+            sum((alternatives for alternatives in c.top_logprobs), ()) for c in (actual, expected)
         ]
         assert [token for token, _ in likely[0]] == [token for token, _ in likely[1]]
         assert [p for _, p in likely[0]] == pytest.approx([p for _, p in likely[1]], abs=1e-4)
@@ -84,9 +84,9 @@ def test_a_stream_gives_tokens_as_they_come(served: AsyncLLM) -> None:
                 drawn.setdefault(item.sample, []).extend(item.tokens)
             elif isinstance(item, Completion):
                 ended.append(item.sample_index)
-                mine = drawn[item.sample_index]
-                assert tuple(mine) == item.tokens[: len(mine)]
-                assert len(mine) >= len(item.tokens) - 1
+                tokens = drawn[item.sample_index]
+                assert tuple(tokens) == item.tokens[: len(tokens)]
+                assert len(tokens) >= len(item.tokens) - 1
         assert sorted(ended) == list(range(params.n))
 
     asyncio.run(ask(SamplingParams(n=3, max_tokens=12)))
@@ -99,19 +99,19 @@ def test_what_a_stream_tells_adds_up(served: AsyncLLM, temperature: float) -> No
         params = SamplingParams(
             n=3, max_tokens=40, seed=2, temperature=temperature, stop=["he", "\n"], logprobs=2
         )
-        told: dict[tuple[int, int], list[SampleDelta]] = defaultdict(list)
+        deltas: dict[tuple[int, int], list[SampleDelta]] = defaultdict(list)
         ended = 0
         async for place, item in served.stream([PROMPT, "Tom"], params):
             if isinstance(item, SampleDelta):
-                told[place, item.sample].append(item)
+                deltas[place, item.sample].append(item)
             elif isinstance(item, Completion):
-                mine = told.pop((place, item.sample_index))
-                assert "".join(each.text for each in mine) == item.text
-                assert tuple(chain(*(each.tokens for each in mine))) == item.tokens
-                assert tuple(chain(*(each.logprobs for each in mine))) == item.logprobs
-                assert tuple(chain(*(each.top for each in mine))) == item.top_logprobs
+                chunks = deltas.pop((place, item.sample_index))
+                assert "".join(each.text for each in chunks) == item.text
+                assert tuple(chain(*(each.tokens for each in chunks))) == item.tokens
+                assert tuple(chain(*(each.logprobs for each in chunks))) == item.logprobs
+                assert tuple(chain(*(each.top for each in chunks))) == item.top_logprobs
                 ended += 1
-        assert ended == 6 and not told
+        assert ended == 6 and not deltas
 
     asyncio.run(ask())
 
@@ -191,8 +191,8 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
             (PROMPT, SamplingParams(n=9_999), "one call requests"),
             (PROMPT, SamplingParams(logit_bias={10**6: 1}), "logit_bias has token"),
         ]
-        for prompt, params, told in refused:
-            with pytest.raises(InputError, match=told):
+        for prompt, params, message in refused:
+            with pytest.raises(InputError, match=message):
                 await served.generate([prompt], params)
         many: Any = [SamplingParams()]
         for call in (served.generate([PROMPT], many), anext(served.stream([PROMPT], many))):

@@ -188,10 +188,10 @@ async def _all_of(found: Any) -> None:
 
 
 def faults(
-    name: str, call: Callable[..., Any], good: dict[str, Any], values: list[Any], *asked: str
+    name: str, call: Callable[..., Any], good: dict[str, Any], values: list[Any], *names: str
 ) -> Iterator[str]:
     """Call with every bad value for every argument, the others good."""
-    for argument in asked or inspect.signature(call).parameters:
+    for argument in names or inspect.signature(call).parameters:
         for bad in values:
             try:
                 done(call(**{**good, argument: bad}))
@@ -283,8 +283,8 @@ def test_each_argument_of_whole_runs(
     found += faults("export_run", export_run, {"run": made, "to": "lm-eval"}, values)
     found += faults("import_log", import_log, {"log": "log", "path": "new"}, values)
     found += faults("judgings", treegen.judgings, {"run": made}, values)
-    asked = {"run": made, "judge": "nowhere", "progress": False}
-    found += faults("judge", treegen.judge, asked, values, "run", "rubric", "judge", "labels")
+    arguments = {"run": made, "judge": "nowhere", "progress": False}
+    found += faults("judge", treegen.judge, arguments, values, "run", "rubric", "judge", "labels")
     options = ("path", "dtype", "device", "impl", "quantization", "kv_cache_dtype")
     found += faults(
         "load_model", treegen.load_model, {"path": "demo", "check": False}, values, *options
@@ -302,19 +302,19 @@ def test_each_argument_of_judge(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     made = small_run(tmp_path / "made", problems=1, samples=1)
-    asked: dict[str, Any] = {"run": made, "judge": llm, "progress": False}
+    arguments: dict[str, Any] = {"run": made, "judge": llm, "progress": False}
     for name in ("listener", "follow", "models"):
         with pytest.raises(InputError, match=f"{name} must be a"):
-            treegen.judge(**{**asked, name: 5})
+            treegen.judge(**{**arguments, name: 5})
     found: list[str] = []
     known = [name for name in inspect.signature(treegen.judge).parameters if name != "reading"]
-    found += faults("judge", treegen.judge, asked, values, *known, "data", "task")
-    drawn = {**asked, "verdicts": "samples", "max_tokens": 2}
+    found += faults("judge", treegen.judge, arguments, values, *known, "data", "task")
+    drawn = {**arguments, "verdicts": "samples", "max_tokens": 2}
     of_samples = ("temperature", "max_tokens", "seed", "repeats", "stop_when", "chat", "wordings")
     found += faults("judge of samples", treegen.judge, drawn, values, *of_samples)
-    jury = {**asked, "judge": [llm, "nowhere"]}
+    jury = {**arguments, "judge": [llm, "nowhere"]}
     found += faults("judge of a jury", treegen.judge, jury, values, "weights", "combine")
-    named = {**asked, "judge": "demo"}
+    named = {**arguments, "judge": "demo"}
     found += faults("judge by name", treegen.judge, named, values, "options")
     for options in ({"model": "demo"}, {"dtyp": "auto"}, {"max_rows": "x"}):
         with pytest.raises(InputError):

@@ -26,7 +26,7 @@ from treegen.search.reward import load_verifier
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("best_of", "has no 'best_of'; did you mean n=?"),
         ("max_new_tokens", "did you mean max_tokens=?"),
@@ -34,8 +34,8 @@ from treegen.search.reward import load_verifier
         ("xyzzy", "SamplingParams has no 'xyzzy'; .* lists what it has"),
     ],
 )
-def test_an_unknown_sampling_parameter(name: str, told: str) -> None:
-    with pytest.raises(InputError, match=told.replace("?", r"\?")):
+def test_an_unknown_sampling_parameter(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("?", r"\?")):
         SamplingParams(**{name: 3})  # type: ignore[arg-type]
 
 

@@ -13,12 +13,12 @@ from treegen.model.options import EngineOptions, Sizes
 
 def test_an_llm_takes_the_options_with_their_defaults() -> None:
     taken = inspect.signature(LLM).parameters.values()
-    asked = {
+    defaults = {
         each.name: each.default
         for each in taken
         if each.name not in ("model", "tokenizer", "others")
     }
-    assert asked == {each.name: each.default for each in fields(EngineOptions)[1:]}
+    assert defaults == {each.name: each.default for each in fields(EngineOptions)[1:]}
     assert list(MODEL_ARGS) == [field.name for field in fields(EngineOptions)]
 
 

@@ -63,5 +63,5 @@ def test_a_foreign_rubric_never_hangs_a_command(
     info.write_text(json.dumps(document))
     for words in (["show", run], ["report", run, "--no-plots"], ["judge", run]):
         done = treegen(*words)
-        told = f"{done.out}{done.err}"
-        assert "not a valid template" in told and "Traceback" not in told, words
+        output = f"{done.out}{done.err}"
+        assert "not a valid template" in output and "Traceback" not in output, words

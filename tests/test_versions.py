@@ -96,8 +96,8 @@ def test_the_documentation_has_the_bounds(
     )
     assert [row[0] for row in rows] == ["newest", "`constraints.txt`", "lowest", "NVIDIA GPU"]
     for _, *versions in rows:
-        for name, told in zip(("torch", "transformers", "triton"), versions, strict=True):
-            assert told.split()[0] in bounds[name], (name, told)
+        for name, version in zip(("torch", "transformers", "triton"), versions, strict=True):
+            assert version.split()[0] in bounds[name], (name, version)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_an_untested_version_is_told_once_when_a_model_is_loaded(
     model = build_checkpoint(tmp_path)
     warn_untested.cache_clear()
     monkeypatch.setattr(sys.modules[name], "__version__", version)
-    told = f"{name} {re.escape(version)} is installed, and treegen was tested with {name} "
-    with pytest.warns(ModelWarning, match=f"{told}.* to .*; models may fail.*pip install"):
+    message = f"{name} {re.escape(version)} is installed, and treegen was tested with {name} "
+    with pytest.warns(ModelWarning, match=f"{message}.* to .*; models may fail.*pip install"):
         load_model(model, device="cpu", check=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error", ModelWarning)

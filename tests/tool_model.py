@@ -36,7 +36,7 @@ def save_tool_model(directory: Path, writer: str = "hermes") -> Path:
     ]
     tools = [{"type": "function", "function": {"name": "add"}}]
     ids: list[int] = []
-    wanted: list[int] = []
+    labels: list[int] = []
     for place, turn in enumerate(turns):
         for upto, is_said in ((turns[:place], True), (turns[: place + 1], False)):
             text = (
@@ -51,10 +51,10 @@ def save_tool_model(directory: Path, writer: str = "hermes") -> Path:
                 else ""
             )
             new = tokenizer(text)["input_ids"][len(ids) :]
-            wanted += [-100 if is_said or turn["role"] != "assistant" else token for token in new]
+            labels += [-100 if is_said or turn["role"] != "assistant" else token for token in new]
             ids += new
     config = config_of("llama", max_position_embeddings=1024, hidden_size=64)
-    batch = {"input_ids": torch.tensor([ids]), "labels": torch.tensor([wanted])}
+    batch = {"input_ids": torch.tensor([ids]), "labels": torch.tensor([labels])}
     save_trained_model(
         directory, config, tokenizer, lambda model: model(**batch).loss, steps=120, most=0.05
     )

@@ -31,19 +31,19 @@ def save_walker_model(directory: Path) -> Path:
         tokenizer, question, tools=list(TextWorld.tools), add_generation_prompt=True
     )
     ids: list[int] = tokenizer(prompt)["input_ids"]
-    wanted = [-100] * len(ids)
+    labels = [-100] * len(ids)
     for action in solve_world(world):
         reply = tokenizer(call_text(action))["input_ids"]
         shown = world.run(action)
         after = tokenizer(turns.render_results([action], [shown.text], None))["input_ids"]
         ids += [*reply, *after]
-        wanted += [*reply, after[0], *[-100] * (len(after) - 1)]
+        labels += [*reply, after[0], *[-100] * (len(after) - 1)]
     assert world.is_solved
     config = config_of(
         "llama", max_position_embeddings=4096, hidden_size=64, vocab_size=len(tokenizer)
     )
     config.eos_token_id = tokenizer.eos_token_id
-    batch = {"input_ids": torch.tensor([ids]), "labels": torch.tensor([wanted])}
+    batch = {"input_ids": torch.tensor([ids]), "labels": torch.tensor([labels])}
     return save_trained_model(
         directory,
         config,

@@ -491,11 +491,11 @@ def test_what_cannot_be_run_says_why_and_the_rest_goes_on(tiny_model: tuple[Mode
     slow = Workload("slow", prefix=8, samples=8, new_tokens=1000, max_rows=8)
     cases = [Case(w, ("all", "off")) for w in (wide, long, slow, fits)]
     results = measured(tiny_model, cases, time_limit=0.01, repeats=1)
-    told = {r.workload.name: r.skipped for r in results}
-    assert "of 9,000 rows fit in memory" in told["wide"]
-    assert "66,003 tokens" in told["long"]
-    assert "--time-limit" in told["slow"]
-    assert told["fits"] == "" and len(results) == 8
+    reasons = {r.workload.name: r.skipped for r in results}
+    assert "of 9,000 rows fit in memory" in reasons["wide"]
+    assert "66,003 tokens" in reasons["long"]
+    assert "--time-limit" in reasons["slow"]
+    assert reasons["fits"] == "" and len(results) == 8
     assert len(results_table(results).lines) == 6
 
 

@@ -337,9 +337,9 @@ def test_decode_below_an_image(script: Script, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     (result,) = done.document["results"]
     assert done.document["weights"] == "checkpoint" and result["workload"]["image_tokens"] == 16
-    for tokens, told in ("99", "the nearest is 16, ask for that"), ("9999", "context of 2,048"):
+    for tokens, message in ("99", "the nearest is 16, ask for that"), ("9999", "context of 2,048"):
         done = script(*decode, "--image-tokens", tokens, "--model", model, *TINY[2:])
-        assert done.code == 2 and told in done.error
+        assert done.code == 2 and message in done.error
 
 
 def test_a_grid_says_where_sharing_would_cost_speed(script: Script) -> None:
@@ -634,9 +634,9 @@ def test_a_trace_without_samples_is_refused_before_a_model_is_made(
 ) -> None:
     path = tmp_path / "trace.json"
     path.write_text(text)
-    asked = ("speculation", "--shape", "tiny", "--rows", "3")
-    assert "holds no recorded samples: give" in script(*asked, "--trace", path).error
-    assert f"cannot read {tmp_path}: " in script(*asked, "--trace", tmp_path).error
+    arguments = ("speculation", "--shape", "tiny", "--rows", "3")
+    assert "holds no recorded samples: give" in script(*arguments, "--trace", path).error
+    assert f"cannot read {tmp_path}: " in script(*arguments, "--trace", tmp_path).error
 
 
 def test_a_script_of_its_own_process_ends_with_code_2(repository: Path) -> None:

@@ -147,15 +147,15 @@ def test_vllm_gets_room_and_graphs_for_the_largest_of_its_jobs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A stand-in for vLLM draws as many tokens as it is asked for."""
-    asked: dict[str, Any] = {}
+    engine_options: dict[str, Any] = {}
 
     class LLM:
         def __init__(self, **settings: Any) -> None:
-            asked.update(settings)
+            engine_options.update(settings)
 
         def generate(self, prompts: list[Any], params: Any, use_tqdm: bool) -> list[Any]:
             longest = max(len(prompt["prompt_token_ids"]) for prompt in prompts)
-            assert longest + params.max_tokens < asked["max_model_len"]
+            assert longest + params.max_tokens < engine_options["max_model_len"]
             if hasattr(params, "prompt_logprobs"):
                 return [_scored(prompt["prompt_token_ids"]) for prompt in prompts]
             assert params.temperature == 1.0
@@ -175,26 +175,29 @@ def test_vllm_gets_room_and_graphs_for_the_largest_of_its_jobs(
     workload.save_checkpoint("tiny", tmp_path, weights=False, dtype="float32")
     rows = _rows(repository, monkeypatch, capsys, "run_vllm.py", names, str(tmp_path))
     assert [cells[6] for cells in rows] == ["24", "2,560", "32,768"]
-    assert asked["max_num_seqs"] == asked["max_cudagraph_capture_size"] == 1024
-    assert asked["max_model_len"] == 192 + 64 + 3 * 16 + 1
-    assert asked["load_format"] == "dummy"
+    assert engine_options["max_num_seqs"] == engine_options["max_cudagraph_capture_size"] == 1024
+    assert engine_options["max_model_len"] == 192 + 64 + 3 * 16 + 1
+    assert engine_options["load_format"] == "dummy"
     _rows(
         repository, monkeypatch, capsys, "run_vllm.py", "tiny", str(tmp_path), "--graph-rows", "4"
     )
-    assert (asked["max_num_seqs"], asked["max_cudagraph_capture_size"]) == (6, 4)
-    assert asked["skip_tokenizer_init"] and asked["disable_cascade_attn"]
-    assert asked["async_scheduling"] and "attention_backend" not in asked
+    assert (engine_options["max_num_seqs"], engine_options["max_cudagraph_capture_size"]) == (6, 4)
+    assert engine_options["skip_tokenizer_init"] and engine_options["disable_cascade_attn"]
+    assert engine_options["async_scheduling"] and "attention_backend" not in engine_options
     options = ("--cascade", "--no-async", "--attention", "FLASHINFER", "--tokens", "3")
     (cells,) = _rows(
         repository, monkeypatch, capsys, "run_vllm.py", "tiny", str(tmp_path), *options
     )
     assert cells[6] == "18"
-    assert (asked["disable_cascade_attn"], asked["async_scheduling"]) == (False, False)
-    assert asked["attention_backend"] == "FLASHINFER"
+    assert (engine_options["disable_cascade_attn"], engine_options["async_scheduling"]) == (
+        False,
+        False,
+    )
+    assert engine_options["attention_backend"] == "FLASHINFER"
     names = "score-cpu,structured-cpu"
     rows = _rows(repository, monkeypatch, capsys, "run_vllm.py", names, str(tmp_path))
     assert [cells[6] for cells in rows] == ["256", "320"]
-    assert not asked["skip_tokenizer_init"]
+    assert not engine_options["skip_tokenizer_init"]
 
 
 def test_a_warm_up_may_be_short_and_is_not_timed(

@@ -59,8 +59,8 @@ REFUSED = [
 
 
 def test_what_cannot_be_measured_is_refused_before_torch_is_imported(treegen: Command) -> None:
-    for words, told in REFUSED:
-        assert told in treegen("bench", *words).error, words
+    for words, message in REFUSED:
+        assert message in treegen("bench", *words).error, words
     # In one process of its own: tests before have imported torch.
     code = (
         "import sys\nfrom treegen.cli.main import cli\n"
@@ -151,8 +151,8 @@ def test_decode_on_a_checkpoint(treegen: Command, tiny: Path) -> None:
     assert done.document["weights"] == "checkpoint"
     assert {r["mode"] for r in results if not r["skipped"]} == {"all", "off", "no-attention"}
     assert all(bool(r["skipped"]) == (r["workload"]["prefix"] == 9000) for r in results)
-    told = done.out + done.err
-    assert "not run: 9,003 tokens are more than the model's 4,096; request fewer" in told
+    output = done.out + done.err
+    assert "not run: 9,003 tokens are more than the model's 4,096; request fewer" in output
 
 
 def test_decode_has_no_columns_of_images_without_one(treegen: Command) -> None:

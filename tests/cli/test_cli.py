@@ -114,8 +114,8 @@ def test_an_evaluation_prints_tables_and_stores_everything(
     said = f"prompt tokens computed: {usage['prompt_tokens_computed']:,} instead of "
     assert any(line.startswith(said) for line in lines)
     saved = 1 - usage["key_tokens_read"] / usage["key_tokens_unshared"]
-    (told,) = [line for line in lines if line.startswith("attention: ")]
-    assert "cpu" in told and f"key reads saved {saved:.1%}" in told
+    (attention,) = [line for line in lines if line.startswith("attention: ")]
+    assert "cpu" in attention and f"key reads saved {saved:.1%}" in attention
 
 
 def test_what_is_stored_of_a_sample(finished: Path) -> None:

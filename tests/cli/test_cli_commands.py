@@ -54,8 +54,8 @@ def test_help_imports_little(command: str) -> None:
 
 def test_the_module_is_the_command() -> None:
     command = [sys.executable, "-m", "treegen"]
-    told = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
-    assert told.stdout == "treegen 0.1.0\n"
+    result = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+    assert result.stdout == "treegen 0.1.0\n"
     refused = subprocess.run([*command, "evaluate"], capture_output=True, text=True, check=False)
     assert refused.returncode == 2 and "did you mean 'eval'?" in refused.stderr
 
@@ -85,8 +85,8 @@ runpy.run_module("treegen", run_name="__main__")
 )
 def test_a_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
     place = {"COMP_WORDS": f"treegen {typed}", "COMP_CWORD": str(len(typed.split()))}
-    told = _completion("bash_complete", **place)
-    assert told.split() == [f"plain,{word}" for word in completed]
+    completions = _completion("bash_complete", **place)
+    assert completions.split() == [f"plain,{word}" for word in completed]
 
 
 def test_the_completion_script_of_each_shell() -> None:
@@ -119,8 +119,8 @@ def test_scoring_again_gives_the_same_without_torch(
     before = results_of(path)
     shown = run_light("score", path, "--json", without=("torch", "transformers", "datasets"))
     assert results_of(path) == before
-    (told,) = shown.document["runs"]
-    assert told["run"] == str(path) and told["report"] == before["report"]
+    (scored,) = shown.document["runs"]
+    assert scored["run"] == str(path) and scored["report"] == before["report"]
     again = treegen("score", path, "--k", "2", "--maj", "2,3", "--quiet")
     (report,) = (run["report"] for run in again.document["runs"])
     metrics = [row["metric"] for row in report["metrics"]]

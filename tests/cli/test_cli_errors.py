@@ -266,11 +266,11 @@ def test_what_to_know_about_a_model_is_told_once_in_one_line(
     )
     done = treegen("eval", "gsm8k", "-M", model, "-L", 1, *FEW, "-o", tmp_path / "run")
     assert done.code == 0
-    told = [line for line in done.err.splitlines() if "Warning" in line]
-    assert len(told) == 2, done.err
-    assert told[0].startswith(f"Warning: {model}: the context is 2,048 tokens, not 4,096")
-    assert told[1].startswith(f"Warning: {model}: 1 tensors of the checkpoint are not used")
-    assert told[1].endswith(": extra.weight")
+    warnings = [line for line in done.err.splitlines() if "Warning" in line]
+    assert len(warnings) == 2, done.err
+    assert warnings[0].startswith(f"Warning: {model}: the context is 2,048 tokens, not 4,096")
+    assert warnings[1].startswith(f"Warning: {model}: 1 tensors of the checkpoint are not used")
+    assert warnings[1].endswith(": extra.weight")
 
 
 def test_weights_that_are_not_numbers(treegen: Command, model: Path, tmp_path: Path) -> None:

@@ -152,9 +152,9 @@ def test_a_directory_that_cannot_be_made(treegen: Command, tmp_path: Path, comma
     model = [] if command == "demo" else ["-M", "nowhere/at/all"]
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    for name, told in (("file", "is a file"), ("file/run", "is a file"), ("link", "is a link")):
+    for name, message in (("file", "is a file"), ("file/run", "is a file"), ("link", "is a link")):
         error = treegen(*command.split(), *model, "-o", tmp_path / name).error
-        assert f"cannot make the directory {tmp_path / name}: " in error and told in error
+        assert f"cannot make the directory {tmp_path / name}: " in error and message in error
 
 
 def test_two_commands_at_once_have_directories_of_their_own(
@@ -191,7 +191,7 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
     from treegen.evals.sampling import sample
     from treegen.runs import RunDir
 
-    asked = {
+    settings = {
         "task": "gsm8k",
         "model": str(tiny),
         "limit": 2,
@@ -200,7 +200,7 @@ def test_a_run_that_is_stopped_or_left_keeps_all_that_had_ended(
         "max_rows": 32,
         "memory": "8MiB",
     }
-    job = load_job(resolve_eval_settings(asked))
+    job = load_job(resolve_eval_settings(settings))
     weights = weights_fingerprint(job.settings.engine)
     wanted = run_settings(job, dtype="float32", fingerprint=weights)
     llm = load_llm(job.settings.engine, weights)

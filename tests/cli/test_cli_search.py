@@ -30,9 +30,9 @@ def trees_of(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def assert_same_trees(found: Path, wanted: Path) -> None:
+def assert_same_trees(found: Path, expected: Path) -> None:
     """Compare two runs: texts exactly, numbers of the model as closely as they are rounded."""
-    want = trees_of(wanted)
+    want = trees_of(expected)
     for record in want:
         for node, name in product(record["nodes"], ("logprob", "score")):
             node[name] = pytest.approx(node[name], abs=1.1e-3)
@@ -212,5 +212,5 @@ def test_puzzles_are_an_ordinary_task_too(treegen: Command, tiny: Path, tmp_path
 
 
 def test_help_names_every_method(treegen: Command) -> None:
-    told = re.sub(r"-\n\s+", "-", treegen("search", "--help").out)
-    assert all(name in told for name in METHODS)
+    text = re.sub(r"-\n\s+", "-", treegen("search", "--help").out)
+    assert all(name in text for name in METHODS)

@@ -46,10 +46,10 @@ def records_of(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
 def test_values_are_those_of_the_verifier(
     tiny: Path, verifier: Path, treegen: Command, tmp_path: Path
 ) -> None:
-    asked = ["search", "gsm8k", "-m", "beam", "-M", str(tiny), *FEW, "-q"]
+    arguments = ["search", "gsm8k", "-m", "beam", "-M", str(tiny), *FEW, "-q"]
     judged = ["--verifier", str(verifier / "tokens"), "--verifier-arg", "reduce=min"]
     run = tmp_path / "run"
-    done = treegen(*asked, *judged, "--verifier-arg", SPLIT, "-o", str(run))
+    done = treegen(*arguments, *judged, "--verifier-arg", SPLIT, "-o", str(run))
     assert done.code == 0, done.err
     judge = load_verifier(verifier / "tokens", device="cpu", reduce="min", separator="\n")
     with SearchRunDir.open(run) as opened:
@@ -68,14 +68,14 @@ def test_values_are_those_of_the_verifier(
             assert node.scores["verifier"] == node.score == pytest.approx(want, abs=2e-4)
             num += 1
     assert num > 4
-    again = treegen(*asked, *judged, "--resume", str(run))
+    again = treegen(*arguments, *judged, "--resume", str(run))
     assert again.code == 2 and "verifier_args" in again.err
     other = treegen("search", "--resume", str(run), "-q")
     assert other.code == 0, other.err
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (["--verifier-arg", "reduce=min"], "name one with --verifier"),
         (["--verifier", "V", "--evaluate", "logprob"], "--verifier or --evaluate"),
@@ -92,20 +92,20 @@ def test_values_are_those_of_the_verifier(
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
-    tiny: Path, verifier: Path, treegen: Command, tmp_path: Path, options: list[str], told: str
+    tiny: Path, verifier: Path, treegen: Command, tmp_path: Path, options: list[str], message: str
 ) -> None:
     places = {"V": str(verifier / "tokens"), "M": str(verifier / "marks")}
     given = [places.get(each, each) for each in options]
     done = treegen("search", "countdown", "-M", str(tiny), *FEW, *given, "-o", str(tmp_path / "r"))
-    assert done.code == 2 and told in done.err
+    assert done.code == 2 and message in done.err
     assert not (tmp_path / "r").exists()
 
 
 def test_several_searches_of_each_problem(tiny: Path, treegen: Command, tmp_path: Path) -> None:
-    asked = ["search", "countdown", "-m", "sample", "-M", str(tiny), *FEW]
+    arguments = ["search", "countdown", "-m", "sample", "-M", str(tiny), *FEW]
     one, run = tmp_path / "one", tmp_path / "run"
-    assert treegen(*asked, "-q", "-o", str(one)).code == 0
-    done = treegen(*asked, "--repeats", "3", "-o", str(run))
+    assert treegen(*arguments, "-q", "-o", str(one)).code == 0
+    done = treegen(*arguments, "--repeats", "3", "-o", str(run))
     assert done.code == 0, done.err
     assert "6 searches of problems" in done.out and "pass@1" in done.out and "pass@3" in done.out
     (document,) = done.document["runs"]

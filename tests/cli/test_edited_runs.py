@@ -167,8 +167,8 @@ def test_a_file_of_a_run_is_edited(
             (path / file.name).write_text(json.dumps(document), encoding="utf-8")
         command = commands[number % len(commands)]
         words = [{"RUN": path, "WHOLE": made}.get(word, word) for word in command]
-        if told := fault(*words):
-            faults.append(f"{what}: {' '.join(command)}: {told}")
+        if message := fault(*words):
+            faults.append(f"{what}: {' '.join(command)}: {message}")
         shutil.rmtree(path)
     assert not faults, f"{len(faults)} of {count}\n" + "\n".join(faults)
 
@@ -275,9 +275,9 @@ LONG = ("a" * 300, "/".join(["b" * 200] * 30))
 )
 def test_a_name_that_no_file_can_have(command: str, no_weights: None) -> None:
     faults = [
-        f"{name[:9]!r}: {told}"
+        f"{name[:9]!r}: {message}"
         for name in LONG
-        if (told := fault(*(name if word == "NAME" else word for word in command.split())))
+        if (message := fault(*(name if word == "NAME" else word for word in command.split())))
     ]
     assert not faults, "\n".join(faults)
 
@@ -301,8 +301,8 @@ def test_a_configuration_is_edited(tmp_path: Path, count: int) -> None:
         if number % 5 == 0:
             commands.append(["eval", *commands[1][1:], "-n", "1", "--max-tokens", "2", *QUIET])
         for command in commands:
-            if told := fault(*command):
-                faults.append(f"{file.name}: {what}: {command[0]}: {told}")
+            if message := fault(*command):
+                faults.append(f"{file.name}: {what}: {command[0]}: {message}")
         shutil.rmtree(model)
         shutil.rmtree("runs", ignore_errors=True)
     assert not faults, f"{len(faults)} of {count}\n" + "\n".join(faults)
@@ -331,8 +331,10 @@ def test_a_field_of_a_tokenizer_is_named(tmp_path: Path, field: str, values: lis
         file.write_text(json.dumps({**settings, field: value}), encoding="utf-8")
         with pytest.raises(ModelError) as caught:
             load_tokenizer(model)
-        told = str(caught.value)
-        assert f"{file}: {field} is " in told and "fix it" in told and "\n" not in told, value
+        message = str(caught.value)
+        assert f"{file}: {field} is " in message and "fix it" in message and "\n" not in message, (
+            value
+        )
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -87,10 +87,10 @@ def test_reading_a_run_runs_nothing_that_it_names(
 ) -> None:
     done = treegen(*READERS[name](run))
     assert not planted.ran, done
-    told = f"{done.out}{done.err}"
-    assert "Traceback" not in told
+    output = f"{done.out}{done.err}"
+    assert "Traceback" not in output
     if name not in ("compare", "replay", "power", "export"):  # these say that nothing is judged
-        assert str(planted.file) in told and "--allow-task-code" in told
+        assert str(planted.file) in output and "--allow-task-code" in output
 
 
 @pytest.mark.parametrize("name", ["show", "report", "score", "compare", "replay", "power"])
@@ -98,11 +98,11 @@ def test_reading_a_run_runs_nothing_that_it_names(
 def test_a_reader_may_name_the_code_or_allow_it(
     treegen: Command, run: Path, planted: Planted, tmp_path: Path, name: str, how: str
 ) -> None:
-    mine = tmp_path / "mine.py"
-    mine.write_text(planted.file.read_text())
+    path = tmp_path / "mine.py"
+    path.write_text(planted.file.read_text())
     if how == "task":  # a file of the reader's own, and not the one that the run names
         planted.file.write_text("raise SystemExit('the wrong file')")
-    named = ["--task", f"{mine}:T"] if how == "task" else ["--allow-task-code"]
+    named = ["--task", f"{path}:T"] if how == "task" else ["--allow-task-code"]
     done = treegen(*READERS[name](run), *named)
     assert done.code == 0, done.err
     assert planted.ran and "does not run without permission" not in done.err
@@ -142,8 +142,8 @@ def test_tasks_of_installed_packages_do_not_run_unasked(
     path = make_run(tmp_path / "run", num_problems=2, num_samples=1, task="theirs")
     monkeypatch.delitem(__import__("sys").modules, "their_package")
     assert planted.ran
-    told = treegen("score", path).error
-    assert "their_package:T of their-package" in told and not planted.ran
+    error = treegen("score", path).error
+    assert "their_package:T of their-package" in error and not planted.ran
     assert treegen("score", path, "--task", "theirs").code == 0 and planted.ran
 
 
@@ -171,8 +171,8 @@ def test_a_search_goes_on_by_the_file_that_the_command_names(
     planted = Planted(tmp_path / "theirs", METHOD)
     path = _searched(tmp_path / "run", planted.file)
     assert planted.ran
-    told = treegen("search", "--resume", path).error
-    assert str(planted.file) in told and "--allow-task-code" in told and not planted.ran
+    error = treegen("search", "--resume", path).error
+    assert str(planted.file) in error and "--allow-task-code" in error and not planted.ran
     # A short name is that of a file here, and not of the one there.
     (tmp_path / "t.py").write_text(planted.file.read_text().replace("ran ", "mine"))
     planted.file.write_text("raise SystemExit('the wrong file')")

@@ -30,8 +30,8 @@ def test_every_option_is_in_one_group_and_help_all_shows_it(treegen: Command, na
     for param in command.params:
         if isinstance(param, click.Option):
             assert param.name in listed and all(opt in everything for opt in param.opts)
-    told = len(first.splitlines()), len(everything.splitlines())
-    assert told[0] < told[1] and f"treegen {name} --help-all shows" in first
+    lengths = len(first.splitlines()), len(everything.splitlines())
+    assert lengths[0] < lengths[1] and f"treegen {name} --help-all shows" in first
     assert "--epochs" not in first and "--batch-size" not in first
 
 
@@ -127,7 +127,7 @@ def test_a_run_by_a_config(treegen: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("limt: 3", "there is no option 'limt'; did you mean 'limit'"),
         ("allow-code-execution: true", "must be on the command line, as --allow-code-execution"),
@@ -142,9 +142,9 @@ def test_a_run_by_a_config(treegen: Command, tmp_path: Path) -> None:
     ],
 )
 def test_a_config_that_cannot_be_used(
-    treegen: Command, tmp_path: Path, text: str, told: str
+    treegen: Command, tmp_path: Path, text: str, message: str
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text(text)
-    assert told in treegen("eval", "--config", file, "--print-config").error
+    assert message in treegen("eval", "--config", file, "--print-config").error
     assert "cannot be read" in treegen("eval", "--config", tmp_path / "none").error

@@ -62,9 +62,9 @@ def test_what_cannot_be_used_is_refused(treegen: Command, args: list[str], messa
 def test_data_that_are_not_whole(treegen: Command, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     data.write_text('{"question": "1 + 1?", "answer": "#### 2"}\n{"question": 5}\n')
-    asked = ["eval", "gsm8k", *FEW, "--data", data]
-    assert treegen(*asked, "-o", tmp_path / "run").code == 0
-    error = treegen(*asked, "-o", tmp_path / "no", "--check-integrity").error
+    arguments = ["eval", "gsm8k", *FEW, "--data", data]
+    assert treegen(*arguments, "-o", tmp_path / "run").code == 0
+    error = treegen(*arguments, "-o", tmp_path / "no", "--check-integrity").error
     assert "treegen cannot use 1 lines of the data of gsm8k, such as" in error and "line 2" in error
     assert not (tmp_path / "no").exists()
 

@@ -16,7 +16,7 @@ from treegen.model.checkpoint.families import EXACT, ON_TEXT, RECURRENT, REFUSED
 from treegen.model.load import load_model
 
 
-def told(treegen: Command, *words: object) -> dict[str, Any]:
+def inspect_model(treegen: Command, *words: object) -> dict[str, Any]:
     done = treegen("models", *words, "-q")
     assert done.code == 0, done.err
     document: dict[str, Any] = done.document
@@ -57,9 +57,9 @@ def test_one_checkpoint_is_told_from_its_configuration(
     model = load_model(tmp_path, device="cpu")
     weights = tmp_path / "model.safetensors"
     size = weights.stat().st_size
-    assert told(treegen, tmp_path)["stored_bytes"] == size
+    assert inspect_model(treegen, tmp_path)["stored_bytes"] == size
     weights.unlink()
-    found = told(treegen, tmp_path)
+    found = inspect_model(treegen, tmp_path)
     spec = model.spec
     assert found["way"] == ("exact with recurrent layers" if spec.states else "exact")
     assert found["weights"] == sum(weight.numel() for weight in model.module.parameters())
@@ -67,7 +67,7 @@ def test_one_checkpoint_is_told_from_its_configuration(
     assert found["kv_bytes_per_token"] == spec.kv_bytes_per_token
     assert (found["layers"], found["recurrent_layers"]) == (len(spec.layers), len(spec.states))
     assert found["state_bytes"] == spec.state_bytes
-    small = told(treegen, tmp_path, "--kv-cache-dtype", "fp8", "--dtype", "bfloat16")
+    small = inspect_model(treegen, tmp_path, "--kv-cache-dtype", "fp8", "--dtype", "bfloat16")
     assert small["kv_bytes_per_token"] * 4 == found["kv_bytes_per_token"]
     assert small["weight_bytes"] * 2 == found["weight_bytes"]
 
@@ -75,9 +75,9 @@ def test_one_checkpoint_is_told_from_its_configuration(
 def test_quantized_weights_are_told(tmp_path: Path, treegen: Command) -> None:
     save_tiny_model(tmp_path / "source")
     store_in_fp8(tmp_path / "source", tmp_path / "fp8", "channel")
-    plain = told(treegen, tmp_path / "fp8", "--device", "cpu")
+    plain = inspect_model(treegen, tmp_path / "fp8", "--device", "cpu")
     assert plain["stored"] == "compressed-tensors' FP8" and plain["quantization"] is None
-    kept = told(treegen, tmp_path / "fp8", "--device", "cpu", "--quantization", "fp8")
+    kept = inspect_model(treegen, tmp_path / "fp8", "--device", "cpu", "--quantization", "fp8")
     model = load_model(tmp_path / "fp8", device="cpu", quantization="fp8")
     small = sum(w.numel() for w in model.module.parameters() if w.itemsize == 1)
     assert kept["quantization"] == "fp8"
@@ -95,7 +95,7 @@ def test_quantized_weights_are_told(tmp_path: Path, treegen: Command) -> None:
 def test_storage_is_told_apart_from_memory(tmp_path: Path, treegen: Command) -> None:
     save_tiny_model(tmp_path)
     edit(tmp_path, dtype="bfloat16")
-    found = told(treegen, tmp_path, "--device", "cpu")
+    found = inspect_model(treegen, tmp_path, "--device", "cpu")
     assert (found["stored"], found["dtype"], found["device"]) == ("bfloat16", "float32", "cpu")
     size = format_bytes((tmp_path / "model.safetensors").stat().st_size)
     done = treegen("models", tmp_path, "--device", "cpu")
@@ -118,7 +118,7 @@ def test_what_is_refused_is_told_with_why(
 ) -> None:
     save_tiny_model(tmp_path)
     edit(tmp_path, **changes)
-    found = told(treegen, tmp_path)
+    found = inspect_model(treegen, tmp_path)
     assert why in found["refused"] and "weights" not in found
     done = treegen("models", tmp_path)
     assert "refused: " in done.out and why in " ".join(done.out.split())

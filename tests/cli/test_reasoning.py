@@ -150,11 +150,11 @@ def test_what_cannot_be_done_is_said_before_weights_are_loaded(
 
 
 def test_a_budget_needs_tags(treegen: Command, tiny: Path, tmp_path: Path) -> None:
-    asked = ["gsm8k", "-M", tiny, *FEW, *CHAT, "--max-thinking-tokens", 5]
-    done = treegen("plan", *asked)
+    arguments = ["gsm8k", "-M", tiny, *FEW, *CHAT, "--max-thinking-tokens", 5]
+    done = treegen("plan", *arguments)
     assert done.code == 2 and "--reasoning-tags '<think>' '</think>'" in done.error
     run = tmp_path / "run"
-    done = treegen("eval", *asked, "--reasoning-tags", "assistant:", "|", "-o", run)
+    done = treegen("eval", *arguments, "--reasoning-tags", "assistant:", "|", "-o", run)
     assert done.code == 0, done.err
     assert all(record["thinking"]["closed"] for record in samples_of(run))
 

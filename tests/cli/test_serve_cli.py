@@ -25,10 +25,10 @@ def test_sigterm_answers_what_was_asked_and_ends() -> None:
     options = ["--port", "0", "--memory", "64MiB", "--device", "cpu"]
     with subprocess.Popen([*SERVE, *options], stderr=subprocess.PIPE, text=True) as server:
         assert server.stderr is not None
-        loading, loaded, told = (server.stderr.readline() for _ in range(3))
+        loading, loaded, served = (server.stderr.readline() for _ in range(3))
         assert loading == "loading demo\n" and loaded.startswith("loaded in ")
-        assert "demo is served at http://127.0.0.1:" in told
-        url = told.split()[-1]
+        assert "demo is served at http://127.0.0.1:" in served
+        url = served.split()[-1]
         answers: list[Any] = []
 
         def ask() -> None:
@@ -88,7 +88,7 @@ def _metrics(url: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ([], "--model is missing"),
         (["--model", "demo", "--host", "0.0.0.0"], "give --api-key too"),
@@ -108,13 +108,13 @@ def _metrics(url: str) -> str:
     ],
 )
 def test_what_cannot_be_served_is_refused_in_one_line(
-    treegen: Command, options: list[str], told: str
+    treegen: Command, options: list[str], message: str
 ) -> None:
     for name in ("starlette", "uvicorn", "prometheus_client"):
         pytest.importorskip(name)
     done = treegen("serve", *options)
     assert done.code == 2
-    assert told in done.err
+    assert message in done.err
     # Before it there is only that the model is being loaded.
     *before, _ = done.err.splitlines()
     assert all(line.startswith("loading ") for line in before) and len(before) <= 1

@@ -62,11 +62,11 @@ def test_json_is_printed_alone_and_only_if_asked_for(
     for command in commands:
         with monkeypatch.context() as patch:
             patch.setattr(sys.stdout, "isatty", lambda: terminal)
-            plain, asked = treegen(*command), treegen(*command, "--json")
-        assert plain.code == asked.code == 0, (command, plain.err, asked.err)
+            plain, as_json = treegen(*command), treegen(*command, "--json")
+        assert plain.code == as_json.code == 0, (command, plain.err, as_json.err)
         assert plain.out.strip() and not any(s.startswith("{") for s in plain.out.splitlines())
-        document = json.loads(asked.out)
-        assert asked.out.count("\n") == 1 and document == asked.document
+        document = json.loads(as_json.out)
+        assert as_json.out.count("\n") == 1 and document == as_json.document
         if command[0] != "score":  # seconds differ
             assert document == plain.document
         if command[0] != "score" and not terminal:
@@ -320,7 +320,7 @@ def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_pa
     from treegen.evals.sampling import sample
     from treegen.runs import RunDir
 
-    asked = {
+    settings = {
         "task": "gsm8k",
         "model": str(tiny),
         "limit": 3,
@@ -328,7 +328,7 @@ def test_a_real_run_knows_its_rows_by_level(treegen: Command, tiny: Path, tmp_pa
         "max_tokens": 40,
         "memory": "4MiB",
     }
-    job = load_job(resolve_eval_settings(asked))
+    job = load_job(resolve_eval_settings(settings))
     weights = weights_fingerprint(job.settings.engine)
     wanted = run_settings(job, dtype="float32", fingerprint=weights)
     with RunDir.create(tmp_path / "run", wanted) as opened:

@@ -41,8 +41,8 @@ def test_a_run_with_guesses_has_the_samples_of_one_without(
 def test_what_cannot_guess_is_refused_before_weights_are_loaded(
     treegen: Command, tiny: Path, no_weights: None, elsewhere: None
 ) -> None:
-    asked = ("eval", "gsm8k", "-M", tiny, *SMALL)
-    for options, told in (
+    arguments = ("eval", "gsm8k", "-M", tiny, *SMALL)
+    for options, message in (
         (("--speculate", "medusa"), "speculate must be off or ngram"),
         (("--draft-tokens", "0"), "--draft-tokens must be at least 1"),
         (("--draft-tokens", "4"), "--draft-tokens needs --speculate or --draft-model"),
@@ -50,10 +50,10 @@ def test_what_cannot_guess_is_refused_before_weights_are_loaded(
         (("--draft-model", "demo"), "demo has another tokenizer"),
         (("--draft-model", "demo", "--speculate", "ngram"), "leave out one of the two"),
     ):
-        refused = treegen(*asked, *options)
-        assert refused.code == 2 and told in refused.err, refused.err
+        refused = treegen(*arguments, *options)
+        assert refused.code == 2 and message in refused.err, refused.err
 
 
 def test_help_tells_how_many_tokens_are_guessed(treegen: Command) -> None:
-    told = " ".join(treegen("eval", "--help-all").out.split())
-    assert f"Maximum draft tokens per sample and forward pass. Default: {DRAFT_TOKENS}." in told
+    text = " ".join(treegen("eval", "--help-all").out.split())
+    assert f"Maximum draft tokens per sample and forward pass. Default: {DRAFT_TOKENS}." in text

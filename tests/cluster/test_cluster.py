@@ -61,8 +61,8 @@ def _send(cluster: Cluster, what: signal.Signals, number: int) -> None:
 def test_a_run_has_the_samples_of_one_engine_in_order(whole: RunResult, cluster: Cluster) -> None:
     one, many = whole, cluster.run(TREE, PARAMS)
     assert _drawn(many.completions) == _drawn(one.completions)
-    for ours, theirs in zip(many.completions, one.completions, strict=True):
-        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
+    for actual, expected in zip(many.completions, one.completions, strict=True):
+        assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
     assert many.plan.levels() == one.plan.levels()
     for name in ("prompt_tokens_unshared", "impl", "page_size"):
         assert getattr(many.usage, name) == getattr(one.usage, name)
@@ -143,13 +143,13 @@ def test_penalties_grammars_and_alternatives_travel(
     params = SamplingParams(max_tokens=24, seed=2, **how)
     one, many = llm.run(TREE, params).completions, cluster.run(TREE, params).completions
     assert _drawn(many) == _drawn(one)
-    for mine, its in zip(many, one, strict=True):
-        assert (mine.prompt_logprobs is None) == ("prompt_logprobs" not in how)
-        if mine.prompt_logprobs is None or its.prompt_logprobs is None:
+    for actual, expected in zip(many, one, strict=True):
+        assert (actual.prompt_logprobs is None) == ("prompt_logprobs" not in how)
+        if actual.prompt_logprobs is None or expected.prompt_logprobs is None:
             continue
-        ours, theirs = mine.prompt_logprobs.top, its.prompt_logprobs.top
-        assert ours is not None and theirs is not None
-        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
+        scores, expected_scores = actual.prompt_logprobs.top, expected.prompt_logprobs.top
+        assert scores is not None and expected_scores is not None
+        np.testing.assert_allclose(scores.logprobs, expected_scores.logprobs, atol=1e-5)
 
 
 def test_scores_come_in_the_order_of_the_pairs(llm: LLM, cluster: Cluster) -> None:
@@ -173,10 +173,10 @@ def test_searches_grow_the_same_trees(llm: LLM, cluster: Cluster) -> None:
     problems = ["Go", "Stop", ("named", "Go"), "Go"]
     for _ in range(2):
         one, many = llm.search(_two_steps, problems), cluster.search(_two_steps, problems)
-        for ours, theirs in zip(many, one, strict=True):
-            assert ours.error is None and ours.name == theirs.name
-            assert [n.text for n in ours.tree.nodes] == [n.text for n in theirs.tree.nodes]
-            assert ours.best_text == theirs.best_text
+        for actual, expected in zip(many, one, strict=True):
+            assert actual.error is None and actual.name == expected.name
+            assert [n.text for n in actual.tree.nodes] == [n.text for n in expected.tree.nodes]
+            assert actual.best_text == expected.best_text
 
 
 async def _fails(root: SearchNode) -> SearchOutcome:
@@ -212,9 +212,9 @@ def test_if_all_workers_are_given_up_each_call_says_so(
     for slot in cluster._crew.slots:
         monkeypatch.setattr(slot, "over", True)
         monkeypatch.setattr(slot, "reason", "its process died")
-    told = r"no worker is left \(worker 0: its process died; worker 1: its process died\)"
+    message = r"no worker is left \(worker 0: its process died; worker 1: its process died\)"
     for call in (lambda: cluster.run(TREE, PARAMS), lambda: cluster.search(_fails, ["a"])):
-        with pytest.raises(WorkerError, match=told):
+        with pytest.raises(WorkerError, match=message):
             call()
 
 

@@ -72,8 +72,8 @@ def test_workers_go_on_with_the_run_of_one_engine(
     part = copy_part(whole, tmp_path / "part", 25, b'{"problem_id": "')
     _go_on(part, cluster)
     assert_same_samples(part, whole)
-    results, wanted = results_of(part), results_of(whole)
-    assert results["report"] == wanted["report"] and results["complete"]
+    results, expected = results_of(part), results_of(whole)
+    assert results["report"] == expected["report"] and results["complete"]
     (last,) = results["parts"]
     assert [worker["name"] for worker in last["workers"]] == ["worker 0", "worker 1"]
     assert sum(worker["tokens"] for worker in last["workers"]) == last["decoded_tokens"]
@@ -242,8 +242,8 @@ def test_what_takes_an_llm_runs_on_workers_or_says_why_not(cluster: Cluster, tin
         assert cluster.facts.dtype == llm.facts.dtype
         prompts, params = ["one", "two"], {"max_tokens": 4, "seed": 0, "n": 2}
         outputs = zip(cluster.generate(prompts, params), llm.generate(prompts, params), strict=True)
-        for ours, theirs in outputs:
-            for one, other in zip(ours, theirs, strict=True):
+        for actual, expected in outputs:
+            for one, other in zip(actual, expected, strict=True):
                 assert (one.tokens, one.text) == (other.tokens, other.text)
                 # A worker may decode a row alone. A product of one row adds up in another order.
                 assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
@@ -256,10 +256,10 @@ def test_lm_eval_runs_on_workers(cluster: Cluster, tiny: Path) -> None:
     from treegen.integrations.lm_eval import TreegenLM
 
     pairs = [("a b", " c"), ("a b", " d e"), ("", "x")]
-    asked = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
+    requests = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
     with LLM(str(tiny), memory="4MiB") as llm:
         alone, many = TreegenLM(llm), TreegenLM(cluster)
-        both = zip(many.loglikelihood(asked), alone.loglikelihood(asked), strict=True)
+        both = zip(many.loglikelihood(requests), alone.loglikelihood(requests), strict=True)
         for (one, greedy), (other, also) in both:
             assert one == pytest.approx(other, abs=1e-5) and greedy == also
         assert many.max_length == alone.max_length

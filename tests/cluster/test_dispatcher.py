@@ -19,7 +19,7 @@ def _parts(items: list[WorkItem]) -> list[tuple[int, int]]:
 def test_lanes_are_runs_of_whole_problems() -> None:
     dealer = Dispatcher(_items(*[4] * 30), range(3))
     dealt = [dealer.assign(worker, low=0, high=1000) for worker in range(3)]
-    assert [[item.key for item in mine] for mine in dealt] == [
+    assert [[item.key for item in lane] for lane in dealt] == [
         list(range(10)),
         list(range(10, 20)),
         list(range(20, 30)),
@@ -44,8 +44,8 @@ def test_eight_problems_on_four_workers_stay_whole() -> None:
 
 def test_who_is_through_takes_half_of_the_fullest_lane() -> None:
     dealer = Dispatcher(_items(*[2] * 20), range(2))
-    mine = dealer.assign(0, low=2, high=20)
-    for key, index in _parts(mine):
+    taken = dealer.assign(0, low=2, high=20)
+    for key, index in _parts(taken):
         assert dealer.done(0, key, index)
     stolen = dealer.assign(0, low=2, high=20)
     assert [item.key for item in stolen] == [15, 16, 17, 18, 19]

@@ -68,11 +68,11 @@ class Ordeal:
                 self._pause(process, path / "samples.jsonl")
                 self._kill_some(process)
             code = process.wait()
-        told = Path(f"{path}.err").read_text()
-        assert "Traceback" not in told, told
+        error = Path(f"{path}.err").read_text()
+        assert "Traceback" not in error, error
         # Of so many deaths in a row, workers may be given up, or problems suspected.
         expected = {0: "", 1: "--resume", 2: "no worker is left", -9: ""}
-        assert code in expected and expected[code] in told, (code, told)
+        assert code in expected and expected[code] in error, (code, error)
         return code
 
     def _pause(self, process: "subprocess.Popen[bytes]", samples: Path) -> None:

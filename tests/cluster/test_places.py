@@ -60,13 +60,13 @@ WRONG = [
 
 @needs_ray
 @pytest.mark.usefixtures("four_gpus")
-@pytest.mark.parametrize(("flags", "told"), WRONG, ids=[" ".join(flags) for flags, _ in WRONG])
+@pytest.mark.parametrize(("flags", "message"), WRONG, ids=[" ".join(flags) for flags, _ in WRONG])
 def test_what_cannot_be_is_refused_in_one_line(
-    command: Command, flags: list[str], told: str, tmp_path: Path
+    command: Command, flags: list[str], message: str, tmp_path: Path
 ) -> None:
     for verb in (["eval", "gsm8k"], ["search", "game24"]):
         error = command(*verb, "-M", tmp_path / "none", "-o", tmp_path / "run", *flags).error
-        assert told in error
+        assert message in error
     assert not (tmp_path / "run").exists()
 
 

@@ -115,8 +115,8 @@ def test_rays_processes_are_killed(
     assert "Traceback" not in err, err
     if killed.returncode == 1:
         assert "died, which stops Ray" in err and f"--resume {path}" in err, err
-        (told,) = json.loads(out)["runs"]
-        assert told["done"] == stored < told["planned"] == 400
+        (run,) = json.loads(out)["runs"]
+        assert run["done"] == stored < run["planned"] == 400
     elif killed.returncode == 2:  # nothing was drawn yet
         # Ray's own lines come first where its server dies while it starts.
         errors = [line for line in err.splitlines() if not line.startswith("[")]

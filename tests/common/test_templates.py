@@ -198,10 +198,10 @@ def test_a_tokenizer_with_code_of_its_own_is_called_itself() -> None:
 def test_templates_that_take_for_ever_are_given_up(kind: str, tokenizer: Any) -> None:
     source = ENDLESS[kind]
     tokenizer.chat_template = source
-    told = r"takes more than .* s or .* GiB; end its loops"
-    with pytest.raises(TemplateError, match=told):
+    message = r"takes more than .* s or .* GiB; end its loops"
+    with pytest.raises(TemplateError, match=message):
         render_rubric(source, {})
-    with pytest.raises(TemplateError, match=told):
+    with pytest.raises(TemplateError, match=message):
         render_chat(tokenizer, [{"role": "user", "content": "a"}])
     # What comes after is answered as ever.
     tokenizer.chat_template = "{{ messages[0].content }}"
@@ -211,8 +211,8 @@ def test_templates_that_take_for_ever_are_given_up(kind: str, tokenizer: Any) ->
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_templates_that_fail_are_refused_in_one_line(kind: str, tokenizer: Any) -> None:
-    source, told = REFUSED[kind]
-    with pytest.raises(TemplateError, match=told) as caught:
+    source, message = REFUSED[kind]
+    with pytest.raises(TemplateError, match=message) as caught:
         render_rubric(source, {})
     assert "\n" not in str(caught.value)
     tokenizer.chat_template = source

@@ -73,7 +73,7 @@ def test_programs_do_what_their_problems_ask(steps: int) -> None:
 
 def _check_program(problem: Program) -> None:
     code = compile(problem.solution, "solution", "exec")
-    for given, wanted in zip(problem.inputs, problem.outputs, strict=True):
+    for given, expected in zip(problem.inputs, problem.outputs, strict=True):
         printed = io.StringIO()
         stdin, sys.stdin = sys.stdin, io.StringIO(given)
         try:
@@ -81,7 +81,7 @@ def _check_program(problem: Program) -> None:
                 exec(code, {"__name__": "__main__"})
         finally:
             sys.stdin = stdin
-        assert printed.getvalue().split() == wanted.split(), problem.solution
+        assert printed.getvalue().split() == expected.split(), problem.solution
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -91,9 +91,9 @@ def test_puzzles_are_those_of_the_task(count: int) -> None:
         made = puzzle(draw, count)
         left: tuple[int, ...] = made.numbers
         for step in made.steps:
-            told = read_step(str(step))
-            assert told == PuzzleStep(step.left, step.sign, step.right, step.result, step.rest)
-            assert is_legal(left, told, whole=True)
+            parsed = read_step(str(step))
+            assert parsed == PuzzleStep(step.left, step.sign, step.right, step.result, step.rest)
+            assert is_legal(left, parsed, whole=True)
             left = step.rest
         assert left == (made.target,)
         assert ways(made.numbers, made.target) > 0
@@ -127,8 +127,8 @@ def test_training_never_sees_what_is_reserved() -> None:
         assert not reserved(key(made.numbers, made.target))
         numbers, target, _ = state(draw)
         assert not reserved(key(numbers, target))
-        asked = program(draw, draw.randint(2, MAX_STEPS), 1)
-        assert not reserved(asked.key)
+        question = program(draw, draw.randint(2, MAX_STEPS), 1)
+        assert not reserved(question.key)
         assert not reserved(program(draw, draw.randint(0, 1)).question)
 
 

@@ -47,8 +47,10 @@ def test_a_docstring_begins_with_a_verb_and_ends_with_its_errors(
     # An argument is told as "name: what it is", where the reference makes items of such sentences.
     known = set(inspect.signature(call).parameters) - {"self"}
     listed = re.findall(r"(?:^|[.;)] )((?:[a-z_]+, )*[a-z_]+): ", before, re.MULTILINE)
-    told = {each for names in listed for each in names.split(", ")}
-    near = {each for each in told - known if any(each.rstrip("s") == k.rstrip("s") for k in known)}
+    documented = {each for names in listed for each in names.split(", ")}
+    near = {
+        each for each in documented - known if any(each.rstrip("s") == k.rstrip("s") for k in known)
+    }
     assert not near, f"{name} tells {near}, and takes {known}"
 
 

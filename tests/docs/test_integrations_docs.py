@@ -114,10 +114,12 @@ def test_trl_trains_as_the_page_shows(
     with contextlib.redirect_stdout(printed):
         exec(program, {})
     steps = [line for line in printed.getvalue().splitlines() if line.startswith("step ")]
-    wanted = shown.splitlines()
+    expected = shown.splitlines()
     if has_tools:  # the rewards depend on the rounding of 120 steps before
-        steps, wanted = ([line.partition(":")[0] for line in lines] for lines in (steps, wanted))
-    assert steps == wanted
+        steps, expected = (
+            [line.partition(":")[0] for line in lines] for lines in (steps, expected)
+        )
+    assert steps == expected
 
 
 # Examples that drive the nodes of a server

@@ -19,12 +19,12 @@ def test_tables_name_methods_in_their_order(repository: Path, page: str) -> None
     order = [name.removeprefix("tot-").replace("_", "-") for name in METHODS]
     heads = re.findall(r"^\| *(`.*?) *\|", (repository / page).read_text(), re.MULTILINE)
     words = [word for head in heads for word in re.findall(r"`([\w-]+)", head)]
-    told = [
+    names = [
         name
         for name in (word.removeprefix("tot-").replace("_", "-") for word in words)
         if name in order
     ]
-    assert told == sorted(told, key=order.index)
+    assert names == sorted(names, key=order.index)
 
 
 def test_the_page_of_levels_prints_the_plan_that_it_tells_of(

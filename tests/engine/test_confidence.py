@@ -51,25 +51,25 @@ def test_signals_are_what_they_are_by_definition() -> None:
     logits = torch.randn(7, 300, generator=generator) * 3
     logits[2, 5] = logits[3, :290] = -torch.inf
     seeds = torch.arange(7)[:, None]
-    asked = [
+    params = [
         SamplingParams(confidence=20, self_certainty=True),
         SamplingParams(confidence=3),
         SamplingParams(),
     ]
     index = torch.tensor([0, 1, 2, 0, 1, 0, 0])
-    signals = draw(logits, seeds, seeds * 0, SamplingBatch.of(asked, index)).signals_P2
+    signals = draw(logits, seeds, seeds * 0, SamplingBatch.of(params, index)).signals_P2
     assert signals is not None
     for row, (confidence, certainty) in enumerate(signals.tolist()):
         logprobs = logits[row].double().log_softmax(-1)
         finite = logprobs[logprobs.isfinite()]
-        k = asked[int(index[row])].confidence
+        k = params[int(index[row])].confidence
         top = finite.sort(descending=True).values[:k]
         assert confidence == pytest.approx(-float(top.mean()) if k else 0.0, rel=1e-5)
         uniform = -float((finite + np.log(len(finite))).mean())
         assert certainty == pytest.approx(uniform, rel=1e-5)
     plain = draw(logits, seeds, seeds * 0, SamplingBatch.of([SamplingParams()], index * 0))
     assert plain.signals_P2 is None
-    both = draw(logits, seeds, seeds * 0, SamplingBatch.of(asked, index))
+    both = draw(logits, seeds, seeds * 0, SamplingBatch.of(params, index))
     assert both.tokens_PN.equal(plain.tokens_PN)
 
 
@@ -91,10 +91,10 @@ def test_rows_end_as_whole_samples_say(run_ahead: bool, squeezed: bool, recurren
 
     def run(floor: float | None) -> dict[tuple[str, int], Completion]:
         cache = model.new_cache(400, 4)
-        asked = SamplingParams(
+        with_floor = SamplingParams(
             max_tokens=30, confidence=_K, confidence_window=_WINDOW, min_confidence=floor
         )
-        scheduler = scheduler_of(plan, model, cache, asked, max_rows=7, run_ahead=run_ahead)
+        scheduler = scheduler_of(plan, model, cache, with_floor, max_rows=7, run_ahead=run_ahead)
         found: list[Completion] = []
         while scheduler.has_work:
             found += scheduler.step()
@@ -185,8 +185,8 @@ def test_what_asks_for_nothing_is_told_nothing(llm: LLM) -> None:
     assert [c.finish_reason for c in by_prompt["q3"]] == ["confidence"] * 8
     assert {c.num_tokens for c in by_prompt["q3"]} == {2}
     first = by_prompt["q1"][0]
-    for told, top in zip(first.confidences, first.top_logprobs, strict=True):
-        assert told == pytest.approx(-np.mean([value for _, value in top[:2]]), rel=1e-5)
+    for confidence, top in zip(first.confidences, first.top_logprobs, strict=True):
+        assert confidence == pytest.approx(-np.mean([value for _, value in top[:2]]), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -154,10 +154,10 @@ def test_forced_texts_are_whole_and_drawn_as_by_a_slow_loop(
     for name in ("plain", *ways):
         options = OPTIONS[name]
         llm = LLM(str(path), **{"device": "cpu", "memory": "8MiB", "check": False, **options})
-        asked = structures(llm.tokenizer)
-        nodes = [Node(PROMPT, samples=2, id=str(place)) for place in range(len(asked))]
+        structured = structures(llm.tokenizer)
+        nodes = [Node(PROMPT, samples=2, id=str(place)) for place in range(len(structured))]
         drawn[name] = []
-        with llm.stream(Node("", children=nodes, samples=0), asked) as stream:
+        with llm.stream(Node("", children=nodes, samples=0), structured) as stream:
             for turn in itertools.count():
                 if not stream.has_work:
                     break
@@ -175,7 +175,7 @@ def test_forced_texts_are_whole_and_drawn_as_by_a_slow_loop(
         place = int(done.prompt_id)
         check(place, done, llm.tokenizer)
         if not done.sample_index:
-            logprobs = slow_logprobs(llm, stock, done, asked[place])
+            logprobs = slow_logprobs(llm, stock, done, structured[place])
             assert done.logprobs == pytest.approx(logprobs, abs=1e-4)
 
 

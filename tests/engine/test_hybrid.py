@@ -170,8 +170,8 @@ def test_whatever_runs_together_comes_out_as_if_alone(
     alone = LLM(llm.model, tokenizer=llm.tokenizer, memory="8MiB", max_rows=1, sharing="off")
     for index, (request, each) in enumerate(zip(requests, params, strict=True)):
         with alone._start(alone._plan([request]), [each], [wanted[index]]) as stream:
-            mine = tokens_of(stream)
-        assert mine == tokens_of(c for c in got if c.prompt_id == str(index))
+            tokens = tokens_of(stream)
+        assert tokens == tokens_of(c for c in got if c.prompt_id == str(index))
     pairs = [(ids[:-1], ids[-1:]) if len(ids) > 1 else (ids, [5]) for ids in prompts]
     for some, one in zip(
         small.score(pairs), map(alone.score, ([pair] for pair in pairs)), strict=True

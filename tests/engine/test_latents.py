@@ -98,13 +98,13 @@ def test_a_ragged_tree_decodes_like_stock_transformers(
     assert bool(copied) == (form != "absorbed")
     for request in result.plan.requests:
         tokens, logprobs = greedy_alone(path, tuple(request.tokens.tolist()), 7)
-        (mine,) = (c for c in result.completions if c.prompt_id == request.id)
-        assert list(mine.tokens) == tokens
+        (completion,) = (c for c in result.completions if c.prompt_id == request.id)
+        assert list(completion.tokens) == tokens
         # A recurrence in other steps is rounded otherwise, and goes on with that. Stock float32 is
         # up to 1.1e-5 from stock float64 here (kimi_linear; 7e-6 for longcat_flash), and ours no
         # more than that.
         tolerance = 3e-5 if llm.spec.states else 2e-5 if family == "longcat_flash" else 1e-5
-        assert mine.logprobs == pytest.approx(logprobs, abs=tolerance)
+        assert completion.logprobs == pytest.approx(logprobs, abs=tolerance)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_whatever_runs_together_comes_out_as_if_alone(
     assert copied and len(got) == sum(len(each) for each in wanted)
     for index, (request, each) in enumerate(zip(requests, params, strict=True)):
         with alone._start(alone._plan([request]), [each], [wanted[index]]) as stream:
-            mine = {c.sample_index: c.tokens for c in stream}
-        assert mine == {c.sample_index: c.tokens for c in got if c.prompt_id == str(index)}
+            streamed = {c.sample_index: c.tokens for c in stream}
+        assert streamed == {c.sample_index: c.tokens for c in got if c.prompt_id == str(index)}
     pairs = [(ids[:-1], ids[-1:]) if len(ids) > 1 else (ids, [5]) for ids in prompts]
     for some, pair in zip(few.score(pairs), pairs, strict=True):
         assert some.logprobs == pytest.approx(alone.score([pair])[0].logprobs, abs=1e-4)
@@ -297,18 +297,18 @@ def test_workers_of_a_cluster(saved: Callable[[str], Path]) -> None:
     options: dict[str, Any] = {"memory": "2MiB", "check": False, "max_rows": 6}
     with Cluster(str(path), workers=2, **options) as cluster:
         got = cluster.run(ragged(6), params).completions
-    for mine, its in zip(got, want, strict=True):
-        assert mine.tokens == its.tokens
-        assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-5)
+    for actual, expected in zip(got, want, strict=True):
+        assert actual.tokens == expected.tokens
+        assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
 def test_penalties_read_the_text_of_what_is_read_from_copies(
     saved: Callable[[str], Path], copied: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = SamplingParams(max_tokens=16, seed=7, ignore_eos=True, repetition_penalty=50.0)
-    told = []
+    tokens = []
     for form in ("absorbed", "expanded"):
         force(form, monkeypatch)
         result = shared(saved("deepseek_v3"), page_size=4, sharing="all").run(ragged(6), params)
-        told.append([completion.tokens for completion in result.completions])
-    assert told[0] == told[1] and copied
+        tokens.append([completion.tokens for completion in result.completions])
+    assert tokens[0] == tokens[1] and copied

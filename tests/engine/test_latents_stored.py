@@ -38,7 +38,7 @@ def test_a_token_takes_its_latents_and_no_more(family: str, tmp_path: Path) -> N
     llm, config = load(path), AutoConfig.from_pretrained(path)
     attending = [part for part in llm.model.module.modules() if is_latent_layer(part)]
     least = (config.kv_lora_rank + config.qk_rope_head_dim) * 4 * len(attending)
-    told = inspect_checkpoint(EngineOptions(model=str(path), device="cpu")).document
+    document = inspect_checkpoint(EngineOptions(model=str(path), device="cpu")).document
     plan = llm.plan(ragged(2), _PARAMS)
     stored = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
@@ -47,10 +47,10 @@ def test_a_token_takes_its_latents_and_no_more(family: str, tmp_path: Path) -> N
     }
     pool = llm.cache.pool
     allocated = sum(stored.values()) / ((pool.num_pages + 1) * llm.cache.page_size)
-    for each in (told["kv_bytes_per_token"], plan.token_bytes, allocated):
+    for each in (document["kv_bytes_per_token"], plan.token_bytes, allocated):
         assert least <= each <= 1.05 * least
-    assert told["latents"]
-    assert told["expanded_bytes_per_token"] == 4 * (12 + 6) * 4 * len(attending)
+    assert document["latents"]
+    assert document["expanded_bytes_per_token"] == 4 * (12 + 6) * 4 * len(attending)
     assert len(attending) == len(llm.spec.layers) and llm.model.can_expand_latents
     # What is read expanded lies in pages of the same pool, and is named beside it.
     copied = sum(segment.expanded for segment in plan.segments)
@@ -88,6 +88,6 @@ def test_packed_weights_are_expanded_before_they_are_absorbed(
     want = _drawn(tmp_path / "plain", "absorbed", monkeypatch)
     for form in ("absorbed", "expanded"):
         found = _drawn(tmp_path / "packed", form, monkeypatch)
-        for mine, its in zip(found, want, strict=True):
-            assert mine.tokens == its.tokens
-            assert mine.logprobs == pytest.approx(its.logprobs, abs=3e-5)
+        for actual, expected in zip(found, want, strict=True):
+            assert actual.tokens == expected.tokens
+            assert actual.logprobs == pytest.approx(expected.logprobs, abs=3e-5)

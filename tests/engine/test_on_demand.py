@@ -94,13 +94,13 @@ def test_parts_draw_the_samples_of_the_whole(llm: LLM, seed: int, temperature: f
 def test_parts_have_the_scores_of_the_whole(llm: LLM, seed: int) -> None:
     random.seed(seed)
     pairs = PAIRS + [("The sun is warm and wide", f" w{index}") for index in range(12)]
-    wanted = llm.score(pairs)
+    expected = llm.score(pairs)
     plan = llm._plan(build_score_requests(pairs, llm.tokenizer, llm.spec))
     stream = llm.open_planned_stream(plan, [SamplingParams()] * len(pairs))
     parts: list[tuple[int, list[int]]] = [(place, []) for place in range(len(pairs))]
     random.shuffle(parts)
     assert _draw(stream, parts) == []
-    for index, score in enumerate(wanted):
+    for index, score in enumerate(expected):
         assert stream.scores[index].tokens == score.tokens
         assert stream.scores[index].logprobs == pytest.approx(score.logprobs, abs=1e-5)
 

@@ -154,11 +154,11 @@ def test_unnamed_searches_are_those_of_their_prompts(llm: LLM) -> None:
         children = session.sample(dict.fromkeys(roots, 4))
         assert [[n.text for n in root.walk()] for root in roots[:2]] == [first, second]
         assert len({child.tokens for each in children.values() for child in each}) == 12
-    asked = AskTell(draw_four, ["one", "two", "one"])
-    requests = [r for r in asked.ask() if isinstance(r, SampleRequest)]
+    by_hand = AskTell(draw_four, ["one", "two", "one"])
+    requests = [r for r in by_hand.ask() if isinstance(r, SampleRequest)]
     assert len({seed for request in requests for seed in request.seeds}) == 12
     assert [request.id for request in requests] == ["0/0:4", "1/0:4", "2/0:4"]
-    asked.close()
+    by_hand.close()
 
 
 # Stops
@@ -321,8 +321,8 @@ def test_a_loaded_models_own_impl_is_used(checkpoint: Path) -> None:
 
     model = load_model(str(checkpoint), check=False, device="cpu", impl="reference")
     tokenizer = load_tokenizer(str(checkpoint))
-    for asked, used in (("auto", "reference"), ("cpu", "cpu")):
-        llm = LLM(model, tokenizer=tokenizer, memory="1MiB", impl=asked)
+    for impl, used in (("auto", "reference"), ("cpu", "cpu")):
+        llm = LLM(model, tokenizer=tokenizer, memory="1MiB", impl=impl)
         assert llm.run(Node("a", samples=3), SEEDED).usage.impl == used
     with pytest.raises(InputError, match="impl must be auto or one of"):
         LLM(model, tokenizer=tokenizer, memory="1MiB", impl="foo")
@@ -434,27 +434,27 @@ def test_chat_templates_take_tools_and_arguments(llm: LLM) -> None:
     )
     user: dict[str, Any] = {"role": "user", "content": "hi"}
     call: dict[str, Any] = {"role": "assistant", "tool_calls": [{"name": "add"}]}
-    asked: list[dict[str, Any]] = [user, call, {"role": "tool", "content": "4"}]
+    messages: list[dict[str, Any]] = [user, call, {"role": "tool", "content": "4"}]
     tools = [{"name": "add"}, {"name": "sub"}]
     text = "<add><sub>[user] hi\n[assistant] add\n[tool] 4\n[think][assistant] "
     want = llm.tokenizer.encode(text, add_special_tokens=False)
     try:
         root = Node([user], samples=0, template={"tools": tools, "thinking": False})
-        tree = Node(asked[1:], id="x", template={"thinking": True})
+        tree = Node(messages[1:], id="x", template={"thinking": True})
         (request,) = llm.plan(Node(root.content, children=[tree], template=root.template)).requests
         assert request.tokens.tolist() == want
         options: dict[str, Any] = {"tools": tools, "chat_template_kwargs": {"thinking": True}}
-        flat = llm.generate([asked], SEEDED, **options)
+        flat = llm.generate([messages], SEEDED, **options)
         assert tokens_of(flat[0]) == tokens_of(llm.generate([want], SEEDED)[0])
 
         async def length(node: SearchNode) -> int:
             await asyncio.sleep(0)
             return node.num_context_tokens
 
-        (result,) = llm.search(length, [asked], SEEDED, **options)
+        (result,) = llm.search(length, [messages], SEEDED, **options)
         assert result.value == len(want)
         with llm.session() as session:
-            assert session.root(asked, **options).num_context_tokens == len(want)
+            assert session.root(messages, **options).num_context_tokens == len(want)
         # A last turn that calls tools is over: the assistant's next one follows.
         (request,) = llm.plan(Node([user, call], id="y")).requests
         assert llm.tokenizer.decode(request.tokens).endswith("[assistant] add\n[assistant] ")
@@ -477,18 +477,18 @@ def test_min_tokens_and_stop_strings_by_hand() -> None:
         stopping = stopping_of(SamplingParams(stop=stops, min_tokens=least, max_tokens=12))
         tokens = rng.integers(2, 5, 12).tolist()
         text = LetterTokenizer().decode(tokens)
-        wanted = None
+        expected = None
         for count in range(least + 1, 13):
             found = [(count - len(s), s) for s in stops if text[:count].endswith(s)]
             if found:
                 start, stop = min(found)
-                wanted = count, ("stop", stop, text[:start])
+                expected = count, ("stop", stop, text[:start])
                 break
         got = None
         for count in range(1, 13):
             if ending := stopping.endings([[2]], [tokens[:count]], [99])[0]:
                 got = count, ending
                 break
-        assert got == wanted
-        ended += wanted is not None
+        assert got == expected
+        ended += expected is not None
     assert ended > 100

@@ -100,8 +100,8 @@ def test_rows_take_what_their_limits_ask_for() -> None:
     # Few tokens: pages alone. Many: a slot, and a page for when it has the row's state.
     for limit, pages, owned in ((2, 1, 0), (3, 1, 0), (4, 2, 0), (5, 2, 0), (40, 1, 1)):
         _, cache, lists = started(4, limit)
-        own, mine, windows = lists.get_owned_slots(np.arange(4))
-        assert len(mine) == 4 * pages and (own > 0).sum() == 4 * owned and len(windows) == 4
+        own, slots, windows = lists.get_owned_slots(np.arange(4))
+        assert len(slots) == 4 * pages and (own > 0).sum() == 4 * owned and len(windows) == 4
         lists.release(np.arange(4))
         assert cache.num_free == cache.num_slots - 1
     rows, cache, lists = started(2, 40, num_states=9)

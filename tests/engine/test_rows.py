@@ -18,10 +18,10 @@ def test_rows_change_their_phase_as_the_table_says() -> None:
     assert RowPhase.__doc__ is not None
     lines = [line.replace(",", " ").split() for line in RowPhase.__doc__.splitlines()]
     names = RowPhase.__members__
-    told = {line[0]: {word for word in line[1:] if word in names} for line in lines if line}
+    documented = {line[0]: {word for word in line[1:] if word in names} for line in lines if line}
     for before in RowPhase:
         after = {phase.name for phase in RowPhase if ALLOWED[phase, before]}
-        assert told[before.name] == after
+        assert documented[before.name] == after
 
 
 def test_what_was_generated_comes_back_as_python_numbers() -> None:
@@ -66,23 +66,23 @@ def test_slots_that_come_and_go_keep_what_is_theirs(num_logprobs: int) -> None:
         for slot in [slot for slot in held if rng.random() < 0.01]:
             _check(rows, slot, held.pop(slot), rng)
             rows.release(np.array([slot]))
-    for slot, mine in held.items():
-        _check(rows, slot, mine, rng)
+    for slot, written in held.items():
+        _check(rows, slot, written, rng)
     assert max(map(len, held.values())) > 128
 
 
 def _check(
-    rows: RowTable, slot: int, mine: list[tuple[int, float, list[int]]], rng: np.random.Generator
+    rows: RowTable, slot: int, written: list[tuple[int, float, list[int]]], rng: np.random.Generator
 ) -> None:
     at = np.array([slot])
-    assert rows.tokens(at) == [tuple(token for token, _, _ in mine)]
-    assert rows.logprobs(at) == [tuple(value for _, value, _ in mine)]
+    assert rows.tokens(at) == [tuple(token for token, _, _ in written)]
+    assert rows.logprobs(at) == [tuple(value for _, value, _ in written)]
     top, values = rows.alternatives(at)
-    assert top == [tuple(token for _, _, tokens in mine for token in tokens)]
+    assert top == [tuple(token for _, _, tokens in written for token in tokens)]
     assert values == [tuple(-token for token in top[0])]
-    start, stop = sorted(rng.integers(0, len(mine) + 1, 2).tolist())
-    wanted = [token for token, _, _ in mine[start:stop]]
-    assert rows.generated.between(slot, start, stop).tolist() == wanted
+    start, stop = sorted(rng.integers(0, len(written) + 1, 2).tolist())
+    expected = [token for token, _, _ in written[start:stop]]
+    assert rows.generated.between(slot, start, stop).tolist() == expected
 
 
 def test_memory_follows_the_tokens_of_all_not_the_longest() -> None:
@@ -99,10 +99,10 @@ def test_memory_follows_the_tokens_of_all_not_the_longest() -> None:
 @pytest.mark.parametrize("kind", [RequestPhase, SegmentPhase])
 def test_requests_and_segments_move_as_their_tables_say(kind: Any) -> None:
     lines = [line.replace(",", " ").split() for line in kind.__doc__.splitlines()]
-    told = {line[0]: set(line[1:]) for line in lines if line}
+    documented = {line[0]: set(line[1:]) for line in lines if line}
     for before in kind:
         for after in kind:
-            if after.name in told[before.name]:
+            if after.name in documented[before.name]:
                 assert check_transition(before, after) is after
             else:
                 with pytest.raises(AssertionError, match="may not become"):

@@ -324,7 +324,7 @@ def test_kept_prefixes_and_scores_change_nothing(
     )
     result = tokens_of(drain(scheduler))
     want = expected(model, plan, params)
-    names = {(r.id, i) for r, mine in zip(plan.requests, wanted, strict=True) for i in mine}
+    names = {(r.id, i) for r, indices in zip(plan.requests, wanted, strict=True) for i in indices}
     assert result == {name: want[name] for name in names}
     for place, spec in enumerate(plan.requests):
         if spec.score_from is not None:

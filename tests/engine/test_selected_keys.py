@@ -107,12 +107,12 @@ def stock_logprobs(path: Path, ids: tuple[int, ...]) -> Tensor:
 
 
 def check_completion(
-    path: Path, prompt: Sequence[int], mine: Completion, limit: float = 1e-5
+    path: Path, prompt: Sequence[int], completion: Completion, limit: float = 1e-5
 ) -> None:
     """Check that a completion has the tokens and log-probabilities of greedy stock decoding."""
-    rows = stock_logprobs(path, (*prompt, *mine.tokens))[len(prompt) - 1 : -1]
-    assert list(mine.tokens) == rows.argmax(-1).tolist()
-    assert mine.logprobs == pytest.approx(rows.amax(-1).tolist(), abs=limit)
+    rows = stock_logprobs(path, (*prompt, *completion.tokens))[len(prompt) - 1 : -1]
+    assert list(completion.tokens) == rows.argmax(-1).tolist()
+    assert completion.logprobs == pytest.approx(rows.amax(-1).tolist(), abs=limit)
 
 
 def random_ids(num: int, seed: int = 2) -> list[int]:
@@ -146,8 +146,8 @@ def check_tree(llm: LLM, path: Path, limit: float = 1e-5, **params: Any) -> list
     prompts = {request.id: request.tokens.tolist() for request in result.plan.requests}
     assert {NUM // 2, NUM, 2 * NUM, 4 * NUM} <= {len(prompt) for prompt in prompts.values()}
     assert len(result.completions) == len(prompts)
-    for mine in result.completions:
-        check_completion(path, prompts[mine.prompt_id], mine, limit)
+    for completion in result.completions:
+        check_completion(path, prompts[completion.prompt_id], completion, limit)
     return list(result.completions)
 
 
@@ -202,7 +202,7 @@ def test_a_text_decodes_as_by_generate(family: str, saved: Callable[..., Path]) 
     llm = shared(path, page_size=4)
     for num in (NUM - 1, 2 * NUM, 2 * NUM + 3, 4 * NUM - 2):
         ids = random_ids(num, seed=num)
-        (mine,) = llm.generate([ids], replace(PARAMS, max_tokens=2 * BLOCK + 1))[0].outputs
+        (completion,) = llm.generate([ids], replace(PARAMS, max_tokens=2 * BLOCK + 1))[0].outputs
         stock = stock_of(path).generate(
             torch.tensor([ids]),
             do_sample=False,
@@ -213,8 +213,8 @@ def test_a_text_decodes_as_by_generate(family: str, saved: Callable[..., Path]) 
             return_dict_in_generate=True,
         )
         rows = torch.cat(stock.logits).log_softmax(-1)
-        assert list(mine.tokens) == stock.sequences[0, num:].tolist()
-        assert mine.logprobs == pytest.approx(rows.amax(-1).tolist(), abs=1e-5)
+        assert list(completion.tokens) == stock.sequences[0, num:].tolist()
+        assert completion.logprobs == pytest.approx(rows.amax(-1).tolist(), abs=1e-5)
 
 
 def test_with_more_local_blocks_than_selected_ones_the_context_ends(
@@ -298,8 +298,8 @@ def test_few_pages_cached_prefixes_and_drafts(
                 stream.scheduler._admission.reclaim_pages()
             stream.scheduler.check()
     assert stream.usage.preemptions and len(got) == len(want)
-    for mine in got:
-        check_completion(path, prompts[mine.prompt_id], mine, 2e-5)
+    for completion in got:
+        check_completion(path, prompts[completion.prompt_id], completion, 2e-5)
     if llm.spec.states:
         return  # models with recurrent layers verify no drafts
     monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)

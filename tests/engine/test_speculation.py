@@ -151,12 +151,12 @@ _ASKED: list[dict[str, Any]] = [
 _MIXED = [(_OPTIONS[(place + more) % 6], _ASKED[place]) for place in range(6) for more in (0, 1)]
 
 
-@pytest.mark.parametrize(("options", "asked"), _MIXED, ids=str)
+@pytest.mark.parametrize(("options", "settings"), _MIXED, ids=str)
 def test_whatever_ends_or_changes_a_sample_does_so_where_tokens_are_guessed(
-    checkpoint: Path, options: dict[str, Any], asked: dict[str, Any]
+    checkpoint: Path, options: dict[str, Any], settings: dict[str, Any]
 ) -> None:
     llm = guessed(load(checkpoint, speculate="ngram", **options), "off")
-    params = SamplingParams(**{"max_tokens": 24, "seed": 5, "ignore_eos": True, **asked})
+    params = SamplingParams(**{"max_tokens": 24, "seed": 5, "ignore_eos": True, **settings})
     plain = llm.run(tree_of(), params)
     again = guessed(llm, Knowing(plain.completions)).run(tree_of(), params)
     assert_same(again.completions, plain.completions)
@@ -278,10 +278,10 @@ def test_a_search_with_a_draft_model_finds_what_it_finds_without(
         with llm.session(params) as session:
             level = [session.root(QUESTIONS[0])]
             for _ in range(3):
-                asked = [session.start(node.sample(3)) for node in level[:2]]
-                while not all(each.is_done for each in asked):
+                started = [session.start(node.sample(3)) for node in level[:2]]
+                while not all(each.is_done for each in started):
                     session.step()
-                level = [child for each in asked for child in each.result]
+                level = [child for each in started for child in each.result]
             found.append([node.path_text for node in level])
     assert found[0] == found[1] == found[2]
 

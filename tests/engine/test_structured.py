@@ -113,12 +113,12 @@ def test_json_is_of_its_schema_and_logprobs_are_the_models(checkpoint: Path) -> 
     params = SamplingParams(json_schema=SCHEMA, max_tokens=90, seed=3, logprobs=2, temperature=0.7)
     want, got = plain.run(tree_of(5), params), fast.run(tree_of(5), params)
     ended = 0
-    for mine, its in zip(want.completions, got.completions, strict=True):
-        assert mine.tokens == its.tokens
-        assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
-        if mine.finish_reason == "stop":
+    for actual, expected in zip(want.completions, got.completions, strict=True):
+        assert actual.tokens == expected.tokens
+        assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+        if actual.finish_reason == "stop":
             ended += 1
-            found = json.loads(mine.text)
+            found = json.loads(actual.text)
             assert set(found) == {"ok", "n"} and type(found["ok"]) is bool and 0 <= found["n"] <= 99
     assert ended
     # What a grammar spells in one way is guessed, and a pass draws several tokens of it.
@@ -143,14 +143,14 @@ def test_lanes_change_no_sample(
     checkpoint: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows dealt among many lanes one by one, with two grammars at once and preemption."""
-    asked = [
+    params = [
         SamplingParams(n=7, json_schema=SCHEMA, max_tokens=25, seed=1),
         SamplingParams(n=7, regex="[a-f]{2,9}( [0-9]+)*", max_tokens=11, seed=2),
         SamplingParams(n=7, max_tokens=5, seed=3),
     ]
 
     def run() -> list[list[tuple[int, ...]]]:
-        calls = load(checkpoint, **options).generate(PROMPTS, asked)
+        calls = load(checkpoint, **options).generate(PROMPTS, params)
         return [[each.tokens for each in call] for call in calls]
 
     monkeypatch.setattr(grammars, "_MOST_LANES", 1)
@@ -226,11 +226,11 @@ def test_a_grammar_of_few_rows_has_one_lane(
 
     monkeypatch.setattr(grammars, "Grammar", Counted)
     monkeypatch.setattr(grammars, "_num_lanes", lambda _seconds: 5)
-    asked = [
+    params = [
         SamplingParams(n=20, regex=regex, max_tokens=1, seed=1)
         for regex in ("a+", "b+", "c+", "d+", "e+")
     ]
-    load(checkpoint).generate(["Is it so?"] * 5, asked)
+    load(checkpoint).generate(["Is it so?"] * 5, params)
     assert len(made) == len(set(made)) == 5
     made.clear()
     load(checkpoint).generate(["Is it so?"], SamplingParams(n=70, regex="f+", max_tokens=1))
@@ -283,8 +283,8 @@ def test_the_grammar_begins_after_the_thinking(
     inside, outside = f"{PROMPTS[0]}<think>\n", PROMPTS[0]
     thought = answered = 0
     for budget in (None, 0, 5):
-        asked = replace(params, max_thinking_tokens=budget)
-        for number, each in enumerate(llm.generate([inside, outside], replace(asked, n=6))):
+        limited = replace(params, max_thinking_tokens=budget)
+        for number, each in enumerate(llm.generate([inside, outside], replace(limited, n=6))):
             for c in each:
                 assert c.thinking is not None or number
                 thought += number and c.thinking is not None
@@ -335,16 +335,16 @@ def test_the_grammar_binds_the_final_channel_of_harmony(
     harmony: Path, options: dict[str, Any]
 ) -> None:
     llm = load(harmony, **options)
-    asked, thought, answer = HARMONY
+    question, thought, answer = HARMONY
     params = SamplingParams(choice=["yes", "no"], max_tokens=80, n=6, seed=1)
     # Samples think on their own, are cut short, or find the channel of the answer open.
     cases = [
-        (asked, replace(params, temperature=0, n=1), thought),
-        (f"{asked}<|channel|>analysis<|message|>", replace(params, max_thinking_tokens=0), ""),
-        (f"{asked}<|channel|>analysis<|message|>", replace(params, max_thinking_tokens=3), ""),
-        (f"{asked}{thought}", params, ""),
+        (question, replace(params, temperature=0, n=1), thought),
+        (f"{question}<|channel|>analysis<|message|>", replace(params, max_thinking_tokens=0), ""),
+        (f"{question}<|channel|>analysis<|message|>", replace(params, max_thinking_tokens=3), ""),
+        (f"{question}{thought}", params, ""),
     ]
-    (free,) = llm.generate([asked], SamplingParams(temperature=0, max_tokens=60))
+    (free,) = llm.generate([question], SamplingParams(temperature=0, max_tokens=60))
     assert answer in free[0].text
     for prompt, each, said in cases:
         for c in llm.generate([prompt], each)[0]:
@@ -355,7 +355,7 @@ def test_the_grammar_binds_the_final_channel_of_harmony(
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ({"regex": "[0-9"}, "regex cannot be used"),
         ({"regex": "(?!x)a"}, "regex cannot be used"),
@@ -380,10 +380,10 @@ def test_the_grammar_binds_the_final_channel_of_harmony(
     ],
 )
 def test_what_cannot_be_satisfied_is_refused_before_anything_runs(
-    checkpoint: Path, how: dict[str, Any], told: str
+    checkpoint: Path, how: dict[str, Any], message: str
 ) -> None:
     llm = load(checkpoint)
-    with pytest.raises(InputError, match=re.escape(told)):
+    with pytest.raises(InputError, match=re.escape(message)):
         llm.stopping_of(SamplingParams(**how))
 
 
@@ -399,9 +399,9 @@ def test_a_hostile_structure_costs_a_bounded_time_and_one_line(
         {"regex": "(" * 5_000 + "a" + ")" * 5_000},
         {"grammar": f"start: {'(' * 20_000} 'a' {')' * 20_000}"},
     ):
-        with pytest.raises(InputError) as told:
+        with pytest.raises(InputError) as caught:
             llm.stopping_of(SamplingParams(**how))
-        assert len(str(told.value)) < 300
+        assert len(str(caught.value)) < 300
     # What many patterns have in common takes several times longer with each further one.
     monkeypatch.setattr(grammars, "_MOST_SECONDS", 0.01)
     patterns = [{"type": "string", "pattern": f"a{{{size}}}"} for size in range(1, 20)]
@@ -429,7 +429,7 @@ def test_the_time_to_compile_is_that_of_all_its_parts(
 
 
 @pytest.mark.parametrize(
-    ("how", "told"),
+    ("how", "message"),
     [
         ({"json_schema": "{"}, "json_schema cannot be read"),
         ({"json_schema": 5}, "json_schema cannot be read"),
@@ -441,8 +441,8 @@ def test_the_time_to_compile_is_that_of_all_its_parts(
         ({"regex": "a", "min_tokens": 2}, "leave out ignore_eos and min_tokens"),
     ],
 )
-def test_bad_values_are_refused(how: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_bad_values_are_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         SamplingParams(**how)
 
 

@@ -159,8 +159,8 @@ def test_samples_are_the_same_with_them(checkpoint: Path) -> None:
     params = SamplingParams(n=3, max_tokens=9, seed=1)
     llm = load(checkpoint, memory="1MiB", page_size=4, prefill_chunk=16)
     plain = llm.generate(prompts, params)
-    told = llm.generate(prompts, replace(params, prompt_logprobs=2))
-    assert [[c.tokens for c in each] for each in told] == [
+    completions = llm.generate(prompts, replace(params, prompt_logprobs=2))
+    assert [[c.tokens for c in each] for each in completions] == [
         [c.tokens for c in each] for each in plain
     ]
     tree = Node(prompts[1], samples=2)

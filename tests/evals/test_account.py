@@ -70,10 +70,10 @@ def test_a_run_that_was_stored_before_kernels_were_counted_is_still_shown(
 
 
 def test_settings_of_speed_stay_what_a_run_was_begun_with() -> None:
-    asked = {"task": "gsm8k", "model": "m"}
+    settings = {"task": "gsm8k", "model": "m"}
     old = resolve_eval_settings(
-        {}, {**asked, "eager": False, "compile": False, "run_ahead": False}
+        {}, {**settings, "eager": False, "compile": False, "run_ahead": False}
     ).engine
     assert (old.eager, old.compile, old.run_ahead) == (False, False, False)
-    new = resolve_eval_settings({**asked, "eager": True}).engine
+    new = resolve_eval_settings({**settings, "eager": True}).engine
     assert (new.eager, new.compile, new.run_ahead) == (True, None, None)

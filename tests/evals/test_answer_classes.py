@@ -99,7 +99,7 @@ class Mine:
 
 
 @pytest.mark.parametrize(
-    ("types", "told"),
+    ("types", "message"),
     [
         ('{"answer": NumberAnswer()}', ""),
         ('{"other": NumberAnswer()}', "must be a mapping from filters"),
@@ -107,11 +107,11 @@ class Mine:
         ("NumberAnswer()", "must be a mapping from filters"),
     ],
 )
-def test_declared_answer_types_are_checked(tmp_path: Path, types: str, told: str) -> None:
+def test_declared_answer_types_are_checked(tmp_path: Path, types: str, message: str) -> None:
     path = tmp_path / "mine.py"
     path.write_text(TASK.replace("{types}", types), encoding="ascii")
-    if not told:
+    if not message:
         assert list(get_task(f"{path}:Mine").answer_types) == ["answer"]
         return
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         get_task(f"{path}:Mine")

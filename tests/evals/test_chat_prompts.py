@@ -21,9 +21,9 @@ SHOTS = [
 ]
 
 
-def messages(asked: Mapping[str, Any], problem: int = 0) -> list[Mapping[str, str]]:
+def messages(settings: Mapping[str, Any], problem: int = 0) -> list[Mapping[str, str]]:
     """The chat messages of one problem of a task."""
-    job = load_job(resolve_eval_settings({"model": "x", "apply_chat_template": True, **asked}))
+    job = load_job(resolve_eval_settings({"model": "x", "apply_chat_template": True, **settings}))
     (node,) = prompts_of(job.tree)[problem].path[1:]
     return list(node.content)  # type: ignore[arg-type]
 
@@ -66,12 +66,12 @@ def test_all_shots_in_one_turn_on_request(gsm8k: dict[str, Any]) -> None:
 @pytest.mark.parametrize("shots", [0, 2])
 def test_turns_hold_what_the_plain_prompt_holds(task: str, shots: int) -> None:
     """Whatever a task shows, in whatever form: turns take turns, and nothing is left out."""
-    asked = {"task": task, "num_fewshot": shots, "limit": 2, "num_samples": 1}
+    settings = {"task": task, "num_fewshot": shots, "limit": 2, "num_samples": 1}
     if task == "needle":
-        asked["extra"] = {"length": "3000", "questions": "5"}
-    plain = load_job(resolve_eval_settings({"model": "x", **asked}))
+        settings["extra"] = {"length": "3000", "questions": "5"}
+    plain = load_job(resolve_eval_settings({"model": "x", **settings}))
     for number in range(2):
-        found = messages(asked, number)
+        found = messages(settings, number)
         text = "".join(str(node.content) for node in prompts_of(plain.tree)[number].path)
         assert [each["role"] for each in found] == ["user", "assistant"] * shots + ["user"]
         assert "".join("".join(m["content"] for m in found).split()) == "".join(text.split())
@@ -82,16 +82,16 @@ def test_lm_evals_mmlu_has_its_description_as_the_system_turn(tmp_path: Path) ->
         (tmp_path / split).mkdir()
         row = f"{split}?,w,x,y,z,C\n"
         (tmp_path / split / f"world_religions_{split}.csv").write_text(row)
-    asked = {
+    settings = {
         "task": "mmlu",
         "data": str(tmp_path),
         "num_fewshot": 1,
         "extra": {"form": "lm-eval"},
         "system_instruction": "Be brief.",
     }
-    told = "questions (with answers) about world religions.\n\n"
-    assert messages(asked) == [
-        turn("system", f"Be brief.\n\nThe following are multiple choice {told}"),
+    description = "questions (with answers) about world religions.\n\n"
+    assert messages(settings) == [
+        turn("system", f"Be brief.\n\nThe following are multiple choice {description}"),
         turn("user", "dev?\nA. w\nB. x\nC. y\nD. z\nAnswer:"),
         turn("assistant", "C"),
         turn("user", "test?\nA. w\nB. x\nC. y\nD. z\nAnswer:"),
@@ -148,8 +148,8 @@ def test_turns_from_the_command_line(capsys: pytest.CaptureFixture[str], tmp_pat
     assert hashes[0] != hashes[1]
     assert results_of(tmp_path / "many")["settings"]["fewshot_as_multiturn"] is True
     assert command("eval", "--resume", tmp_path / "one", "-q").code == 0
-    told = command("eval", "--resume", tmp_path / "one", "--fewshot-as-multiturn").error
-    assert "prompt.fewshot_as_multiturn: " in told and "(--fewshot-as-multiturn)" in told
+    error = command("eval", "--resume", tmp_path / "one", "--fewshot-as-multiturn").error
+    assert "prompt.fewshot_as_multiturn: " in error and "(--fewshot-as-multiturn)" in error
     plan = command("plan", "gsm8k", *few, "--write-out")
     assert plan.out.startswith("gsm8k: the prompt of gsm8k-0, from the next line on\n")
     head = plan.out.partition("(the prompt ends with the line before)")[0]

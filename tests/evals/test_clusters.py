@@ -38,8 +38,8 @@ def test_the_error_is_that_of_a_regression_with_clusters() -> None:
         residuals = y - y.mean()
         meat = np.zeros((1, 1))
         for cluster in set(clusters):
-            mine = np.array(clusters) == cluster
-            score = ones[mine].T @ residuals[mine]
+            members = np.array(clusters) == cluster
+            score = ones[members].T @ residuals[members]
             meat += np.outer(score, score)
         num = len(set(clusters))
         expected = math.sqrt(float((bread @ meat @ bread)[0, 0]) * num / (num - 1))

@@ -300,13 +300,13 @@ def check_subjects(
             "few": [1 + 3 * i % 4 for i in range(num)],
             "a single one": [1, *[40] * num],
         }
-        mine = sizes.get(kind) or [int(kind)] * num
+        sizes_of_kind = sizes.get(kind) or [int(kind)] * num
         held = 0
         for _ in range(rounds):
-            rates = np.array([0.5] + [0.0] * (len(mine) - 1))
+            rates = np.array([0.5] + [0.0] * (len(sizes_of_kind) - 1))
             if beta is not None:
-                rates = rng.beta(*beta, len(mine))
-            pairs = zip(mine, rates, strict=True)
+                rates = rng.beta(*beta, len(sizes_of_kind))
+            pairs = zip(sizes_of_kind, rates, strict=True)
             found = mean_of_means([list(map(float, rng.random(n) < rate)) for n, rate in pairs])
             held += found.low <= rates.mean() <= found.high
         assert held / rounds >= least_allowed(rounds), (num, beta, held / rounds)

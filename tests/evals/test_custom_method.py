@@ -92,8 +92,8 @@ def own(tmp_path: Path) -> Path:
 
 
 def settled(own: Path, function: str, **choices: Any) -> SearchSettings:
-    asked = {"task": "countdown", "model": "toy", "budget": {"tokens": 900}, "num_fewshot": 1}
-    return resolve_search_settings({**asked, "method": f"{own}:{function}", **choices})
+    settings = {"task": "countdown", "model": "toy", "budget": {"tokens": 900}, "num_fewshot": 1}
+    return resolve_search_settings({**settings, "method": f"{own}:{function}", **choices})
 
 
 def job_of(own: Path, function: str, **choices: Any) -> SearchJob:
@@ -137,8 +137,8 @@ def test_what_it_says_of_its_end_does_not_lose_its_record(
     own: Path, tmp_path: Path, why: str
 ) -> None:
     job = job_of(own, "ends", arguments={"why": why}, limit=2)
-    asked = run_settings(job, dtype="float32", fingerprint="f")
-    with SearchRunDir.create(tmp_path / "run", asked) as run:
+    settings = run_settings(job, dtype="float32", fingerprint="f")
+    with SearchRunDir.create(tmp_path / "run", settings) as run:
         list(run_searches(job, run, ToyLLM(puzzle_model())))  # type: ignore[arg-type]
         assert len(list(run.records())) == 2 and run.missing == 0
 
@@ -206,11 +206,11 @@ def test_a_file_that_fails_is_refused_in_one_line(own: Path) -> None:
 def test_a_resume_asks_for_the_same_source_and_arguments(own: Path, tmp_path: Path) -> None:
     job = job_of(own, "lines", arguments={"n": "2"})
 
-    def asked(job: SearchJob) -> Any:
+    def settings_of(job: SearchJob) -> Any:
         return run_settings(job, dtype="float32", fingerprint="f")
 
     path = tmp_path / "run"
-    with SearchRunDir.create(path, asked(job)) as run:
+    with SearchRunDir.create(path, settings_of(job)) as run:
         list(run_searches(job, run, ToyLLM(puzzle_model())))  # type: ignore[arg-type]
         stored = stored_search_choices(run.info)
     assert resolve_search_settings({"allow_task_code": True}, stored) == job.settings
@@ -224,7 +224,7 @@ def test_a_resume_asks_for_the_same_source_and_arguments(own: Path, tmp_path: Pa
             resolve_search_settings({**changes, "allow_task_code": True}, stored)
         )
         with pytest.raises(Exception, match="search") as caught:
-            SearchRunDir.resume(path, asked(other))
+            SearchRunDir.resume(path, settings_of(other))
         return str(caught.value)
 
     assert "search.arguments.n: 2 -> 3 (arguments=)" in refused(arguments={"n": "3"})
@@ -232,7 +232,7 @@ def test_a_resume_asks_for_the_same_source_and_arguments(own: Path, tmp_path: Pa
     moved.parent.mkdir()
     moved.write_text(OWN)
     job = load_search_job(resolve_search_settings({"method": f"{moved}:lines"}, stored))
-    SearchRunDir.resume(path, asked(job)).close()  # the same file in another place
+    SearchRunDir.resume(path, settings_of(job)).close()  # the same file in another place
     own.write_text(OWN + "\n")
     assert "(the file of the method has changed)" in refused()
     own.unlink()

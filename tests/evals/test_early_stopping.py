@@ -54,10 +54,10 @@ def _open(path: Path, settings: EvalSettings) -> tuple[Any, RunDir]:
     from treegen.evals.identity import run_settings
 
     job = load_job(settings)
-    asked = run_settings(job, dtype="float32", fingerprint="x")
+    run_choices = run_settings(job, dtype="float32", fingerprint="x")
     if path.exists():
-        return job, RunDir.resume(path, asked)
-    return job, RunDir.create(path, asked)
+        return job, RunDir.resume(path, run_choices)
+    return job, RunDir.create(path, run_choices)
 
 
 def _draw(llm: LLM, path: Path, kill_after: int | None = None, **changes: Any) -> dict[str, Any]:
@@ -98,8 +98,10 @@ def _answers(path: Path) -> dict[Key, str | None]:
         }
 
 
-def _same(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
-    return all(mine[name] == theirs[name] for name in ("text", "tokens", "seed", "finish_reason"))
+def _same(actual: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    return all(
+        actual[name] == expected[name] for name in ("text", "tokens", "seed", "finish_reason")
+    )
 
 
 @pytest.mark.parametrize(("batch", "chance"), [(2, 0.95), (5, 0.9)])
@@ -107,7 +109,7 @@ def test_a_decided_problem_gets_no_further_samples(
     llm: LLM, whole: Path, tmp_path: Path, batch: int, chance: float
 ) -> None:
     found = _draw(llm, tmp_path / "run", stop_when=f"decided:{chance}", stop_batch=batch)
-    full, answers, mine = _records(whole), _answers(whole), _records(tmp_path / "run")
+    full, answers, stopped = _records(whole), _answers(whole), _records(tmp_path / "run")
     stopping = found["stopping"]
     expected: dict[str, dict[str, Any]] = {}
     for problem in stopping["problems"]:
@@ -117,12 +119,12 @@ def test_a_decided_problem_gets_no_further_samples(
         end = ends[decided.index(True)] if any(decided) else N
         expected[problem] = {"samples": end, "why": "decided" if any(decided) else "all drawn"}
     assert stopping["problems"] == expected
-    assert set(mine) == {
+    assert set(stopped) == {
         (problem, i) for problem, row in expected.items() for i in range(row["samples"])
     }
-    assert all(_same(mine[key], full[key]) for key in mine)
-    assert found["complete"] and found["done"] == len(mine) < found["planned"]
-    assert stopping["spared"] == found["planned"] - len(mine) > 0
+    assert all(_same(stopped[key], full[key]) for key in stopped)
+    assert found["complete"] and found["done"] == len(stopped) < found["planned"]
+    assert stopping["spared"] == found["planned"] - len(stopped) > 0
 
 
 def test_a_run_that_is_killed_stops_where_the_whole_one_does(
@@ -155,26 +157,26 @@ def test_samples_end_where_the_rule_says_of_the_whole_ones(
     """The rule is applied to the samples of a run that stopped none, one at a time."""
     deep = Confidence(window=6, top=5, keep=keep, warmup=6)
     found = _draw(llm, tmp_path / "run", confidence=asdict(deep))
-    full, mine = _records(whole), _records(tmp_path / "run")
-    assert mine.keys() == full.keys()
+    full, stopped = _records(whole), _records(tmp_path / "run")
+    assert stopped.keys() == full.keys()
     ended = 0
     for problem, row in found["stopping"]["problems"].items():
         lowest = [min(group_confidences(full[problem, i]["confidences"], 6)) for i in range(6)]
         floor = float(np.quantile(lowest, 1 - keep)) * (1 - 1e-4)
         assert row["floor"] == pytest.approx(floor, rel=1e-4)
         for index in range(N):
-            ours, theirs = mine[problem, index], full[problem, index]
+            actual, expected = stopped[problem, index], full[problem, index]
             # Another batch rounds otherwise, so the run's own floor and numbers decide.
-            at = stops_at(theirs["confidences"], 6, row["floor"]) if index >= 6 else None
+            at = stops_at(expected["confidences"], 6, row["floor"]) if index >= 6 else None
             if at is None:
-                assert _same(ours, theirs)
+                assert _same(actual, expected)
                 continue
             ended += 1
-            assert (ours["finish_reason"], ours["num_tokens"]) == ("confidence", at)
-            assert ours["tokens"] == theirs["tokens"][:at]
-            assert theirs["text"].startswith(ours["text"])
+            assert (actual["finish_reason"], actual["num_tokens"]) == ("confidence", at)
+            assert actual["tokens"] == expected["tokens"][:at]
+            assert expected["text"].startswith(actual["text"])
         assert row["unsure"] == sum(
-            mine[problem, i]["finish_reason"] == "confidence" for i in range(N)
+            stopped[problem, i]["finish_reason"] == "confidence" for i in range(N)
         )
     assert 0 < ended < 18
     report = found["report"]
@@ -253,7 +255,7 @@ def test_rules_that_are_none(rule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--stop-when", "soon"], "--stop-when must be decided"),
         (["--stop-when", "decided", "--temperature", "0"], "greedy"),
@@ -266,10 +268,10 @@ def test_rules_that_are_none(rule: str) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
-    treegen: Command, elsewhere: None, no_weights: None, arguments: list[str], told: str
+    treegen: Command, elsewhere: None, no_weights: None, arguments: list[str], message: str
 ) -> None:
     done = treegen("eval", "gsm8k", "--limit", "2", *arguments)
-    assert told in done.error
+    assert message in done.error
 
 
 def test_tasks_without_votes_refuse(treegen: Command, tmp_path: Path, no_weights: None) -> None:

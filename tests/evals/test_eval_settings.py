@@ -47,7 +47,7 @@ def test_what_a_task_does_to_its_draws_is_compared_and_comes_back() -> None:
 def test_a_resume_on_another_number_of_ranks_says_so(tmp_path: Path) -> None:
     """They add up in another order, so that reproducible samples differ too."""
     path = make_run(tmp_path / "run", num_problems=2, num_samples=3, done=[3, 1], device="cpu")
-    asked = {
+    settings = {
         "task": "gsm8k",
         "model": "made-up",
         "data": str(tmp_path / "run-data.jsonl"),
@@ -55,12 +55,12 @@ def test_a_resume_on_another_number_of_ranks_says_so(tmp_path: Path) -> None:
         "device": "cpu",
         "reproducible": True,
     }
-    told = []
+    notices = []
     for ranks in (1, 2, 2):
-        job = load_job(resolve_eval_settings({**asked, "tensor_parallel_size": ranks}))
+        job = load_job(resolve_eval_settings({**settings, "tensor_parallel_size": ranks}))
         with RunDir.resume(path, run_settings(job, dtype="float32", fingerprint="0")) as run:
-            told.append(run.notices)
-    assert told == [
+            notices.append(run.notices)
+    assert notices == [
         (),
         (
             "resumed with tensor_parallel_size 2 instead of 1: samples may differ from those drawn "
@@ -71,7 +71,7 @@ def test_a_resume_on_another_number_of_ranks_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("settings", "message"),
     [
         ({"stop_batch": 4}, "stop_batch= has no effect without stop_when="),
         ({"stop_batch": 4, "stop_when": "decided"}, ""),
@@ -82,14 +82,14 @@ def test_a_resume_on_another_number_of_ranks_says_so(tmp_path: Path) -> None:
         ({"draft_tokens": 4, "speculate": "ngram"}, ""),
     ],
 )
-def test_a_choice_that_nothing_reads_is_refused(asked: dict[str, Any], told: str) -> None:
-    asked = {"task": "gsm8k", "model": "demo", **asked}
-    with pytest.raises(InputError, match=told) if told else nullcontext():
-        check_no_unused(asked, [resolve_eval_settings(asked)])
+def test_a_choice_that_nothing_reads_is_refused(settings: dict[str, Any], message: str) -> None:
+    settings = {"task": "gsm8k", "model": "demo", **settings}
+    with pytest.raises(InputError, match=message) if message else nullcontext():
+        check_no_unused(settings, [resolve_eval_settings(settings)])
 
 
 @pytest.mark.parametrize(
-    ("methods", "asked", "told"),
+    ("methods", "settings", "message"),
     [
         (
             ["beam"],
@@ -104,12 +104,12 @@ def test_a_choice_that_nothing_reads_is_refused(asked: dict[str, Any], told: str
     ],
 )
 def test_a_choice_that_no_method_reads_is_refused(
-    methods: list[str], asked: dict[str, Any], told: str
+    methods: list[str], settings: dict[str, Any], message: str
 ) -> None:
-    asked = {"task": "countdown", "model": "demo", **asked}
-    runs = [resolve_search_settings({**asked, "method": method}) for method in methods]
-    with pytest.raises(InputError, match=told) if told else nullcontext():
-        check_no_unused(asked, runs)
+    settings = {"task": "countdown", "model": "demo", **settings}
+    runs = [resolve_search_settings({**settings, "method": method}) for method in methods]
+    with pytest.raises(InputError, match=message) if message else nullcontext():
+        check_no_unused(settings, runs)
 
 
 def test_a_run_that_was_stored_with_a_number_of_guesses_goes_on() -> None:

@@ -172,7 +172,7 @@ def test_searches_too(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"max_new_tokens": 3}, r"no setting 'max_new_tokens'; did you mean max_tokens=\?"),
         ({"num_sample": 3}, r"no setting 'num_sample'; did you mean num_samples="),
@@ -187,8 +187,8 @@ def test_searches_too(llm: LLM) -> None:
         ({"task_args": {"length": 5}}, "task 'gsm8k' has no argument 'length'"),
     ],
 )
-def test_messages_name_arguments(llm: LLM, given: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_messages_name_arguments(llm: LLM, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         evaluate("gsm8k", llm, progress=False, **given)
 
 
@@ -202,7 +202,7 @@ def test_what_is_no_model_or_task_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "python", "typed"),
+    ("message", "python", "typed"),
     [
         (
             f"continue with {arg('resume', 'runs/a b')}",
@@ -248,8 +248,8 @@ def test_what_is_no_model_or_task_is_refused() -> None:
         ),
     ],
 )
-def test_a_command_names_its_flags(told: str, python: str, typed: str) -> None:
-    error = InputError(told)
+def test_a_command_names_its_flags(message: str, python: str, typed: str) -> None:
+    error = InputError(message)
     assert str(error) == python and rename_arguments(error.message, None) == python
     assert rename_arguments(error.message, eval_command) == typed
 

@@ -49,7 +49,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def told(path: Path) -> Any:
+def read_scores(path: Path) -> Any:
     """What a run comes to: its report, and the verdicts on each sample."""
     view = load_run(path)
     verdicts = [(s.problem_id, s.index, dict(s.verdicts or {})) for s in view.samples]
@@ -59,7 +59,7 @@ def told(path: Path) -> Any:
 def anew(path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     with monkeypatch.context() as patch:
         patch.setenv(verdict_cache.FOLDER, "")
-        return told(path)
+        return read_scores(path)
 
 
 def files(folder: Path) -> list[Path]:
@@ -134,7 +134,7 @@ def test_kept_verdicts_are_those_of_judging_anew(
         (path / "samples.jsonl").write_bytes(b"".join(states[-1]))
         wanted = anew(path, monkeypatch)
         for _ in range(2):
-            assert told(path) == wanted
+            assert read_scores(path) == wanted
         states = [state for state in states if state[-1].endswith(b"\n")]
     assert files(folder)
 
@@ -162,10 +162,10 @@ def test_a_run_is_judged_once(
 
 def test_what_is_kept_of_a_copy_serves_it(folder: Path, judged: list[str], tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
-    wanted = told(path)
+    wanted = read_scores(path)
     path.rename(tmp_path / "moved")
     judged.clear()
-    assert told(tmp_path / "moved") == wanted
+    assert read_scores(tmp_path / "moved") == wanted
     assert not judged
 
 
@@ -174,7 +174,7 @@ def test_a_corrupt_file_counts_as_none(
     spoil: str, folder: Path, judged: list[str], tmp_path: Path
 ) -> None:
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
-    wanted = told(path)
+    wanted = read_scores(path)
     (file,) = files(folder)
     whole = file.read_bytes()
     spoiled = {
@@ -186,7 +186,7 @@ def test_a_corrupt_file_counts_as_none(
     }
     file.write_bytes(spoiled[spoil])
     judged.clear()
-    assert told(path) == wanted
+    assert read_scores(path) == wanted
     assert len(judged) == 20
     assert file.read_bytes() == whole
 
@@ -195,7 +195,7 @@ def test_no_verdicts_of_other_samples_are_taken(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
-    wanted = told(path)
+    wanted = read_scores(path)
     digest = RecordFile.digest
     first, *others = lines_of(path)
     record = decode_record(first)
@@ -209,10 +209,10 @@ def test_no_verdicts_of_other_samples_are_taken(
     with monkeypatch.context() as patch:
         patch.setattr(RecordFile, "digest", then_changed)
         with pytest.raises(RunError, match="changed while it was read"):
-            told(path)
-    assert told(path) == anew(path, monkeypatch) != wanted
+            read_scores(path)
+    assert read_scores(path) == anew(path, monkeypatch) != wanted
     (path / "samples.jsonl").write_bytes(b"".join([first, *others]))
-    assert told(path) == wanted
+    assert read_scores(path) == wanted
 
 
 def _job(path: Path) -> Job:
@@ -268,15 +268,15 @@ def test_only_plain_verdicts_of_own_tasks_are_kept(folder: Path, tmp_path: Path)
         ):
             settings = replace(job.settings, task=task)
             assert verdict_cache.VerdictCache.of(replace(job, settings=settings), run) is None
-    mine = verdict_cache.VerdictCache(job, folder)
+    cache = verdict_cache.VerdictCache(job, folder)
     right = Verdict("1", True)
-    mine.write("0", [{"numeric": MetricVerdict("1", True), "strict-match": right}])
-    mine.write("0", [{"numeric": right, "strict-match": right, "another": right}])
-    assert not files(folder) and mine.read("0") is None
+    cache.write("0", [{"numeric": MetricVerdict("1", True), "strict-match": right}])
+    cache.write("0", [{"numeric": right, "strict-match": right, "another": right}])
+    assert not files(folder) and cache.read("0") is None
     found = {"numeric": Verdict("1/2", True, 0.5), "strict-match": Verdict(None, False)}
     found["flexible-extract"] = Verdict("\ud800", False)
-    mine.write("0", [found, found])
-    assert mine.read("0") == [found, found] and mine.read("1") is None
+    cache.write("0", [found, found])
+    assert cache.read("0") == [found, found] and cache.read("1") is None
 
 
 def test_small_unfinished_and_stopping_runs_are_judged_each_time(
@@ -296,15 +296,15 @@ def test_the_files_have_a_bound(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
-    mine = verdict_cache.VerdictCache(_job(path), folder)
+    cache = verdict_cache.VerdictCache(_job(path), folder)
     found = dict.fromkeys(("numeric", "strict-match", "flexible-extract"), Verdict("1", True))
     for number in range(4):
-        mine.write(str(number), [found])
-        os.utime(mine._path(str(number)), ns=(number, number))
-    assert mine.read("0")  # which is now the one that was read last
+        cache.write(str(number), [found])
+        os.utime(cache._path(str(number)), ns=(number, number))
+    assert cache.read("0")  # which is now the one that was read last
     monkeypatch.setattr(verdict_cache, "_MOST_BYTES", 3 * files(folder)[0].stat().st_size)
-    mine.write("4", [found])
-    assert [mine.read(str(number)) is not None for number in range(5)] == [1, 0, 0, 1, 1]
+    cache.write("4", [found])
+    assert [cache.read(str(number)) is not None for number in range(5)] == [1, 0, 0, 1, 1]
 
 
 def test_samples_are_read_once_where_nothing_is_kept(
@@ -313,8 +313,8 @@ def test_samples_are_read_once_where_nothing_is_kept(
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
     with monkeypatch.context() as patch:
         patch.setattr(RecordFile, "digest", lambda _: pytest.fail("the file is read once more"))
-        before = told(path)
-    assert told(path) == before and len(files(folder)) == 1
+        before = read_scores(path)
+    assert read_scores(path) == before and len(files(folder)) == 1
 
 
 @pytest.mark.parametrize("where", ["a file", "nowhere", "relative", "too long"])
@@ -328,7 +328,7 @@ def test_without_a_folder_all_is_judged(
     monkeypatch.setenv(verdict_cache.FOLDER, named[where])
     monkeypatch.chdir(tmp_path)
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)
-    assert told(path) == told(path)
+    assert read_scores(path) == read_scores(path)
     assert len(judged) == 40 and not (tmp_path / "here").exists()
 
 

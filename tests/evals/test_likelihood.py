@@ -202,17 +202,17 @@ def test_an_own_task_of_choices_reports_what_choices_have(
 
 
 @pytest.mark.parametrize(
-    ("computed", "told"),
+    ("computed", "text"),
     [(10, "10.0 times fewer"), (100, "nothing saved"), (125, "1.2 times more")],
 )
-def test_what_sharing_did_is_told_in_its_own_words(computed: int, told: str) -> None:
+def test_what_sharing_did_is_told_in_its_own_words(computed: int, text: str) -> None:
     usage = {
         "prompt_tokens_computed": computed,
         "prompt_tokens_unshared": 100,
         "samples": 1,
         "samples_accounted": 1,
     }
-    assert format_sharing(usage).endswith(f"({told})")
+    assert format_sharing(usage).endswith(f"({text})")
 
 
 def test_a_stopped_run_continues_and_can_be_scored_again(
@@ -234,8 +234,8 @@ def test_a_stopped_run_continues_and_can_be_scored_again(
 def test_stopping_between_passes_keeps_what_is_scored(
     checkpoint: Path, folder: Path, tmp_path: Path
 ) -> None:
-    asked = {"task": "mmlu", "data": str(folder), "model": str(checkpoint), "prefill_chunk": 32}
-    job = load_job(resolve_eval_settings(asked))
+    choices = {"task": "mmlu", "data": str(folder), "model": str(checkpoint), "prefill_chunk": 32}
+    job = load_job(resolve_eval_settings(choices))
     llm = LLM(str(checkpoint), prefill_chunk=32, memory="4MiB")
     settings = run_settings(job, dtype="float32", fingerprint="x")
     with RunDir.create(tmp_path / "run", settings) as run:
@@ -278,8 +278,8 @@ def test_a_question_that_never_fits_is_refused(
     command: Command, folder: Path, tmp_path: Path
 ) -> None:
     small = build_checkpoint(tmp_path / "small", context=64)
-    told = command("eval", "mmlu", "--data", folder, "-M", small, "-o", tmp_path / "run").error
-    assert "too many for the model's context of 64" in told
+    error = command("eval", "mmlu", "--data", folder, "-M", small, "-o", tmp_path / "run").error
+    assert "too many for the model's context of 64" in error
 
 
 def test_sampling_shortens_prompts_as_well(command: Command, folder: Path, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_after_a_chat_turn_choices_lose_their_space(
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         (["--temperature", "1"], "leave --temperature out"),
         (["-n", "4"], "so --n-samples 4 is not possible; leave it out"),
@@ -345,9 +345,9 @@ def test_after_a_chat_turn_choices_lose_their_space(
     ],
 )
 def test_what_means_nothing_is_refused(
-    command: Command, checkpoint: Path, folder: Path, args: list[str], told: str
+    command: Command, checkpoint: Path, folder: Path, args: list[str], message: str
 ) -> None:
-    assert told in command("eval", "mmlu", "--data", folder, "-M", checkpoint, *args).error
+    assert message in command("eval", "mmlu", "--data", folder, "-M", checkpoint, *args).error
 
 
 def test_plan_counts_one_prompt_per_question(

@@ -26,11 +26,11 @@ def test_stopping_when_decided_is_the_rule_in_each_order(batch: int, chance: flo
         drawn = _drawn(seed)
         votes, tokens, samples = [], [], []
         for order in replay._orders(20, 16, seed).tolist():
-            mine = [drawn.verdicts[i] for i in order]
+            verdicts = [drawn.verdicts[i] for i in order]
             for end in [*range(batch, 20, batch), 20]:
-                if is_decided([v.answer for v in mine[:end]], chance):
+                if is_decided([v.answer for v in verdicts[:end]], chance):
                     break
-            votes.append(tally(mine[:end]).maj_at_k(end))
+            votes.append(tally(verdicts[:end]).maj_at_k(end))
             tokens.append(sum(drawn.tokens[i] for i in order[:end]))
             samples.append(end)
         (found,) = replay_early_stopping(drawn, [chance], batch, orders=16, seed=seed)
@@ -48,8 +48,8 @@ def test_the_replay_is_unbiased() -> None:
 
     votes, tokens = [], []
     for _ in range(300):
-        mine = [Verdict(a, a == "a") for a in answers(16)]
-        (found,) = replay_early_stopping(DrawnProblem(mine, [1] * 16), [0.9], 2, orders=8)
+        drawn = [Verdict(a, a == "a") for a in answers(16)]
+        (found,) = replay_early_stopping(DrawnProblem(drawn, [1] * 16), [0.9], 2, orders=8)
         votes.append(found.vote)
         tokens.append(found.tokens)
     real_votes, real_tokens = [], []

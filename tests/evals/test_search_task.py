@@ -47,8 +47,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def job_of(data: str, **choices: Any) -> SearchJob:
-    asked = {"task": "countdown", "data": data, "model": "toy", "budget": BUDGET, "num_fewshot": 1}
-    return load_search_job(resolve_search_settings({**asked, **choices}))
+    settings = {
+        "task": "countdown",
+        "data": data,
+        "model": "toy",
+        "budget": BUDGET,
+        "num_fewshot": 1,
+    }
+    return load_search_job(resolve_search_settings({**settings, **choices}))
 
 
 def results_of(job: SearchJob, llm: ToyLLM, names: list[str] | None = None) -> list[SearchResult]:
@@ -231,7 +237,7 @@ def test_faults_of_a_task_name_the_method_and_the_problem(
 @pytest.mark.parametrize("end", ["", "\n\nQ: It is 1.\n\nQ: It is"])
 def test_answers_that_cannot_be_checked_are_not_looked_up(tmp_path: Path, end: str) -> None:
     file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 12"}])
-    asked = {
+    settings = {
         "task": "gsm8k",
         "data": str(file),
         "model": "toy",
@@ -243,7 +249,7 @@ def test_answers_that_cannot_be_checked_are_not_looked_up(tmp_path: Path, end: s
     }
     found = {}
     for method in TEXT_METHODS:
-        job = load_search_job(resolve_search_settings({**asked, "method": method}))
+        job = load_search_job(resolve_search_settings({**settings, "method": method}))
         (record,) = records_of(job, ToyLLM(words_model(end)))
         assert record["stopped"] != "solved" and record["error"] is None
         found[method] = record
@@ -276,9 +282,9 @@ def words_model(end: str = "") -> ToyModel:
 
 def test_what_a_budget_cuts_short_has_no_answer(tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 7"}])
-    asked = {"task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0}
+    settings = {"task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0}
     job = load_search_job(
-        resolve_search_settings({**asked, "method": "beam", "budget": {"tokens": 60}})
+        resolve_search_settings({**settings, "method": "beam", "budget": {"tokens": 60}})
     )
     (record,) = records_of(job, ToyLLM(words_model()))
     assert record["stopped"] == "budget of 60 tokens reached"
@@ -288,7 +294,7 @@ def test_what_a_budget_cuts_short_has_no_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["best-of-n", "beam", "dvts", "rebase", "tot-bfs", "mcts"])
 def test_solutions_may_vote_with_the_weight_of_their_values(tmp_path: Path, method: str) -> None:
     file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 12"}])
-    asked = {
+    settings = {
         "task": "gsm8k",
         "data": str(file),
         "model": "toy",
@@ -301,7 +307,7 @@ def test_solutions_may_vote_with_the_weight_of_their_values(tmp_path: Path, meth
     }
     found = {}
     for choose in ("best", "vote"):
-        job = load_search_job(resolve_search_settings({**asked, "choose": choose}))
+        job = load_search_job(resolve_search_settings({**settings, "choose": choose}))
         (found[choose],) = records_of(job, ToyLLM(words_model()))
     assert found["best"]["nodes"] == found["vote"]["nodes"] and not found["best"]["votes"]
     votes, job_task = found["vote"]["votes"], job.task
@@ -382,7 +388,7 @@ def job(data: str) -> SearchJob:
     return job_of(data, method="best-first")
 
 
-def asked_by(job: SearchJob, **changes: Any) -> Any:
+def settings_of(job: SearchJob, **changes: Any) -> Any:
     given: dict[str, Any] = {"dtype": "float32", "fingerprint": "f"}
     return run_settings(job, **given | changes)
 
@@ -404,7 +410,7 @@ def stored(path: Path) -> list[dict[str, Any]]:
 @pytest.fixture
 def whole(job: SearchJob, tmp_path: Path) -> Path:
     path = tmp_path / "whole"
-    with SearchRunDir.create(path, asked_by(job)) as run:
+    with SearchRunDir.create(path, settings_of(job)) as run:
         steps = steps_of(job, run)
         assert [step.done for step in steps] == [1, 2, 3, 4, 5]
         assert steps[-1].unit == "searches" and steps[-1].estimate is not None
@@ -439,7 +445,7 @@ def test_results_add_up(whole: Path) -> None:
 def test_pass_at_k_is_over_the_searches_of_each_problem(data: str, tmp_path: Path) -> None:
     job = job_of(data, method="sample", width=1, repeats=5, budget={"tokens": 60})
     path = tmp_path / "run"
-    with SearchRunDir.create(path, asked_by(job)) as run:
+    with SearchRunDir.create(path, settings_of(job)) as run:
         steps = steps_of(job, run)
         assert steps[-1].done == steps[-1].planned == 25
         assert all(step.estimate and step.estimate.num_problems <= 5 for step in steps)
@@ -476,7 +482,7 @@ def test_results_of_a_stopped_run_count_those_under_way_as_unknown(
     (path / "trees.jsonl").write_bytes(b"".join(solved[:2]))
     for concurrency, unknown in ((64, 3), (1, 1)):
         few = replace(job, settings=replace(job.settings, concurrency=concurrency))
-        with SearchRunDir.resume(path, asked_by(job)) as run:
+        with SearchRunDir.resume(path, settings_of(job)) as run:
             results = write_search_results(few, run)
         assert (results["complete"], results["done"], results["num_solved"]) == (False, 2, 2)
         assert results["solved"]["value"] == 2 / (2 + unknown)
@@ -492,7 +498,7 @@ def test_a_run_can_be_stopped_and_continued_anywhere(
         torn = lines[number][:50] if number < 5 else b""
         (path / "trees.jsonl").write_bytes(b"".join(lines[:number]) + torn)
         llm = ToyLLM(puzzle_model())
-        with SearchRunDir.resume(path, asked_by(job)) as run:
+        with SearchRunDir.resume(path, settings_of(job)) as run:
             steps_of(job, run, llm)
             assert len(llm.begun) == 5 - number and run.missing == 0
         assert stored(path) == stored(whole)
@@ -506,25 +512,25 @@ def test_a_stop_keeps_what_is_finished_and_nothing_else(
     for limit in (1, 50, 300, 10**6):
         path = tmp_path / f"stopped-{limit}"
         polls: Iterator[int] = iter(range(10**9))
-        with SearchRunDir.create(path, asked_by(job)) as run:
+        with SearchRunDir.create(path, settings_of(job)) as run:
             steps_of(job, run, stop=lambda: next(polls) >= limit)  # noqa: B023
             assert run.missing > 0 or limit == 10**6
         assert all(record in stored(whole) for record in stored(path))
-        with SearchRunDir.resume(path, asked_by(job)) as run:
+        with SearchRunDir.resume(path, settings_of(job)) as run:
             steps_of(job, run)
         assert stored(path) == stored(whole)
 
 
 def test_runs_from_before_there_was_a_choice_are_continued_as_they_were(data: str) -> None:
     old = job_of(data, method="mcts", rollouts=0)
-    asked = asked_by(old)
-    assert not {"rollouts", "choose"} & set(asked.identity["search"])
+    settings = settings_of(old)
+    assert not {"rollouts", "choose"} & set(settings.identity["search"])
     info = RunInfo(
-        fingerprint=asked.fingerprint,
+        fingerprint=settings.fingerprint,
         created="",
-        identity=asked.identity,
-        free=asked.free,
-        problem_ids=tuple(asked.problem_ids),
+        identity=settings.identity,
+        free=settings.free,
+        problem_ids=tuple(settings.problem_ids),
         planned=5,
         versions={},
         resumes=(),
@@ -532,11 +538,11 @@ def test_runs_from_before_there_was_a_choice_are_continued_as_they_were(data: st
     again = resolve_search_settings({}, stored_search_choices(info))
     assert (again.rollouts, again.choose) == (0, "best")
     new = job_of(data, method="mcts", choose="vote")
-    assert asked_by(new).fingerprint != asked.fingerprint
+    assert settings_of(new).fingerprint != settings.fingerprint
 
 
 def test_a_changed_setting_is_refused_by_name(data: str, whole: Path, job: SearchJob) -> None:
-    for choices, told in (
+    for choices, message in (
         ({"width": 2}, "search.width: 3 -> 2"),
         ({"method": "beam"}, 'search.method: "best-first" -> "beam"'),
         ({"budget": {"tokens": 50}}, "budget.tokens: 2000 -> 50"),
@@ -545,10 +551,10 @@ def test_a_changed_setting_is_refused_by_name(data: str, whole: Path, job: Searc
     ):
         changed = job_of(data, **{"method": "best-first", **choices})
         with pytest.raises(RunError, match="started with other settings") as error:
-            SearchRunDir.resume(whole, asked_by(changed))
-        assert told in str(error.value)
+            SearchRunDir.resume(whole, settings_of(changed))
+        assert message in str(error.value)
     free = job_of(data, method="best-first", concurrency=3, memory="1GiB")
-    with SearchRunDir.resume(whole, asked_by(free)) as run:
+    with SearchRunDir.resume(whole, settings_of(free)) as run:
         assert stored_search_choices(run.info)["concurrency"] == 3
         again = resolve_search_settings({}, stored_search_choices(run.info))
     assert again == free.settings

@@ -179,8 +179,8 @@ def test_votes_of_several_k_are_those_of_each_to_the_bit() -> None:
         rng.shuffle(sizes)
         correct, wrong, invalid = tuple(sizes[:right]), tuple(sizes[right:]), num - sum(sizes)
         ks = tuple({1, rng.randint(1, num), num, num + 1})
-        wanted = [(maj_at_k(correct, wrong, invalid, k), tie_at_k(sizes, invalid, k)) for k in ks]
-        assert repr(list(votes_at(correct, wrong, invalid, ks))) == repr(wanted)
+        expected = [(maj_at_k(correct, wrong, invalid, k), tie_at_k(sizes, invalid, k)) for k in ks]
+        assert repr(list(votes_at(correct, wrong, invalid, ks))) == repr(expected)
 
 
 def test_vote_of_many_agrees_with_simulation() -> None:

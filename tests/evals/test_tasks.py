@@ -124,7 +124,7 @@ def test_known_task_is_found_and_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("gsm8", "did you mean 'gsm8k'"),
         ("zzz", "known: aime, apps, .*countdown, .*game24"),
@@ -132,8 +132,8 @@ def test_known_task_is_found_and_listed() -> None:
         ("mine.py", "name the task's class too"),
     ],
 )
-def test_unknown_tasks(name: str, told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_unknown_tasks(name: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         get_task(name)
 
 

@@ -61,7 +61,7 @@ def test_arguments_shape_the_tree(method: str, tmp_path: Path) -> None:
     data = write_jsonl(tmp_path / "d.jsonl", rows)
 
     def found(**arguments: str) -> SearchResult:
-        asked: dict[str, Any] = {
+        settings: dict[str, Any] = {
             "task": "countdown",
             "data": str(data),
             "model": "toy",
@@ -73,7 +73,7 @@ def test_arguments_shape_the_tree(method: str, tmp_path: Path) -> None:
             "exploration": 0.1,
             "rollouts": 0,
         }
-        job = load_search_job(resolve_search_settings(asked))
+        job = load_search_job(resolve_search_settings(settings))
         fn = TaskSearch(job.task, job.data, job.settings)
         (result,) = ToyLLM(puzzle_model(mistakes=0.0)).search_stream(
             fn,
@@ -114,7 +114,7 @@ def refining_model(texts: dict[str, str]) -> ToyModel:
 
 def refine(tmp_path: Path, texts: dict[str, str], **choices: Any) -> dict[str, Any]:
     row = {"question": "How many?", "answer": "#### 7"}
-    asked = {
+    settings = {
         "task": "gsm8k",
         "data": str(write_jsonl(tmp_path / "words.jsonl", [row])),
         "model": "toy",
@@ -123,7 +123,7 @@ def refine(tmp_path: Path, texts: dict[str, str], **choices: Any) -> dict[str, A
         "budget": {"tokens": 900},
         **choices,
     }
-    job = load_search_job(resolve_search_settings(asked))
+    job = load_search_job(resolve_search_settings(settings))
     (result,) = ToyLLM(refining_model(texts)).search_stream(
         TaskSearch(job.task, job.data, job.settings),
         list(job.roots.items()),

@@ -200,13 +200,13 @@ def test_the_table_has_each_vote_beside_the_majority() -> None:
     assert rows["usc"][6] == 0.0
     for _, _, _, value, low, high, less, least, most in table.rows:
         assert low <= value <= high and least <= less <= most  # type: ignore[operator]
-    for name, told in (
+    for name, label in (
         ("certainty", "self_certainty=True"),
         ("score", "scores.jsonl"),
         ("usc", "usc"),
     ):
         (row,) = vote_table(scores, ["f"], [name], [3]).rows
-        assert told in str(row[0]) and row[2:] == (None,) * 7
+        assert label in str(row[0]) and row[2:] == (None,) * 7
     worse = VoteInputs(scores={key: -score for key, score in votes.scores.items()})
     (row, best) = vote_table(scores, ["f"], ["score", "score:best"], [3], worse).rows
     assert "-0.9, and votes by sum must not be" in str(row[0]) and row[3] is None and best[3] == 0.5

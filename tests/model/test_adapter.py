@@ -48,10 +48,12 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("base"), seed=5)
 
 
-def save_adapter(base: Path, path: Path, *, seed: int = 0, scale: float = 0.3, **asked: Any) -> Any:
+def save_adapter(
+    base: Path, path: Path, *, seed: int = 0, scale: float = 0.3, **settings: Any
+) -> Any:
     """Write an adapter whose matrices are all random; returns peft's model with it."""
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **{"r": 4, "lora_alpha": 16, **asked})
+    config = peft.LoraConfig(task_type="CAUSAL_LM", **{"r": 4, "lora_alpha": 16, **settings})
     adapted = peft.get_peft_model(model, config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -77,8 +79,8 @@ def test_logits_are_those_of_peft(base: Path, tmp_path: Path, kind: str) -> None
     state = dict(merged.named_parameters())
     reference = adapted.merge_and_unload()
     with torch.no_grad():
-        wanted = reference(tokens).logits
-        assert (plain(tokens).logits - wanted).abs().max() > 1e-2  # the adapter says something
+        expected = reference(tokens).logits
+        assert (plain(tokens).logits - expected).abs().max() > 1e-2  # the adapter says something
     for name, weight in reference.named_parameters():
         torch.testing.assert_close(state[name], weight, rtol=1e-5, atol=1e-6, msg=name)
 
@@ -109,15 +111,15 @@ def test_greedy_tokens_are_those_of_peft(base: Path, tmp_path: Path, kind: str) 
     for prompt in (PROMPT, "numbers"):
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         with torch.no_grad():
-            wanted = adapted.generate(
+            expected = adapted.generate(
                 input_ids=ids, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0
             )
         ((found,),) = llm.generate([prompt], params)
-        assert list(found.tokens) == wanted[0, ids.shape[1] :].tolist()
+        assert list(found.tokens) == expected[0, ids.shape[1] :].tolist()
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "asked"),
+    ("family", "settings", "options"),
     [
         ("llama", {"tie_word_embeddings": True}, {"target_modules": ["lm_head", "q_proj"]}),
         ("llama", {"tie_word_embeddings": True}, {"target_modules": ["embed_tokens", "up_proj"]}),
@@ -129,10 +131,10 @@ def test_greedy_tokens_are_those_of_peft(base: Path, tmp_path: Path, kind: str) 
     ids=["tied-head", "tied-embedding", "latents", "latents-down", "conv1d", "conv1d-dora"],
 )
 def test_logits_of_tied_turned_and_latent_weights(
-    tmp_path: Path, family: str, settings: dict[str, Any], asked: dict[str, Any]
+    tmp_path: Path, family: str, settings: dict[str, Any], options: dict[str, Any]
 ) -> None:
     base = save_tiny_model(tmp_path / "base", family, seed=7, **settings)
-    adapted = save_adapter(base, tmp_path / "adapter", seed=3, **asked)
+    adapted = save_adapter(base, tmp_path / "adapter", seed=3, **options)
     llm = LLM(
         str(base), adapter=str(tmp_path / "adapter"), device="cpu", dtype="float32", memory="16MiB"
     )
@@ -146,8 +148,8 @@ def test_logits_of_tied_turned_and_latent_weights(
         tokens = torch.tensor([[*ids[0].tolist(), *found.tokens]])
         logprobs = adapted(tokens).logits[0, ids.shape[1] - 1 : -1].log_softmax(-1)
     assert list(found.tokens) == wanted[0, ids.shape[1] :].tolist()
-    mine = logprobs.gather(1, torch.tensor(found.tokens)[:, None])[:, 0]
-    torch.testing.assert_close(torch.tensor(found.logprobs), mine, rtol=1e-4, atol=1e-4)
+    expected = logprobs.gather(1, torch.tensor(found.tokens)[:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(found.logprobs), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_in_bfloat16_the_sum_is_rounded_once(base: Path, tmp_path: Path) -> None:
@@ -242,16 +244,16 @@ def test_a_run_knows_its_adapter(tmp_path: Path, treegen: Command) -> None:
     base = build_checkpoint(tmp_path / "base")
     for seed in (1, 2):
         save_adapter(base, tmp_path / f"adapter-{seed}", seed=seed, **KINDS["lora"])
-    asked = ("gsm8k", "--model", base, "--limit", 2, "-n", 2, "--max-tokens", 4, "-f", 0)
+    arguments = ("gsm8k", "--model", base, "--limit", 2, "-n", 2, "--max-tokens", 4, "-f", 0)
     run = tmp_path / "run"
-    done = treegen("eval", *asked, "--adapter", tmp_path / "adapter-1", "-o", run)
+    done = treegen("eval", *arguments, "--adapter", tmp_path / "adapter-1", "-o", run)
     assert done.code == 0, done.err
     info = json.loads((run / "run.json").read_text())
     assert info["settings"]["free"]["adapter"] == str(tmp_path / "adapter-1")
     assert treegen("eval", "--resume", run).code == 0
     done = treegen("eval", "--resume", run, "--adapter", tmp_path / "adapter-2")
     assert done.code == 2 and "--model or --adapter" in done.err
-    done = treegen("eval", *asked, "--adapter", tmp_path / "none", "-o", tmp_path / "other")
+    done = treegen("eval", *arguments, "--adapter", tmp_path / "none", "-o", tmp_path / "other")
     assert done.code == 2 and done.err.count("\n") == 1
 
 
@@ -280,9 +282,9 @@ def test_several_adapters_read_the_weights_below_them_once(
         assert len(read) == 2
     weights(paths[0])
     assert len(read) == 3
-    for mine, own in zip(found, wanted, strict=True):
-        assert mine.keys() == own.keys()
-        assert all(torch.equal(mine[name], own[name]) for name in own)
+    for actual, own in zip(found, wanted, strict=True):
+        assert actual.keys() == own.keys()
+        assert all(torch.equal(actual[name], own[name]) for name in own)
     assert not torch.equal(found[0]["lm_head.weight"], found[1]["lm_head.weight"])
 
 
@@ -293,34 +295,36 @@ def test_runs_of_several_adapters_are_those_of_each_and_are_compared(
     paths = [tmp_path / f"adapter-{seed}" for seed in (1, 2)]
     for seed, path in enumerate(paths):
         save_adapter(base, path, seed=seed, **KINDS["lora"])
-    asked = ("gsm8k", "--model", base, "--limit", 2, "-n", 2, "--max-tokens", 6, "-f", 0)
+    arguments = ("gsm8k", "--model", base, "--limit", 2, "-n", 2, "--max-tokens", 6, "-f", 0)
     both = ("--adapter", paths[0], "--adapter", paths[1])
     out = tmp_path / "out"
-    done = treegen("eval", *asked, *both, "-o", out)
+    done = treegen("eval", *arguments, *both, "-o", out)
     assert done.code == 0, done.err
     document = done.document
     assert [Path(each["run"]) for each in document["runs"]] == [out / path.name for path in paths]
     (compared,) = document["compared"]
     assert compared["run_b"] == str(out / paths[1].name)
     for path in paths:
-        alone = treegen("eval", *asked, "--adapter", path, "-o", tmp_path / f"alone-{path.name}")
+        alone = treegen(
+            "eval", *arguments, "--adapter", path, "-o", tmp_path / f"alone-{path.name}"
+        )
         assert alone.code == 0, alone.err
         drawn = [
             [json.loads(line)["text"] for line in (run / "samples.jsonl").read_text().splitlines()]
             for run in (out / path.name, tmp_path / f"alone-{path.name}")
         ]
         assert drawn[0] == drawn[1]
-    done = treegen("eval", *asked, *both, "-o", out)
+    done = treegen("eval", *arguments, *both, "-o", out)
     assert done.code == 2 and "--resume" in done.err
     shutil.rmtree(out / paths[1].name)
-    done = treegen("eval", *asked, *both, "--resume", out)
+    done = treegen("eval", *arguments, *both, "--resume", out)
     assert done.code == 0, done.err
     for refused in (
-        ("eval", *asked, "--adapter", paths[0], "--adapter", tmp_path / "x" / paths[0].name),
-        ("eval", *asked, *both, "--adapter", tmp_path / "none", "-o", tmp_path / "other"),
-        ("plan", *asked, *both),
-        ("eval", *asked, *both, "--workers", 2, "-o", tmp_path / "other"),
-        ("eval", *asked, *both, "--tensor-parallel-size", 2, "-o", tmp_path / "other"),
+        ("eval", *arguments, "--adapter", paths[0], "--adapter", tmp_path / "x" / paths[0].name),
+        ("eval", *arguments, *both, "--adapter", tmp_path / "none", "-o", tmp_path / "other"),
+        ("plan", *arguments, *both),
+        ("eval", *arguments, *both, "--workers", 2, "-o", tmp_path / "other"),
+        ("eval", *arguments, *both, "--tensor-parallel-size", 2, "-o", tmp_path / "other"),
     ):
         done = treegen(*refused)
         assert done.code == 2 and done.err.count("\n") == 1, done.err

@@ -50,9 +50,9 @@ def test_matrices_are_expanded_to_the_bit(family: str, layout: str, tmp_path: Pa
     bits = 8 if layout == "int8" else 4
     with pytest.warns(
         ModelWarning, match=rf"{bits} bits were dequantized to float32: .*be"
-    ) as told:
+    ) as record:
         model = load_model(tmp_path / "packed", device="cpu", check=False)
-    assert len(told) == 1  # nothing of it is unused
+    assert len(record) == 1  # nothing of it is unused
     want = load_model(tmp_path / "plain", device="cpu", check=False)
     assert len(exact) >= 8
     for (name, weight), other in zip(
@@ -155,14 +155,14 @@ def test_a_model_that_transformers_has_saved_is_the_one_that_it_expands(
     made.save_pretrained(tmp_path / "packed")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "packed" / name).write_text((tmp_path / "source" / name).read_text())
-    theirs = AutoModelForCausalLM.from_pretrained(
+    stock = AutoModelForCausalLM.from_pretrained(
         tmp_path / "packed", dtype=torch.float32, device_map="cpu"
     )
     with pytest.warns(ModelWarning, match=rf"bitsandbytes' {bits} bits were dequantized"):
         model = load_model(tmp_path / "packed", device="cpu", dtype="float32", check=False)
     packed = 0
-    for name, weight in theirs.named_parameters():
-        mine, want = model.module.get_parameter(name), weight
+    for name, weight in stock.named_parameters():
+        actual, want = model.module.get_parameter(name), weight
         if hasattr(weight, "quant_state"):
             want = by_library(weight.data, weight.quant_state)
         elif weight.dtype == torch.int8:
@@ -170,12 +170,12 @@ def test_a_model_that_transformers_has_saved_is_the_one_that_it_expands(
         packed += want is not weight
         # GPT-2's matrices are stored as those of linear layers.
         turned = family == "gpt2" and want is not weight
-        assert torch.equal(mine.T if turned else mine, want), name
+        assert torch.equal(actual.T if turned else actual, want), name
     assert packed == {"llama": 14, "gpt2": 8}[family]
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"load_in_4bit": False}, "both or neither of load_in_4bit and load_in_8bit"),
         ({"load_in_8bit": True}, "both or neither of load_in_4bit and load_in_8bit"),
@@ -183,13 +183,13 @@ def test_a_model_that_transformers_has_saved_is_the_one_that_it_expands(
     ],
 )
 def test_what_is_not_known_is_refused_by_name(
-    changes: dict[str, Any], told: str, tmp_path: Path
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path / "source")
     store_bnb(tmp_path / "source", tmp_path / "packed", "nf4")
     edit(tmp_path / "packed", **changes)
     (tmp_path / "packed" / "model.safetensors").unlink()  # before a weight is read
-    with pytest.raises(ModelError, match=f"in bitsandbytes cannot be used with {told}; .*made"):
+    with pytest.raises(ModelError, match=f"in bitsandbytes cannot be used with {message}; .*made"):
         load_spec(tmp_path / "packed")
 
 

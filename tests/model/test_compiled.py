@@ -105,8 +105,8 @@ def test_compiled_layers_give_the_same_logits(family: str, backend: str, tmp_pat
     model.compile_layers(fresh, backend=backend)
     got = run(model, fresh)
     assert not model.uncompiled_because
-    for mine, stock in zip(got, want, strict=True):
-        torch.testing.assert_close(mine, stock, atol=1e-5, rtol=1e-5)
+    for actual, stock in zip(got, want, strict=True):
+        torch.testing.assert_close(actual, stock, atol=1e-5, rtol=1e-5)
     for mine_kv, stock_kv in zip(fresh, pools, strict=True):
         torch.testing.assert_close(mine_kv.keys, stock_kv.keys, atol=1e-5, rtol=1e-5)
     if family in SIZES:
@@ -153,8 +153,8 @@ def test_compiled_layers_select_the_same_keys(
     model.compile_layers(fresh, backend=backend)
     got = run(model, fresh, PASSES[:2])
     assert not model.uncompiled_because
-    for mine, stock in zip(got, want, strict=True):
-        torch.testing.assert_close(mine, stock, atol=1e-5, rtol=1e-5)
+    for actual, stock in zip(got, want, strict=True):
+        torch.testing.assert_close(actual, stock, atol=1e-5, rtol=1e-5)
     for mine_kv, stock_kv in zip(fresh, pools, strict=True):
         assert (mine_kv.index is None) == (stock_kv.index is None)
         if mine_kv.index is not None:
@@ -178,8 +178,8 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is(tmp_path: Path) -> None:
     model.compile_layers(fresh, backend="eager")
     got = run(model, fresh)
     assert "cannot be compiled" in model.uncompiled_because
-    for mine, theirs in zip(got, want, strict=True):
-        torch.testing.assert_close(mine, theirs)
+    for actual, expected in zip(got, want, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def test_models_beside_each_other_are_compiled_too(tmp_path: Path) -> None:
@@ -234,8 +234,8 @@ def test_compiled_recurrent_layers_draw_the_same(family: str, tmp_path: Path) ->
     kinds = {"nemotron_h": 4, "lfm2_moe": 3}.get(family, 2)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2 * kinds
     assert [c.tokens for c in got] == [c.tokens for c in want]
-    for mine, its in zip(got, want, strict=True):
-        assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
+    for actual, expected in zip(got, want, strict=True):
+        assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
     llm.model.reset()
     assert [c.tokens for c in llm.run(tree, params).completions] == [c.tokens for c in want]
     # Another amount of memory is not compiled anew.

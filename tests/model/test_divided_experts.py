@@ -213,7 +213,7 @@ def test_every_family_with_experts_is_in_a_list_here() -> None:
     for name, (model_type, settings) in (tiny_models.EXACT | tiny_models.HYBRID).items():
         if tiny_models.known(model_type):
             config = tiny_models.config_of(model_type, **settings).get_text_config(decoder=True)
-            asked = {**settings, **settings.get("ffn_config", {})}
-            if any("expert" in key for key in asked) or "expert" in repr(type(config)).lower():
+            keys = {**settings, **settings.get("ffn_config", {})}
+            if any("expert" in key for key in keys) or "expert" in repr(type(config)).lower():
                 found.add(name)
     assert found <= {*DIVIDED, *REFUSED}, found - {*DIVIDED, *REFUSED}

@@ -334,13 +334,16 @@ def names_in(text: str) -> list[str]:
 def test_the_documented_families_are_those_tested_here(repository: Path) -> None:
     wrapped = {EXACT[name][0] for name in EXACT if name.endswith("_on_text")}
     plain = {model_type for model_type, _ in EXACT.values()} - wrapped
-    told_of = (("Exact", plain, families.EXACT), ("Exact on text", wrapped, families.ON_TEXT))
-    for title, tested, table in told_of:
+    documented_tables = (
+        ("Exact", plain, families.EXACT),
+        ("Exact on text", wrapped, families.ON_TEXT),
+    )
+    for title, tested, table in documented_tables:
         names = names_in(section(repository, title))
         assert names == sorted(tested) == list(table)
         assert f"{len(names)} families" in section(repository, title)
-    told = f"{len(plain)} text families, {len(wrapped)} multimodal families"
-    assert told in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
+    counts = f"{len(plain)} text families, {len(wrapped)} multimodal families"
+    assert counts in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
 
 
 def test_the_documented_recurrent_families_are_those_tested_here(repository: Path) -> None:
@@ -350,8 +353,8 @@ def test_the_documented_recurrent_families_are_those_tested_here(repository: Pat
     assert sorted(names) == sorted({model_type for model_type, _ in HYBRID.values()})
     assert {kind: tuple(names_in(each)) for kind, each in rows} == families.RECURRENT
     assert f"{len(names)} families whose layers are partly recurrent" in text
-    told = f"and {len(names)} families with recurrent layers"
-    assert told in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
+    counts = f"and {len(names)} families with recurrent layers"
+    assert counts in " ".join((repository / "README.md").read_text(encoding="utf-8").split())
 
 
 def test_the_table_of_families_counts_those_listed_below(repository: Path) -> None:
@@ -370,12 +373,12 @@ def test_the_documented_ways_of_storing_weights_are_those_of_the_code(repository
         re.MULTILINE,
     )
     documented = {(name, how) for names, how in found[1:] for name in names_in(names)}
-    told = {
+    implemented = {
         *((name, "kept in FP8, or dequantized") for name in quantization.FP8_METHODS),
         *((name, "kept in 4 bits, or dequantized") for name in quantization.FP4_METHODS),
         *((name, "dequantized") for name in quantization.EXPANDED_METHODS),
     }
-    assert documented == told
+    assert documented == implemented
 
 
 def test_the_documented_families_of_sparse_attention_are_those_of_the_code(
@@ -400,10 +403,10 @@ def test_the_documented_refusals_are_those_of_the_code(repository: Path) -> None
             with pytest.raises(ModelError) as caught:
                 families.refuse_family(CONFIG_MAPPING[name]())
             # Older versions of transformers have other names of that type.
-            told = re.sub(
+            text = re.sub(
                 r"\b(deepseek|qwen)_sparse_attention", "indexed_attention", str(caught.value)
             )
-            assert reason in told
+            assert reason in text
 
 
 @pytest.mark.parametrize(

@@ -197,14 +197,14 @@ def test_the_load_check_does_not_round_inputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"quantization": "int4"}, "quantization must be fp8"),
         ({"quantization": "fp8", "tensor_parallel_size": 2}, "with tensor_parallel_size"),
     ],
 )
-def test_what_does_not_go_together_is_refused(options: dict[str, object], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_does_not_go_together_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         EngineOptions(model="demo", **options)  # type: ignore[arg-type]
 
 
@@ -215,11 +215,11 @@ def test_the_command_refuses_in_one_line(treegen: Command) -> None:
 
 def test_a_run_goes_on_as_it_was_quantized(tmp_path: Path, treegen: Command) -> None:
     run = tmp_path / "run"
-    asked = ["gsm8k", "--limit", "1", "-n", "2", "--max-tokens", "4", "--memory", "16MiB", "-q"]
-    assert treegen("eval", *asked, "--quantization", "fp8", "-o", run).code == 0
+    arguments = ["gsm8k", "--limit", "1", "-n", "2", "--max-tokens", "4", "--memory", "16MiB", "-q"]
+    assert treegen("eval", *arguments, "--quantization", "fp8", "-o", run).code == 0
     assert treegen("eval", "--resume", run, "-q").code == 0
     plain = tmp_path / "plain"
-    assert treegen("eval", *asked, "-o", plain).code == 0
+    assert treegen("eval", *arguments, "-o", plain).code == 0
     refused = treegen("eval", "--resume", plain, "--quantization", "fp8", "-q")
     assert refused.code == 2 and "quantization" in refused.err
 

@@ -49,10 +49,10 @@ def refusal(load: Callable[[], object]) -> str:
 @pytest.mark.parametrize("kind", [KINDS.F32, KINDS.Q8_0, KINDS.Q4_0])
 def test_greedy_tokens_are_those_of_transformers(kind: KINDS, family: str, tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path, family, kind)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         llm = LLM(str(path), memory="8MiB", device="cpu")
-    said = [str(each.message) for each in told if each.category is ModelWarning]
+    said = [str(each.message) for each in record if each.category is ModelWarning]
     plain = kind == KINDS.F32
     start = f"{path}: weights in {kind.name} (GGUF) were dequantized to float32: "
     assert len(said) == (not plain)
@@ -93,9 +93,17 @@ def test_it_has_a_name_of_its_own(file: Path, tmp_path: Path) -> None:
 def test_the_command_samples_from_it(file: Path, tmp_path: Path, treegen: Command) -> None:
     problems = tmp_path / "problems.jsonl"
     problems.write_text('{"question": "1 + 1 = ", "answer": "2"}\n')
-    asked = ["jsonl", "--data", problems, "-T", "template={question}", "-T", "answer_field=answer"]
-    asked += ["--model", file, "-n", "2", "--max-tokens", "4", "--memory", "8MiB", "-q"]
-    done = treegen("eval", *asked, "-o", tmp_path / "run")
+    arguments = [
+        "jsonl",
+        "--data",
+        problems,
+        "-T",
+        "template={question}",
+        "-T",
+        "answer_field=answer",
+    ]
+    arguments += ["--model", file, "-n", "2", "--max-tokens", "4", "--memory", "8MiB", "-q"]
+    done = treegen("eval", *arguments, "-o", tmp_path / "run")
     assert done.code == 0, done.err
 
 
@@ -113,8 +121,8 @@ def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
         (tmp_path / "some.gguf").write_bytes(data)
         assert "is not a GGUF file" in refusal(lambda: load_spec(tmp_path / "some.gguf"))
     (tmp_path / "big-00001-of-00003.gguf").touch()
-    told = refusal(lambda: load_spec(tmp_path / "big-00001-of-00003.gguf"))
-    assert "is one part of a model; merge" in told
+    message = refusal(lambda: load_spec(tmp_path / "big-00001-of-00003.gguf"))
+    assert "is one part of a model; merge" in message
 
 
 def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
@@ -125,14 +133,14 @@ def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    told = refusal(lambda: load_spec(tmp_path / "odd.gguf"))
-    assert "unheard-of" in told and "not supported" in told and "safetensors" in told
+    message = refusal(lambda: load_spec(tmp_path / "odd.gguf"))
+    assert "unheard-of" in message and "not supported" in message and "safetensors" in message
 
 
 def test_missing_packages_are_named(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_file, "find_spec", lambda name: None)
-    told = refusal(lambda: load_spec(file))
-    assert "gguf and accelerate: pip install '.[gguf]'" in told
+    message = refusal(lambda: load_spec(file))
+    assert "gguf and accelerate: pip install '.[gguf]'" in message
 
 
 def test_the_file_itself_must_be_given(
@@ -151,8 +159,8 @@ def test_the_file_itself_must_be_given(
 
 def header(*parts: int | bytes, tensors: int = 0, pairs: int = 0) -> bytes:
     """A GGUF header. Numbers of parts have 8 bytes."""
-    told = (part if isinstance(part, bytes) else struct.pack("<Q", part) for part in parts)
-    return b"GGUF" + struct.pack("<IQQ", 3, tensors, pairs) + b"".join(told)
+    encoded = (part if isinstance(part, bytes) else struct.pack("<Q", part) for part in parts)
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, pairs) + b"".join(encoded)
 
 
 STRING, ARRAY, UINT8 = (struct.pack("<I", kind) for kind in (8, 9, 0))
@@ -186,11 +194,11 @@ def test_a_header_that_claims_more_than_there_is_is_refused_at_once(
     file.write_bytes(data)
     tracemalloc.start()
     try:
-        told = refusal(lambda: gguf_file.read_header(file))
+        message = refusal(lambda: gguf_file.read_header(file))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert "is not a GGUF file or is cut off" in told and peak < 2**24
+    assert "is not a GGUF file or is cut off" in message and peak < 2**24
 
 
 @pytest.mark.parametrize("name", ["block_count", "embedding_length", "vocab_size"])
@@ -200,5 +208,5 @@ def test_sizes_that_no_tensor_has_are_refused(name: str, file: Path, tmp_path: P
     at = data.index(key) + len(key) + 4
     other = tmp_path / "other.gguf"
     other.write_bytes(data[:at] + struct.pack("<I", 10**9) + data[at + 4 :])
-    told = refusal(lambda: load_spec(other))
-    assert f"says llama.{name} 1,000,000,000, and the tensors in it" in told
+    message = refusal(lambda: load_spec(other))
+    assert f"says llama.{name} 1,000,000,000, and the tensors in it" in message

@@ -35,7 +35,7 @@ class Alone:
     def check(self) -> None:
         """Nobody can fail."""
 
-    def fail(self, told: str) -> None:
+    def fail(self, message: str) -> None:
         """Nobody ends."""
 
 

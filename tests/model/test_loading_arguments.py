@@ -60,8 +60,8 @@ def test_what_predicts_no_tokens_is_no_language_model(checkpoint: Path, check: b
         transformers.LlamaForSequenceClassification(config),
         transformers.LlamaForTokenClassification(config),
     ):
-        told = f"{type(module).__name__} has no head that predicts tokens; load the model with "
-        with pytest.raises(InputError, match=told):
+        message = f"{type(module).__name__} has no head that predicts tokens; load the model with "
+        with pytest.raises(InputError, match=message):
             from_module(module, check=check)
     of_class: Any = transformers.LlamaForCausalLM
     with pytest.raises(InputError, match="needs a transformers model, got LlamaForCausalLM"):
@@ -71,8 +71,8 @@ def test_what_predicts_no_tokens_is_no_language_model(checkpoint: Path, check: b
 @pytest.mark.parametrize("share", [True, False])
 def test_where_and_how_a_verifier_is_read_is_told_of(checkpoint: Path, share: bool) -> None:
     for wrong in WRONG:
-        for name, told in (("form", "form must be Seq"), ("device", "device must be auto, cpu")):
-            with pytest.raises(InputError, match=told):
+        for name, message in (("form", "form must be Seq"), ("device", "device must be auto, cpu")):
+            with pytest.raises(InputError, match=message):
                 load_verifier(checkpoint, share=share, **{name: wrong})
         if not isinstance(wrong, str):
             with pytest.raises(

@@ -121,9 +121,10 @@ def test_weights_must_be_safetensors_and_complete(copy: Path) -> None:
     assert "pytorch_model.bin" in refusal(lambda: load_model(copy))
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (copy / "model.safetensors.index.json").write_text(json.dumps(index))
-    told = refusal(lambda: load_model(copy))
+    message = refusal(lambda: load_model(copy))
     assert (
-        "is missing 2 of the weight files listed in its index, such as model-1.safetensors" in told
+        "is missing 2 of the weight files listed in its index, such as model-1.safetensors"
+        in message
     )
     for broken in ({"weight_map": [1]}, {"weight_map": {"a": 1}}, {}):
         (copy / "model.safetensors.index.json").write_text(json.dumps(broken))
@@ -140,12 +141,12 @@ def test_weights_that_transformers_would_make_up_are_refused(copy: Path) -> None
     save_file({k: v for k, v in tensors.items() if k != name}, weights, {"format": "pt"})
     assert name in refusal(lambda: load_model(copy))
     save_file(tensors | {name: tensors[name][:3].clone()}, weights, {"format": "pt"})
-    told = refusal(lambda: load_model(copy))
-    assert f"{name} is [3, 32], but the configuration requires [16, 32]" in told
+    message = refusal(lambda: load_model(copy))
+    assert f"{name} is [3, 32], but the configuration requires [16, 32]" in message
     save_file(tensors, weights, {"format": "pt"})
     edit(copy, intermediate_size=40)
-    told = refusal(lambda: load_model(copy))
-    assert "down_proj.weight is [32, 48], but the configuration requires [32, 40], and 5" in told
+    message = refusal(lambda: load_model(copy))
+    assert "down_proj.weight is [32, 48], but the configuration requires [32, 40], and 5" in message
 
 
 def test_experts_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -154,8 +155,8 @@ def test_experts_that_do_not_fit_are_named(tmp_path: Path) -> None:
     tensors = load_file(weights)
     name = "model.layers.1.mlp.experts.2.up_proj.weight"
     save_file(tensors | {name: tensors[name][:3].clone()}, weights, {"format": "pt"})
-    told = refusal(lambda: load_model(tmp_path))
-    assert "do not fit config.json: model.layers.1.mlp.experts" in told
+    message = refusal(lambda: load_model(tmp_path))
+    assert "do not fit config.json: model.layers.1.mlp.experts" in message
 
 
 def test_weights_that_are_not_used_are_named(copy: Path) -> None:
@@ -315,13 +316,13 @@ def test_context_ends_where_rope_depends_on_the_batch(
 ) -> None:
     rope = {"rope_theta": 10000.0, **rope}
     save_tiny_model(tmp_path, rope_parameters=rope)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         spec = load_spec(tmp_path)
         model = load_model(tmp_path, device="cpu")
     assert model.spec.context_length == spec.context_length == length
-    assert bool(told) == (length < 256)
-    for warning in told:
+    assert bool(record) == (length < 256)
+    for warning in record:
         assert warning.category is ModelWarning
         assert "the context is 64 tokens, not 256: beyond 64 " in str(warning.message)
         assert "longrope" in str(warning.message)
@@ -552,30 +553,30 @@ def test_weights_stay_in_4_bits_if_expanded_ones_take_half_of_the_device(
         save_tiny_model(tmp_path / "source", "qwen3_moe")
         tmp_path /= "packed"
         store_in_fp4(tmp_path.parent / "source", tmp_path, "modelopt")
-    asked: list[int] = []
+    counts: list[int] = []
 
     def fits(numbers: int, device: torch.device) -> bool:
-        asked.append(numbers)
+        counts.append(numbers)
         return does_fit
 
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.fits_expanded", fits)
     does_fit = True
     line = f"in {form.upper()} were dequantized .*; quantization {form} keeps them in 4 bits"
-    with pytest.warns(ModelWarning, match=line) as told:
+    with pytest.warns(ModelWarning, match=line) as record:
         wide = load_model(tmp_path, device="cpu").module
-    assert len(told) == 1
+    assert len(record) == 1
     does_fit = False
     line = (
         f"weights stay in {form.upper()}, because .* half of cpu: .* instead of .* dequantizes them"
     )
-    with pytest.warns(ModelWarning, match=line) as told:
+    with pytest.warns(ModelWarning, match=line) as record:
         kept = load_model(tmp_path, device="cpu").module
-    assert len(told) == 1
+    assert len(record) == 1
     sizes = [sum(w.numel() * w.element_size() for w in m.parameters()) for m in (kept, wide)]
-    numbers = max(asked)
-    assert numbers == asked[0] and 3 * numbers < sizes[1] - sizes[0] < 4 * numbers
-    assert f"{format_bytes(sizes[0])} instead of " in str(told[0].message)
+    numbers = max(counts)
+    assert numbers == counts[0] and 3 * numbers < sizes[1] - sizes[0] < 4 * numbers
+    assert f"{format_bytes(sizes[0])} instead of " in str(record[0].message)
 
 
 def test_what_experts_in_mxfp4_take_is_told(

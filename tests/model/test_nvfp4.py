@@ -51,9 +51,9 @@ def test_matrices_are_expanded_to_the_bit(
     stores = "NVFP4 and FP8" if mixed else "NVFP4"
     with pytest.warns(
         ModelWarning, match=f"{stores} were dequantized to float32: .*became"
-    ) as told:
+    ) as record:
         model = load_model(tmp_path / "packed", device="cpu")
-    assert len(told) == 1  # nothing of it is unused
+    assert len(record) == 1  # nothing of it is unused
     plain = load_model(tmp_path / "plain", device="cpu")
     for (name, got), want in zip(
         model.module.named_parameters(), plain.module.parameters(), strict=True
@@ -112,9 +112,9 @@ def test_layers_in_fp8_stay_in_fp8_if_those_in_nvfp4_are_expanded(
     store(tmp_path, "llama", "modelopt", mixed=True)
     monkeypatch.setattr("treegen.model.weights.can_multiply", lambda device: True)
     line = "4 matrices stay in FP8; those in NVFP4 were dequantized to float32: .* of files became"
-    with pytest.warns(ModelWarning, match=line) as told:
+    with pytest.warns(ModelWarning, match=line) as record:
         module = load_model(tmp_path / "packed", device="cpu").module
-    assert len(told) == 1
+    assert len(record) == 1
     assert sum(isinstance(part, Fp8Linear) for part in module.modules()) == 4
     assert not any(weight.dtype == torch.uint8 for weight in module.parameters())
     options = EngineOptions(model=str(tmp_path / "packed"), device="cpu")

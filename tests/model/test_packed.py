@@ -48,9 +48,11 @@ def test_packed_matrices_are_expanded_to_the_bit(family: str, layout: str, tmp_p
     save_tiny_model(tmp_path / "source", family)
     exact = store_packed(tmp_path / "source", tmp_path / "packed", layout)
     store_exact(tmp_path / "source", tmp_path / "plain", exact, torch.float32)
-    with pytest.warns(ModelWarning, match=r"4 bits were dequantized to float32: .*became") as told:
+    with pytest.warns(
+        ModelWarning, match=r"4 bits were dequantized to float32: .*became"
+    ) as record:
         model = load_model(tmp_path / "packed", device="cpu")
-    assert len(told) == 1  # nothing of it is unused
+    assert len(record) == 1  # nothing of it is unused
     want = load_model(tmp_path / "plain", device="cpu")
     assert len(exact) >= 8
     for (name, weight), other in zip(
@@ -85,11 +87,11 @@ def test_numbers_are_rounded_once(scales: torch.dtype, dtype: str, tmp_path: Pat
 def test_the_line_tells_the_bytes(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "source")
     store_packed(tmp_path / "source", tmp_path / "packed", "awq")
-    with pytest.warns(ModelWarning) as told:
+    with pytest.warns(ModelWarning) as record:
         model = load_model(tmp_path / "packed", device="cpu")
     before = (tmp_path / "packed" / "model.safetensors").stat().st_size
     after = sum(4 * weight.numel() for weight in model.module.parameters())
-    assert str(told[0].message).endswith(
+    assert str(record[0].message).endswith(
         f"AWQ's 4 bits were dequantized to float32: {before / 1024:.1f} KiB of files became "
         f"{after / 1024:.1f} KiB"
     )
@@ -120,7 +122,7 @@ def test_a_zero_of_zero_that_borrowed_from_the_next_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "changes", "told"),
+    ("layout", "changes", "message"),
     [
         ("gptq", {"bits": 8}, r"weights in gptq cannot be used with bits 8 .*made from"),
         ("gptq", {"bits": 3}, r"bits 3 "),
@@ -141,13 +143,13 @@ def test_a_zero_of_zero_that_borrowed_from_the_next_is_read() -> None:
     ],
 )
 def test_other_packings_are_refused_by_name(
-    layout: str, changes: dict[str, Any], told: str, tmp_path: Path
+    layout: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path / "source")
     store_packed(tmp_path / "source", tmp_path / "packed", layout)
     edit(tmp_path / "packed", **changes)
     (tmp_path / "packed" / "model.safetensors").unlink()  # before a weight is read
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         load_spec(tmp_path / "packed")
 
 

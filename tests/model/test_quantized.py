@@ -60,9 +60,9 @@ def test_fp8_is_expanded_where_it_cannot_be_multiplied(
 ) -> None:
     save_tiny_model(tmp_path / "source", family)
     plain = store_in_fp8(tmp_path / "source", tmp_path / "fp8", layout)
-    with pytest.warns(ModelWarning, match=r"in .*FP8 were dequantized to float32") as told:
+    with pytest.warns(ModelWarning, match=r"in .*FP8 were dequantized to float32") as record:
         model = load_model(tmp_path / "fp8", device="cpu")
-    assert len(told) == 1  # nothing of it is unused
+    assert len(record) == 1  # nothing of it is unused
     want = load_model(plain, device="cpu")
     for (name, weight), other in zip(
         model.module.named_parameters(), want.module.parameters(), strict=True
@@ -80,7 +80,7 @@ def test_fp8_stays_as_it_is_stored(dtype: str, layout: str, tmp_path: Path) -> N
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = load_model(tmp_path / "fp8", device="cpu", dtype=dtype, quantization="fp8")
-    told = [str(each.message) for each in caught if each.category is ModelWarning]
+    messages = [str(each.message) for each in caught if each.category is ModelWarning]
     found = weights_of(model)
     assert len(found) == 14
     for name, weight in found.items():
@@ -92,10 +92,10 @@ def test_fp8_stays_as_it_is_stored(dtype: str, layout: str, tmp_path: Path) -> N
         else:
             assert ((weight - want).abs() <= want.abs() / 16 + 1e-4).all()
     if layout in EXACT:
-        assert told == []
+        assert messages == []
         return
-    assert "14 of them rounded from scales of blocks" in told[0]
-    share = float(told[0].rpartition("by ")[2].rstrip("%"))
+    assert "14 of them rounded from scales of blocks" in messages[0]
+    share = float(messages[0].rpartition("by ")[2].rstrip("%"))
     assert 0.5 < share < 4.0
 
 
@@ -128,10 +128,10 @@ def test_experts_stay_as_they_are_stored(family: str, layout: str, tmp_path: Pat
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = load_model(tmp_path / "fp8", device="cpu", quantization="fp8")
-    told = [str(each.message) for each in caught if each.category is ModelWarning]
+    messages = [str(each.message) for each in caught if each.category is ModelWarning]
     # 4 of attention and 3 x 4 of experts, in each of two layers
-    assert told == [] if layout == "channel" else "32 matrices stay" in told[0]
-    assert not any("others were dequantized" in each for each in told)
+    assert messages == [] if layout == "channel" else "32 matrices stay" in messages[0]
+    assert not any("others were dequantized" in each for each in messages)
     want = load_model(plain, device="cpu").module
     found = [part for part in model.module.modules() if isinstance(part, Fp8Experts)]
     assert len(found) == 2
@@ -211,9 +211,9 @@ def test_a_gpu_multiplies_fp8_as_it_is_stored(layout: str, tmp_path: Path) -> No
         llm = LLM(str(tmp_path / "fp8"), memory="64MiB", device="cuda")
     assert len(weights_of(llm.model)) == 14
     assert len(weights_of(llm.model)) == 14
-    asked = [("Q: 1 + 1 is what?", " It is 2.")]
-    found = np.array(llm.score(asked)[0].logprobs)
-    want = np.array(LLM(str(plain), memory="64MiB", device="cuda").score(asked)[0].logprobs)
+    pairs = [("Q: 1 + 1 is what?", " It is 2.")]
+    found = np.array(llm.score(pairs)[0].logprobs)
+    want = np.array(LLM(str(plain), memory="64MiB", device="cuda").score(pairs)[0].logprobs)
     assert not np.array_equal(found, want)  # it is not expanded
     assert np.abs(found - want).mean() < 0.3
     assert len(drawn(llm)) == 5
@@ -235,7 +235,7 @@ def test_fp8_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"transform_config": {"config_groups": {"a": 1}}}, "rotated weights in"),
         ({"quant_method": "unheard-of"}, r"\(unheard-of\) are not supported"),
@@ -243,11 +243,11 @@ def test_fp8_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_layouts_that_are_not_read_are_refused(
-    changes: dict[str, Any], told: str, tmp_path: Path
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path)
     edit(tmp_path, quantization_config={**SETTINGS["channel"], **changes})
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         load_spec(tmp_path)
 
 

@@ -32,21 +32,21 @@ def test_windows_and_states_are_those_of_transformers_own_cache() -> None:
     generator = torch.Generator().manual_seed(0)
     for lengths in ([1, 1, 2, 5, 1], [2, 1], [7, 1, 3], [3, 4]):
         stock = DynamicCache(config=config_of(*HYBRID["lfm2"][:1], **HYBRID["lfm2"][1]))
-        mine = LayerStates({})
-        assert mine.get_conv_state(0) is None and not mine.has_previous_state(0)
+        states = LayerStates({})
+        assert states.get_conv_state(0) is None and not states.has_previous_state(0)
         for length in lengths:
             new = torch.randn(2, 6, length, generator=generator)
             want = stock.update_conv_state(new, 0, conv_kernel_size=4)
-            got = mine.update_conv_state(new, 0, conv_kernel_size=4)
+            got = states.update_conv_state(new, 0, conv_kernel_size=4)
             torch.testing.assert_close(got, want, rtol=0, atol=0)
             kept = stock.layers[0].conv_states[0]
-            torch.testing.assert_close(mine.get_conv_state(0), kept, rtol=0, atol=0)
-            assert mine.layers[0].conv_states[0] is mine.get_conv_state(0)
+            torch.testing.assert_close(states.get_conv_state(0), kept, rtol=0, atol=0)
+            assert states.layers[0].conv_states[0] is states.get_conv_state(0)
     state = torch.ones(2, 3)
-    assert mine.update_recurrent_state(state, 0) is mine.get_recurrent_state(0)
-    assert mine.recurrent_states[0] is state and mine.has_previous_state()
-    mine.set_linear_cache(0, state)
-    assert mine.get_linear_cache(0) is state and not mine.is_recording_past(0)
+    assert states.update_recurrent_state(state, 0) is states.get_recurrent_state(0)
+    assert states.recurrent_states[0] is state and states.has_previous_state()
+    states.set_linear_cache(0, state)
+    assert states.get_linear_cache(0) is state and not states.is_recording_past(0)
 
 
 class Convolution(nn.Module):

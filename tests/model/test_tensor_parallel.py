@@ -95,11 +95,11 @@ def test_two_ranks_draw_and_score_as_one_process(
     for params in all_params:
         want, got = one.run(tree_of(2), params), two.run(tree_of(2), params)
         assert tokens_of(got.completions) == tokens_of(want.completions)
-        for mine, its in zip(got.completions, want.completions, strict=True):
-            assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-5)
-    for score, wanted in zip(two.score(PAIRS), one.score(PAIRS), strict=True):
-        assert score.tokens == wanted.tokens
-        assert score.logprobs == pytest.approx(wanted.logprobs, abs=1e-5)
+        for actual, expected in zip(got.completions, want.completions, strict=True):
+            assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+    for score, expected_score in zip(two.score(PAIRS), one.score(PAIRS), strict=True):
+        assert score.tokens == expected_score.tokens
+        assert score.logprobs == pytest.approx(expected_score.logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "phi3"])
@@ -112,9 +112,9 @@ def test_products_in_one_order_are_added_up_too(
     assert any(getattr(part, "product", None) is not None for part in model.module.modules())
     two = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB", max_rows=16)
     got = two.run(tree_of(3), SamplingParams(max_tokens=12, seed=3))
-    for mine, its in zip(got.completions, want.completions, strict=True):
-        assert mine.tokens == its.tokens
-        assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-5)
+    for actual, expected in zip(got.completions, want.completions, strict=True):
+        assert actual.tokens == expected.tokens
+        assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
 
 
 _TOGETHER: list[dict[str, Any]] = [
@@ -152,18 +152,23 @@ def test_two_ranks_where_samples_have_everything(
     want = one.generate(prompts, params)
     if how == "guesses":
         guessed(two, Knowing([c for each in want for c in each]))
-    for mine, its in zip(chain(*two.generate(prompts, params)), chain(*want), strict=True):
-        assert mine.tokens == its.tokens and mine.thinking == its.thinking
-        assert mine.logprobs == pytest.approx(its.logprobs, abs=TOLERANCE)
-        ours, theirs = mine.prompt_logprobs, its.prompt_logprobs
-        assert (ours is None) == (theirs is None)
-        if ours is not None and theirs is not None and ours.top and theirs.top:
-            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=TOLERANCE)
-            assert ours.top.logprobs == pytest.approx(theirs.top.logprobs, abs=TOLERANCE)
+    for actual, expected in zip(chain(*two.generate(prompts, params)), chain(*want), strict=True):
+        assert actual.tokens == expected.tokens and actual.thinking == expected.thinking
+        assert actual.logprobs == pytest.approx(expected.logprobs, abs=TOLERANCE)
+        scores, expected_scores = actual.prompt_logprobs, expected.prompt_logprobs
+        assert (scores is None) == (expected_scores is None)
+        if (
+            scores is not None
+            and expected_scores is not None
+            and scores.top
+            and expected_scores.top
+        ):
+            assert scores.logprobs == pytest.approx(expected_scores.logprobs, abs=TOLERANCE)
+            assert scores.top.logprobs == pytest.approx(expected_scores.top.logprobs, abs=TOLERANCE)
     pairs = [(context, text) for context, text in PAIRS if context]
-    for score, wanted in zip(two.score(pairs, top=4), one.score(pairs, top=4), strict=True):
-        assert score.top is not None and wanted.top is not None
-        assert score.top.logprobs == pytest.approx(wanted.top.logprobs, abs=TOLERANCE)
+    for score, expected_score in zip(two.score(pairs, top=4), one.score(pairs, top=4), strict=True):
+        assert score.top is not None and expected_score.top is not None
+        assert score.top.logprobs == pytest.approx(expected_score.top.logprobs, abs=TOLERANCE)
 
 
 def test_each_rank_has_a_part_of_the_heads_and_of_the_cache(
@@ -236,7 +241,7 @@ def test_guessed_tokens(group: RankGroup, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("family", "settings", "size", "told"),
+    ("family", "settings", "size", "message"),
     [
         ("gpt2", {}, 2, "gpt2 models cannot be divided among GPUs: transformers has no tensor-p"),
         ("dbrx", {}, 2, "dbrx models cannot be divided among GPUs: transformers has no tensor-pa"),
@@ -248,12 +253,12 @@ def test_guessed_tokens(group: RankGroup, tmp_path: Path, monkeypatch: pytest.Mo
     ],
 )
 def test_what_cannot_be_divided_is_refused_before_processes_start(
-    family: str, settings: dict[str, Any], size: int, told: str, tmp_path: Path
+    family: str, settings: dict[str, Any], size: int, message: str, tmp_path: Path
 ) -> None:
     tiny_models.save_tiny_model(tmp_path, family, **settings)
     for weights in tmp_path.glob("*.safetensors"):
         weights.unlink()
-    with pytest.raises(ModelError, match=told):
+    with pytest.raises(ModelError, match=message):
         LLM(str(tmp_path), device="cpu", tensor_parallel_size=size)
 
 
@@ -299,5 +304,5 @@ def test_ranks_read_copies_of_latents(
     params = SamplingParams(max_tokens=12, seed=3)
     want, got = one.run(tree_of(3), params), two.run(tree_of(3), params)
     assert tokens_of(got.completions) == tokens_of(want.completions) and copied
-    for mine, its in zip(got.completions, want.completions, strict=True):
-        assert mine.logprobs == pytest.approx(its.logprobs, abs=TOLERANCE)
+    for actual, expected in zip(got.completions, want.completions, strict=True):
+        assert actual.logprobs == pytest.approx(expected.logprobs, abs=TOLERANCE)

@@ -73,14 +73,14 @@ def test_a_rank_that_is_killed_while_it_starts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "message"),
     [
         (fail_in_rank_1, "rank 1: ValueError: no luck"),
         (draw_other_tokens, "ranks of a tensor-parallel model have drawn different tokens"),
     ],
 )
-def test_an_error_of_one_rank_is_told(what: Callable[..., Model], told: str) -> None:
-    with RankGroup(2, "cpu") as group, pytest.raises(WorkerError, match=told):
+def test_an_error_of_one_rank_is_told(what: Callable[..., Model], message: str) -> None:
+    with RankGroup(2, "cpu") as group, pytest.raises(WorkerError, match=message):
         group.load(what)
 
 

@@ -200,8 +200,8 @@ def test_top_p_draws(pairs: Pairs) -> None:
 def test_scores(pairs: Pairs) -> None:
     want = pairs.one("llama").score(PAIRS)
     with pairs.two("llama") as llm:
-        for mine, its in zip(llm.score(PAIRS), want, strict=True):
-            assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
+        for actual, expected in zip(llm.score(PAIRS), want, strict=True):
+            assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
 
 
 def test_compiled_layers_and_graphs(pairs: Pairs) -> None:
@@ -210,7 +210,7 @@ def test_compiled_layers_and_graphs(pairs: Pairs) -> None:
     with pairs.two("llama", eager=False) as llm:
         got = [llm.run(tree_of(4), params) for params in each]
     assert got[0].usage.uncompiled_because == ""
-    counts = [different(mine, its) for mine, its in zip(got, want, strict=True)]
+    counts = [different(actual, expected) for actual, expected in zip(got, want, strict=True)]
     assert counts[0] == 0
     assert max(counts) <= 2
 
@@ -256,7 +256,9 @@ def test_families(family: str, pairs: Pairs) -> None:
     with pairs.two(family) as llm:
         assert distance(prefill_logits(llm), logits) < 1e-3
         got = [llm.run(tree_of(4), params) for params in (GREEDY, SAMPLED)]
-    greedy, sampled = (different(mine, its) for mine, its in zip(got, want, strict=True))
+    greedy, sampled = (
+        different(actual, expected) for actual, expected in zip(got, want, strict=True)
+    )
     assert greedy == 0
     assert sampled <= 1
 

@@ -55,6 +55,6 @@ def test_two_ranks_attend_and_draw_in_parts(
     ):
         want, got = one.run(tree, params), two.run(tree, params)
         assert got.usage.impl == "triton"
-        for mine, its in zip(got.completions, want.completions, strict=True):
-            assert mine.tokens == its.tokens
-            assert mine.logprobs == pytest.approx(its.logprobs, abs=1e-4)
+        for actual, expected in zip(got.completions, want.completions, strict=True):
+            assert actual.tokens == expected.tokens
+            assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-4)

@@ -120,17 +120,17 @@ def compare(
     starts = prompt_lengths or [1] * len(tree.last)
     factors = weights_of(tree, starts)
     got = tree_logprobs(module, tree, prompt_lengths=prompt_lengths, temperature=temperature)
-    ours = gradients(module, loss_of(got, factors))
+    tree_gradients = gradients(module, loss_of(got, factors))
     want = stock_logprobs(module, tree, starts, temperature)
-    theirs = gradients(module, loss_of(want, factors))
-    for mine, stock in zip(got, want, strict=True):
-        torch.testing.assert_close(mine, stock, atol=1e-5, rtol=1e-5)
-    assert ours.keys() == theirs.keys() and ours
-    total = torch.stack([stock.norm() for stock in theirs.values()]).norm()
-    for name, stock in theirs.items():
+    expected = gradients(module, loss_of(want, factors))
+    for actual, stock in zip(got, want, strict=True):
+        torch.testing.assert_close(actual, stock, atol=1e-5, rtol=1e-5)
+    assert tree_gradients.keys() == expected.keys() and tree_gradients
+    total = torch.stack([stock.norm() for stock in expected.values()]).norm()
+    for name, stock in expected.items():
         # Without RoPE, a bias of keys changes nothing: its gradient is 0, but for rounding.
         scale = stock.norm() if stock.norm() > 1e-5 * total else total
-        error = (ours[name] - stock).norm() / scale
+        error = (tree_gradients[name] - stock).norm() / scale
         assert error < limit, f"{name}: {error:.1e}"
 
 
@@ -148,14 +148,14 @@ def test_gradients_on_a_gpu_are_those_of_a_cpu(family: str) -> None:
     starts = [1] * len(tree.last)
     factors = weights_of(tree, starts)
     want = tree_logprobs(module, tree)
-    theirs = gradients(module, loss_of(want, factors))
+    expected = gradients(module, loss_of(want, factors))
     got = [logprobs.cpu() for logprobs in tree_logprobs(module.cuda(), tree)]
-    ours = gradients(module, loss_of(got, factors))
+    actual = gradients(module, loss_of(got, factors))
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
-    assert ours.keys() == theirs.keys() and ours
-    total = torch.stack([stock.norm() for stock in theirs.values()]).norm()
-    for name, stock in theirs.items():
-        assert (ours[name].cpu() - stock).norm() < 1e-4 * max(stock.norm(), 1e-2 * total), name
+    assert actual.keys() == expected.keys() and actual
+    total = torch.stack([stock.norm() for stock in expected.values()]).norm()
+    for name, stock in expected.items():
+        assert (actual[name].cpu() - stock).norm() < 1e-4 * max(stock.norm(), 1e-2 * total), name
 
 
 @pytest.mark.gpu
@@ -342,11 +342,11 @@ def test_memory_follows_distinct_tokens() -> None:
     tree = tree_of([prompt + end for end in ends])
     batch = torch.tensor([prompt + end for end in ends])
     assert 4 < batch.numel() / tree.num_tokens < 5
-    ours = saved_bytes(lambda: tree_logprobs(module, tree, prompt_lengths=[160] * 8))
-    theirs = saved_bytes(
+    actual = saved_bytes(lambda: tree_logprobs(module, tree, prompt_lengths=[160] * 8))
+    expected = saved_bytes(
         lambda: module(input_ids=batch, use_cache=False, logits_to_keep=21).logits.log_softmax(-1)
     )
-    assert ours < theirs / 3
+    assert actual < expected / 3
 
 
 def test_a_compiled_module_gives_the_same_gradients() -> None:
@@ -360,9 +360,9 @@ def test_a_compiled_module_gives_the_same_gradients() -> None:
 
 def test_the_loss_of_a_router_is_left_out() -> None:
     tree = random_tree(3, depth=2)
-    plain, asked = tiny_module("qwen3_moe"), tiny_module("qwen3_moe", output_router_logits=True)
+    plain, routed = tiny_module("qwen3_moe"), tiny_module("qwen3_moe", output_router_logits=True)
     want = gradients(plain, torch.cat(tree_logprobs(plain, tree)).sum())
-    got = gradients(asked, torch.cat(tree_logprobs(asked, tree)).sum())
+    got = gradients(routed, torch.cat(tree_logprobs(routed, tree)).sum())
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 

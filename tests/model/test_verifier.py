@@ -109,7 +109,7 @@ def test_steps_become_one_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "options", "told"),
+    ("form", "options", "message"),
     [
         ("causal", {}, "judges steps at a mark"),
         ("sequence", {"mark": "#"}, "leave out the mark"),
@@ -118,10 +118,10 @@ def test_steps_become_one_number(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(
-    tmp_path: Path, form: str, options: dict[str, Any], told: str
+    tmp_path: Path, form: str, options: dict[str, Any], message: str
 ) -> None:
     save(tmp_path, form)
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         Verifier(scorer=load_scorer(tmp_path, device="cpu"), **options)
 
 
@@ -142,13 +142,13 @@ def test_a_run_is_scored_and_votes_by_it(tmp_path: Path, treegen: Command) -> No
     save(model, "sequence")
     options = ["-n", "4", "--max-tokens", "24", "--memory", "16MiB"]
     assert treegen("eval", "gsm8k", "--limit", "3", *options, "-o", run, "-q").code == 0
-    asked = ["verify", run, "--verifier", model, "--device", "cpu", "-q"]
-    assert treegen(*asked).document["scores"] == 12
+    arguments = ["verify", run, "--verifier", model, "--device", "cpu", "-q"]
+    assert treegen(*arguments).document["scores"] == 12
     whole = (run / "scores.jsonl").read_bytes()
-    assert treegen(*asked).document["scores"] == 12
+    assert treegen(*arguments).document["scores"] == 12
     assert (run / "scores.jsonl").read_bytes() == whole  # there was nothing to do
     (run / "scores.jsonl").write_bytes(whole[: len(whole) // 2])  # what a kill leaves
-    assert treegen(*asked).document["scores"] == 12
+    assert treegen(*arguments).document["scores"] == 12
     rows = (run / "scores.jsonl").read_text(encoding="utf-8").splitlines()
     keys = {(row["problem_id"], row["sample_index"]) for row in map(json.loads, rows)}
     assert len(keys) == len(rows) == 12
@@ -156,7 +156,7 @@ def test_a_run_is_scored_and_votes_by_it(tmp_path: Path, treegen: Command) -> No
     assert scored.code == 0 and "score" in json.dumps(
         scored.document["runs"][0]["report"]["tables"][-1]
     )
-    other = treegen(*asked, "--label", "0")
+    other = treegen(*arguments, "--label", "0")
     assert other.code == 2 and "scores of another verifier" in other.err
 
 

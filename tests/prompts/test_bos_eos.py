@@ -81,9 +81,9 @@ def test_a_second_bos_is_told_once_and_ids_stay_those_of_the_tokenizer(
 
             asyncio.run(ask())
 
-    with pytest.warns(ModelWarning, match="begins with '<s>' twice.*messages") as told:
+    with pytest.warns(ModelWarning, match="begins with '<s>' twice.*messages") as record:
         run()
-    assert len(told) == 1
+    assert len(record) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         if how != "async":  # another AsyncLLM tells it once more
@@ -125,9 +125,9 @@ def test_an_end_of_turn_that_ends_no_sample_is_told_once(tmp_path: Path) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         llm.generate(["plain"], PARAMS)  # no turn
-    with pytest.warns(ModelWarning, match=rf"im_end.*stop_token_ids=.{end}") as told:
+    with pytest.warns(ModelWarning, match=rf"im_end.*stop_token_ids=.{end}") as record:
         llm.chat([CHAT, CHAT], PARAMS)
-    assert len(told) == 1
+    assert len(record) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         llm.chat(CHAT, PARAMS)

@@ -74,8 +74,8 @@ def test_masks_of_copies_are_those_of_matchers_that_share_nothing(seed: int) -> 
             assert got == mask_of(want), (structure, text)
             allowed = np.unpackbits(np.frombuffer(got, np.uint8), bitorder="little")[:VOCAB]
             some = rng.choice(VOCAB, 40, replace=False)
-            told = [separate(text).validate_tokens([token]) for token in some.tolist()[:4]]
-            assert told == allowed[some[:4]].tolist()
+            valid = [separate(text).validate_tokens([token]) for token in some.tolist()[:4]]
+            assert valid == allowed[some[:4]].tolist()
             going = np.flatnonzero(allowed)
             going = going[going != EOS]
             if not len(going):

@@ -139,7 +139,7 @@ SET = "{% set thinking = messages %}{{ thinking }}"
 
 
 @pytest.mark.parametrize(
-    ("template", "asked", "want"),
+    ("template", "reasoning", "want"),
     [
         (QWEN, "on", {"enable_thinking": True}),
         (QWEN, "off", {"enable_thinking": False}),
@@ -155,15 +155,15 @@ SET = "{% set thinking = messages %}{{ thinking }}"
     ],
 )
 def test_thinking_is_switched_as_the_template_knows_it(
-    template: str, asked: str, want: Any
+    template: str, reasoning: str, want: Any
 ) -> None:
     tokenizer = SimpleNamespace(chat_template=template)
     if isinstance(want, dict):
-        given = {"reasoning": asked, "tools": []}
+        given = {"reasoning": reasoning, "tools": []}
         assert reasoning_arguments(given, tokenizer) == {**want, "tools": []}
         return
     with pytest.raises(InputError, match=want):
-        reasoning_arguments({"reasoning": asked}, tokenizer)
+        reasoning_arguments({"reasoning": reasoning}, tokenizer)
 
 
 def test_an_argument_that_a_template_has_by_that_name_is_left_alone() -> None:

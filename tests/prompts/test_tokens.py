@@ -372,5 +372,5 @@ def test_arguments_that_a_template_does_not_read_are_refused_by_name() -> None:
     assert _with_template(reads, **known) == _with_template(reads, date="1")
     with pytest.raises(InputError) as caught:
         _with_template(reads, **known, enable_thinkin=False, effort=1)
-    told = str(caught.value)
-    assert "does not read effort, enable_thinkin," in told and "date, enable_thinking" in told
+    message = str(caught.value)
+    assert "does not read effort, enable_thinkin," in message and "date, enable_thinking" in message

@@ -48,10 +48,10 @@ def with_samples(
     """A run of samples, each with its problem, answer, whether it is right, logprob and tokens."""
     groups: dict[str, list[Sample]] = {}
     for name, answer, right, logprob, tokens in samples:
-        mine = groups.setdefault(name, [])
+        group = groups.setdefault(name, [])
         verdict = {"numeric": Verdict(answer, right)}
-        mine.append(Sample(name, len(mine), "", tokens, logprob, "stop", verdict))
-    problems = tuple(ProblemView(name, samples=tuple(mine)) for name, mine in groups.items())
+        group.append(Sample(name, len(group), "", tokens, logprob, "stop", verdict))
+    problems = tuple(ProblemView(name, samples=tuple(group)) for name, group in groups.items())
     return replace(run, problems=problems, filters=("numeric",))
 
 
@@ -63,9 +63,9 @@ def test_bins_have_equally_many_and_hold_every_value() -> None:
     assert [each.num for each in found] == [100] * 10
     ranked = sorted(zip(values, right, strict=True))
     for number, each in enumerate(found):
-        mine = ranked[100 * number : 100 * number + 100]
-        assert each.mean == pytest.approx(sum(v for v, _ in mine) / 100)
-        assert each.right.value == estimate([r for _, r in mine]).value
+        members = ranked[100 * number : 100 * number + 100]
+        assert each.mean == pytest.approx(sum(v for v, _ in members) / 100)
+        assert each.right.value == estimate([r for _, r in members]).value
     # What is drawn as likely as it says is calibrated, up to noise.
     assert expected_error(found) < 0.06
     assert expected_error(bin_values(values, [1 - r for r in right])) > 0.3
@@ -194,8 +194,8 @@ def test_shares_are_those_of_a_slow_count(seed: int) -> None:
     groups = {f"p{i}": _drawn(rng, rng.randrange(1, 12)) for i in range(100)}
     shares = vote_shares(groups)
     for s in shares:
-        mine = (s.right, s.leading, s.other, s.invalid, s.answer, s.top, s.tied, s.won)
-        assert mine == _slow(groups[s.problem_id])
+        actual = (s.right, s.leading, s.other, s.invalid, s.answer, s.top, s.tied, s.won)
+        assert actual == _slow(groups[s.problem_id])
     order = [(-s.right, s.leading, s.problem_id) for s in shares]
     assert order == sorted(order) and len(shares) == len(groups)
 
@@ -211,9 +211,9 @@ def test_counts_are_those_of_a_slow_count(seed: int) -> None:
         votes = tally(group)
         assert votes.num_samples == num
         assert votes.invalid == sum(answer is None for answer, _ in pairs)
-        for kind, mine in ((True, votes.correct), (False, votes.wrong)):
+        for kind, of_kind in ((True, votes.correct), (False, votes.wrong)):
             some = Counter(a for a, correct in pairs if a is not None and correct is kind)
-            assert list(mine) == sorted(some.values())
+            assert list(of_kind) == sorted(some.values())
         answers = [v.answer for v in group if v.answer is not None]
         vote = majority_vote(iter([v.answer for v in group]))
         top = max(map(answers.count, answers), default=0)

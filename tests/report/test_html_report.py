@@ -324,12 +324,12 @@ def test_a_tree_that_is_none_is_refused(treegen: Command, tmp_path: Path) -> Non
         ({"id": 2}, tree),
         ({"parent_id": "0"}, "corrupt line (parent_id"),
     ]
-    for change, told in cases:
+    for change, message in cases:
         (record,) = make_trees(run, num_trees=1)
         record["nodes"][3].update(change)
         (run / "trees.jsonl").write_bytes(encode_record(record))
         error = treegen("report", run).error
-        assert told in error, change
+        assert message in error, change
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -71,20 +71,20 @@ def test_problems_are_sorted_and_filtered(page_path: Path, visit: Open) -> None:
     assert accuracy.get_attribute("aria-sort") == "descending"
     found = [shares[name].right for name in rows(table)]
     assert found == sorted(found, reverse=True) and len(found) > 5
-    asked = table.get_by_label("filter problems")
-    asked.fill("p1")
-    mine = [name for name in shares if "p1" in name]
-    assert table.locator(".row-count").inner_text() == f"{len(mine)} of 30 problems"
+    query = table.get_by_label("filter problems")
+    query.fill("p1")
+    names = [name for name in shares if "p1" in name]
+    assert table.locator(".row-count").inner_text() == f"{len(names)} of 30 problems"
     table.get_by_label("exact match").check()
     assert rows(table) == ["p1"]
     table.get_by_label("exact match").uncheck()
-    asked.fill("accuracy<0.5 vote!=won")
-    mine = [name for name, s in shares.items() if s.right < 0.5 and (not s.won or s.tied)]
-    assert mine and table.locator(".row-count").inner_text() == f"{len(mine)} of 30 problems"
+    query.fill("accuracy<0.5 vote!=won")
+    names = [name for name, s in shares.items() if s.right < 0.5 and (not s.won or s.tied)]
+    assert names and table.locator(".row-count").inner_text() == f"{len(names)} of 30 problems"
     name, text = file_of(page, table.get_by_text("export CSV").click)
     assert name == "run-problems.csv"
     written = list(csv.DictReader(io.StringIO(text)))
-    assert {row["problem"] for row in written} == set(mine)
+    assert {row["problem"] for row in written} == set(names)
     assert all(float(row["accuracy"]) < 0.5 for row in written)
     opened.check()
 
@@ -171,9 +171,9 @@ def test_bars_and_points_lead_to_their_problems(page_path: Path, visit: Open) ->
     page.keyboard.press("ArrowRight")
     assert hard.get_attribute("title") == "problems with accuracy>=0.1 accuracy<0.2"
     page.keyboard.press("Enter")
-    mine = sum(0.1 <= share.right < 0.2 for share in shares)
+    count = sum(0.1 <= share.right < 0.2 for share in shares)
     row_count = page.locator(".problems .row-count")
-    opened.wait(lambda: row_count.inner_text() == f"{mine} of 30 problems")
+    opened.wait(lambda: row_count.inner_text() == f"{count} of 30 problems")
     opened.check()
 
 
@@ -243,8 +243,8 @@ def test_an_answer_of_any_form_is_looked_for_in_any_text(page_path: Path, visit:
         ("anything", "", None),
         ("a" * 300, "a" * 300, None),
     ]
-    for text, answer, wanted in cases:
-        assert page.evaluate(find, [text, answer]) == wanted, answer[:20]
+    for text, answer, expected in cases:
+        assert page.evaluate(find, [text, answer]) == expected, answer[:20]
 
 
 def test_what_is_listed_is_exported(page_path: Path, visit: Open) -> None:
@@ -257,15 +257,15 @@ def test_what_is_listed_is_exported(page_path: Path, visit: Open) -> None:
         verdict = sample.verdicts["numeric"]
         return not verdict.correct and verdict.answer is not None
 
-    mine = [s for s in run.samples if wrong(s) and "step 3" in s.text.lower()]
-    opened.wait(lambda: opened.row_count() == f"{len(mine)} of 600 samples")
+    samples = [s for s in run.samples if wrong(s) and "step 3" in s.text.lower()]
+    opened.wait(lambda: opened.row_count() == f"{len(samples)} of 600 samples")
     name, text = file_of(page, page.get_by_text("export JSONL").click)
     assert name == "run-samples.jsonl"
     written = [json.loads(line) for line in text.splitlines()]
     assert [(row["problem_id"], row["sample_index"], row["text"]) for row in written] == [
-        (s.problem_id, s.index, safe_text(s.text)) for s in mine
+        (s.problem_id, s.index, safe_text(s.text)) for s in samples
     ]
-    first = mine[0].verdicts
+    first = samples[0].verdicts
     assert first is not None
     verdict = written[0]["verdicts"]["numeric"]
     assert verdict == {"answer": first["numeric"].answer, "verdict": "wrong"}
@@ -335,12 +335,12 @@ def test_a_tree_goes_to_other_programs(page_path: Path, visit: Open, treegen: Co
     tree = load_run(page_path.parent).trees[0]
     page = (opened := visit(page_path)).page
     opened.wait(lambda: page.locator(".searches .picture").count() == 1)
-    for label, suffix, wanted in (
+    for label, suffix, expected in (
         ("Graphviz", "dot", tree.to_dot()),
         ("Mermaid", "mmd", tree.to_mermaid()),
     ):
         name, text = file_of(page, page.get_by_role("button", name=label).click)
-        assert name == f"run-p0.{suffix}" and text == wanted
+        assert name == f"run-p0.{suffix}" and text == expected
     done = treegen("show", page_path.parent, "--tree", "p0", "--as", "dot")
     assert done.code == 0 and done.out == tree.to_dot()
     assert "give --tree ID" in treegen("show", page_path.parent, "--as", "dot").error

@@ -87,17 +87,17 @@ def test_runs_of_one_method_with_other_settings_are_told_apart(runs: list[RunVie
         return replace(run, info=replace(run.info, identity=identity))
 
     m, a = {"rule": "m", "batch": 4}, {"rule": "a", "batch": 4}
-    mine = [like(runs[0], m, 250), like(runs[1], m, 500), like(runs[2], a, 250)]
-    assert methods_of(mine) == ["ab-mcts rule=m", "ab-mcts rule=m", "ab-mcts rule=a"]
-    assert methods_of(mine[:2]) == ["ab-mcts"] * 2
-    assert methods_of([*mine[:2], runs[0]])[:2] == ["ab-mcts"] * 2
-    plot = methods_plot(mine)
+    relabelled = [like(runs[0], m, 250), like(runs[1], m, 500), like(runs[2], a, 250)]
+    assert methods_of(relabelled) == ["ab-mcts rule=m", "ab-mcts rule=m", "ab-mcts rule=a"]
+    assert methods_of(relabelled[:2]) == ["ab-mcts"] * 2
+    assert methods_of([*relabelled[:2], runs[0]])[:2] == ["ab-mcts"] * 2
+    plot = methods_plot(relabelled)
     assert (
         plot is not None
         and plot.description.count("rule=") == 2
         and plot.description.count(" with ") == 3
     )
-    seeds = [mine[0], like(runs[1], m, 250, seed=1)]
+    seeds = [relabelled[0], like(runs[1], m, 250, seed=1)]
     assert methods_of(seeds) == ["ab-mcts seed=0", "ab-mcts seed=1"]
 
 

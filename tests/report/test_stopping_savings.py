@@ -30,8 +30,8 @@ def stopped(whole: Path) -> Path:
     """The same run as the rule would have drawn it."""
     verdicts = load_run(whole).verdicts("numeric")
     ends = []
-    for mine in verdicts.values():
-        answers = [verdict.answer for verdict in mine]
+    for verdicts_of_problem in verdicts.values():
+        answers = [verdict.answer for verdict in verdicts_of_problem]
         ends.append(next((e for e in range(4, N, 4) if is_decided(answers[:e], 0.95)), N))
     return make_run(
         whole.parent / "stopped",
@@ -51,12 +51,16 @@ def test_a_stopped_run_is_whole_and_compared_by_its_votes(whole: Path, stopped: 
     rows = {row.metric: row for row in found.differences if row.filter == "numeric"}
     assert list(rows) == ["accuracy", "vote", "maj@4", "pass@4"]
     # The first round is the same samples in both, but the whole run has more of them.
-    first = [mine[:4] for mine in a.verdicts("numeric").values()]
+    first = [verdicts_of_problem[:4] for verdicts_of_problem in a.verdicts("numeric").values()]
     assert rows["accuracy"].b == pytest.approx(
-        estimate([sum(v.correct for v in mine) / 4 for mine in first]).value
+        estimate(
+            [sum(v.correct for v in verdicts_of_problem) / 4 for verdicts_of_problem in first]
+        ).value
     )
     votes = [load_run(whole).verdicts("numeric")[p.id][: len(p.samples)] for p in b.problems]
-    assert rows["vote"].b == pytest.approx(sum(_majority(mine) for mine in votes) / len(votes))
+    assert rows["vote"].b == pytest.approx(
+        sum(_majority(verdicts_of_problem) for verdicts_of_problem in votes) / len(votes)
+    )
     assert found.tokens is not None
     assert found.tokens.b == sum(s.num_tokens for s in b.samples) < found.tokens.a
     assert found.tokens.value == pytest.approx((found.tokens.b - found.tokens.a) / 10)
@@ -108,6 +112,6 @@ def test_a_real_run_has_the_same_votes_with_fewer_tokens(repository: Path) -> No
     stopped = [replay_early_stopping(each, [0.95], 4)[0] for each in drawn.values()]
     tokens = sum(each.tokens for each in stopped)
     assert tokens < 0.6 * sum(sum(each.tokens) for each in drawn.values())
-    differences = [ours.vote - theirs for ours, theirs in zip(stopped, whole, strict=True)]
+    differences = [actual.vote - expected for actual, expected in zip(stopped, whole, strict=True)]
     assert abs(adjusted_difference(differences).statistic) < 1.3
     assert abs(sum(differences) / len(differences)) < 0.01

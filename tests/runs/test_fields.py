@@ -39,7 +39,7 @@ _VALUES: list[Any] = [
 ]
 
 
-def _told(check: Any, *given: Any) -> str | None:
+def _error_message(check: Any, *given: Any) -> str | None:
     try:
         check(*given)
     except ValueError as error:
@@ -54,9 +54,11 @@ def test_records_are_refused_as_field_by_field(seed: int) -> None:
     refused = 0
     for _ in range(500):
         record = {name: rng.choice(_VALUES) for name in rng.sample(names, rng.randrange(4))}
-        told = _told(check_types, record, RECORD)
-        assert _told(check_record, record) == told == _told(check_record, record)
-        refused += told is not None
+        message = _error_message(check_types, record, RECORD)
+        assert (
+            _error_message(check_record, record) == message == _error_message(check_record, record)
+        )
+        refused += message is not None
     assert 100 < refused < 450
 
 

@@ -213,8 +213,8 @@ def kill_and_resume(
         assert ended.code == 0, ended.err
         assert_same_samples(path, whole.path)
     assert not list(path.glob("*.tmp"))
-    results, wanted = results_of(path), results_of(whole.path)
-    assert results["report"] == wanted["report"] and results["complete"]
+    results, expected = results_of(path), results_of(whole.path)
+    assert results["report"] == expected["report"] and results["complete"]
 
 
 def test_killed_three_times_a_run_ends_with_the_right_samples(
@@ -284,8 +284,8 @@ def test_killed_many_times_runs_are_judged_in_the_end(
         for _ in range(2):
             ended = server.run(*resume)
             assert ended.code == 0, ended.err
-            (told,) = json.loads(ended.out)["runs"]
-            assert told["judged"]["done"] == told["judged"]["planned"] == 40
+            (run,) = json.loads(ended.out)["runs"]
+            assert run["judged"]["done"] == run["judged"]["planned"] == 40
         found = judgements_of(path)
         # The chances are a run's own: so is what stands around answers in its prompts.
         assert found.keys() == want.keys()
@@ -329,29 +329,29 @@ def test_exit_codes_and_the_way_on(
         assert (results["complete"], results["done"]) == (False, done)
 
 
-def told_of_programs(server: Server, path: Path) -> dict[str, Any]:
+def outputs_of_programs(server: Server, path: Path) -> dict[str, Any]:
     """What is told of a run of programs, without what it took and when."""
     page = path.with_suffix(".html")
-    told: dict[str, Any] = {"before": results_of(path)}
+    outputs: dict[str, Any] = {"before": results_of(path)}
     for command in (["report", path, "-o", page], ["score", path]):
         ended = server.run(*command)
         assert ended.code == 0, ended.err
     # The costs stand below the tables.
-    told["tables"] = ended.out.partition("\nprompt tokens")[0]
-    told["after"] = results_of(path)
-    for results in (told["before"], told["after"]):
+    outputs["tables"] = ended.out.partition("\nprompt tokens")[0]
+    outputs["after"] = results_of(path)
+    for results in (outputs["before"], outputs["after"]):
         usage = results.pop("usage")
         results["usage"] = {name: usage[name] for name in COUNTED}
         del results["parts"]
     html = page.read_text()
-    told["page"] = {
+    outputs["page"] = {
         name: json.loads(gzip.decompress(base64.b64decode(packed)))
         for name, packed in re.findall(r'base64" id="([^"]*)">([^<]*)', html)
     }
-    for prompt in told["page"]["run-1-index"]["prompts"]:
+    for prompt in outputs["page"]["run-1-index"]["prompts"]:
         prompt["logprob"] = pytest.approx(prompt["logprob"], abs=1e-4)
-    told["shown"] = re.findall(r"<t[dh][^>]*>.*", html)
-    return told
+    outputs["shown"] = re.findall(r"<t[dh][^>]*>.*", html)
+    return outputs
 
 
 @pytest.mark.soak
@@ -364,7 +364,7 @@ def test_nothing_that_is_told_of_programs_depends_on_kills(server: Server, tmp_p
     start = time.monotonic()
     assert server.run(*run, tmp_path / "whole" / "run").code == 0
     seconds = time.monotonic() - start
-    want = told_of_programs(server, tmp_path / "whole" / "run")
+    want = outputs_of_programs(server, tmp_path / "whole" / "run")
     while kills < 2 * KILLS:
         path = tmp_path / f"{chain}" / "run"
         for _ in range(4):
@@ -390,7 +390,7 @@ def test_nothing_that_is_told_of_programs_depends_on_kills(server: Server, tmp_p
             ended = server.run(*run, path)
             assert ended.code == 0, ended.err
         assert_same_samples(path, tmp_path / "whole" / "run")
-        assert told_of_programs(server, path) == want
+        assert outputs_of_programs(server, path) == want
         chain += 1
 
 

@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def precious(tmp_path: Path) -> Path:
     """A file of the user's own, outside of the run."""
     file = tmp_path / "mine"
     file.write_bytes(PRECIOUS)
@@ -49,26 +49,26 @@ def replaced(file: Path, target: Path) -> Path:
 @pytest.mark.parametrize("name", ["score", "show", "report", "compare", "replay"])
 @pytest.mark.parametrize("target", ["mine", "none"])
 def test_a_lock_that_is_a_link_is_not_followed(
-    treegen: Command, run: Path, mine: Path, name: str, target: str
+    treegen: Command, run: Path, precious: Path, name: str, target: str
 ) -> None:
-    replaced(run / "run.lock", mine.with_name(target))
+    replaced(run / "run.lock", precious.with_name(target))
     done = treegen(name, run, *([run] if name == "compare" else []))
     assert done.code in (0, 2) and "Traceback" not in done.err
-    assert mine.read_bytes() == PRECIOUS and not mine.with_name("none").exists()
+    assert precious.read_bytes() == PRECIOUS and not precious.with_name("none").exists()
 
 
-def test_a_run_with_such_a_lock_is_not_resumed(run: Path, mine: Path) -> None:
+def test_a_run_with_such_a_lock_is_not_resumed(run: Path, precious: Path) -> None:
     with pytest.raises(RunError, match=r"run\.lock is a link.*remove it"):
-        Lock(replaced(run / "run.lock", mine))
-    assert mine.read_bytes() == PRECIOUS
+        Lock(replaced(run / "run.lock", precious))
+    assert precious.read_bytes() == PRECIOUS
 
 
-def test_records_are_not_mended_through_a_link(run: Path, mine: Path) -> None:
+def test_records_are_not_mended_through_a_link(run: Path, precious: Path) -> None:
     # Its one line looks like what a crash has left, which is cut off.
-    link = replaced(run / "samples.jsonl", mine)
+    link = replaced(run / "samples.jsonl", precious)
     with pytest.raises(RunError, match="it is a link"):
         RecordFile(link, writable=True)
-    assert mine.read_bytes() == PRECIOUS
+    assert precious.read_bytes() == PRECIOUS
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_records_are_not_mended_through_a_link(run: Path, mine: Path) -> None:
 )
 @pytest.mark.parametrize("of", ["lock", "jsonl"])
 def test_commands_that_append_follow_no_link(
-    treegen: Command, tiny: Path, tmp_path: Path, mine: Path, command: list[str], of: str
+    treegen: Command, tiny: Path, tmp_path: Path, precious: Path, command: list[str], of: str
 ) -> None:
     run = make_run(tmp_path / "run", num_problems=2, num_samples=2, checkpoint=tiny, done=[2, 1])
     first, *rest = command
@@ -91,18 +91,18 @@ def test_commands_that_append_follow_no_link(
     whole = shutil.copytree(run, tmp_path / "whole")
     treegen(*words)
     for file in [*run.rglob(f"*.{of}")]:
-        replaced(file, mine)
+        replaced(file, precious)
     if of == "lock":  # what there was is there
         shutil.copytree(whole, run, ignore=shutil.ignore_patterns("*.lock"), dirs_exist_ok=True)
     done = treegen(*words)
     assert "Traceback" not in done.err
-    assert mine.read_bytes() == PRECIOUS
+    assert precious.read_bytes() == PRECIOUS
 
 
-def test_a_course_is_not_written_through_a_link(run: Path, mine: Path) -> None:
-    replaced(run / NAME, mine)
+def test_a_course_is_not_written_through_a_link(run: Path, precious: Path) -> None:
+    replaced(run / NAME, precious)
     Timeline(run, 0).note(RunProgress(1, 1, 1, 1, 1, 1, 1.0, None), last=True)
-    assert mine.read_bytes() == PRECIOUS
+    assert precious.read_bytes() == PRECIOUS
 
 
 WRITTEN: dict[str, Callable[[Path], object]] = {
@@ -116,7 +116,7 @@ WRITTEN: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_is_written_in_a_run_stays_there(run: Path, mine: Path, name: str) -> None:
+def test_what_is_written_in_a_run_stays_there(run: Path, precious: Path, name: str) -> None:
     for package in {"parquet": ["pyarrow", "pandas"], "inspect": ["inspect_ai"]}.get(name, []):
         pytest.importorskip(package)
     before = {*run.rglob("*")}
@@ -124,14 +124,14 @@ def test_what_is_written_in_a_run_stays_there(run: Path, mine: Path, name: str) 
     written = [file for file in run.rglob("*") if file not in before and file.is_file()]
     assert written
     for file in written if name != "inspect" else []:
-        replaced(file, mine)
+        replaced(file, precious)
     # Names of scratch files can be guessed.
     if name == "parquet":
-        replaced(run / "parquet" / "samples.tmp", mine)
+        replaced(run / "parquet" / "samples.tmp", precious)
     if name == "inspect":
-        replaced(run / f".{run.name}.part.eval", mine)
+        replaced(run / f".{run.name}.part.eval", precious)
     WRITTEN[name](run)
-    assert mine.read_bytes() == PRECIOUS
+    assert precious.read_bytes() == PRECIOUS
     assert all(file.is_file() and not file.is_symlink() for file in written)
 
 
@@ -189,8 +189,8 @@ def test_no_device_is_read_for_data(
     document = json.loads((run / "run.json").read_text())
     document["settings"]["free"][name] = place
     (run / "run.json").write_text(json.dumps(document))
-    told = f"the run's {name}, {place}, is a pipe or a device"
-    assert any(told in notice for notice in load_run(run).notices)
+    message = f"the run's {name}, {place}, is a pipe or a device"
+    assert any(message in notice for notice in load_run(run).notices)
     assert "is a pipe or a device" in treegen("score", run).error
 
 

@@ -80,9 +80,9 @@ def key(record: Mapping[str, Any]) -> tuple[str, int]:
     return record["problem_id"], record["sample_index"]
 
 
-def finish(path: Path, asked: RunSettings | None = None) -> tuple[str, ...]:
+def finish(path: Path, resumed: RunSettings | None = None) -> tuple[str, ...]:
     """Resume the run in `path`, add what it lacks, and return the notices."""
-    with RunDir.resume(path, asked or settings()) as run:
+    with RunDir.resume(path, resumed or settings()) as run:
         for record in SAMPLES:
             if key(record) not in run.done:
                 run.append(record)
@@ -317,12 +317,12 @@ def test_any_record_round_trips(ids: list[str], data: st.DataObject) -> None:
         {"problem_id": name, "sample_index": index, "value": data.draw(JSON_VALUES)}
         for index, name in enumerate(ids)
     ]
-    asked = settings(problem_ids=ids, planned=len(ids))
+    options = settings(problem_ids=ids, planned=len(ids))
     with tempfile.TemporaryDirectory() as folder:
-        with RunDir.create(f"{folder}/run", asked) as run:
+        with RunDir.create(f"{folder}/run", options) as run:
             for record in records:
                 run.append(record)
-        with RunDir.resume(f"{folder}/run", asked) as run:
+        with RunDir.resume(f"{folder}/run", options) as run:
             assert json.dumps(list(run.records())) == json.dumps(records)
 
 
@@ -350,17 +350,17 @@ import sys, time
 from treegen.runs import RunDir, RunSettings
 
 path, count, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-asked = RunSettings(identity={"seed": 0}, problem_ids=["a/b", "\\u2028"], planned=count)
+settings = RunSettings(identity={"seed": 0}, problem_ids=["a/b", "\\u2028"], planned=count)
 try:
-    run = RunDir.resume(path, asked)
+    run = RunDir.resume(path, settings)
 except Exception as error:
     if "no run" not in str(error):
         raise
-    run = RunDir.create(path, asked)
+    run = RunDir.create(path, settings)
 print("ready", flush=True)
 with run:
     for n in range(count):
-        key = (asked.problem_ids[n % 2], n // 2)
+        key = (settings.problem_ids[n % 2], n // 2)
         if key not in run.done:
             text = f"{n} " * (n * 37 % 3000)
             run.append({"problem_id": key[0], "sample_index": key[1], "text": text})
@@ -407,14 +407,14 @@ def test_killed_twenty_times_a_writer_ends_with_the_right_samples(fast: Path) ->
 
 def test_a_second_process_is_refused_as_long_as_the_first_lives(fast: Path) -> None:
     path, count = fast / "run", 100_000
-    asked = RunSettings(identity={"seed": 0}, problem_ids=["a/b", "\u2028"], planned=count)
+    settings = RunSettings(identity={"seed": 0}, problem_ids=["a/b", "\u2028"], planned=count)
     writer = start(WRITER, path, count, 0.001)
     try:
         assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
         with pytest.raises(RunError, match=rf"in use by process {writer.pid} on "):
-            RunDir.resume(path, asked)
+            RunDir.resume(path, settings)
         with pytest.raises(RunError, match=rf"in use by process {writer.pid} on "):
-            RunDir.create(path, asked)
+            RunDir.create(path, settings)
         while (path / "samples.jsonl").stat().st_size < 10_000:
             time.sleep(0.01)
         with RunDir.open(path) as reader:
@@ -424,11 +424,11 @@ def test_a_second_process_is_refused_as_long_as_the_first_lives(fast: Path) -> N
     finally:
         writer.kill()
         writer.communicate()
-    with RunDir.resume(path, asked) as run:
+    with RunDir.resume(path, settings) as run:
         assert 0 < run.missing < count
         with pytest.raises(RunError, match=rf"in use by process {os.getpid()} on "):
-            RunDir.resume(path, asked)
-    RunDir.resume(path, asked).close()
+            RunDir.resume(path, settings)
+    RunDir.resume(path, settings).close()
 
 
 def test_a_forked_child_does_not_keep_the_run_locked(fast: Path) -> None:
@@ -443,8 +443,8 @@ def test_a_forked_child_does_not_keep_the_run_locked(fast: Path) -> None:
         assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
         writer.kill()
         writer.wait()
-        asked = RunSettings(identity={"seed": 0}, problem_ids=["a/b", "\u2028"], planned=1000)
-        RunDir.resume(fast / "run", asked).close()
+        settings = RunSettings(identity={"seed": 0}, problem_ids=["a/b", "\u2028"], planned=1000)
+        RunDir.resume(fast / "run", settings).close()
     finally:
         os.killpg(writer.pid, signal.SIGKILL)
         writer.communicate()
@@ -471,10 +471,10 @@ def test_a_file_size_limit_cuts_no_sample_in_two(fast: Path) -> None:
 
 
 def test_a_full_disk_keeps_every_finished_sample(small_disk: Path) -> None:
-    path, asked = small_disk / "run", settings(problem_ids=["q"], planned=10_000)
+    path, options = small_disk / "run", settings(problem_ids=["q"], planned=10_000)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(100_000))
-    with RunDir.create(path, asked) as run:
+    with RunDir.create(path, options) as run:
         run.write_results({"accuracy": 0.5})
         with pytest.raises(RunError, match=r"no space left on device; .* make room") as full:
             for index in range(10_000):
@@ -497,9 +497,9 @@ def test_a_full_disk_keeps_every_finished_sample(small_disk: Path) -> None:
         while True:
             file.write(bytes(512))
     with pytest.raises(RunError, match="no space left"):
-        RunDir.resume(path, asked)
+        RunDir.resume(path, options)
     filler.unlink()
-    with RunDir.resume(path, asked) as run:
+    with RunDir.resume(path, options) as run:
         assert list(run.records()) == records
         assert (path / "samples.torn-1").read_bytes() == b'{"torn' * 500
     assert not list(path.glob("*.tmp"))
@@ -513,8 +513,8 @@ from treegen.runs import RunDir, RunSettings
 from treegen.runs.files import check_directory
 
 folder = Path(sys.argv[1])
-asked = RunSettings(identity={}, problem_ids=["q"], planned=2)
-with RunDir.create(folder / "run", asked) as run:
+settings = RunSettings(identity={}, problem_ids=["q"], planned=2)
+with RunDir.create(folder / "run", settings) as run:
     run.append({"problem_id": "q", "sample_index": 0})
 (folder / "run" / "run.lock").chmod(0o444)
 (folder / "run").chmod(0o555)
@@ -523,8 +523,8 @@ if os.getuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 for refused in (
-    lambda: RunDir.resume(folder / "run", asked),
-    lambda: RunDir.create(folder / "new" / "run", asked),
+    lambda: RunDir.resume(folder / "run", settings),
+    lambda: RunDir.create(folder / "new" / "run", settings),
     lambda: check_directory(folder / "new" / "run"),
     lambda: RunDir.open(folder / "run").write_results({}),
 ):
@@ -589,11 +589,11 @@ def test_a_changed_setting_is_refused_by_name(
     run_path: Path, changes: dict[str, Any], expected: str
 ) -> None:
     before = (run_path / "run.json").read_bytes()
-    asked = settings(
+    changed = settings(
         identity=dict(settings().identity) | changes, arguments={"seed": "-s", "task.version": ""}
     )
     with pytest.raises(RunError) as refused:
-        RunDir.resume(run_path, asked)
+        RunDir.resume(run_path, changed)
     assert f": {expected}; resume with the old values" in str(refused.value)
     assert (run_path / "run.json").read_bytes() == before
     RunDir.resume(run_path, settings()).close()
@@ -735,9 +735,9 @@ def test_results_of_a_part_never_replace_those_of_more(fast: Path) -> None:
 def test_a_run_that_was_moved_writes_nothing_over_the_one_in_its_place(fast: Path) -> None:
     with RunDir.create(fast / "run", settings()) as moved:
         (fast / "run").rename(fast / "elsewhere")
-        with pytest.raises(RunError, match="was moved or removed") as told:
+        with pytest.raises(RunError, match="was moved or removed") as caught:
             moved.write_results({"done": 0})
-        assert "continue with resume=" in str(told.value)
+        assert "continue with resume=" in str(caught.value)
         with RunDir.create(fast / "run", settings()) as run:
             run.write_results({"done": 1})
         with pytest.raises(RunError, match="was moved or removed"):

@@ -93,7 +93,7 @@ def test_whatever_comes_between_steps_is_drawn_as_if_alone(seed: int) -> None:
     )
     drawn_before: Counter[tuple[int, ...]] = Counter()
     wanted: dict[int, tuple[list[int], SamplingParams, int]] = {}
-    told: dict[tuple[int, int], list[int]] = {}
+    streamed: dict[tuple[int, int], list[int]] = {}
     found: dict[int, list[Any]] = {}
     cancelled: set[int] = set()
     scored: dict[int, list[int]] = {}
@@ -121,7 +121,7 @@ def test_whatever_comes_between_steps_is_drawn_as_if_alone(seed: int) -> None:
             found.setdefault(number, []).append(result)
         for news in run.take_deltas(wanted):
             assert news.number not in cancelled
-            told.setdefault((news.number, news.sample), []).extend(news.tokens)
+            streamed.setdefault((news.number, news.sample), []).extend(news.tokens)
             assert len(news.top) == (len(news.tokens) if wanted[news.number][1].logprobs else 0)
             assert len(news.logprobs) == len(news.tokens)
         run.check()
@@ -137,7 +137,7 @@ def test_whatever_comes_between_steps_is_drawn_as_if_alone(seed: int) -> None:
                 model, prompt, name, first + each.sample_index, params, limit=params.max_tokens
             )
             assert each.tokens == alone
-            so_far = told.get((number, each.sample_index), [])
+            so_far = streamed.get((number, each.sample_index), [])
             assert tuple(so_far) == each.tokens[: len(so_far)]
             assert len(each.top_logprobs) == (len(each.tokens) if params.logprobs else 0)
     for number, tokens in scored.items():

@@ -58,9 +58,9 @@ def test_greedy_paths_are_those_of_whole_prompts(llm: LLM) -> None:
             node = sampled[1]
     for ids, tokens, logprobs in contexts:
         greedy = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-        ((wanted,),) = llm.generate([ids], greedy)
-        assert wanted.tokens == tokens
-        assert wanted.logprobs == pytest.approx(logprobs, abs=1e-4)
+        ((expected,),) = llm.generate([ids], greedy)
+        assert expected.tokens == tokens
+        assert expected.logprobs == pytest.approx(logprobs, abs=1e-4)
 
 
 def test_scores_below_a_node_are_those_of_the_whole_text(llm: LLM) -> None:
@@ -71,20 +71,20 @@ def test_scores_below_a_node_are_those_of_the_whole_text(llm: LLM) -> None:
         scores = session.score({root: texts, child: texts})
         ids = ids_of(child)
     pairs = [(FEW_SHOT + QUESTIONS[1], text) for text in texts]
-    for mine, wanted in zip(scores[root], llm.score(pairs), strict=True):
-        assert mine.logprob == pytest.approx(wanted.logprob, abs=1e-3)
+    for actual, expected in zip(scores[root], llm.score(pairs), strict=True):
+        assert actual.logprob == pytest.approx(expected.logprob, abs=1e-3)
     continued = [(ids, list(score.tokens)) for score in scores[child]]
-    for mine, wanted in zip(scores[child], llm.score(continued), strict=True):
-        assert mine.logprobs == pytest.approx(wanted.logprobs, abs=1e-3)
+    for actual, expected in zip(scores[child], llm.score(continued), strict=True):
+        assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
 
 
 def test_given_text_is_tokenized_with_what_it_follows(llm: LLM) -> None:
     whole = FEW_SHOT + QUESTIONS[2] + " 3 + 4 = 7"
-    wanted = llm.tokenizer(whole)["input_ids"]
+    expected = llm.tokenizer(whole)["input_ids"]
     with llm.session(PARAMS) as session:
         for cut in range(len(FEW_SHOT) - 3, len(whole), 7):
             node = session.root(whole[:cut]).extend(whole[cut : cut + 5]).extend(whole[cut + 5 :])
-            assert ids_of(node) == wanted, cut
+            assert ids_of(node) == expected, cut
 
 
 def test_text_after_generated_tokens_leaves_them_as_they_are(llm: LLM) -> None:
@@ -108,8 +108,8 @@ def test_same_seed_same_tree_whatever_runs_beside_it(llm: LLM) -> None:
     alone = [llm.search(explore, [problem], PARAMS)[0] for problem in problems[::-1]][::-1]
     few = llm.search(explore, problems, PARAMS, concurrency=2)
     for results in (alone, few):
-        for mine, wanted in zip(results, together, strict=True):
-            for node, other in zip(mine.tree.nodes, wanted.tree.nodes, strict=True):
+        for actual, expected in zip(results, together, strict=True):
+            for node, other in zip(actual.tree.nodes, expected.tree.nodes, strict=True):
                 assert node.text == other.text
                 assert node.logprob == pytest.approx(other.logprob, abs=1e-3)
     used = sum(result.usage.tokens_prefilled for result in together)
@@ -214,9 +214,11 @@ def test_kept_prefixes_serve_searches(llm: LLM) -> None:
             session.sample({root: 2})
             assert session.usage.prompt_tokens_reused > 50
     fresh = llm.search(explore, [FEW_SHOT + q for q in QUESTIONS[:2]], PARAMS)
-    for mine, wanted in zip(results, fresh, strict=True):
-        assert [n.text for n in mine.tree.nodes] == [n.text for n in wanted.tree.nodes]
-        assert mine.usage.tokens_prefilled < wanted.usage.tokens_prefilled or mine is results[1]
+    for actual, expected in zip(results, fresh, strict=True):
+        assert [n.text for n in actual.tree.nodes] == [n.text for n in expected.tree.nodes]
+        assert (
+            actual.usage.tokens_prefilled < expected.usage.tokens_prefilled or actual is results[1]
+        )
 
 
 @SOME
@@ -232,14 +234,14 @@ def test_a_call_whose_searches_all_fail_warns(llm: LLM) -> None:
 def test_roots_that_are_split_below_a_kept_prefix_reuse_it(llm: LLM) -> None:
     greedy = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     prompts = [FEW_SHOT + question for question in QUESTIONS]
-    wanted = llm.generate(prompts, greedy)
+    expected = llm.generate(prompts, greedy)
     kept_tokens = len(llm.tokenizer(FEW_SHOT)["input_ids"]) - 1
     with llm.keep(FEW_SHOT), llm.session(greedy) as session:
         roots = [session.root(prompt) for prompt in prompts]
         drawn = session.sample(dict.fromkeys(roots, 1))
         session.backend.scheduler.check()
         usage = session.usage
-    for root, (completion,) in zip(roots, wanted, strict=True):
+    for root, (completion,) in zip(roots, expected, strict=True):
         assert drawn[root][0].tokens == completion.tokens
     assert usage.prompt_tokens_reused >= kept_tokens
     whole = sum(len(llm.tokenizer(prompt)["input_ids"]) for prompt in prompts)

@@ -71,11 +71,11 @@ def test_a_pickled_node_is_found_again() -> None:
     root, other = session.root("acde"), session.root("acd", name="a/b")
     (child, _) = session.sample({root: 2})[root]
     tool = session.sample({child.extend("ef"): 1}).popitem()[1][0]
-    asked = root.search.prompt("acd", key="what/is it")
-    (answer,) = session.sample({asked: 1})[asked]
+    prompt = root.search.prompt("acd", key="what/is it")
+    (answer,) = session.sample({prompt: 1})[prompt]
     nodes = [root, other, child, tool, answer]
     state = pickle.loads(pickle.dumps(State({"all": nodes})))
-    assert all(mine is found for mine, found in zip(nodes, state.nodes["all"], strict=True))
+    assert all(before is found for before, found in zip(nodes, state.nodes["all"], strict=True))
     session.sample({state.nodes["all"][3]: 2})  # it is as live as before
     assert [session.find(node.key) for node in nodes] == nodes
     child.drop()
@@ -127,28 +127,28 @@ def test_results_are_pickled_without_their_exceptions() -> None:
 
 
 def test_a_session_refuses_nodes_of_another() -> None:
-    mine, other = session_of(), session_of()
-    node, foreign = mine.root("acde"), other.root("acde")
+    session, other = session_of(), session_of()
+    node, foreign = session.root("acde"), other.root("acde")
     for use in (
-        lambda: mine.sample({node: 1, foreign: 2}),
-        lambda: mine.score({foreign: ["a"]}),
+        lambda: session.sample({node: 1, foreign: 2}),
+        lambda: session.score({foreign: ["a"]}),
     ):
         with pytest.raises(InputError, match="node '0/' belongs to another session"):
             use()
     with pytest.raises(InputError, match="give nodes of the session, got 'acde'"):
-        mine.sample({"acde": 1})  # type: ignore[dict-item]
-    assert not mine.backend.has_work and not other.backend.has_work
+        session.sample({"acde": 1})  # type: ignore[dict-item]
+    assert not session.backend.has_work and not other.backend.has_work
 
 
 def test_a_call_of_another_session_is_refused_and_leaves_nothing_behind() -> None:
-    mine, other = session_of(), session_of()
+    session, other = session_of(), session_of()
     foreign = other.root("acde")
     calls: list[Coroutine[Any, Any, Any]] = [foreign.sample(2), foreign.score(["a"])]
     for call in calls:
-        asked = mine.start(call)
-        assert asked in mine.step()
+        started = session.start(call)
+        assert started in session.step()
         with pytest.raises(InputError, match="has made no request to this session"):
-            _ = asked.result
+            _ = started.result
     assert not other.backend.has_work
     assert len(other.sample({foreign: 2})[foreign]) == 2
     other.close()
@@ -190,7 +190,7 @@ def other_root() -> SearchNode:
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "message"),
     [
         (lambda root: (root.children[0], 0.5), "a tuple of SearchNode, float; return only nodes"),
         (lambda root: [root.children[0], None], "a list of SearchNode, NoneType"),
@@ -203,11 +203,11 @@ def other_root() -> SearchNode:
     ],
 )
 def test_what_is_no_node_of_the_search_is_told(
-    what: Callable[[SearchNode], Any], told: str
+    what: Callable[[SearchNode], Any], message: str
 ) -> None:
     result = returning(what)
     assert result.error is not None and result.error.startswith("InputError: a search returned")
-    assert told in result.error and isinstance(result.exception, InputError)
+    assert message in result.error and isinstance(result.exception, InputError)
 
 
 @pytest.mark.parametrize("value", [(0.5, "x"), [], "text", {"a": 1}])
@@ -239,9 +239,9 @@ def test_a_failure_keeps_its_exception_and_traceback_but_not_the_model() -> None
     for result in results:
         assert result.error == "RuntimeError: no number"
         assert isinstance(result.exception, RuntimeError)
-        told = "".join(traceback.format_exception(result.exception))
+        text = "".join(traceback.format_exception(result.exception))
         for line in ("await helper(node)", "int(secret.path_text", 'RuntimeError("no number")'):
-            assert line in told
+            assert line in text
         names = [frame.name for frame in traceback.extract_tb(result.exception.__traceback__)]
         assert names == ["broken", "helper"]
         assert "exception" not in result.to_json() and "exception" not in repr(result)
@@ -271,11 +271,11 @@ def test_a_detached_error_is_told_as_before_and_holds_no_frame_that_ran(
     with pytest.raises(Exception) as caught:
         fail()
     error = caught.value
-    told = traceback.format_exception(error)
-    assert traceback.format_exception(detach(error)) == told
+    formatted = traceback.format_exception(error)
+    assert traceback.format_exception(detach(error)) == formatted
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     assert frames and all(frame.f_back is None and not frame.f_locals for frame in frames)
-    assert traceback.format_exception(detach(error)) == told  # once more
+    assert traceback.format_exception(detach(error)) == formatted  # once more
 
 
 def test_what_is_no_coroutine_function_is_told() -> None:

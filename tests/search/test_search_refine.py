@@ -51,7 +51,7 @@ def test_attempts_follow_feedback_until_it_is_enough(salt: int) -> None:
         return ask
 
     async def search(root: SearchNode) -> SearchOutcome:
-        enough = lambda told: told.text == "c"  # noqa: E731
+        enough = lambda attempt: attempt.text == "c"  # noqa: E731
         return await self_refine(root, say("abc"), say("cxx"), say("abc"), enough, rounds=4)
 
     found = find(search)

@@ -35,10 +35,10 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def polls(root: SearchNode) -> int:
     """Waits for its sample by asking again and again whether it is there."""
-    asked = asyncio.ensure_future(root.sample(2))
+    future = asyncio.ensure_future(root.sample(2))
     for _ in range(_MOST):
-        if asked.done():
-            return len(asked.result())
+        if future.done():
+            return len(future.result())
         await asyncio.sleep(0)
     return -1
 

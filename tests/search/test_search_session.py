@@ -62,9 +62,9 @@ def check_children(
 ) -> None:
     for child in children:
         origin = node.search.origin_of(node.key)
-        wanted = expected_sample(model, context_of(node), origin, child.order[1], params)
-        assert child.tokens == wanted
-        assert child.text == LetterTokenizer().decode(wanted[: len(child.text)])
+        expected = expected_sample(model, context_of(node), origin, child.order[1], params)
+        assert child.tokens == expected
+        assert child.text == LetterTokenizer().decode(expected[: len(child.text)])
 
 
 letters = st.text("acdefgh", min_size=1, max_size=9)
@@ -117,8 +117,8 @@ def test_any_tree_gives_the_samples_of_its_texts(
             for text, score in zip(texts, session.score({node: texts})[node], strict=True):
                 context = context_of(node)
                 for token, logprob in zip(text_ids(text), score.logprobs, strict=True):
-                    wanted = model.logits(context).log_softmax(-1)[token]
-                    assert logprob == pytest.approx(float(wanted), abs=1e-4)
+                    expected = model.logits(context).log_softmax(-1)[token]
+                    assert logprob == pytest.approx(float(expected), abs=1e-4)
                     context.append(token)
         else:
             chosen = data.draw(st.lists(st.sampled_from(live), min_size=1, unique=True))
@@ -183,8 +183,8 @@ def test_memory_pressure_evicts_and_recomputes() -> None:
     root = session.root("acdefgha")
     nodes = [root]
     for _ in range(3):
-        wanted = session.sample(dict.fromkeys(nodes[-6:], 6), max_tokens=8)
-        for node, children in wanted.items():
+        before = session.sample(dict.fromkeys(nodes[-6:], 6), max_tokens=8)
+        for node, children in before.items():
             check_children(model, node, children, replace(PARAMS, max_tokens=8))
             nodes += children
         backend.scheduler.check()
@@ -220,13 +220,13 @@ def test_ask_and_tell_for_a_loop_of_ones_own() -> None:
     model = HistoryModel()
     session = Session(backend_of(model), PARAMS)
     root = session.root("acde")
-    asked = [session.start(root.sample(2)), session.start(root.sample(3))]
+    started = [session.start(root.sample(2)), session.start(root.sample(3))]
     with pytest.raises(InputError, match="not done"):
-        _ = asked[0].result
+        _ = started[0].result
     done: list[Started[Any]] = []
     while len(done) < 2:
         done += session.step()
-    assert [len(each.result) for each in asked] == [2, 3]
+    assert [len(each.result) for each in started] == [2, 3]
     assert [child.order[1] for child in root.children] == [0, 1, 2, 3, 4]
     failing = session.start(root.sample(-1))
     assert session.step() == [failing]
@@ -370,13 +370,13 @@ def test_what_is_closed_neither_waits_nor_goes_on() -> None:
     root = session.root("acde")
     other = session.root("acdc")
     (child,) = session.sample({root: 1})[root]
-    asked = session.start(child.sample(2, max_tokens=20))
+    started = session.start(child.sample(2, max_tokens=20))
     for _ in range(4):
         assert session.step() == []
     session.close()
-    assert session.step() == [asked]
+    assert session.step() == [started]
     with pytest.raises(BudgetReached, match="session was closed"):
-        _ = asked.result
+        _ = started.result
     assert child.search.usage.tokens_decoded > 6
     for use in (lambda: session.sample({other: 2}), lambda: session.score({other: ["a"]})):
         with pytest.raises(InputError, match="closed"):
@@ -500,12 +500,12 @@ def test_a_row_above_which_a_part_was_split_off_meanwhile_gets_its_pages() -> No
     other = session.root("acde")
     session.sample({other: 1}, max_tokens=1)
     root = session.root("hhhhh")
-    asked = [session.start(root.sample(1, max_tokens=5))]
+    started = [session.start(root.sample(1, max_tokens=5))]
     session.step()  # Its first token is drawn; the prompt is folded into the row.
-    asked.append(session.start(root.sample(2, max_tokens=5)))  # From now on the prompt is not.
+    started.append(session.start(root.sample(2, max_tokens=5)))  # From now on the prompt is not.
     for _ in range(60):
         session.step()
-    assert [len(each.result) for each in asked] == [1, 2]
+    assert [len(each.result) for each in started] == [1, 2]
     check_children(model, root, root.children, replace(PARAMS, max_tokens=5))
 
 
@@ -641,15 +641,15 @@ def test_prompts_made_before_the_first_is_computed_share_what_searches_share(
         rows=1,
     )
     assert len(list(run)) == 10
-    wanted = backend.scheduler.usage.prompt_tokens_computed
-    assert wanted == 295 + 10 * 13
+    expected = backend.scheduler.usage.prompt_tokens_computed
+    assert expected == 295 + 10 * 13
 
     session = Session(
         backend_of(model, page_size=page_size, sharing=sharing, num_pages=4000), PARAMS
     )
     roots = [session.root(prompt) for prompt in prompts]
     drawn = session.sample(dict.fromkeys(roots, 2), max_tokens=3)
-    assert session.usage.prompt_tokens_computed == wanted
+    assert session.usage.prompt_tokens_computed == expected
     for root in roots:
         check_children(model, root, drawn[root], replace(PARAMS, max_tokens=3))
     session.backend.scheduler.check()
@@ -734,7 +734,7 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
     session = Session(backend, PARAMS)
     texts = ["acdefgh" * 4]
     nodes: list[SearchNode] = []
-    asked: list[tuple[SearchNode, str, Started[Any]]] = []
+    started: list[tuple[SearchNode, str, Started[Any]]] = []
     for _ in range(data.draw(st.integers(2, 14))):
         action = data.draw(st.sampled_from(["root", "root", "sample", "score", "extend", "tell"]))
         if action == "root" or not nodes:
@@ -750,21 +750,21 @@ def test_prompts_that_part_anywhere_are_split_while_others_wait(
             node = data.draw(st.sampled_from(nodes))
             call: Coroutine[Any, Any, Any]
             call = node.sample(2) if action == "sample" else node.score(["ac", "d"])
-            asked.append((node, action, session.start(call)))
+            started.append((node, action, session.start(call)))
         backend.scheduler.check()
     while backend.has_work:
         session.step()
         backend.scheduler.check()
     session.step()
-    for node, action, each in asked:
+    for node, action, each in started:
         if action == "sample":
             check_children(model, node, each.result, PARAMS)
             continue
         for text, score in zip(["ac", "d"], each.result, strict=True):
             context = context_of(node)
             for token, logprob in zip(text_ids(text), score.logprobs, strict=True):
-                wanted = model.logits(context).log_softmax(-1)[token]
-                assert logprob == pytest.approx(float(wanted), abs=1e-4)
+                expected = model.logits(context).log_softmax(-1)[token]
+                assert logprob == pytest.approx(float(expected), abs=1e-4)
                 context.append(token)
     session.close()
     assert backend.scheduler.run.cache.pool.num_used == 0
@@ -833,11 +833,11 @@ def test_a_run_knows_how_many_results_are_still_open() -> None:
 
 
 def test_a_second_thread_is_refused_and_disturbs_nothing() -> None:
-    told: list[BaseException | None] = []
+    errors: list[BaseException | None] = []
 
     def elsewhere(call: Callable[[], object]) -> None:
         with ThreadPoolExecutor(1) as thread:
-            told.append(thread.submit(call).exception())
+            errors.append(thread.submit(call).exception())
 
     async def solve(root: SearchNode) -> int:
         elsewhere(lambda: next(run))
@@ -853,9 +853,9 @@ def test_a_second_thread_is_refused_and_disturbs_nothing() -> None:
         elsewhere(lambda: session.sample({root: 1}))
         return len(await root.sample(2))
 
-    asked = session.start(ask())
-    while not asked.is_done:
+    started = session.start(ask())
+    while not started.is_done:
         session.step()
-    assert asked.result == 2
-    assert len(told) == 5 and all("another thread is using" in str(each) for each in told)
+    assert started.result == 2
+    assert len(errors) == 5 and all("another thread is using" in str(each) for each in errors)
     session.close()

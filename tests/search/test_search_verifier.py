@@ -97,8 +97,8 @@ def test_shared_prefixes_give_what_whole_texts_give(
     while len(got) < len(pairs):
         got += shared.values(pairs[len(got) : len(got) + rng.randint(1, 9)])
     assert [len(each) for each in got] == [len(each) for each in want]
-    for mine, theirs in zip(got, want, strict=True):
-        assert mine == pytest.approx(theirs, abs=2e-6)
+    for actual, expected in zip(got, want, strict=True):
+        assert actual == pytest.approx(expected, abs=2e-6)
     assert shared.values(pairs) == got  # they are remembered
     assert reader.usage.prompt_tokens_computed < 0.7 * sum(
         len(shared.encode(*pair)[0]) for pair in pairs
@@ -111,8 +111,8 @@ def test_a_small_cache_is_enough(tmp_path: Path) -> None:
     small = load_verifier(tmp_path, device="cpu", memory="160KiB")
     whole = load_verifier(tmp_path, device="cpu", share=False)
     pairs = tree_of_texts(random.Random(5), 60)
-    for mine, theirs in zip(small.values(pairs), whole.values(pairs), strict=True):
-        assert mine == pytest.approx(theirs, abs=2e-6)
+    for actual, expected in zip(small.values(pairs), whole.values(pairs), strict=True):
+        assert actual == pytest.approx(expected, abs=2e-6)
     assert small.reader is not None
     tiny = load_verifier(tmp_path, device="cpu", memory="24KiB")
     with pytest.raises(CapacityError, match="a text to judge"):
@@ -145,8 +145,8 @@ def test_caps_of_outputs_are_a_language_models_and_those_of_attention_a_classifi
     shared, whole = both(tmp_path)
     pairs = tree_of_texts(random.Random(1), 9)
     assert shared.reader is not None
-    for mine, theirs in zip(shared.values(pairs), whole.values(pairs), strict=True):
-        assert mine == pytest.approx(theirs, abs=2e-6)
+    for actual, expected in zip(shared.values(pairs), whole.values(pairs), strict=True):
+        assert actual == pytest.approx(expected, abs=2e-6)
 
 
 @pytest.mark.parametrize("ending", ["ProcessRewardModel", "RewardModel"])
@@ -228,7 +228,7 @@ def test_models_that_cannot_be_read_as_published_are_refused_by_name(tmp_path: P
     folder = save(tmp_path, LlamaForSequenceClassification, num_labels=19)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     code = {"AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating"}
-    for architecture, told in (
+    for architecture, message in (
         ("LlamaForRewardModelWithGating", "its architecture is LlamaForRewardModelWithGating"),
         (
             "LlamaForSequenceClassification",
@@ -237,7 +237,7 @@ def test_models_that_cannot_be_read_as_published_are_refused_by_name(tmp_path: P
     ):
         changed = {**config, "architectures": [architecture], "auto_map": code}
         (tmp_path / "config.json").write_text(json.dumps(changed), encoding="utf-8")
-        with pytest.raises(ModelError, match=told):
+        with pytest.raises(ModelError, match=message):
             load_verifier(folder, device="cpu")
 
 
@@ -274,7 +274,7 @@ def test_a_gpu_shares_prefixes_too(tmp_path: Path, dtype: torch.dtype) -> None:
         encoded = [shared.encode(*pair) for pair in part]
         prefixes = {tuple(ids[: end + 1]) for ids, ends in encoded for end in ends}
         num_read += sum(map(len, prefixes))
-    for mine, theirs in zip(got, whole.values(pairs), strict=True):
-        assert mine == pytest.approx(theirs, abs=limit)
+    for actual, expected in zip(got, whole.values(pairs), strict=True):
+        assert actual == pytest.approx(expected, abs=limit)
     assert shared.reader.usage.prompt_tokens_computed < 0.5 * num_read
     shared.reader._scheduler.check()

@@ -212,11 +212,11 @@ def test_allocation_by_hand(
 
 
 def test_rebase_draws_its_width_at_each_level() -> None:
-    asked: list[tuple[str, int]] = []
+    calls: list[tuple[str, int]] = []
     values = {"a": 0.6, "b": 0.5, "c": 0.1}
 
     async def step(node: SearchNode, n: int) -> list[SearchNode]:
-        asked.append((node.path_text, n))
+        calls.append((node.path_text, n))
         return [node.extend(letter) for letter in "abcdefghijkl"[:n]]
 
     async def search(root: SearchNode) -> SearchOutcome:
@@ -224,9 +224,9 @@ def test_rebase_draws_its_width_at_each_level() -> None:
 
     found = find(search)
     counts = allocate([0.6, 0.5, 0.1], 3, 0.2)
-    assert asked[0] == ("", 3)
-    assert asked[1:3] == [(letter, n) for letter, n in zip("abc", counts, strict=True) if n]
-    assert sum(n for text, n in asked if len(text) == 2) == 3
+    assert calls[0] == ("", 3)
+    assert calls[1:3] == [(letter, n) for letter, n in zip("abc", counts, strict=True) if n]
+    assert sum(n for text, n in calls if len(text) == 2) == 3
     assert len(found.candidates) == 3
 
 

@@ -292,8 +292,8 @@ def test_answers_read_from_the_end_are_those_of_the_plain_reading() -> None:
         assert flexible_extract(text) == (words[-1][0] if words else None), text
         for start in ("", text, f"{text} ", f"{text}\n"):
             both = f"{start}{draw.choice(['The', 'the', 'xthe'])} answer is {text[:40]}"
-            wanted = numeric_answer(both), flexible_extract(both)
-            assert answers.numeric_and_flexible(both) == wanted, both
+            expected = numeric_answer(both), flexible_extract(both)
+            assert answers.numeric_and_flexible(both) == expected, both
 
 
 def _plain_number(text: str) -> str | None:

@@ -71,10 +71,10 @@ def test_folders_and_json_lines_are_the_same_problems(tmp_path: Path) -> None:
 def test_the_hub_is_read_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    asked: list[Any] = []
+    loads: list[Any] = []
 
     def load_dataset(kind: str, **options: Any) -> Any:
-        asked.append((kind, options))
+        loads.append((kind, options))
         return datasets.Dataset.from_list([row(4000), row(4001)])
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
@@ -82,7 +82,7 @@ def test_the_hub_is_read_by_its_files(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [r.id for r in loaded.rows] == ["4000", "4001"]
     assert loaded.rows[1].solutions == [ADD]
     location = "hf://datasets/codeparrot/apps/test.jsonl"
-    assert asked == [("json", {"data_files": {"test": location}, "split": "test"})]
+    assert loads == [("json", {"data_files": {"test": location}, "split": "test"})]
 
 
 def test_problems_without_tests_are_left_out_and_told(tmp_path: Path) -> None:

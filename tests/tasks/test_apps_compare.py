@@ -188,13 +188,13 @@ LINES = st.lists(st.frozensets(TOKENS), max_size=4)
 
 
 @given(LINES, LINES)
-def test_rounded_sets_are_equal_as_sets_are(ours: list[Any], theirs: list[Any]) -> None:
+def test_rounded_sets_are_equal_as_sets_are(actual: list[Any], expected: list[Any]) -> None:
     def as_sets(lines: list[Any]) -> set[frozenset[float]]:
         return {frozenset(round(float(token), 3) for token in line) for line in lines}
 
     def equal(rounded: Any) -> bool:
         try:
-            return bool(rounded(ours) == rounded(theirs))
+            return bool(rounded(actual) == rounded(expected))
         except ValueError:
             return False
 

@@ -172,14 +172,14 @@ def test_what_is_told_of_protection_follows_from_the_verdicts(
 ) -> None:
     _, path = make_run([ADD, "print(3)", " \n"])
 
-    def told() -> dict[str, Any]:
+    def read_protection() -> dict[str, Any]:
         found: dict[str, Any] = results_of(path)["judging"]
         return {name: found[name] for name in ("sandbox", "unprotected")}
 
     assert command("score", path, ALLOW).code == 0
-    before = told()
+    before = read_protection()
     assert command("score", path).code == 0, "no program has to run"
-    assert told() == before
+    assert read_protection() == before
     (file,) = path.glob("verdicts-*.jsonl")
     rows = verdicts_of(path)
     file.write_bytes(b"")
@@ -190,7 +190,7 @@ def test_what_is_told_of_protection_follows_from_the_verdicts(
     stored.close()
     for more in ((), (ALLOW,)):
         assert command("score", path, *more).code == 0
-        found = told()
+        found = read_protection()
         assert found["sandbox"] == ["bubblewrap", "landlock"]
         assert list(found["unprotected"]) == ["landlock"]
         assert found["unprotected"]["landlock"]["samples"] == 1

@@ -96,16 +96,16 @@ def test_mbpp_is_asked_as_published_with_tasks_2_to_4(tmp_path: Path) -> None:
         for n in (1, 2, 3, 4, 11, 511)
     ]
 
-    def asked(n: int) -> str:
+    def question(n: int) -> str:
         return (
             f"You are an expert Python programmer, and here is your task: Do {n}. Your code should "
             f"pass these tests:\n\nassert f() == {n}\nassert f\nassert 1\n[BEGIN]\n"
         )
 
-    shots = "".join(f"{asked(n)}def f():\r\n  return {n}\n[DONE]\n\n" for n in (2, 3, 4))
+    shots = "".join(f"{question(n)}def f():\r\n  return {n}\n[DONE]\n\n" for n in (2, 3, 4))
     path = write(tmp_path / "mbpp.jsonl", rows)
-    assert prompts(MBPP(), TaskOptions(data=path)) == [f"{shots}{asked(11)}"]
-    assert prompts(MBPP(), TaskOptions(data=str(tmp_path), num_fewshot=0)) == [asked(11)]
+    assert prompts(MBPP(), TaskOptions(data=path)) == [f"{shots}{question(11)}"]
+    assert prompts(MBPP(), TaskOptions(data=str(tmp_path), num_fewshot=0)) == [question(11)]
     (other,) = MBPP().load(TaskOptions(data=path, split="validation")).problems
     assert other.id == "MBPP/511"
     sanitized = {
@@ -183,15 +183,15 @@ def test_livecodebench_releases_are_files(tmp_path: Path, monkeypatch: pytest.Mo
             ids(wrong)
     with pytest.raises(DataError, match=r"has no test9\.jsonl"):
         ids("v9")
-    asked = []
+    files = []
 
     def table(*given: Any, data_files: Any, **more: Any) -> list[dict[str, Any]]:
-        asked.extend(data_files["test"])
+        files.extend(data_files["test"])
         return [data_row("own_a")]
 
     monkeypatch.setattr("treegen.tasks.code.livecodebench.load_table", table)
     LiveCodeBench().load(TaskOptions(data="hf", extra={"release": "v5_v6"}))
-    assert [each.rpartition("/")[2] for each in asked] == ["test5.jsonl", "test6.jsonl"]
+    assert [each.rpartition("/")[2] for each in files] == ["test5.jsonl", "test6.jsonl"]
     with pytest.raises(InputError, match="goes up to v6, so release_v7 is not available"):
         LiveCodeBench().load(TaskOptions(data="hf", extra={"release": "release_v7"}))
 
@@ -243,12 +243,12 @@ def test_broken_packed_tests_are_refused() -> None:
 
 def by_the_book(output: str, expected: str) -> bool:
     """The published rule for printed output, step by step."""
-    ours, theirs = (
+    actual, wants = (
         [line.strip() for line in text.strip().split("\n")] for text in (output, expected)
     )
-    if len(ours) != len(theirs):
+    if len(actual) != len(wants):
         return False
-    for one, other in zip(ours, theirs, strict=True):
+    for one, other in zip(actual, wants, strict=True):
         if one == other:
             continue
         try:

@@ -98,10 +98,10 @@ def humaneval() -> tuple[HumanEval, dict[str, dict[str, Any]]]:
     return task, {row["task_id"]: row for _, row in rows}
 
 
-def compare(samples: list[Any], ours: list[Any], theirs: Callable[[Any], bool]) -> None:
+def compare(samples: list[Any], ours: list[Any], is_correct: Callable[[Any], bool]) -> None:
     """Check that verdicts are those of another scorer, and that both kinds are frequent."""
     with ThreadPoolExecutor(2) as pool:
-        want = list(pool.map(theirs, samples))
+        want = list(pool.map(is_correct, samples))
     assert 0.2 * len(samples) < sum(want) < 0.8 * len(samples)
     wrong = [sample for sample, a, b in zip(samples, ours, want, strict=True) if a != b]
     assert not wrong, wrong[:3]
@@ -114,7 +114,7 @@ def compare_humaneval(num: int, official: Any = None) -> None:
     samples = [(row["task_id"], mutant(rng, row["canonical_solution"])) for row in chosen]
     ours = [verdict["tests"] for verdict in judged(limited(task), samples)]
 
-    def theirs(pair: tuple[str, str]) -> bool:
+    def is_correct(pair: tuple[str, str]) -> bool:
         row = rows[pair[0]]
         if official is not None:
             return bool(official(row, pair[1], 4 * SECONDS)["passed"])
@@ -122,7 +122,7 @@ def compare_humaneval(num: int, official: Any = None) -> None:
             f"{row['prompt']}{pair[1]}\n{row['test']}\ncheck({row['entry_point']})"
         )
 
-    compare(samples, ours, theirs)
+    compare(samples, ours, is_correct)
 
 
 def test_humaneval_scores_are_those_of_a_plain_run() -> None:
@@ -150,11 +150,11 @@ def compare_mbpp(num: int) -> None:
         samples.append((problem_id, mutant(rng, record.code)))
     ours = [verdict["tests"] for verdict in judged(limited(task), samples)]
 
-    def theirs(pair: tuple[str, str]) -> bool:
+    def is_correct(pair: tuple[str, str]) -> bool:
         record = task.records[pair[0]]
         return runs_to_the_end("\n".join([pair[1], record.setup, *record.tests]))
 
-    compare(samples, ours, theirs)
+    compare(samples, ours, is_correct)
 
 
 def test_mbpp_scores_are_those_of_a_plain_run() -> None:
@@ -230,7 +230,7 @@ def compare_plus(name: str, num: int, official: Any = None) -> None:
         samples.append((problem_id, mutant(rng, record.solution)))
     ours = judged(limited(task), samples)
 
-    def theirs(pair: tuple[str, str]) -> dict[str, bool]:
+    def score_officially(pair: tuple[str, str]) -> dict[str, bool]:
         record = task.records[pair[0]]
         source = f"{record.prompt}{pair[1]}"
         if official is None:
@@ -252,7 +252,7 @@ def compare_plus(name: str, num: int, official: Any = None) -> None:
         return {"plus": found["base"] and found["plus"], "base": found["base"]}
 
     with ThreadPoolExecutor(2) as pool:
-        want = list(pool.map(theirs, samples))
+        want = list(pool.map(score_officially, samples))
     assert 0.2 * num < sum(each["plus"] for each in want) < 0.8 * num
     assert any(each["base"] and not each["plus"] for each in want)
     wrong = [(samples[at], ours[at], want[at]) for at in range(num) if ours[at] != want[at]]
@@ -361,11 +361,11 @@ def compare_contest(num: int, folder: Path) -> None:
     task, samples = contest_samples(num)
     ours = [verdict["tests"] for verdict in judged(limited(task), samples)]
 
-    def theirs(pair: tuple[str, str]) -> bool:
+    def is_correct(pair: tuple[str, str]) -> bool:
         source = task.program(*pair)
         return source is not None and passes_contest(folder, source, task.records[pair[0]].cases)
 
-    compare(samples, ours, theirs)
+    compare(samples, ours, is_correct)
 
 
 def test_livecodebench_scores_are_those_of_plain_runs(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_livecodebench_scores_are_those_of_its_own_scorer() -> None:
     task, samples = contest_samples(1000)
     ours = [verdict["tests"] for verdict in judged(limited(task), samples)]
 
-    def theirs(pair: tuple[str, str]) -> bool:
+    def is_correct(pair: tuple[str, str]) -> bool:
         record = task.records[pair[0]]
         cases = [json.loads(record.public), json.loads(_private(record.private))]
         tests = [test for part in cases for test in part]
@@ -413,7 +413,7 @@ def test_livecodebench_scores_are_those_of_its_own_scorer() -> None:
         return bool(found) and all(json.loads(found))
 
     with ThreadPoolExecutor(2) as pool:
-        want = list(pool.map(theirs, samples))
+        want = list(pool.map(is_correct, samples))
     assert 200 < sum(want) < 800
     wrong = [(samples[at][1], ours[at]) for at in range(1000) if ours[at] != want[at]]
     other = [each for each in wrong if not any(word in each[0] for word in EXPLAINED)]

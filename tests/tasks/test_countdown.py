@@ -312,14 +312,14 @@ def test_which_tasks_have_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "told"),
+    ("choice", "message"),
     [
         ({"propose": "list"}, "no way to propose 'list'; known: sample"),
         ({"evaluate": "judge"}, "no way to evaluate 'judge'; known: logprob, min-logprob"),
     ],
 )
-def test_ways_that_a_task_does_not_have_are_refused(choice: dict[str, str], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_ways_that_a_task_does_not_have_are_refused(choice: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         resolve_search_settings({"task": "gsm8k", "model": "m", **choice})
 
 

@@ -140,7 +140,7 @@ def test_unusable_rows_are_reported_and_the_others_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"", "is empty"),
         (b" \n\n", "is empty"),
@@ -155,12 +155,12 @@ def test_unusable_rows_are_reported_and_the_others_run(tmp_path: Path) -> None:
         (b'{"id": "a", "question": "q", "answer": "#### 1"}\n' * 2, "lines 1 and 2 have the same"),
     ],
 )
-def test_bad_files_are_named_with_the_line(tmp_path: Path, content: bytes, told: str) -> None:
+def test_bad_files_are_named_with_the_line(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "bad.jsonl"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"bad\.jsonl") as caught:
         GSM8K().load(TaskOptions(data=str(path)))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -255,7 +255,7 @@ def test_patterns_stay_within_one_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "wanted"),
+    ("steps", "copies"),
     [
         ("COPY data/a.* x", {"x"}),  # one file, so the target names it
         ("COPY data/a.* x/", {"x/a.txt"}),
@@ -271,11 +271,11 @@ def test_patterns_stay_within_one_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_target_that_is_a_directory_gets_the_copies(
-    tmp_path: Path, steps: str, wanted: set[str]
+    tmp_path: Path, steps: str, copies: set[str]
 ) -> None:
     text = f"FROM x\nWORKDIR /app\n{steps}\n"
     task = read_task(make_task(tmp_path / "onto", **{"environment/Dockerfile": text}))
-    assert set(copied_files(task)[0]) == wanted
+    assert set(copied_files(task)[0]) == copies
 
 
 def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:

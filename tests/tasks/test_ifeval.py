@@ -261,14 +261,14 @@ def compare(num: int, official: ModuleType, folder: Path) -> None:
     assert len(data.problems) == num
     seen: Counter[tuple[str, bool]] = Counter()
     for problem, (row, text) in zip(data.problems, pairs, strict=True):
-        wanted = official.process_results(row, [text])
+        expected = official.process_results(row, [text])
         verdicts = task.score(problem, text)
         for name in ("strict", "loose"):
             verdict = verdicts[name]
             assert isinstance(verdict, FollowedVerdict)
-            told = (row["instruction_id_list"], row["kwargs"], text, name)
-            assert list(verdict.followed) == wanted[f"inst_level_{name}_acc"], told
-            assert verdict.correct == wanted[f"prompt_level_{name}_acc"], told
+            case = (row["instruction_id_list"], row["kwargs"], text, name)
+            assert list(verdict.followed) == expected[f"inst_level_{name}_acc"], case
+            assert verdict.correct == expected[f"prompt_level_{name}_acc"], case
             seen.update(zip(row["instruction_id_list"], verdict.followed, strict=True))
     # Every kind is followed by some answers, and is not by others.
     assert {kind for kind, followed in seen if followed} == KINDS
@@ -405,14 +405,14 @@ def test_rows_that_cannot_be_checked_are_skipped_by_name(tmp_path: Path) -> None
     data = IFEval().load(TaskOptions(data=write(tmp_path / "a.jsonl", rows)))
     assert len(data.problems) == 1
     reasons = " / ".join(row.reason for row in data.skipped)
-    for told in (
+    for message in (
         "no instruction 'punctuation:none'",
         "relation must be 'less than' or 'at least', got 'more'",
         "num_words must be a non-negative integer, got None",
         "is not a valid pattern",
         "one object for each",
     ):
-        assert told in reasons
+        assert message in reasons
     with pytest.raises(DataError, match="no usable prompt"):
         IFEval().load(TaskOptions(data=write(tmp_path / "b.jsonl", rows[1:])))
 

@@ -21,14 +21,14 @@ def test_a_report_that_makes_no_sense_is_the_programs_failure() -> None:
     program = Program("def f(): pass", fn_name="f")
     ended = {"status": 0, "cpu": 0.0, "wall": 0.0, "memory": 0, "killed": None, "dirty": False}
 
-    def verdict(told: bytes) -> ProgramStatus:
-        outcome = ProcessOutcome(ended, b"", b"", told, MIB, overflow=False)
+    def verdict(report: bytes) -> ProgramStatus:
+        outcome = ProcessOutcome(ended, b"", b"", report, MIB, overflow=False)
         return decide(program, TestCase(expected=None), outcome, LIMITS, compare).verdict
 
-    for told in (b"ready\ncompiled", b"ready\ncompiled\n", b"ready\ncompiled\n\xff\n\0"):
-        assert verdict(told) is ProgramStatus.RUNTIME_ERROR
-    for told in (b"ready", b"ready\n", b"ready\ncompile_error"):
-        assert verdict(told) is ProgramStatus.COMPILE_ERROR
+    for report in (b"ready\ncompiled", b"ready\ncompiled\n", b"ready\ncompiled\n\xff\n\0"):
+        assert verdict(report) is ProgramStatus.RUNTIME_ERROR
+    for report in (b"ready", b"ready\n", b"ready\ncompile_error"):
+        assert verdict(report) is ProgramStatus.COMPILE_ERROR
 
 
 def filtered(machine: str, number: int, *arguments: int) -> int:

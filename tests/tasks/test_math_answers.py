@@ -125,16 +125,16 @@ def test_hostile_texts_cost_under_a_second_each_and_have_no_answer(
 def test_slow_comparisons_leave_answers_apart(
     kind: MathAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
+    requests = []
 
     class Slow:
         def ask(self, request: list[str]) -> None:
-            asked.append(request)
+            requests.append(request)
 
     monkeypatch.setattr(module, "_WORKER", Slow())
     answers = [f"x_{i}" for i in range(20)]
     assert MathAnswer().representatives(answers) == {answer: answer for answer in answers}
-    assert len(asked) <= module.STRIKES * len(answers) / 2
+    assert len(requests) <= module.STRIKES * len(answers) / 2
     assert MathAnswer().verdict("$1$", ["1"]) == INVALID
 
 
@@ -145,8 +145,8 @@ def test_without_the_package_one_line_says_how_to_install_it(
     for call in (MathAnswer().ready, lambda: MathAnswer().verdict("1", ["1"])):
         with pytest.raises(InputError, match=r"pip install '.\[math\]'"):
             call()
-    told = treegen("eval", "aime", "--model", "demo", "--max-tokens", "8").error
-    assert "install it with: pip install '.[math]' in" in told
+    error = treegen("eval", "aime", "--model", "demo", "--max-tokens", "8").error
+    assert "install it with: pip install '.[math]' in" in error
 
 
 TEXTS = ("$\\frac12$", "0.5", "it is 1/2", "$2$", "the answer is 3", "$\\boxed{2.0}$", "?", "$3$")

@@ -131,10 +131,10 @@ def test_aime_years(tmp_path: Path) -> None:
 
 
 def test_aime_tables_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    loads = []
 
     def table(dataset: str, split: str, **more: Any) -> list[dict[str, Any]]:
-        asked.append((dataset, split, more.get("name")))
+        loads.append((dataset, split, more.get("name")))
         return [{"id": number, "problem": "p", "answer": number} for number in range(2)]
 
     monkeypatch.setattr(sources, "load_table", table)
@@ -147,7 +147,7 @@ def test_aime_tables_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     load(AIME(), "hf", {"year": "2025"})
     load(AIME(), "Maxwell-Jia/AIME_2024")
-    assert asked == [
+    assert loads == [
         ("HuggingFaceH4/aime_2024", "train", None),
         ("math-ai/aime25", "test", None),
         ("MathArena/aime_2026", "train", None),
@@ -162,8 +162,8 @@ def test_aime_is_sampled_as_reasoning_models_are() -> None:
     assert (task.defaults.num_samples, sampling.temperature, sampling.top_p) == (64, 0.6, 0.95)
     assert sampling.max_tokens == 32_768
     data = load(task, None)
-    told = "Please reason step by step, and put your final answer within \\boxed{}."
-    assert prompt(task, data) == f"{data.problems[0].question}\n{told}"
+    instruction = "Please reason step by step, and put your final answer within \\boxed{}."
+    assert prompt(task, data) == f"{data.problems[0].question}\n{instruction}"
     with pytest.raises(InputError, match="aime does not support few-shot examples"):
         load(task, None, num_fewshot=3)
 
@@ -188,16 +188,16 @@ def test_math_reads_the_authors_folders(tmp_path: Path) -> None:
 
 
 def test_math_of_the_hub_is_all_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    loads = []
 
     def table(dataset: str, split: str, **more: Any) -> list[dict[str, Any]]:
-        asked.append((dataset, split, more["name"]))
+        loads.append((dataset, split, more["name"]))
         return [MATH_ROW]
 
     monkeypatch.setattr(sources, "load_table", table)
     data = load(Math(), "hf")
     assert [problem.id for problem in data.problems] == [f"math-{n}" for n in range(7)]
-    assert asked[0] == ("EleutherAI/hendrycks_math", "test", "algebra") and len(asked) == 7
+    assert loads[0] == ("EleutherAI/hendrycks_math", "test", "algebra") and len(loads) == 7
     shots = load(Math(), "hf", fewshot_data="train", num_fewshot=0)
     assert shots.num_fewshot == 0 and data.source == "EleutherAI/hendrycks_math test"
 
@@ -244,7 +244,7 @@ def test_math_examples_from_files_are_never_problems(tmp_path: Path) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
     assert load(Math(), path).label == "bundled examples"
     assert load(Math(), path, fewshot_data=shots).label == ""
-    assert not {"Problem:\nWhat is 0?\n\nSolution:"} & {asked for asked, _ in drawn[0]}
+    assert not {"Problem:\nWhat is 0?\n\nSolution:"} & {question for question, _ in drawn[0]}
     assert drawn[0][0][1].endswith("Final Answer: The final answer is $2$. I hope it is correct.")
     with pytest.raises(DataError, match=r"example 1 of .* is also problem 'math-0' of the run"):
         load(Math(), path, fewshot_file=shots, num_fewshot=3)

@@ -196,7 +196,7 @@ def test_a_question_is_never_its_own_example(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"num_fewshot": 6}, "num_fewshot is 6 but the dev split of anatomy has 5"),
         ({"fewshot_data": "train"}, "examples of the dev split"),
@@ -205,13 +205,13 @@ def test_a_question_is_never_its_own_example(tmp_path: Path) -> None:
         ({"extra": {"per_subject": "0"}}, "a positive integer"),
     ],
 )
-def test_requests_that_cannot_be_met(folder: Path, options: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_requests_that_cannot_be_met(folder: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         load(folder, **options)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (b"\xff", "is not UTF-8"),
         (b"q,a,b,c,d,4\n", "has answers from 1 to 4"),
@@ -219,9 +219,9 @@ def test_requests_that_cannot_be_met(folder: Path, options: dict[str, Any], told
         (b'q,a,b,c,d,"' + b"A" * 200_000 + b'"\n', "line 1: field larger"),
     ],
 )
-def test_bad_files(folder: Path, content: bytes, told: str) -> None:
+def test_bad_files(folder: Path, content: bytes, message: str) -> None:
     (folder / "test" / "anatomy_test.csv").write_bytes(content)
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         load(folder, extra={"subjects": "anatomy"})
 
 

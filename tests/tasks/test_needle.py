@@ -79,7 +79,7 @@ def test_colours_are_balanced(seed: int, num: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         (None, "does not exist"),
         (b" \n", "is empty"),
@@ -87,13 +87,13 @@ def test_colours_are_balanced(seed: int, num: int) -> None:
         (b"Here the Dog named Rex sleeps.", "already contains 'the dog named'"),
     ],
 )
-def test_unusable_haystacks_are_named(tmp_path: Path, content: bytes | None, told: str) -> None:
+def test_unusable_haystacks_are_named(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "hay.txt"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(DataError, match=r"hay\.txt") as caught:
         load(data=str(path))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_folder_without_texts_is_named(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_all_is_decided_by_the_seed_and_a_limit_only_leaves_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"questions": 0}, "questions must be from 1 to 10,000, got 0"),
         ({"questions": "many"}, "questions must be an integer, got 'many'"),
@@ -183,10 +183,10 @@ def test_all_is_decided_by_the_seed_and_a_limit_only_leaves_out() -> None:
         ({"fewshot_file": "a"}, "fewshot_file has no effect"),
     ],
 )
-def test_bad_options(given: dict[str, str | int], told: str) -> None:
+def test_bad_options(given: dict[str, str | int], message: str) -> None:
     with pytest.raises(InputError) as caught:
         load(**given)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -302,8 +302,8 @@ def test_a_text_that_does_not_fit_the_model_says_how_to_shorten_it(
         ("needle-grid", "lengths"),
         ("ruler-niah-single-1", "lengths"),
     ):
-        told = command("plan", task, "-M", checkpoint, "-T", f"{option}=20000").error
-        assert "the model's context of 4,096" in told and f"-T {option}=N" in told
+        error = command("plan", task, "-M", checkpoint, "-T", f"{option}=20000").error
+        assert "the model's context of 4,096" in error and f"-T {option}=N" in error
 
 
 def test_lengths_in_tokens(checkpoint: Path) -> None:

@@ -108,7 +108,7 @@ def test_a_number_is_not_a_part_of_a_longer_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "told"),
+    ("extra", "message"),
     [
         ({"lengths": "1000,x"}, "lengths must be comma-separated integers"),
         ({"lengths": "1000,1000"}, "lengths has a number twice"),
@@ -125,10 +125,10 @@ def test_a_number_is_not_a_part_of_a_longer_one() -> None:
         ({"length": "1000"}, "did you mean 'lengths'"),
     ],
 )
-def test_bad_options(extra: dict[str, str], told: str) -> None:
+def test_bad_options(extra: dict[str, str], message: str) -> None:
     with pytest.raises(InputError) as caught:
         load(**extra)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_other_refusals(tmp_path: Path) -> None:

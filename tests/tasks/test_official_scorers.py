@@ -71,8 +71,8 @@ def test_competitions_score_as_math_verify_and_lm_eval(
     for text, answer in outputs(num, seed=seed):
         verdicts = task.score(problem(answer), text)
         assert verdicts["math-verify"].correct == math_verify_says(text, answer), (text, answer)
-        theirs = lm_eval_aime.process_results({"answer": answer}, [text])["exact_match"]
-        assert verdicts["hendrycks"].correct == bool(theirs), (text, answer)
+        expected = lm_eval_aime.process_results({"answer": answer}, [text])["exact_match"]
+        assert verdicts["hendrycks"].correct == bool(expected), (text, answer)
         right += verdicts["math-verify"].correct
     assert least * num < right < 0.7 * num
 
@@ -163,9 +163,9 @@ def test_gpqa_scores_as_simple_evals() -> None:
     task, right = GPQA(), 0
     for text, answer in letter_outputs(1000, seed=4):
         match = re.search(MULTICHOICE, text)
-        theirs = (match.group(1) if match else None) == answer
-        assert task.score(problem(answer), text)["simple-evals"].correct == theirs, (text, answer)
-        right += theirs
+        expected = (match.group(1) if match else None) == answer
+        assert task.score(problem(answer), text)["simple-evals"].correct == expected, (text, answer)
+        right += expected
     assert 50 < right < 400
 
 

@@ -103,9 +103,9 @@ def test_packed_rows_are_those_of_the_unpacked_file(tmp_path: Path) -> None:
         gzip.compress(content[:half]) + gzip.compress(content[half:]) + bytes(8)
     )
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=1100)
-    wanted = list(enumerate(rows, start=1))
+    expected = list(enumerate(rows, start=1))
     for name in ("a.jsonl", "a.jsonl.gz", "a.parquet"):
-        assert list(read_any(tmp_path / name)) == wanted
+        assert list(read_any(tmp_path / name)) == expected
     pq.write_table(pa.table({"question": pa.array([], pa.string())}), tmp_path / "a.parquet")
     assert not list(read_any(tmp_path / "a.parquet"))
 

@@ -177,13 +177,13 @@ def prelude() -> dict[str, Any]:
 def ours(outs: Sequence[Any], expected: Sequence[Any], atol: float) -> list[bool]:
     """Return the judge's verdict on each result, as they come out of the sandbox."""
 
-    def told(result: Any) -> CallValue:
+    def call_value(result: Any) -> CallValue:
         returned = prelude()["_treegen_result"](result, False)
         return CallValue(*value_json.loads(value_json.dumps(returned)))
 
-    wants = build_expected("humaneval", "f", atol, [told(each) for each in expected])
+    wants = build_expected("humaneval", "f", atol, [call_value(each) for each in expected])
     return [
-        is_expected("humaneval", "f", [], told(out), want)
+        is_expected("humaneval", "f", [], call_value(out), want)
         for out, want in zip(outs, wants, strict=True)
     ]
 
@@ -193,10 +193,10 @@ def ours(outs: Sequence[Any], expected: Sequence[Any], atol: float) -> list[bool
 def test_drawn_results_are_judged_as_by_evalplus(atol: float) -> None:
     different, right = [], 0
     for out, expected in cases(2000, seed=9):
-        theirs = official([value(out)], [value(expected)], atol)
-        right += theirs[0]
-        if ours([value(out)], [value(expected)], atol) != theirs:
-            different.append((out, expected, theirs))
+        official_result = official([value(out)], [value(expected)], atol)
+        right += official_result[0]
+        if ours([value(out)], [value(expected)], atol) != official_result:
+            different.append((out, expected, official_result))
     assert different == []
     assert 800 < right < 1800
 

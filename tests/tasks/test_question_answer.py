@@ -116,15 +116,15 @@ def test_a_slow_pattern_gives_no_answer_and_the_next_text_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "told"),
+    ("pattern", "message"),
     [
         ("(a", r"is not a regular expression: missing \)"),
         ("(a)(b)", "has 2 groups"),
         ("a" * (MAX_PATTERN + 1), "has 1,001 characters"),
     ],
 )
-def test_bad_patterns(pattern: str, told: str) -> None:
-    with pytest.raises(InputError, match=told) as caught:
+def test_bad_patterns(pattern: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
         Pattern(pattern)
     assert "\n" not in str(caught.value)
 
@@ -185,7 +185,7 @@ def test_template_of_other_fields(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "message"),
     [
         ("Q: {question", "'}' before end"),
         ("Q: question}", "single '}'"),
@@ -199,8 +199,8 @@ def test_template_of_other_fields(tmp_path: Path) -> None:
         ("Q: {qestion}", "has a field 'qestion'; did you mean 'question'"),
     ],
 )
-def test_bad_templates_are_one_line(tmp_path: Path, template: str, told: str) -> None:
-    with pytest.raises(DataError, match=told) as caught:
+def test_bad_templates_are_one_line(tmp_path: Path, template: str, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
         load(tmp_path, [ROW], {"template": template})
     assert "\n" not in str(caught.value)
 
@@ -243,7 +243,7 @@ def test_rows_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "told"),
+    ("extra", "message"),
     [
         ({"metric": "numric"}, "did you mean 'numeric'"),
         ({"metric": "regex"}, "needs a pattern"),
@@ -258,8 +258,8 @@ def test_rows_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
         ({"metrics": "exact"}, "no argument 'metrics'; did you mean 'metric'"),
     ],
 )
-def test_arguments_that_mean_nothing(tmp_path: Path, extra: dict[str, str], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_arguments_that_mean_nothing(tmp_path: Path, extra: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         load(tmp_path, [ROW], extra)
 
 
@@ -322,8 +322,8 @@ def test_questions_from_the_command_line(
     ]
     again = command("score", out, "-q", "-T", "metric=regex", "-T", r"pattern=\d").document
     assert again["runs"][0]["report"]["metrics"][0]["metric"] == "exact_match"
-    told = command("eval", "--resume", out, "-T", "template={question}").error
-    assert "--data" in told
+    error = command("eval", "--resume", out, "-T", "template={question}").error
+    assert "--data" in error
     assert "given twice" in command(*args, "-T", "metric=exact", "-T", "metric=numeric").error
 
 
@@ -334,8 +334,8 @@ def test_own_task_in_a_file(
     args = ["-M", checkpoint, "-o", tmp_path / "run", "-T", "digits=1", "--limit", "5", "-q"]
     report = Command(capsys)("eval", task, *args).document["runs"][0]["report"]
     assert (report["metrics"][0]["task"], report["num_samples"]) == ("sums", 20)
-    told = Command(capsys)("eval", task, "-M", checkpoint, "-T", "digit=1").error
-    assert "no argument 'digit'; did you mean 'digits'" in told
+    error = Command(capsys)("eval", task, "-M", checkpoint, "-T", "digit=1").error
+    assert "no argument 'digit'; did you mean 'digits'" in error
 
 
 def test_own_task_in_a_package(

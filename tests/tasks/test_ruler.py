@@ -60,9 +60,9 @@ def test_needles_and_answers(variant: str) -> None:
         query = re.search(r"magic \w+ for (.*) mentioned", problem.question.splitlines()[-1])
         assert query is not None
         keys = re.split(", and |, ", query[1])
-        wanted = [value for key in keys for _, k, value in found if k == key]
-        assert sorted(problem.answer.split()) == sorted(wanted)
-        assert len(wanted) == num_values
+        expected = [value for key in keys for _, k, value in found if k == key]
+        assert sorted(problem.answer.split()) == sorted(expected)
+        assert len(expected) == num_values
         assert task.score(problem, f" {problem.answer}.")["contains-all"].correct
         # Prompt and answer, at four characters a token.
         used = len(problem.question) + len(problem.metadata["reply"]) + 4 * 128
@@ -99,10 +99,10 @@ def test_the_prompt_for_several_values() -> None:
         "it. I will quiz you about the numbers afterwards."
     )
     word = "[a-z]+-[a-z]+"
-    asked = f"the special magic numbers for {word}, {word}, {word}, and {word} mentioned in the"
-    assert re.fullmatch(rf"What are all {asked} provided text\?", lines[-1])
+    described = f"the special magic numbers for {word}, {word}, {word}, and {word} mentioned in the"
+    assert re.fullmatch(rf"What are all {described} provided text\?", lines[-1])
     assert re.fullmatch(
-        rf" {asked.replace('the', 'The', 1)} provided text are", problem.metadata["reply"]
+        rf" {described.replace('the', 'The', 1)} provided text are", problem.metadata["reply"]
     )
 
 

@@ -93,8 +93,8 @@ def test_a_coding_cookie_means_nothing(judge: SandboxPool) -> None:
 
 def test_names_and_text_beyond_ascii(judge: SandboxPool) -> None:
     source = "\u03b1, \u00df = input().split()\nprint(\u03b1 + \u00df + '\U0001f600')"
-    told = "\u00e9\u4e2d\U0001f600"
-    assert verdict_of(judge, source, told, "\u00e9 \u4e2d") is ProgramStatus.ACCEPTED
+    text = "\u00e9\u4e2d\U0001f600"
+    assert verdict_of(judge, source, text, "\u00e9 \u4e2d") is ProgramStatus.ACCEPTED
 
 
 def test_bytes_that_are_no_text_are_a_wrong_answer(judge: SandboxPool) -> None:

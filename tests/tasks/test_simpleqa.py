@@ -78,11 +78,15 @@ def test_its_judge_gives_the_scores_that_are_published(tmp_path: Path) -> None:
     )
     found = treegen.judge(run, judge=llm, max_tokens=16, temperature=2.0, progress=False)
     (summary,) = found.summaries
-    asked = summary.judged[0].judging.settings
-    assert (asked.rubric.name, asked.verdicts, asked.wordings) == ("simpleqa", "samples", 3)
+    settings = summary.judged[0].judging.settings
+    assert (settings.rubric.name, settings.verdicts, settings.wordings) == (
+        "simpleqa",
+        "samples",
+        3,
+    )
     (file,) = (run.path / FOLDER).glob("*/judgements.jsonl")
     texts = [json.loads(line)["text"] for line in file.read_text().splitlines()]
-    assert len(texts) == 15 and len({asked.rubric.read(text) for text in texts}) > 1
+    assert len(texts) == 15 and len({settings.rubric.read(text) for text in texts}) > 1
     ((name, scores),) = summary.more["simpleqa"].items()
     assert name == file.parent.name and scores == simpleqa_scores(texts)
     assert summary.mean is not None

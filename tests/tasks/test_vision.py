@@ -103,14 +103,14 @@ def test_bundled_questions(name: str) -> None:
     scores = []
     for problem in data.problems:
         assert problem.images and min(problem.images[0].size) > 50
-        told = json.loads(problem.answer)
-        right = told["answer"] if isinstance(told, dict) else told
+        answer = json.loads(problem.answer)
+        right = answer["answer"] if isinstance(answer, dict) else answer
         text = right if isinstance(right, str) else right[0]
         verdicts = task.score(problem, text)
         assert set(verdicts) == set(task.filters)
         assert all(verdict.correct for verdict in verdicts.values()), problem.id
         assert not any(verdict.correct for verdict in task.score(problem, "?? ? x").values()) or (
-            "options" in told
+            "options" in answer
         )
         scores.append(SampleScore(problem.id, 0, "stop", verdicts))
     ids = [problem.id for problem in data.problems]
@@ -218,16 +218,18 @@ def test_mmmu_pro_has_its_settings(tmp_path: Path) -> None:
     }
     path, task = write_jsonl(tmp_path / "rows.jsonl", [row]), get_task("mmmu-pro")
 
-    def asked(**extra: str) -> str:
+    def first_prompt(**extra: str) -> str:
         (parts,) = parts_of(task, task.load(TaskOptions(data=str(path), extra=extra)))
         assert parts[0] == "1.png"
         return str(parts[1])
 
-    assert asked().startswith("What?\nA. x\nB. y\nAnswer the preceding multiple choice question. ")
-    assert asked(prompt="direct") == (
+    assert first_prompt().startswith(
+        "What?\nA. x\nB. y\nAnswer the preceding multiple choice question. "
+    )
+    assert first_prompt(prompt="direct") == (
         "What?\nA. x\nB. y\nAnswer with the option letter from the given choices directly."
     )
-    assert asked(setting="vision").startswith("Write out the multiple-choice question")
+    assert first_prompt(setting="vision").startswith("Write out the multiple-choice question")
     assert task.load(TaskOptions(data=str(path))).problems[0].metadata["subject"] == "Art"
 
 
@@ -240,7 +242,7 @@ def test_documents_in_the_forms_of_their_files(tmp_path: Path) -> None:
     chart = get_task("chartqa")
     (problem,) = chart.load(TaskOptions(data=str(path))).problems
     assert problem.images[0].name == "1.png"
-    told = {
+    texts = {
         "14": (True, True),
         "14.7": (True, True),
         " 13.3\n": (True, True),
@@ -251,9 +253,9 @@ def test_documents_in_the_forms_of_their_files(tmp_path: Path) -> None:
         "fourteen": (False, False),
         "answer: 3\nanswer: 14": (False, True),
     }
-    for text, wanted in told.items():
+    for text, expected in texts.items():
         verdicts = chart.score(problem, text)
-        assert (verdicts["relaxed"].correct, verdicts["final"].correct) == wanted, text
+        assert (verdicts["relaxed"].correct, verdicts["final"].correct) == expected, text
     half = Problem("h", "?", '["0.5"]')
     for text in ("Answer: .5", "Answer: **.5**.", "answer: *.50*"):
         assert chart.score(half, text)["final"] == Verdict("0.5", correct=True), text
@@ -315,10 +317,10 @@ def test_scores_are_those_of_the_published_code(monkeypatch: pytest.MonkeyPatch)
         text = random_text(draw)
         options = [draw.choice(OPTIONS) for _ in range(draw.choice([2, 4, 9]))]
         letters = "ABCDEFGHI"[: len(options)]
-        theirs = published.parse_multi_choice_response(
+        expected = published.parse_multi_choice_response(
             text, list(letters), dict(zip(letters, options, strict=True))
         )
-        assert mmmu_letter(text, options) == theirs, (text, options)
+        assert mmmu_letter(text, options) == expected, (text, options)
         answers = [draw.choice(WORDS).strip() or "x" for _ in range(draw.choice([1, 2]))]
         found = published.parse_open_response(text)
         assert sorted(map(repr, set(found))) == sorted(map(repr, readings(text).readings)), text

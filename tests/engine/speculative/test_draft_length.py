@@ -103,11 +103,11 @@ def test_passes_are_filled_up_to_what_they_are_padded_to() -> None:
 def test_what_is_measured_counts_at_the_next_step() -> None:
     pace = DraftLengthController(free_tokens=150.0, weight_keys=1e9)
     drive(flat, 16, 0.6, 40, pace=pace)
-    asked = np.full(16, MOST), np.full(16, 0.6), 0, MOST
-    first = pace.choose_lengths(*asked)[0].sum()
+    arguments = np.full(16, MOST), np.full(16, 0.6), 0, MOST
+    first = pace.choose_lengths(*arguments)[0].sum()
     for tokens in (64, 64, 64, 128, 128, 128, 144, 144, 144):
         pace.measure(tokens, 0, 50.0, verified=True)
-    assert pace.choose_lengths(*asked)[0].sum() < first
+    assert pace.choose_lengths(*arguments)[0].sum() < first
 
 
 def test_a_new_run_looks_for_guesses_soon() -> None:

@@ -163,8 +163,10 @@ def test_what_is_needed_is_enough_and_no_more() -> None:
         ]
         assert half[0] <= 0.12001 and (half[1] > 0.11999 or each.needed == 1)
     alone, _ = draw(Case(20, 2, 1, 1), np.random.default_rng(5))
-    told = {n.what: n.needed for n in required_numbers(components(alone), design_of(alone), 0.05)}
-    assert told["judges"] is None and told["wordings"] is None and told["problems"] is not None
+    needed = {n.what: n.needed for n in required_numbers(components(alone), design_of(alone), 0.05)}
+    assert (
+        needed["judges"] is None and needed["wordings"] is None and needed["problems"] is not None
+    )
 
 
 @pytest.mark.parametrize(
@@ -244,8 +246,8 @@ def test_corrections_are_those_of_ppi_python() -> None:
         y = (rng.random(size) < p).astype(float)
         f = np.clip(0.1 + 0.8 * p + rng.normal(0, 0.1, size), 0, 1)
         n = size // 5 if size > 60 else 12
-        told = correct_mean(y[:n].tolist(), f[:n].tolist(), f[n:].tolist())
-        found += [told.weight, told.value]
+        corrected = correct_mean(y[:n].tolist(), f[:n].tolist(), f[n:].tolist())
+        found += [corrected.weight, corrected.value]
     assert found == pytest.approx(
         [
             1.0,

@@ -18,20 +18,20 @@ EVAL = ("eval", "gsm8k", "--limit", "2", "-n", "1", "--model", "demo", *SMALL)
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What has been loaded and closed, in order."""
-    told: list[str] = []
+    events: list[str] = []
     begin, end = LLM.__init__, LLM.close
 
     def note(self: LLM, *args: Any, **options: Any) -> None:
         begin(self, *args, **options)
-        told.append(f"load {Path(self.facts.engine.model).name}")
+        events.append(f"load {Path(self.facts.engine.model).name}")
 
     def close(self: LLM) -> None:
-        told.append(f"close {Path(self.facts.engine.model).name}")
+        events.append(f"close {Path(self.facts.engine.model).name}")
         end(self)
 
     monkeypatch.setattr(LLM, "__init__", note)
     monkeypatch.setattr(LLM, "close", close)
-    yield told
+    yield events
 
 
 def test_a_model_that_judges_its_own_samples_is_loaded_once(

@@ -145,7 +145,7 @@ def test_an_answer_that_is_too_long_is_unreadable_and_the_others_are_judged(
             assert {(j.problem_id, j.shown) for j in long} == {("p1", ((0, 1),))}
             assert len({(j.wording, j.repeat) for j in long}) == len(long) >= 2
             assert all(j.verdict is None and j.value is None for j in long)
-            assert any("1 answers are too long" in told for told in found.summaries[0].notices)
+            assert any("1 answers are too long" in notice for notice in found.summaries[0].notices)
             again = treegen.judge(run, "rating", llm, wordings=2, progress=False, **how)
             assert again.to_json()["summaries"] == found.to_json()["summaries"]
 

@@ -87,7 +87,7 @@ def test_judgements_are_stored_once_and_read_without_a_model(
     tmp_path: Path, treegen: Command
 ) -> None:
     run, rubric = small_run(tmp_path / "run"), rubric_file(tmp_path, LETTERS)
-    asked = (
+    arguments = (
         "judge",
         run,
         "--judge",
@@ -102,11 +102,11 @@ def test_judgements_are_stored_once_and_read_without_a_model(
         "--max-tokens",
         "12",
     )
-    first = treegen(*asked).document
+    first = treegen(*arguments).document
     assert first["done"] == first["planned"] == 24
     stored = lines_of(run)
     assert len(stored) == 24
-    again = treegen(*asked).document
+    again = treegen(*arguments).document
     assert lines_of(run) == stored and again["summaries"] == first["summaries"]
     # More wordings and repeats add to what is there, and torn lines are drawn again.
     file = next((run / FOLDER).glob(f"*/{FILE}"))
@@ -252,7 +252,7 @@ def test_an_evaluation_is_judged_in_its_own_directory(tmp_path: Path, treegen: C
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (("--rubric", "ratings"), "did you mean 'rating'"),
         (("--wordings", "4"), "--wordings 4 is more than the 3"),
@@ -263,11 +263,11 @@ def test_an_evaluation_is_judged_in_its_own_directory(tmp_path: Path, treegen: C
     ],
 )
 def test_what_cannot_be_judged(
-    tmp_path: Path, treegen: Command, no_weights: None, flags: tuple[str, ...], told: str
+    tmp_path: Path, treegen: Command, no_weights: None, flags: tuple[str, ...], message: str
 ) -> None:
     run = small_run(tmp_path / "run", problems=2, samples=1)
-    if told != "named twice":
-        assert told in treegen("judge", run, "--judge", "demo", *flags).error
+    if message != "named twice":
+        assert message in treegen("judge", run, "--judge", "demo", *flags).error
     with pytest.raises(InputError, match="has no judgements"):
         __import__("treegen").judgings(run)
     assert "has no effect on stored judgements" in treegen("judge", run, "--rubric", "rating").error

@@ -15,7 +15,7 @@ REPEATED = ("--repeats", "3")
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (("--repeats", "0"), "--repeats must be at least 1, got 0"),
         (("--wordings", "0"), "--wordings must be at least 1, got 0"),
@@ -47,7 +47,7 @@ def test_what_is_refused_before_a_model_is_loaded(
     tiny: Path,
     no_weights: None,
     flags: tuple[str, ...],
-    told: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -57,7 +57,7 @@ def test_what_is_refused_before_a_model_is_loaded(
     Path("others.jsonl").write_text(json.dumps(label))
     Path("bad.jsonl").write_text(json.dumps({**label, "label": "maybe"}))
     given = [str(tiny) if flag == "tiny" else flag for flag in flags]
-    assert told in treegen("judge", "run", "--judge", "demo", *given).error
+    assert message in treegen("judge", "run", "--judge", "demo", *given).error
     assert not list(Path("run").glob(f"{FOLDER}/*/*.jsonl"))
 
 
@@ -89,7 +89,7 @@ def test_verdicts_may_be_greedy(tmp_path: Path, treegen: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (("--judge", "none/at/all"), "'none/at/all' does not exist"),
         (("--judge", "demo", "--judge", "demo"), "demo is named twice"),
@@ -99,10 +99,10 @@ def test_verdicts_may_be_greedy(tmp_path: Path, treegen: Command) -> None:
     ],
 )
 def test_an_evaluation_is_not_begun_for_a_judge_that_cannot_be(
-    tmp_path: Path, treegen: Command, no_weights: None, flags: tuple[str, ...], told: str
+    tmp_path: Path, treegen: Command, no_weights: None, flags: tuple[str, ...], message: str
 ) -> None:
     run = tmp_path / "run"
-    assert told in treegen("eval", "gsm8k", "--limit", "2", "-o", run, *flags).error
+    assert message in treegen("eval", "gsm8k", "--limit", "2", "-o", run, *flags).error
     assert not run.exists()
 
 

@@ -72,8 +72,10 @@ def test_a_resumed_run_is_judged_as_it_was_begun(
     found = treegen("eval", "--resume", run).document["runs"][0]["judged"]
     assert found["done"] == found["planned"] == 6
     # What stands around answers in a prompt is a run's own, so verdicts may differ.
-    mine, other = (library.judgings(each).summaries[0].judged[0].judging for each in (run, whole))
-    assert (mine.settings, mine.fingerprint) == (other.settings, other.fingerprint)
+    resumed, other = (
+        library.judgings(each).summaries[0].judged[0].judging for each in (run, whole)
+    )
+    assert (resumed.settings, resumed.fingerprint) == (other.settings, other.fingerprint)
     again = treegen("eval", "--resume", run).document["runs"][0]["judged"]
     assert again["summaries"] == found["summaries"]
     assert next(iter(again["work"].values()))["decoded_tokens"] == 0  # nothing is judged twice
@@ -145,7 +147,7 @@ def test_what_a_run_remembers_trusts_no_code_and_is_checked_first(
     )
     assert free(run)["judged_by"]["options"] == {"memory": "32MiB", "max_rows": 4}
     info = json.loads((run / "run.json").read_text())
-    for kept, told in (
+    for kept, message in (
         ({"judge": ["none/at/all"]}, "judges none/at/all cannot be used: .*--judge none"),
         ({"judge": "demo"}, "corrupt"),
         ({"judge": ["demo"], "rubric": 5}, "corrupt"),
@@ -157,7 +159,7 @@ def test_what_a_run_remembers_trusts_no_code_and_is_checked_first(
         (run / "run.json").write_text(json.dumps(info))
         done = treegen("eval", "--resume", run)
         assert done.code == 2, done.err
-        assert re.search(told, done.err), done.err
+        assert re.search(message, done.err), done.err
 
 
 def test_python_resumes_and_judges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,12 @@ from treegen.prompts.tree import Node
 def planned(tmp_path: Path, problems: int, answers: int, wordings: int, repeats: int) -> list[int]:
     """Tokens that are computed by the plan, distinct ones, and those of all prompts apart."""
     run = make_run(tmp_path / "run", num_problems=problems, num_samples=answers)
-    asked = JudgeSettings(
+    settings = JudgeSettings(
         rubric=load_rubric("correctness"), wordings=wordings, repeats=repeats, verdicts="samples"
     )
     with ExitStack() as stack:
         found = open_runs([run], {}, stack)
-        judging = begin(found.runs[0], [], "demo", "0", asked)
+        judging = begin(found.runs[0], [], "demo", "0", settings)
         lines = stack.enter_context(open_judgements(run, judging))
         llm = stack.enter_context(treegen.LLM("demo", device="cpu", memory="32MiB"))
         asking = _JudgePrompts(judging, found.answers, lines, llm)

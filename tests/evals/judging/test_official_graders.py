@@ -78,15 +78,15 @@ def of_texts(
     said: list[str], rubric: dict[str, object], *, pairs: bool = False
 ) -> list[JudgementSet]:
     """A judging of two runs, or of one, whose judge has written some texts, as it is read."""
-    asked = JudgeSettings(rubric=load_rubric({**rubric}), verdicts="samples")
+    settings = JudgeSettings(rubric=load_rubric({**rubric}), verdicts="samples")
     runs = tuple({"path": path} for path in ("runs/a", "runs/b")[: 1 + pairs])
-    judging = JudgeRun("name", "j", "0", asked, runs, "ANSWER_1f")
+    judging = JudgeRun("name", "j", "0", settings, runs, "ANSWER_1f")
     shown = [((0, 0), (1, 0)), ((1, 0), (0, 0))] if pairs else [((0, 0),)]
     found = []
     for number, text in enumerate(said):
         problem, order = f"p{number // len(shown)}", number % len(shown)
-        verdict = asked.rubric.read(text)
-        value = None if verdict is None else asked.rubric.choices[verdict]
+        verdict = settings.rubric.read(text)
+        value = None if verdict is None else settings.rubric.choices[verdict]
         found.append(Judgement(problem, shown[order], 0, 0, 0, verdict, value, text=text))
     return [JudgementSet(judging, tuple(found))]
 

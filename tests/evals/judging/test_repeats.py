@@ -49,13 +49,13 @@ def test_stopping_early_draws_fewer_and_decides_the_same(decided: bool, seed: in
     rng = random.Random(seed)
     rubric = load_rubric("correctness")
     repeats = rng.randrange(2, 8)
-    asked = JudgeSettings(rubric=rubric, repeats=repeats, verdicts="samples", decided=decided)
+    settings = JudgeSettings(rubric=rubric, repeats=repeats, verdicts="samples", decided=decided)
     cases = [JudgedCase(f"p{i}", ((0, 0),), 0, 0) for i in range(12)]
-    told = {case.id: rng.choices(VERDICTS, (5, 2, 1), k=repeats) for case in cases}
+    answers = {case.id: rng.choices(VERDICTS, (5, 2, 1), k=repeats) for case in cases}
     lines = _Lines()
     got: dict[str, list[int]] = {case.id: [] for case in cases}
     while True:
-        deciding = RepeatScheduler(asked, cases, lines)  # type: ignore[arg-type]
+        deciding = RepeatScheduler(settings, cases, lines)  # type: ignore[arg-type]
         if not deciding.left:
             break
         waiting = [(case, i) for case, each in deciding.take_due() for i in each]
@@ -64,22 +64,22 @@ def test_stopping_early_draws_fewer_and_decides_the_same(decided: bool, seed: in
             case, repeat = waiting.pop(rng.randrange(len(waiting)))
             key = case.problem_id, case.slot(repeat)
             assert key not in lines.done
-            lines.done[key], lines.verdicts[key] = "", told[case.id][repeat]
+            lines.done[key], lines.verdicts[key] = "", answers[case.id][repeat]
             got[case.id].append(repeat)
-            deciding.add(case, repeat, told[case.id][repeat])
+            deciding.add(case, repeat, answers[case.id][repeat])
             waiting += [(case, i) for case, each in deciding.take_due() for i in each]
             stop -= 1
         if not waiting:
             assert deciding.done == deciding.planned
     for case in cases:
         drawn = sorted(got[case.id])
-        verdicts = [told[case.id][i] for i in drawn]
+        verdicts = [answers[case.id][i] for i in drawn]
         if not decided:
             assert drawn == list(range(repeats))
         elif len(drawn) < repeats:
             assert drawn == list(range(len(drawn)))
             assert is_settled(verdicts, repeats - len(drawn))
-            assert majority(verdicts) == majority(told[case.id])
+            assert majority(verdicts) == majority(answers[case.id])
 
 
 def test_a_run_that_stops_early_says_what_all_repeats_say(tmp_path: Path) -> None:
@@ -101,7 +101,9 @@ def test_a_run_that_stops_early_says_what_all_repeats_say(tmp_path: Path) -> Non
     whole, early = texts
     assert whole.keys() == early.keys()
     assert sum(map(len, whole.values())) == 60 > sum(map(len, early.values())) >= 36
-    for case, mine in early.items():
-        assert sorted(mine) == list(range(len(mine)))
-        assert len(mine) == 5 or is_settled([read(text) for text in mine.values()], 5 - len(mine))
-        assert whole[case][0] == mine[0]
+    for case, texts_of_case in early.items():
+        assert sorted(texts_of_case) == list(range(len(texts_of_case)))
+        assert len(texts_of_case) == 5 or is_settled(
+            [read(text) for text in texts_of_case.values()], 5 - len(texts_of_case)
+        )
+        assert whole[case][0] == texts_of_case[0]

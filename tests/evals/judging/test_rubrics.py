@@ -66,7 +66,7 @@ def test_a_jinja_file_sets_its_choices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"choices": {"a": 1}}, "two or more verdicts"),
         ({"choices": {"a": 1, "b": 1}}, "all choices have the value 1"),
@@ -89,8 +89,8 @@ def test_a_jinja_file_sets_its_choices(tmp_path: Path) -> None:
         ({"choice": {}}, "did you mean 'choices'"),
     ],
 )
-def test_what_a_rubric_cannot_be(changes: dict[str, object], told: str) -> None:
-    with pytest.raises(InputError, match=told.replace("(", r"\(")):
+def test_what_a_rubric_cannot_be(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
         load_rubric({**yaml.safe_load(RUBRIC), **changes})
 
 
@@ -116,8 +116,8 @@ def test_an_order_that_prevents_sharing_is_told() -> None:
         }
     )
     assert rubric.describe_misplaced(1) == []
-    (told,) = rubric.describe_misplaced(2)
-    assert "wording 2 of 2" in told and "shows answer before question" in told
+    (message,) = rubric.describe_misplaced(2)
+    assert "wording 2 of 2" in message and "shows answer before question" in message
 
 
 def test_an_answer_cannot_leave_its_marks() -> None:

@@ -71,14 +71,14 @@ def _remote(running: Running) -> RemoteLLM:
 
 
 def check_equal(got: list[SearchResult], want: list[SearchResult]) -> None:
-    for ours, theirs in zip(got, want, strict=True):
-        assert ours.error == theirs.error
-        for node, other in zip(ours.tree.nodes, theirs.tree.nodes, strict=True):
+    for actual, expected in zip(got, want, strict=True):
+        assert actual.error == expected.error
+        for node, other in zip(actual.tree.nodes, expected.tree.nodes, strict=True):
             assert node == other
         # Which tokens are in the cache already depends on timing.
-        usage = replace(theirs.usage, tokens_prefilled=0, seconds=0.0)
-        assert replace(ours.usage, tokens_prefilled=0, seconds=0.0) == usage
-        assert replace(ours, usage=theirs.usage) == theirs
+        usage = replace(expected.usage, tokens_prefilled=0, seconds=0.0)
+        assert replace(actual.usage, tokens_prefilled=0, seconds=0.0) == usage
+        assert replace(actual, usage=expected.usage) == expected
 
 
 async def step_by_step(root: SearchNode) -> SearchOutcome:
@@ -93,8 +93,8 @@ async def vote(root: SearchNode) -> SearchOutcome:
 async def everything(root: SearchNode) -> list[SearchNode]:
     """Uses all that nodes can do: extensions, values by prompts, scores, drops and tools."""
     first, second = await root.sample(2, max_tokens=5)
-    told = first.extend(" It is ").extend("easy:")
-    (deeper,) = await told.sample(1, temperature=0)
+    extended = first.extend(" It is ").extend("easy:")
+    (deeper,) = await extended.sample(1, temperature=0)
     ask = value_prompt(lambda node: f"Rate: {node.path_text}\n", len, n=2, max_tokens=3)
     choose = choice_scores(lambda node: f"Right? {node.path_text}\n", {" yes": 1.0, " no": 0.0})
     for node, length, share in zip(
@@ -162,8 +162,8 @@ def test_every_method_finds_the_same_tree(
     logprobs.reverse()
     check_equal(remote.search(search, problems, whole, budget=budget), want)
     for name, nodes in logprobs[-1].items():
-        for ours, theirs in zip(nodes, logprobs[0][name], strict=True):
-            assert ours == pytest.approx(theirs, abs=1e-6)
+        for actual, expected in zip(nodes, logprobs[0][name], strict=True):
+            assert actual == pytest.approx(expected, abs=1e-6)
     running.wait_until_idle()
 
 
@@ -302,8 +302,11 @@ def test_searches_keep_the_limits_of_the_server(local: LLM, samples: int, operat
         below = root
         for _ in range(9):
             below = below.extend(" so")
-        told = [child.extend(" it").extend(" is") for child in children]
-        calls = [below.sample(5, max_tokens=2), *(node.sample(1, max_tokens=2) for node in told)]
+        grandchildren = [child.extend(" it").extend(" is") for child in children]
+        calls = [
+            below.sample(5, max_tokens=2),
+            *(node.sample(1, max_tokens=2) for node in grandchildren),
+        ]
         last = await asyncio.gather(*calls)
         for child in children[1:]:
             child.drop()
@@ -399,9 +402,9 @@ def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
         assert [one.tokens for one in got] == [one.tokens for one in want]
         assert [one.text for one in got] == [one.text for one in want]
         assert got.prompt_token_ids == want.prompt_token_ids
-        for ours, theirs in zip(got, want, strict=True):
-            assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-5)
-            assert ours.finish_reason == theirs.finish_reason
+        for actual, expected in zip(got, want, strict=True):
+            assert actual.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
+            assert actual.finish_reason == expected.finish_reason
     assert remote.generate([]) == []
     with pytest.raises(InputError, match="does not return logprobs"):
         remote.generate(prompts, SamplingParams(logprobs=2))
@@ -574,8 +577,8 @@ def test_a_search_whose_server_is_killed_can_be_run_again(local: LLM) -> None:
     assert broken.tree.nodes[1].text == again.tree.nodes[1].text
     servers.append(servers[1])  # the local search kills nothing
     (want,) = local.search(search, PROBLEMS[:1], PARAMS)
-    for ours, theirs in zip(again.tree.nodes, want.tree.nodes, strict=True):
-        assert (ours.text, ours.n_tokens) == (theirs.text, theirs.n_tokens)
+    for actual, expected in zip(again.tree.nodes, want.tree.nodes, strict=True):
+        assert (actual.text, actual.n_tokens) == (expected.text, expected.n_tokens)
 
 
 def test_it_runs_where_an_event_loop_runs(remote: RemoteLLM) -> None:

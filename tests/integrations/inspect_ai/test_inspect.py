@@ -116,7 +116,7 @@ def texts(log: EvalLog) -> dict[tuple[Any, int], list[str]]:
     }
 
 
-def asked(question: str) -> list[dict[str, str]]:
+def user_messages(question: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}]
 
 
@@ -141,26 +141,28 @@ def test_an_eval_gets_the_samples_of_generate(
     llm = LLM(str(directory), memory="32MiB")
     llm.tokenizer.chat_template = TEMPLATE
     params = SamplingParams(n=6, seed=5, stop=["q"], logprobs=3, **settings)
-    want = llm.generate([asked(question) for question in QUESTIONS], params)
+    want = llm.generate([user_messages(question) for question in QUESTIONS], params)
     # Each epoch has samples of its own: those that follow the earlier epochs'.
     got = texts(log)
     for place, completions in enumerate(want):
         for number in range(3):
-            mine = completions[2 * number : 2 * number + 2]
-            assert got[place, number + 1] == [each.text for each in mine]
+            pair = completions[2 * number : 2 * number + 2]
+            assert got[place, number + 1] == [each.text for each in pair]
     assert log.samples is not None
     first = next(each for each in log.samples if (each.id, each.epoch) == (0, 1)).output
     assert first.choices[1].logprobs is not None
     content = first.choices[1].logprobs.content
     assert [each.logprob for each in content] == pytest.approx(want[0][1].logprobs, abs=1e-4)
     assert all(len(each.top_logprobs or ()) == 3 for each in content)
-    told = first.choices[1].prompt_logprobs
-    assert told is not None
-    (each,) = llm.generate([asked(QUESTIONS[0])], replace(params, n=1, prompt_logprobs=2))[0]
+    prompt_logprobs = first.choices[1].prompt_logprobs
+    assert prompt_logprobs is not None
+    (each,) = llm.generate([user_messages(QUESTIONS[0])], replace(params, n=1, prompt_logprobs=2))[
+        0
+    ]
     assert each.prompt_logprobs is not None
-    logprobs = [token.logprob for token in told.content]
+    logprobs = [token.logprob for token in prompt_logprobs.content]
     assert logprobs == pytest.approx(each.prompt_logprobs.logprobs, abs=1e-4)
-    assert all(len(token.top_logprobs or ()) == 2 for token in told.content)
+    assert all(len(token.top_logprobs or ()) == 2 for token in prompt_logprobs.content)
     assert first.choices[0].stop_reason == ("max_tokens" if want[0][0].stop is None else "stop")
     assert first.usage is not None
     assert first.usage.output_tokens == sum(each.num_tokens for each in want[0][:2])
@@ -183,7 +185,7 @@ def test_calls_at_the_same_time_share_steps_and_prompts(
     assert usage.prompt_tokens_computed < 40
     llm = LLM(str(directory), memory="32MiB")
     llm.tokenizer.chat_template = TEMPLATE
-    want = llm.generate([asked(QUESTIONS[0])], SamplingParams(n=100, max_tokens=16))[0]
+    want = llm.generate([user_messages(QUESTIONS[0])], SamplingParams(n=100, max_tokens=16))[0]
     got = [text for found in texts(log).values() for text in found]
     assert sorted(got) == sorted(each.text for each in want)
     assert run(task, model, tmp_path, max_tokens=4, max_connections=2).status == "success"
@@ -231,7 +233,7 @@ def test_a_model_calls_tools_and_reads_their_results(tmp_path: Path, writer: str
 
 def test_a_model_that_would_answer_is_made_to_call(tmp_path: Path) -> None:
     pytest.importorskip("llguidance")
-    asked: list[Any] = [
+    messages: list[Any] = [
         ChatMessageUser(content=QUESTION),
         ChatMessageAssistant(
             content="", tool_calls=[ToolCall(id="1", function="add", arguments={"x": 17, "y": 25})]
@@ -241,7 +243,7 @@ def test_a_model_that_would_answer_is_made_to_call(tmp_path: Path) -> None:
     config = GenerateConfig(temperature=0, max_tokens=200, parallel_tool_calls=False)
 
     async def ask(model: Model, choice: Any) -> ModelOutput:
-        return await model.generate(asked, tools=[now()], tool_choice=choice, config=config)
+        return await model.generate(messages, tools=[now()], tool_choice=choice, config=config)
 
     with get_model(f"treegen/{save_tool_model(tmp_path)}", memoize=False, memory="32MiB") as model:
         for choice, is_call in (("auto", False), ("any", True), (ToolFunction(name="now"), True)):
@@ -290,12 +292,12 @@ def test_an_answer_has_the_schema_that_is_asked_for(model: Model) -> None:
 def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
     image = ContentImage(image="data:image/png;base64,iVBORw0KGgo=")
 
-    async def ask(asked: Any = "Ann", **settings: Any) -> Any:
+    async def ask(prompt: Any = "Ann", **settings: Any) -> Any:
         settings = {"max_tokens": 8, "max_retries": 0, **settings}
-        return await model.generate(asked, config=GenerateConfig(**settings))
+        return await model.generate(prompt, config=GenerateConfig(**settings))
 
     async def refused() -> None:
-        for settings, told in (
+        for settings, message in (
             ({"presence_penalty": 2.5}, "presence_penalty"),
             ({"best_of": 3}, "best_of"),
             ({"effort": "low"}, "effort"),
@@ -309,7 +311,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
             ({"logit_bias": {99_999: 1.0}}, "logit_bias"),
             ({"asked": [ChatMessageUser(content=[image])]}, "was loaded without images"),
         ):
-            with pytest.raises(Exception, match=told):
+            with pytest.raises(Exception, match=message):
                 await ask(**settings)
         long = await ask("Ann " * 500)
         assert long.stop_reason == "model_length"
@@ -346,7 +348,7 @@ def test_thoughts_have_a_budget(directory: Path) -> None:
     thought, answer = content
     assert isinstance(thought, ContentReasoning) and isinstance(answer, ContentText)
     params = SamplingParams(seed=1, max_tokens=30, max_thinking_tokens=4)
-    want = llm.generate([asked("Ann")], params)[0][0]
+    want = llm.generate([user_messages("Ann")], params)[0][0]
     assert want.thinking is not None and want.thinking.is_forced
     assert f"{thought.reasoning}\n</think>\n\n{answer.text}" == want.text
 

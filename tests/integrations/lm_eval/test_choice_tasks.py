@@ -108,7 +108,7 @@ def write(path: Path, rows: list[Row]) -> Path:
     return path
 
 
-def theirs(folder: Path, name: str, data: Path, train: Path, shots: int, model: Any) -> Any:
+def lm_eval_scores(folder: Path, name: str, data: Path, train: Path, shots: int, model: Any) -> Any:
     """What lm-eval's own task makes of the data, by its model `hf`."""
     _, included, split = TASKS[name]
     task: dict[str, Any] = {
@@ -148,7 +148,7 @@ def compare(
     data = write(folder / "data.jsonl", [make(rng) for _ in range(num)])
     train = write(folder / "train.jsonl", [make(rng) for _ in range(4)])
     model = HFLM(pretrained=str(checkpoint), dtype="float32", device="cpu", batch_size=32)
-    want = theirs(folder, name, data, train, shots, model)
+    want = lm_eval_scores(folder, name, data, train, shots, model)
     out = folder / "run"
     few = ["--num-fewshot", shots, "--fewshot-file", train] if shots else []
     done = command(

@@ -76,7 +76,7 @@ def llm() -> LLM:
 def test_a_problem_among_its_own_examples_is_told(
     name: str, holds: bool, folder: Path, llm: LLM, tmp_path: Path
 ) -> None:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
         treegen.evaluate(
             f"lm-eval:shots_{name}@{folder}",
@@ -85,8 +85,8 @@ def test_a_problem_among_its_own_examples_is_told(
             progress=False,
             allow_task_code=True,
         )
-    messages = {str(each.message) for each in told if each.category is ModelWarning}
-    mine = [each for each in messages if "few-shot examples" in each]
-    assert len(mine) == holds, messages
+    messages = {str(each.message) for each in record if each.category is ModelWarning}
+    warned = [each for each in messages if "few-shot examples" in each]
+    assert len(warned) == holds, messages
     if holds:
-        assert f"shots_{name} draws its 2 few-shot examples" in mine[0]
+        assert f"shots_{name} draws its 2 few-shot examples" in warned[0]

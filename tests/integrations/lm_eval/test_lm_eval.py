@@ -124,11 +124,11 @@ def request(context: str, gen_kwargs: Mapping[str, Any]) -> Instance:
 def test_requests_and_scores_of_lm_evals_tasks_equal_those_of_hf(demo: LLM, tasks: Path) -> None:
     names = lm_eval_tasks.task_names()
     options: dict[str, Any] = {"gen_kwargs": {"max_gen_toks": 90}}
-    ours = evaluate(TreegenLM(demo), tasks, *names, **options)
-    theirs = evaluate(hf(model_path()), tasks, *names, **options)
-    assert_equal(ours, theirs)
-    assert ours["results"]["local_gsm8k_cot"]["exact_match,strict-match"] > 0
-    assert ours["max_length"] == theirs["max_length"] == 4096
+    actual = evaluate(TreegenLM(demo), tasks, *names, **options)
+    expected = evaluate(hf(model_path()), tasks, *names, **options)
+    assert_equal(actual, expected)
+    assert actual["results"]["local_gsm8k_cot"]["exact_match,strict-match"] > 0
+    assert actual["max_length"] == expected["max_length"] == 4096
 
 
 @pytest.mark.parametrize("add_bos_token", [None, True])
@@ -163,7 +163,7 @@ def test_chats_are_those_of_hf(
 
 def test_texts_at_the_edges_are_scored_as_by_hf(tiny_llm: LLM, checkpoint: Path) -> None:
     # With its cache of logits, hf takes the wrong positions for texts that two contexts split.
-    ours, theirs = TreegenLM(tiny_llm), hf(checkpoint, logits_cache=False)
+    ours, stock = TreegenLM(tiny_llm), hf(checkpoint, logits_cache=False)
     pairs = [
         ("", "word"),
         ("<s>one", " two"),
@@ -176,12 +176,12 @@ def test_texts_at_the_edges_are_scored_as_by_hf(tiny_llm: LLM, checkpoint: Path)
         ("same", " a b"),
     ]
     scored = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
-    got, want = ours.loglikelihood(scored), theirs.loglikelihood(scored)
+    got, want = ours.loglikelihood(scored), stock.loglikelihood(scored)
     assert [greedy for _, greedy in got] == [greedy for _, greedy in want]
     assert [value for value, _ in got] == pytest.approx([value for value, _ in want], abs=1e-3)
     texts = ["", "one", "<s>one", "a b c " * 5, "some words, and then more " * 30]
     rolled = [Instance("loglikelihood_rolling", {}, (text,), 0) for text in texts]
-    got, want = ours.loglikelihood_rolling(rolled), theirs.loglikelihood_rolling(rolled)
+    got, want = ours.loglikelihood_rolling(rolled), stock.loglikelihood_rolling(rolled)
     assert got == pytest.approx(want, abs=1e-3)
     with pytest.raises(CapacityError, match="a continuation has"):
         ours.loglikelihood([Instance("loglikelihood", {}, ("a", " b" * 400), 0)])
@@ -189,12 +189,12 @@ def test_texts_at_the_edges_are_scored_as_by_hf(tiny_llm: LLM, checkpoint: Path)
 
 def test_stop_strings_and_thoughts_are_cut_as_by_hf(tiny_llm: LLM, checkpoint: Path) -> None:
     texts = ["one two", "the", "a long way", "<s>again", "stop"]
-    asked = [
+    requests = [
         request(text, {"until": until, "max_gen_toks": 24})
         for text in texts
         for until in (["e"], ["\n", "a", "</s>"], [], "th")
     ]
-    assert TreegenLM(tiny_llm).generate_until(asked) == hf(checkpoint).generate_until(asked)
+    assert TreegenLM(tiny_llm).generate_until(requests) == hf(checkpoint).generate_until(requests)
     whole = [request(text, {"max_gen_toks": 24}) for text in texts]
     for thinking in ("o", tiny_llm.tokenizer.encode("o")[0]):
         ours = TreegenLM(tiny_llm, think_end_token=thinking)
@@ -225,7 +225,7 @@ def test_any_mixture_of_requests_is_answered_as_by_hf(
     llm = LLM(str(path), device="cpu", memory="32MiB", check=False)
     # Gemma 2's soft cap is lost with torch's attention in transformers 5.17.
     exact = {**arguments, "logits_cache": False, "attn_implementation": "eager"}
-    ours, theirs = TreegenLM(llm, **arguments), hf(path, **exact)
+    ours, stock = TreegenLM(llm, **arguments), hf(path, **exact)
     letters = "the quick brown fox it was a dark and <s> </s> stormy night 12 \xe9 \u6f22"
     words = [*letters.split(), "\n"]
 
@@ -234,24 +234,24 @@ def test_any_mixture_of_requests_is_answered_as_by_hf(
 
     prefixes = [text(20) for _ in range(4)]
     stops: list[Any] = [[], ["e"], ["\n", "th"], ["</s>"], "qu"]
-    asked = [
+    requests = [
         request(
             random.choice(prefixes) + random.choice(["", " ", "\n", text(5)]),
             {"until": random.choice(stops), "max_gen_toks": random.choice([3, 9, 20])},
         )
         for _ in range(30)
     ]
-    assert ours.generate_until(asked) == theirs.generate_until(asked)
+    assert ours.generate_until(requests) == stock.generate_until(requests)
     pairs = [
         (random.choice([*prefixes, ""]), random.choice([" ", ""]) + text(6)) for _ in range(30)
     ]
     scored = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
-    got, want = ours.loglikelihood(scored), theirs.loglikelihood(scored)
+    got, want = ours.loglikelihood(scored), stock.loglikelihood(scored)
     assert [greedy for _, greedy in got] == [greedy for _, greedy in want]
     assert [value for value, _ in got] == pytest.approx([value for value, _ in want], abs=1e-3)
     rolled = [Instance("loglikelihood_rolling", {}, (text(60),), 0) for _ in range(8)]
-    wanted = theirs.loglikelihood_rolling(rolled)
-    assert ours.loglikelihood_rolling(rolled) == pytest.approx(wanted, abs=1e-3)
+    expected = stock.loglikelihood_rolling(rolled)
+    assert ours.loglikelihood_rolling(rolled) == pytest.approx(expected, abs=1e-3)
 
 
 # Samples
@@ -290,16 +290,16 @@ def test_repeats_are_samples_of_one_prompt(
 def test_requests_with_other_settings_keep_their_order(tiny_llm: LLM) -> None:
     lm = TreegenLM(tiny_llm, max_gen_toks=9)
     greedy, drawn = {"until": ["q"]}, {"do_sample": True, "temperature": 2.0, "top_p": 0.9}
-    asked = [
+    requests = [
         request(text, {**kwargs, **length})
         for text in ("one", "two", "one")
         for kwargs in (greedy, drawn, {**drawn, "seed": 5, "top_k": -1, "until": None})
         for length in ({}, {"max_tokens": 4})
     ]
-    together = lm.generate_until(asked)
-    for each in asked:
+    together = lm.generate_until(requests)
+    for each in requests:
         context, kwargs = each.args
-        same = [at for at, other in enumerate(asked) if other.args == each.args]
+        same = [at for at, other in enumerate(requests) if other.args == each.args]
         alone = lm.generate_until([request(context, kwargs)] * len(same))
         assert alone == [together[at] for at in same]
     # The first and the third text are equal: greedy answers are too, drawn ones are not.
@@ -410,7 +410,7 @@ def test_lm_evals_own_cache_holds_every_kind_of_answer(
         cached = CachingLM(lm, str(tmp_path / "cache.db"))
         if wrapped is None:  # What is cached asks nothing of the model.
             monkeypatch.setattr(lm, "_answers", None)
-        answers = {kind: getattr(cached, kind)(asked) for kind, asked in requests.items()}
+        answers = {kind: getattr(cached, kind)(instances) for kind, instances in requests.items()}
         cached.dbdict.close()
         first = first or answers
         assert answers == first
@@ -447,14 +447,14 @@ def test_a_journal_holds_every_kind_of_answer(
     drawn = {"do_sample": True, "temperature": 1.5, "max_gen_toks": 6}
     pairs = [Instance("loglikelihood", {}, ("a", f" {n}"), 0) for n in "bcdb"]
     texts = [Instance("loglikelihood_rolling", {}, ("a b c " * n,), 0) for n in (1, 50)]
-    asked = [request(text, drawn) for text in "abaca"]
+    requests = [request(text, drawn) for text in "abaca"]
     plain = TreegenLM(tiny_llm)
     want = [plain.loglikelihood(pairs), plain.loglikelihood_rolling(texts)]
-    want.append(plain.generate_until(asked))
+    want.append(plain.generate_until(requests))
     counted.clear()
     lm = TreegenLM(tiny_llm, cache=str(tmp_path / "kept"))
     # A part first, as if the run had been stopped or limited.
-    assert lm.generate_until(asked[:2]) == want[2][:2]
+    assert lm.generate_until(requests[:2]) == want[2][:2]
     # Other scores in a pass may change the last bit of a log-likelihood, not what is kept.
     first = lm.loglikelihood(pairs[:2])
     assert counted == [2, 2]
@@ -464,12 +464,12 @@ def test_a_journal_holds_every_kind_of_answer(
     assert [greedy for _, greedy in found] == [greedy for _, greedy in want[0]]
     assert [value for value, _ in found] == pytest.approx([v for v, _ in want[0]], abs=1e-5)
     assert again.loglikelihood_rolling(texts) == pytest.approx(want[1], abs=1e-4)
-    assert again.generate_until(asked) == want[2]
+    assert again.generate_until(requests) == want[2]
     num_windows = counted[3]
     assert counted == [2, 2, 1, num_windows, 3]
-    assert again.generate_until(asked) == want[2] and len(counted) == 5
+    assert again.generate_until(requests) == want[2] and len(counted) == 5
     # Another seed is another sample.
-    other = TreegenLM(tiny_llm, cache=str(tmp_path / "kept"), seed=9).generate_until(asked)
+    other = TreegenLM(tiny_llm, cache=str(tmp_path / "kept"), seed=9).generate_until(requests)
     assert other != want[2] and counted[5:] == [5]
     (folder,) = (tmp_path / "kept").iterdir()
     assert json.loads((folder / "model.json").read_text())["model_dtype"] == "torch.float32"
@@ -492,13 +492,13 @@ def test_answers_of_rounded_numbers_are_kept_apart(checkpoint: Path, tmp_path: P
 def test_a_torn_journal_is_mended_and_a_corrupt_one_refused(
     tiny_llm: LLM, tmp_path: Path, counted: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    asked = [request(text, {"max_gen_toks": 6}) for text in "abcd"]
+    requests = [request(text, {"max_gen_toks": 6}) for text in "abcd"]
     lm = TreegenLM(tiny_llm, cache=str(tmp_path))
-    want = lm.generate_until(asked)
+    want = lm.generate_until(requests)
     (file,) = tmp_path.glob("*/samples.jsonl")
     whole = file.read_bytes()
     file.write_bytes(whole[:-9])
-    assert lm.generate_until(asked) == want and counted == [4, 1]
+    assert lm.generate_until(requests) == want and counted == [4, 1]
     assert "was unfinished" in caplog.text
     # Drawn alone, a sample's log-probabilities may differ in their last digit.
     lines = file.read_bytes().splitlines(keepends=True)
@@ -506,7 +506,7 @@ def test_a_torn_journal_is_mended_and_a_corrupt_one_refused(
     assert lines[3].endswith(b"}\n")
     file.write_bytes(b"{}\n" + whole)
     with pytest.raises(RunError, match="delete this line and run the same command again"):
-        lm.generate_until(asked)
+        lm.generate_until(requests)
 
 
 def test_a_journal_that_cannot_be_used_is_refused(
@@ -618,8 +618,8 @@ def test_a_killed_command_goes_on_from_its_journal(tmp_path: Path) -> None:
     for task in names:
         for name, value in undisturbed["results"][task].items():
             if "stderr" not in name:
-                wanted = pytest.approx(value) if isinstance(value, float) else value
-                assert scores[task][name] == wanted
+                expected = pytest.approx(value) if isinstance(value, float) else value
+                assert scores[task][name] == expected
     texts = [resps for _, _, _, resps in samples if len(resps[0]) == 8]
     assert sorted(map(str, texts)) == sorted(
         str(sample["resps"]) for sample in undisturbed["samples"][names[0]]
@@ -633,5 +633,5 @@ def test_the_command_ends_in_one_line_for_what_the_user_can_mend(
     lines = command(tasks, "--model_args", "pretrained=demo,peft=x", "--tasks", "local_mmlu")
     monkeypatch.setattr(sys, "argv", ["lm_eval", *lines[3:]])
     assert main() == 2
-    told = capsys.readouterr().err
-    assert told.splitlines()[-1].startswith("Error: model_args have peft, which treegen")
+    error = capsys.readouterr().err
+    assert error.splitlines()[-1].startswith("Error: model_args have peft, which treegen")

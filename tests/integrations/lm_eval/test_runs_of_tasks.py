@@ -78,7 +78,7 @@ KINDS = ("arc_easy", "bbh", "lambada", "mmlu", "mmlu_pro", "triviaqa", "wikitext
 def test_scores_and_requests_are_those_of_lm_eval(
     name: str, folder: Path, llm: LLM, hf: Any, tmp_path: Path
 ) -> None:
-    theirs = by_lm_eval(hf, name, folder)
+    expected = by_lm_eval(hf, name, folder)
     run = treegen.evaluate(
         f"lm-eval:{name}@{folder}",
         llm,
@@ -88,24 +88,24 @@ def test_scores_and_requests_are_those_of_lm_eval(
     )
     report = run.view.report
     assert report is not None
-    mine = rows_of(report)
-    leaves = theirs["group_subtasks"].get(name, [name])
+    rows = rows_of(report)
+    leaves = expected["group_subtasks"].get(name, [name])
     checked = 0
     for leaf in [name, *leaves]:
-        for key, value in theirs["results"][leaf].items():
+        for key, value in expected["results"][leaf].items():
             metric, comma, how = key.partition(",")
             if not comma or metric.endswith("_stderr"):
                 continue
-            got, error = mine[leaf, metric, how]
+            got, error = rows[leaf, metric, how]
             assert got == pytest.approx(value, rel=1e-4, abs=1e-6), (leaf, key)
-            spread = theirs["results"][leaf].get(f"{metric}_stderr,{how}")
+            spread = expected["results"][leaf].get(f"{metric}_stderr,{how}")
             if error is not None and spread != "N/A":
                 assert error == pytest.approx(spread, abs=1e-6)
             checked += 1
     assert checked
     records = {record["problem_id"]: record for record in samples_of(tmp_path / "run")}
     for leaf in leaves:
-        for sample in theirs["samples"][leaf]:
+        for sample in expected["samples"][leaf]:
             record = records[f"{leaf}/{sample['doc_id']}"]
             responses = sample["resps"]
             if "choice_logprobs" not in record:
@@ -142,7 +142,7 @@ def test_chat_prompts_are_those_of_lm_eval(
             "system_instruction": "Be brief.",
             "num_fewshot": 2,
         }
-        theirs = lm_eval.simple_evaluate(
+        expected = lm_eval.simple_evaluate(
             model=model, tasks=names, task_manager=manager, bootstrap_iters=0, **chat
         )
         for name in names:
@@ -155,7 +155,7 @@ def test_chat_prompts_are_those_of_lm_eval(
                 **chat,
             )
             records = {record["problem_id"]: record for record in samples_of(run.path)}
-            for sample in theirs["samples"][name]:
+            for sample in expected["samples"][name]:
                 record = records[f"{name}/{sample['doc_id']}"]
                 if "choice_logprobs" in record:
                     want = [each[0][0] for each in sample["resps"]]

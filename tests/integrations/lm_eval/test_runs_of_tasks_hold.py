@@ -188,8 +188,8 @@ def test_many_samples_vote_by_filtered_answers_and_score_needs_no_model(
         right += verdict.correct
     assert metrics["exact_match", "flexible-extract"] == pytest.approx(right / 18)
     before = json.loads((run.path / "results.json").read_text())["report"]
-    asked = [str(run.path), "--quiet", "--allow-task-code"]
-    assert CliRunner().invoke(cli, ["score", *asked]).exit_code == 0
+    arguments = [str(run.path), "--quiet", "--allow-task-code"]
+    assert CliRunner().invoke(cli, ["score", *arguments]).exit_code == 0
     assert json.loads((run.path / "results.json").read_text())["report"] == before
 
 
@@ -306,13 +306,13 @@ def test_an_empty_folder_is_not_the_working_directory(
 
 
 def test_what_cannot_be_run_is_refused_early(folder: Path, tmp_path: Path) -> None:
-    for name, told in {
+    for name, message in {
         "lm-eval:local_gsm9k": "no task 'local_gsm9k'",
         "lm-eval:humaneval": "in a sandbox",
         f"lm-eval:x@{tmp_path / 'none'}": "is not a folder",
         str(tmp_path / "none.yaml"): "does not exist",
     }.items():
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             get_task(name)
     with pytest.raises(DataError, match="hub"):
         get_task("lm-eval:openbookqa")
@@ -342,8 +342,8 @@ def test_names_in_one_word_are_all_of_lm_eval(
             }
         )
     )
-    asked = ["eval", "--quiet", "--config", str(config), "-o", str(out)]
-    done = CliRunner().invoke(cli, asked)
+    arguments = ["eval", "--quiet", "--config", str(config), "-o", str(out)]
+    done = CliRunner().invoke(cli, arguments)
     assert done.exit_code == 0, done.output
     names = ["local_copa", "local_piqa", "local_sciq"]
     assert sorted(each.name for each in out.iterdir()) == [f"lm-eval_{name}" for name in names]
@@ -365,11 +365,11 @@ def test_the_index_is_lm_evals_own() -> None:
 
     from treegen.tasks.lm_eval.load import own_folder, own_index
 
-    theirs = TaskIndex.build([own_folder()])
-    mine = own_index()
-    assert mine.keys() == theirs.keys()
-    for name, entry in theirs.items():
-        found = mine[name]
+    expected = TaskIndex.build([own_folder()])
+    index = own_index()
+    assert index.keys() == expected.keys()
+    for name, entry in expected.items():
+        found = index[name]
         assert (found.kind, found.yaml_path, found.tags) == (
             entry.kind,
             entry.yaml_path,

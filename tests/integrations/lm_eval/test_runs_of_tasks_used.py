@@ -88,7 +88,7 @@ def test_each_format_has_every_sample(
         assert {line["sample_id"] for line in lines} == {each["problem_id"] for each in records}
         return
     rows = [row for row in run.view.report.metrics if row.filter in run.view.filters]
-    mine = {(row.filter, row.metric): row.value for row in rows}
+    expected = {(row.filter, row.metric): row.value for row in rows}
     found: dict[tuple[str, str], float | None] = {}
     if to == "inspect":
         log = pytest.importorskip("inspect_ai.log").read_eval_log(str(files[0]))
@@ -99,7 +99,7 @@ def test_each_format_has_every_sample(
         for key, value in of_task.items():
             metric, _, how = key.partition(",")
             found[how, metric] = value
-    assert {key: found.get(key) for key in mine} == mine
+    assert {key: found.get(key) for key in expected} == expected
     (back,) = import_log(files[0], tmp_path / "back")
     texts = {(each["problem_id"], each["sample_index"]): each["text"] for each in records}
     assert {(each.problem_id, each.index): each.text for each in load_run(back).samples} == texts
@@ -157,6 +157,6 @@ def test_workers_draw_the_samples_of_one_engine(
             include_path=folder,
             progress=False,
         )
-        for mine, other in zip(samples_of(run.path), samples_of(likely.path), strict=True):
-            assert mine["problem_id"] == other["problem_id"]
-            assert mine["choice_logprobs"] == pytest.approx(other["choice_logprobs"], abs=1e-5)
+        for actual, other in zip(samples_of(run.path), samples_of(likely.path), strict=True):
+            assert actual["problem_id"] == other["problem_id"]
+            assert actual["choice_logprobs"] == pytest.approx(other["choice_logprobs"], abs=1e-5)

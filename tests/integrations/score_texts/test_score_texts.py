@@ -130,8 +130,8 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
     first, second, *_ = sorted(out.glob("*.parquet"))
     corrupt = first.read_bytes()
     first.write_bytes(corrupt[: len(corrupt) // 2])
-    told = r"is corrupt .* remove this file and all later files"
-    with pytest.raises(RunError, match=told):
+    message = r"is corrupt .* remove this file and all later files"
+    with pytest.raises(RunError, match=message):
         next(score_texts(llm, path, out, top=2))
     first.write_bytes(corrupt)
     second.unlink()
@@ -189,7 +189,7 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("{", r"texts.jsonl:2 is not JSON"),
         ('{"prompt": "a"}', "2 has no text, and no prompt with a completion"),
@@ -206,11 +206,11 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
     ],
 )
 def test_a_line_that_cannot_be_used_is_named(
-    llm: LLM, tmp_path: Path, line: str, told: str
+    llm: LLM, tmp_path: Path, line: str, message: str
 ) -> None:
     path = tmp_path / "texts.jsonl"
     path.write_text(f'{{"text": "fine"}}\n{line}\n')
-    with pytest.raises((DataError, InputError), match=told):
+    with pytest.raises((DataError, InputError), match=message):
         list(score_texts(llm, path, tmp_path / "out", top=2))
 
 
@@ -218,14 +218,14 @@ def test_the_command_writes_what_datasets_can_read(
     checkpoint: Path, tmp_path: Path, treegen: Command
 ) -> None:
     path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
-    asked = ["score-texts", str(path), "--model", str(checkpoint), "--top", "4", "-o", str(out)]
-    result = treegen(*asked, "--dtype", "float32", "--memory", "8MiB")
+    arguments = ["score-texts", str(path), "--model", str(checkpoint), "--top", "4", "-o", str(out)]
+    result = treegen(*arguments, "--dtype", "float32", "--memory", "8MiB")
     assert result.code == 0, result.err
-    told = result.document
-    assert told["texts"] == len(LINES) and told["top"] == 4
+    document = result.document
+    assert document["texts"] == len(LINES) and document["top"] == 4
     read = datasets.load_dataset(
         "parquet", data_files=str(out / "*.parquet"), cache_dir=str(tmp_path / "cache")
     )["train"]
     assert read[0]["id"] == "a0" and len(read[0]["top_tokens"][0]) == 4
-    missing = treegen("score-texts", "none.jsonl", *asked[2:])
+    missing = treegen("score-texts", "none.jsonl", *arguments[2:])
     assert missing.code == 2 and "there is no file none.jsonl" in missing.err

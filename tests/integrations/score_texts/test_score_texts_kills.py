@@ -51,17 +51,17 @@ class Calls(AbstractContextManager["Calls"]):
             text=True,
             bufsize=1,
         )
-        assert self._told() == "ready"
+        assert self._read_line() == "ready"
 
     def __exit__(self, *_: object) -> None:
         self.server.communicate(timeout=60)
 
-    def _told(self) -> str:
+    def _read_line(self) -> str:
         assert self.server.stdout is not None
         return self.server.stdout.readline().strip()
 
     def _number(self, kind: str) -> int:
-        found, _, number = self._told().partition(" ")
+        found, _, number = self._read_line().partition(" ")
         assert found == kind, f"the server told its {found}, not its {kind}"
         return int(number)
 

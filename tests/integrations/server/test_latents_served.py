@@ -42,22 +42,22 @@ def _loaded(path: Path) -> LLM:
     return llm
 
 
-def _asked(draw: random.Random) -> dict[str, Any]:
+def _draw_options(draw: random.Random) -> dict[str, Any]:
     """What to sample, in names that the server and SamplingParams share."""
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "n": draw.randint(1, 4),
         "seed": draw.randint(0, 9),
         "max_tokens": draw.randint(1, 20),
     }
     if draw.random() < 0.5:
-        asked |= {"temperature": draw.choice([0.0, 0.7]), "top_p": draw.choice([1.0, 0.9])}
+        options |= {"temperature": draw.choice([0.0, 0.7]), "top_p": draw.choice([1.0, 0.9])}
     if draw.random() < 0.5:
-        asked |= {"presence_penalty": 1.0, "frequency_penalty": draw.choice([0.0, -0.5])}
+        options |= {"presence_penalty": 1.0, "frequency_penalty": draw.choice([0.0, -0.5])}
     if draw.random() < 0.3:
-        asked |= {"repetition_penalty": 1.4, "bad_words": ["a", "the"]}
+        options |= {"repetition_penalty": 1.4, "bad_words": ["a", "the"]}
     if draw.random() < 0.4:
-        asked |= {"stop": ["e", "\n"]}
-    return asked
+        options |= {"stop": ["e", "\n"]}
+    return options
 
 
 def _structure(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -68,14 +68,14 @@ def _structure(draw: random.Random) -> tuple[dict[str, Any], dict[str, Any]]:
 
 async def _completion(client: Any, draw: random.Random, want: LLM) -> None:
     """Samples of one prompt, told whole or in a stream."""
-    asked = _asked(draw)
+    options = _draw_options(draw)
     extra, more = _structure(draw)
     own = ("repetition_penalty", "bad_words")
-    extra |= {name: asked[name] for name in own if name in asked}
-    body = {name: value for name, value in asked.items() if name not in own}
+    extra |= {name: options[name] for name in own if name in options}
+    body = {name: value for name, value in options.items() if name not in own}
     prompt = TRUNK[: draw.randint(1, len(TRUNK))] + draw.choice(["Q:", " 17", "X"])
-    params = SamplingParams(**asked, **more, logprobs=2)
-    (its,) = want.generate([prompt], params)  # while others wait for their answers
+    params = SamplingParams(**options, **more, logprobs=2)
+    (expected,) = want.generate([prompt], params)  # while others wait for their answers
     texts, reasons = [""] * params.n, [""] * params.n
     logprobs: list[list[float]] = [[] for _ in texts]
     if draw.random() < 0.6:
@@ -94,10 +94,10 @@ async def _completion(client: Any, draw: random.Random, want: LLM) -> None:
         for choice in whole.choices:
             texts[choice.index], reasons[choice.index] = choice.text, choice.finish_reason
             logprobs[choice.index] = choice.logprobs.token_logprobs
-    assert texts == [c.text for c in its]
-    assert reasons == [c.finish_reason for c in its]
-    for mine, c in zip(logprobs, its, strict=True):
-        assert mine == pytest.approx(c.logprobs, abs=1e-4)
+    assert texts == [c.text for c in expected]
+    assert reasons == [c.finish_reason for c in expected]
+    for actual, c in zip(logprobs, expected, strict=True):
+        assert actual == pytest.approx(c.logprobs, abs=1e-4)
 
 
 async def _call(client: Any, draw: random.Random) -> None:
@@ -121,10 +121,12 @@ async def _call(client: Any, draw: random.Random) -> None:
             calls[choice.index] += choice.delta.tool_calls or []
             ends[choice.index] = choice.finish_reason or ends.get(choice.index, "")
     for choice in whole.choices:
-        its = [(c.function.name, c.function.arguments) for c in choice.message.tool_calls or []]
-        mine = [(c.function.name, c.function.arguments) for c in calls[choice.index]]
-        assert mine == its and ends[choice.index] == choice.finish_reason
-        assert choice.finish_reason == "length" or [name for name, _ in its] == ["add"]
+        expected = [
+            (c.function.name, c.function.arguments) for c in choice.message.tool_calls or []
+        ]
+        actual = [(c.function.name, c.function.arguments) for c in calls[choice.index]]
+        assert actual == expected and ends[choice.index] == choice.finish_reason
+        assert choice.finish_reason == "length" or [name for name, _ in expected] == ["add"]
 
 
 async def _all_at_once(running: Running, want: LLM, seed: int, num: int) -> None:

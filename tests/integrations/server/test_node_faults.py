@@ -184,13 +184,13 @@ def test_large_requests_are_refused_before_they_take_long(
 
 def test_errors_of_a_batch_name_the_operation(client: NodeClient, running: Running) -> None:
     root = client.root("A")
-    asked = [
+    batch = [
         {"op": "read", "node": root["id"]},
         {"op": "score", "node": root["id"], "texts": ["x", ""]},
         {"op": "root", "messages": [{"role": "user", "content": "\ud800"}]},
         {"op": "sample", "node": "node-none"},
     ]
-    body = json.dumps({"operations": asked}).encode()
+    body = json.dumps({"operations": batch}).encode()
     results = running.post("nodes/batch", body).json()["results"]
     params = [result.get("error", {}).get("param") for result in results]
     assert params == [None, "operations.1.texts", "operations.2.messages", "operations.3.node"]

@@ -429,13 +429,13 @@ def test_a_stream_has_each_child_as_it_ends(client: NodeClient) -> None:
 
 def test_a_server_that_ends_says_so_in_streams(directory: Path) -> None:
     with AsyncLLM(tiny_llm(directory), nodes=True) as served:
-        told: list[Any] = []
+        responses: list[Any] = []
 
         def read(url: str, root: Any) -> None:
             body = {"n": 2, "stream": True, "params": {"max_tokens": 2_000, "ignore_eos": True}}
             path = f"{url}/v1/nodes/{root['id']}/sample"
             with httpx2.stream("POST", path, json=body, timeout=60) as response:
-                told.append(response.status_code if response.is_error else events(response))
+                responses.append(response.status_code if response.is_error else events(response))
 
         with draining(served, nodes=NodeLimits()) as running:
             client = NodeClient(running.url, "")
@@ -447,7 +447,7 @@ def test_a_server_that_ends_says_so_in_streams(directory: Path) -> None:
                 time.sleep(0.01)
             client.http.close()
         thread.join()
-    assert told == [503] or told[0][-1]["error"]["code"] == 503
+    assert responses == [503] or responses[0][-1]["error"]["code"] == 503
 
 
 def test_a_restarted_server_can_be_given_the_tree_again(directory: Path) -> None:

@@ -172,7 +172,7 @@ def test_structured_output_in_all_its_names(running: Running, reference: LLM) ->
     body: dict[str, Any] = {"n": 3, "seed": 2, "max_tokens": 60}
     of_schema = SamplingParams(**body, json_schema=schema)
     named = {"name": "n", "schema": schema, "strict": True}
-    for path, asked in (
+    for path, options in (
         ("completions", {"prompt": PROMPT, "guided_json": schema}),
         ("completions", {"prompt": PROMPT, "structured_outputs": {"json": schema}}),
         (
@@ -180,8 +180,8 @@ def test_structured_output_in_all_its_names(running: Running, reference: LLM) ->
             {"messages": CHAT, "response_format": {"type": "json_schema", "json_schema": named}},
         ),
     ):
-        found = running.post(path, {**body, **asked}).json()["choices"]
-        prompt: Any = asked.get("prompt", CHAT)
+        found = running.post(path, {**body, **options}).json()["choices"]
+        prompt: Any = options.get("prompt", CHAT)
         (want,) = reference.generate([prompt], of_schema)
         texts = [each["text"] if "text" in each else each["message"]["content"] for each in found]
         assert texts == [c.text for c in want]
@@ -279,16 +279,16 @@ def test_a_structured_answer_of_a_thinking_model_is_the_structure_alone(running:
                     found = json.loads(message["content"])
                     assert found in ({"n": "</think>", "m": 1}, {"n": 7, "m": 1})
                     assert message["content"] == json.dumps(found)  # no white space to get lost in
-                told = choice["logprobs"]["content"]
-                whole = b"".join(bytes(each["bytes"]) for each in told).decode()
+                content = choice["logprobs"]["content"]
+                whole = b"".join(bytes(each["bytes"]) for each in content).decode()
                 assert whole.endswith(message["content"])
-                assert all(len(each["top_logprobs"]) == 2 for each in told)
+                assert all(len(each["top_logprobs"]) == 2 for each in content)
 
 
 @pytest.mark.parametrize("stop", [None, ["apples", "\n\n"]])
 def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None:
-    asked: dict[str, Any] = {"model": "demo", "n": 3, "seed": 5, "max_tokens": 40, "stop": stop}
-    whole = client.completions.create(prompt=[PROMPT, "Tom"], logprobs=1, **asked)
+    options: dict[str, Any] = {"model": "demo", "n": 3, "seed": 5, "max_tokens": 40, "stop": stop}
+    whole = client.completions.create(prompt=[PROMPT, "Tom"], logprobs=1, **options)
     texts, reasons, usage = [""] * 6, [""] * 6, None
     tokens: list[list[str]] = [[] for _ in texts]
     for piece in client.completions.create(
@@ -296,7 +296,7 @@ def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None
         logprobs=1,
         stream=True,
         stream_options={"include_usage": True},
-        **asked,
+        **options,
     ):
         usage = piece.usage
         for choice in piece.choices:
@@ -309,9 +309,9 @@ def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None
     assert usage == whole.usage
 
     chat_messages: Any = CHAT
-    chat = client.chat.completions.create(messages=chat_messages, **asked)
+    chat = client.chat.completions.create(messages=chat_messages, **options)
     said = [""] * 3
-    parts: Any = client.chat.completions.create(messages=chat_messages, stream=True, **asked)
+    parts: Any = client.chat.completions.create(messages=chat_messages, stream=True, **options)
     for part in parts:
         for each in part.choices:
             said[each.index] += each.delta.content or ""
@@ -321,7 +321,7 @@ def test_a_stream_adds_up_to_the_whole(client: openai.OpenAI, stop: Any) -> None
 @pytest.mark.filterwarnings("ignore:cannot determine this model")
 def test_a_stream_with_tools_adds_up_to_the_whole(client: openai.OpenAI) -> None:
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": "demo",
         "messages": CHAT,
         "n": 2,
@@ -330,12 +330,12 @@ def test_a_stream_with_tools_adds_up_to_the_whole(client: openai.OpenAI) -> None
         "logprobs": True,
         "tools": [tool],
     }
-    whole = client.chat.completions.create(**asked)
-    told: dict[int, list[Any]] = {0: [], 1: []}
-    for piece in client.chat.completions.create(stream=True, **asked):
-        told[piece.choices[0].index].append(piece.choices[0])
+    whole = client.chat.completions.create(**options)
+    chunks: dict[int, list[Any]] = {0: [], 1: []}
+    for piece in client.chat.completions.create(stream=True, **options):
+        chunks[piece.choices[0].index].append(piece.choices[0])
     for choice in whole.choices:
-        begun, *rest = told[choice.index]
+        begun, *rest = chunks[choice.index]
         assert begun.delta.role == "assistant" and len(rest) > 3
         assert "".join(r.delta.content or "" for r in rest) == choice.message.content
         assert choice.logprobs is not None and choice.logprobs.content is not None
@@ -358,7 +358,7 @@ def test_tool_calls_are_found_whole_and_in_streams(tmp_path: Path, writer: str) 
         },
     }
     llm = LLM(str(save_tool_model(tmp_path / "model", writer)), memory="32MiB", dtype="float32")
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": "demo",
         "messages": [{"role": "user", "content": QUESTION}],
         "temperature": 0,
@@ -369,8 +369,8 @@ def test_tool_calls_are_found_whole_and_in_streams(tmp_path: Path, writer: str) 
         listening(llm) as running,
         openai.OpenAI(base_url=f"{running.url}/v1", api_key=KEY, max_retries=0) as client,
     ):
-        (whole,) = client.chat.completions.create(**asked).choices
-        pieces = [p.choices[0] for p in client.chat.completions.create(stream=True, **asked)]
+        (whole,) = client.chat.completions.create(**options).choices
+        pieces = [p.choices[0] for p in client.chat.completions.create(stream=True, **options)]
     assert whole.finish_reason == "tool_calls" and whole.message.content is None
     (call,) = whole.message.tool_calls or []
     streamed = [each for p in pieces for each in p.delta.tool_calls or []]
@@ -400,7 +400,7 @@ def test_a_model_is_made_to_call_a_tool(
     tools: list[Any] = [
         {"type": "function", "function": {"name": name, "parameters": schema}} for name in names
     ]
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "model": "demo",
         "messages": CHAT,
         "tools": tools,
@@ -410,10 +410,10 @@ def test_a_model_is_made_to_call_a_tool(
         "parallel_tool_calls": False,
     }
     named = {"type": "function", "function": {"name": names[1]}}
-    (free,) = client.chat.completions.create(**asked).choices
+    (free,) = client.chat.completions.create(**options).choices
     assert free.message.tool_calls is None
     for choice, expected in (("required", set(names)), (named, {names[1]})):
-        forced = {**asked, "tool_choice": choice}
+        forced = {**options, "tool_choice": choice}
         choices = client.chat.completions.create(**forced, n=6).choices
         found = [
             [
@@ -434,7 +434,7 @@ def test_a_model_is_made_to_call_a_tool(
         assert not any(delta.content for delta in said)
     # Where the format has no grammar, the client is told which have.
     monkeypatch.setattr(running.served.replies, "format", TOOL_FORMATS["glm"])
-    response = running.post("chat/completions", {**asked, "tool_choice": "required"})
+    response = running.post("chat/completions", {**options, "tool_choice": "required"})
     assert response.status_code == 400
     assert "'glm'" in response.text and "hermes" in response.text
 
@@ -456,13 +456,13 @@ def test_a_prompt_asked_for_again_gets_the_next_sample(running: Running, referen
 
 def test_prompts_come_in_all_forms(running: Running, client: openai.OpenAI, reference: LLM) -> None:
     ids = reference.tokenizer(PROMPT)["input_ids"]
-    asked: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 5}
+    options: dict[str, Any] = {"model": "demo", "temperature": 0, "max_tokens": 5}
     texts = [
-        [choice.text for choice in client.completions.create(prompt=prompt, **asked).choices]
+        [choice.text for choice in client.completions.create(prompt=prompt, **options).choices]
         for prompt in (PROMPT, ids, [PROMPT], [ids, ids])
     ]
     assert texts == [texts[0]] * 3 + [texts[0] * 2]
-    echoed = client.completions.create(prompt=PROMPT, echo=True, logprobs=0, **asked).choices[0]
+    echoed = client.completions.create(prompt=PROMPT, echo=True, logprobs=0, **options).choices[0]
     assert echoed.text == PROMPT + texts[0][0]
     context, rest = ids[:1], ids[1:]
     score = reference.score([(context, rest)])[0]
@@ -471,7 +471,7 @@ def test_prompts_come_in_all_forms(running: Running, client: openai.OpenAI, refe
     (score,) = reference.score([(context, rest)], top=3)
     assert score.top is not None
     for echoed in (
-        client.completions.create(prompt=PROMPT, echo=True, logprobs=3, **asked).choices[0],
+        client.completions.create(prompt=PROMPT, echo=True, logprobs=3, **options).choices[0],
         client.completions.create(
             model="demo", prompt=[PROMPT, "x"], echo=True, max_tokens=0, logprobs=3
         ).choices[0],
@@ -479,8 +479,8 @@ def test_prompts_come_in_all_forms(running: Running, client: openai.OpenAI, refe
         assert echoed.logprobs is not None and echoed.logprobs.top_logprobs is not None
         first, *tops = echoed.logprobs.top_logprobs[: len(ids)]
         assert first is None
-        for told, want in zip(tops, score.top.logprobs, strict=True):
-            assert sorted(told.values(), reverse=True) == pytest.approx(want.tolist(), abs=1e-4)
+        for top, want in zip(tops, score.top.logprobs, strict=True):
+            assert sorted(top.values(), reverse=True) == pytest.approx(want.tolist(), abs=1e-4)
     more = {"max_tokens": 4, "prompt_logprobs": 3, "temperature": 0, "n": 2}
     bodies: dict[str, Any] = {
         "completions": {"prompt": PROMPT},
@@ -491,8 +491,8 @@ def test_prompts_come_in_all_forms(running: Running, client: openai.OpenAI, refe
             none, *by_token = choice["prompt_logprobs"]
             assert none is None and all(3 <= len(each) <= 4 for each in by_token)
             if name == "completions":
-                for token, told, value in zip(rest, by_token, score.logprobs, strict=True):
-                    assert told[str(token)]["logprob"] == pytest.approx(value, abs=1e-4)
+                for token, top, value in zip(rest, by_token, score.logprobs, strict=True):
+                    assert top[str(token)]["logprob"] == pytest.approx(value, abs=1e-4)
     only = client.completions.create(
         model="demo", prompt=[PROMPT, "x"], echo=True, max_tokens=0, logprobs=0
     )
@@ -620,14 +620,14 @@ def test_an_error_names_the_field_at_fault(running: Running) -> None:
 
 
 def test_what_cannot_be_done_is_refused_by_name(running: Running) -> None:
-    for body, status, told in REFUSED:
+    for body, status, message in REFUSED:
         is_chat = isinstance(body, dict) and "messages" in body
         if isinstance(body, dict):
             body = json.dumps(body).encode()
         response = running.post("chat/completions" if is_chat else "completions", body)
         assert response.status_code == status, (body[:99], response.text)
         error = response.json()["error"]
-        assert told in error["message"], (body[:99], error)
+        assert message in error["message"], (body[:99], error)
         assert len(error["message"]) <= 1_000  # it does not give back what was sent
         assert error["code"] == status
 
@@ -751,8 +751,8 @@ def test_echo_tells_the_most_likely_tokens_of_a_prompt(
     assert own.prompt_token_ids == tokens and len(own.token_ids) == 12
     whole = [*tokens, *own.token_ids]
     for most in (0, 1):  # lm-eval's local-completions asks for one
-        told = client.completions.create(prompt=whole, max_tokens=most, echo=True, **ask)
-        found, logprobs = told.choices[0].logprobs, own.logprobs
+        completion = client.completions.create(prompt=whole, max_tokens=most, echo=True, **ask)
+        found, logprobs = completion.choices[0].logprobs, own.logprobs
         assert found is not None and found.top_logprobs and found.token_logprobs
         assert len(found.top_logprobs) == len(whole) + most
         assert found.top_logprobs[0] is None and found.token_logprobs[0] is None
@@ -1039,8 +1039,8 @@ def _good_body(draw: random.Random, number: int) -> dict[str, Any]:
 async def _misbehave(port: int, way: int, draw: random.Random) -> None:
     """One bad client: what it sends, how fast, and when it is gone."""
     await asyncio.sleep(draw.random() * 4)
-    asked = {"prompt": PROMPT, "n": 9, "max_tokens": 900, "ignore_eos": True}
-    whole = json.dumps({**asked, "stream": draw.random() < 0.5}).encode()
+    options = {"prompt": PROMPT, "n": 9, "max_tokens": 900, "ignore_eos": True}
+    whole = json.dumps({**options, "stream": draw.random() < 0.5}).encode()
     torn = bytearray(whole)
     for _ in range(draw.randint(1, 6)):
         torn[draw.randrange(len(torn))] = draw.randrange(256)

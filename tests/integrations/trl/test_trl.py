@@ -223,12 +223,12 @@ def test_an_evaluation_changes_no_rollout_of_the_training(tmp_path: Path) -> Non
 
 @pytest.mark.filterwarnings("ignore:You are using 'rollout_func':UserWarning")
 def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path) -> None:
-    for settings, told in (
+    for settings, message in (
         ({"repetition_penalty": -1.2}, "repetition_penalty"),
         ({"generation_kwargs": {"num_beams": 4}}, "num_beams"),
     ):
         trainer = trainer_of(tiny_module(), tmp_path, rollout, **settings)
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             trainer.train()
     with pytest.raises(InputError, match="options of rollouts have wings, which treegen does not"):
         Rollouts(memory="1GiB", wings=1)

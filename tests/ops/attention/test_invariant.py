@@ -195,15 +195,15 @@ def test_bits_of_a_row_are_its_own(
         cuts = sorted((16 * blocks).tolist())
         at = sorted(rng.choice(7, int(rng.integers(1, 8)), replace=False).tolist())
         got = sequence.attend([rows[i] for i in at], cuts, **options)
-        for mine, theirs in zip(got, want, strict=True):
-            check_same(mine, theirs[at])
+        for actual, expected in zip(got, want, strict=True):
+            check_same(actual, expected[at])
         # As where guesses are verified: some tokens of each of several rows.
         runs = rng.integers(1, 10, 4).tolist()
         starts = rng.integers(rows[0], length - 9, 4).tolist()
         some = [start + i for start, num in zip(starts, runs, strict=True) for i in range(num)]
         verified = sequence.attend(some, cuts, runs=runs, **options)
-        for mine, theirs in zip(verified, whole, strict=True):
-            check_same(mine, theirs[some])
+        for actual, expected in zip(verified, whole, strict=True):
+            check_same(actual, expected[some])
         if turn % 2:
             spans = sequence.attend(range(length), cuts[:1] if cuts else [], causal=True, **options)
             first = cuts[0] if cuts else 0

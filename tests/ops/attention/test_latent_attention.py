@@ -78,7 +78,7 @@ class Tree:
         """The levels with copies of some groups of one of them, which are written."""
         level, form = self.levels[index], self.form
         per = form.copy_pages(self.pool.itemsize, self.q.itemsize)
-        mine = np.isin(np.arange(level.start_G.size), groups)
+        selected = np.isin(np.arange(level.start_G.size), groups)
         pages = np.zeros_like(level.pages_GP)
         for group in groups:
             num = int(level.kv_len_G[group])
@@ -93,11 +93,11 @@ class Tree:
             write_expanded(self.pool, slots, targets, self.up, form, self.q.dtype)
         assert self.block * per < 400
         both = [
-            replace(level, kv_len_G=np.where(mine, 0, level.kv_len_G), memo={}),
+            replace(level, kv_len_G=np.where(selected, 0, level.kv_len_G), memo={}),
             replace(
                 level,
                 pages_GP=pages,
-                kv_len_G=np.where(mine, level.kv_len_G, 0),
+                kv_len_G=np.where(selected, level.kv_len_G, 0),
                 copied=True,
                 memo={},
             ),

@@ -86,9 +86,9 @@ def test_a_flash_attn_4_that_cannot_be_loaded_is_refused(
     install("flash_attn/__init__.py", "")
     if text is not None:
         install("flash_attn/cute/__init__.py", text)
-    told = complaint("flash4", CUDA)
-    assert f"flash4: flash-attn-4 cannot be imported ({reason}" in told
-    assert "; pip install '.[flash4]' in" in told
+    message = complaint("flash4", CUDA)
+    assert f"flash4: flash-attn-4 cannot be imported ({reason}" in message
+    assert "; pip install '.[flash4]' in" in message
 
 
 def test_warnings_of_flash_attn_4_are_its_authors(install: Install) -> None:

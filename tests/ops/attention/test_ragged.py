@@ -44,7 +44,7 @@ def levels_of(
     return levels
 
 
-def wanted(levels: list[HostLevel]) -> Read:
+def read_expected(levels: list[HostLevel]) -> Read:
     """Which row reads which key of which page table: (table, row, key, origin), once each."""
     found: Read = Counter()
     offset = 0
@@ -91,7 +91,7 @@ def test_each_row_reads_each_of_its_keys_once() -> None:
             size = -(-int(offsets[-1]) // 32) * 32
             shape = units.WorkShape(size, 2, per_head, PAGE, False)
             work = ragged.build_ragged_list(levels, shape, 132)
-            assert read(work, levels, per_head) == wanted(levels)
+            assert read(work, levels, per_head) == read_expected(levels)
             assert work.causal and not work.complete
             memos = [level.items.memo for level in levels if level.items is not None]
 
@@ -140,5 +140,5 @@ def test_the_kernel_computes_what_the_reference_does() -> None:
             prepared = prepare_host(levels, positions, device, impl)
             window = base + 1 if base % 2 else None
             found.append(attend(q_THD, keys, values, prepared, window=window, return_lse=True))
-        for mine, theirs in zip(*found, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=2e-5, atol=2e-5)
+        for actual, expected in zip(*found, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=2e-5, atol=2e-5)

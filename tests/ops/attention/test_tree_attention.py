@@ -82,12 +82,12 @@ def check(tree: RolloutTree, options: AttentionOptions) -> None:
     got, want = got[:, reached], want[:, reached]
     torch.testing.assert_close(got, want, atol=1e-12, rtol=1e-12)
     upstream = torch.randn(want.shape, generator=torch.Generator().manual_seed(1)).double()
-    for ours, theirs in zip(
+    for actual, expected in zip(
         torch.autograd.grad(got, tensors, upstream),
         torch.autograd.grad(want, tensors, upstream),
         strict=True,
     ):
-        torch.testing.assert_close(ours, theirs, atol=1e-11, rtol=1e-11)
+        torch.testing.assert_close(actual, expected, atol=1e-11, rtol=1e-11)
 
 
 @pytest.mark.usefixtures("sizes")
@@ -133,11 +133,11 @@ def test_half_precision_is_close_and_sums_in_float32() -> None:
     torch.testing.assert_close(got.double(), want, atol=0.03, rtol=0.03)
     got.sum().backward()
     want.sum().backward()
-    for ours, theirs in zip(tensors, exact, strict=True):
-        assert ours.grad is not None and theirs.grad is not None
-        scale = theirs.grad.abs().max()
+    for actual, expected in zip(tensors, exact, strict=True):
+        assert actual.grad is not None and expected.grad is not None
+        scale = expected.grad.abs().max()
         torch.testing.assert_close(
-            ours.grad.double() / scale, theirs.grad / scale, atol=0.03, rtol=0
+            actual.grad.double() / scale, expected.grad / scale, atol=0.03, rtol=0
         )
 
 

@@ -74,8 +74,8 @@ def check(
         return [x.detach().cpu().double() for x in (out, *grads)]
 
     limit = 2e-6 if dtype == torch.float32 else 6e-3
-    ours, theirs = run(DEVICE, lambda x: x), run(torch.device("cpu"), Tensor.double)
-    for got, want in zip(ours, theirs, strict=True):
+    actual, expected = run(DEVICE, lambda x: x), run(torch.device("cpu"), Tensor.double)
+    for got, want in zip(actual, expected, strict=True):
         assert (got - want).norm() <= limit * want.norm()
         assert (got - want).abs().max() <= 10 * limit * want.abs().max()
 

@@ -110,8 +110,8 @@ def test_a_gpu_reads_what_is_stored(family: str, tmp_path: Path) -> None:
     kind = {"kv_cache_dtype": "fp8", "memory": "64MiB", "device": "cuda"}
     fast = LLM(str(tmp_path), **kind)  # type: ignore[arg-type]
     plain = LLM(str(tmp_path), impl="reference", eager=True, **kind)  # type: ignore[arg-type]
-    asked = [("Question: Ann has 3 apples", " and Bob has 14. How many?")]
-    found, want = (np.array(llm.score(asked)[0].logprobs) for llm in (fast, plain))
+    pairs = [("Question: Ann has 3 apples", " and Bob has 14. How many?")]
+    found, want = (np.array(llm.score(pairs)[0].logprobs) for llm in (fast, plain))
     assert np.abs(found - want).max() < 0.3 and np.abs(found - want).mean() < 0.1
     assert len(_drawn(fast)) == len(_drawn(plain)) == 7
 
@@ -152,11 +152,11 @@ def test_a_loaded_model_and_a_plan_know_it(tmp_path: Path, treegen: Command) -> 
     save_tiny_model(tmp_path)
     model = load_model(tmp_path, device="cpu", kv_cache_dtype="fp8")
     assert (model.dtype, model.cache_dtype, model.spec.itemsize) == (torch.float32, FP8, 1)
-    asked = ["plan", "gsm8k", "--model", "demo", "--limit", "2", "--memory", "16MiB"]
-    asked += ["--dtype", "float32"]
+    arguments = ["plan", "gsm8k", "--model", "demo", "--limit", "2", "--memory", "16MiB"]
+    arguments += ["--dtype", "float32"]
     each = []
     for more in ([], ["--kv-cache-dtype", "fp8"]):
-        done = treegen(*asked, *more, "-q")
+        done = treegen(*arguments, *more, "-q")
         each.append(done.document["plans"][0])
     assert each[0]["model"]["kv_bytes_per_token"] == 4 * each[1]["model"]["kv_bytes_per_token"]
     assert each[1]["num_pages"] > 3.9 * each[0]["num_pages"]
@@ -165,22 +165,22 @@ def test_a_loaded_model_and_a_plan_know_it(tmp_path: Path, treegen: Command) -> 
 
 def test_a_run_names_it_and_is_continued_so(tmp_path: Path, treegen: Command) -> None:
     run = tmp_path / "run"
-    asked = ["gsm8k", "--limit", "1", "-n", "2", "--max-tokens", "4", "--memory", "16MiB", "-q"]
-    assert treegen("eval", *asked, "--kv-cache-dtype", "fp8", "-o", run).code == 0
+    arguments = ["gsm8k", "--limit", "1", "-n", "2", "--max-tokens", "4", "--memory", "16MiB", "-q"]
+    assert treegen("eval", *arguments, "--kv-cache-dtype", "fp8", "-o", run).code == 0
     assert '"kv_cache_dtype": "fp8"' in (run / "run.json").read_text()
     assert treegen("eval", "--resume", run, "-q").code == 0
     plain = tmp_path / "plain"
-    assert treegen("eval", *asked, "-o", plain).code == 0
+    assert treegen("eval", *arguments, "-o", plain).code == 0
     refused = treegen("eval", "--resume", plain, "--kv-cache-dtype", "fp8", "-q")
     assert refused.code == 2 and "kv_cache_dtype" in refused.err
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"kv_cache_dtype": "int8"}, "kv_cache_dtype must be auto or fp8"),
     ],
 )
-def test_what_cannot_be_is_refused(options: dict[str, object], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+def test_what_cannot_be_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
         EngineOptions(model="demo", **options)  # type: ignore[arg-type]

@@ -22,22 +22,22 @@ def cache_of(num_slots: int) -> StateCache:
 
 def test_each_slot_has_one_owner() -> None:
     cache = cache_of(4)
-    mine = [cache.allocate_one() for _ in range(3)]
-    assert sorted(mine) == sorted(set(mine)) and NO_STATE not in mine
+    slots = [cache.allocate_one() for _ in range(3)]
+    assert sorted(slots) == sorted(set(slots)) and NO_STATE not in slots
     assert cache.num_free == 1
-    cache.check([np.array(mine)])
-    cache.check([np.array([mine[0], NO_STATE]), np.array(mine[1:])])
+    cache.check([np.array(slots)])
+    cache.check([np.array([slots[0], NO_STATE]), np.array(slots[1:])])
     with pytest.raises(AssertionError):
-        cache.check([np.array(mine[1:])])
+        cache.check([np.array(slots[1:])])
     with pytest.raises(AssertionError):
-        cache.check([np.array(mine), np.array(mine[:1])])
-    cache.free([mine[0], NO_STATE])
-    cache.check([np.array(mine[1:])])
+        cache.check([np.array(slots), np.array(slots[:1])])
+    cache.free([slots[0], NO_STATE])
+    cache.check([np.array(slots[1:])])
     with pytest.raises(AssertionError):
-        cache.free(mine[:1])
-    assert set(cache.allocate(2).tolist()) == {1, 2, 3, 4} - set(mine[1:])
-    cache.reset(np.array(mine[1:]))
-    cache.check([np.array(mine[1:])])
+        cache.free(slots[:1])
+    assert set(cache.allocate(2).tolist()) == {1, 2, 3, 4} - set(slots[1:])
+    cache.reset(np.array(slots[1:]))
+    cache.check([np.array(slots[1:])])
 
 
 DELTA = DeltaSpec(2, 4, 32, 32, 4)
@@ -65,14 +65,14 @@ def test_pages_of_lists_are_cut_out_of_slots() -> None:
             cache.free(gone)
             slots = [slot for slot in slots if slot not in gone]
             for name in ("pages", "windows"):
-                mine = rng.permutation(pages if name == "pages" else windows)
-                part = rng.integers(len(mine) + 1)
+                permuted = rng.permutation(pages if name == "pages" else windows)
+                part = rng.integers(len(permuted) + 1)
                 if name == "pages":
-                    cache.free_pages(mine[:part])
-                    pages = mine[part:]
+                    cache.free_pages(permuted[:part])
+                    pages = permuted[part:]
                 else:
-                    cache.free_windows(mine[:part])
-                    windows = mine[part:]
+                    cache.free_windows(permuted[:part])
+                    windows = permuted[part:]
         was_cut += cache.num_cut_pages > 0
         cache.check([np.array(slots, dtype=np.int64)], pages, windows)
         assert not set(pages // DELTA.pages) & set(slots)
@@ -98,8 +98,8 @@ def run(batch: StateBatch, slots: dict[int, list[int]], tokens: Tensor) -> list[
         rows = torch.arange(len(tokens))[each.rows].view(each.num, each.length).tolist()
         reads = [NO_STATE] * each.num if each.reads_N is None else each.reads_N.tolist()
         before = [slots[slot] for slot in reads]
-        for state, mine, writes in zip(before, rows, each.writes_N.tolist(), strict=True):
-            for row in mine:
+        for state, written, writes in zip(before, rows, each.writes_N.tolist(), strict=True):
+            for row in written:
                 state = seen[row] = [*state, int(tokens[row])]
             slots[writes] = state
     return seen

@@ -56,8 +56,8 @@ def test_chunks_are_what_single_tokens_make(
     monkeypatch.setattr(module, "_WEIGHTS", memory)
     case = case_of(shape)
     before = [each.clone() for each in case]
-    wanted = slow(*(each.double() for each in case))
-    for got, want in zip(chunk_scan(*case), wanted, strict=True):
+    expected = slow(*(each.double() for each in case))
+    for got, want in zip(chunk_scan(*case), expected, strict=True):
         assert got.shape == want.shape and got.dtype == torch.float32
         assert (got - want).abs().max() <= 1e-6 * want.abs().max()
     assert all(map(torch.equal, case, before))

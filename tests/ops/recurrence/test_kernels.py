@@ -87,8 +87,8 @@ def test_kernels_and_reference_agree_in_16_bits(dtype: torch.dtype, corrects: bo
     for t in range(8):
         got, want = (case.list_step(t).float() for case in cases)
         assert float((got - want).norm() / want.norm()) < 2e-2
-    mine, its = (case.states.windows[case.window.to(case.device)].cpu() for case in cases)
-    assert torch.equal(mine, its) and torch.equal(its, cases[1].windows[8])
+    actual, expected = (case.states.windows[case.window.to(case.device)].cpu() for case in cases)
+    assert torch.equal(actual, expected) and torch.equal(expected, cases[1].windows[8])
 
 
 def test_rows_that_fill_up_a_graph_have_no_state() -> None:

@@ -30,8 +30,8 @@ def test_what_is_remembered_is_what_would_be_made() -> None:
         want = SamplingBatch.of(params, torch.from_numpy(index), added)
         assert found.temperature_P.tolist() == want.temperature_P.tolist()
         assert found.all_greedy == want.all_greedy
-        for mine, other in ((found.greedy_P, want.greedy_P), (found.top_k_P, want.top_k_P)):
-            assert (None if mine is None else mine.tolist()) == (
+        for actual, other in ((found.greedy_P, want.greedy_P), (found.top_k_P, want.top_k_P)):
+            assert (None if actual is None else actual.tolist()) == (
                 None if other is None else other.tolist()
             )
         logits, steps = torch.zeros(len(index), 8), torch.zeros(len(index), dtype=torch.int64)

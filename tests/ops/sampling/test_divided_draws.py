@@ -41,18 +41,20 @@ def test_parts_draw_what_the_whole_draws(size: int, parts: int) -> None:
 
     width = -(-size // parts)
     pieces = torch.nn.functional.pad(logits, (0, width * parts - size)).split(width, 1)
-    mine = [VocabPart(r, r * width, max(min(size - r * width, width), 0)) for r in range(parts)]
+    vocab_parts = [
+        VocabPart(r, r * width, max(min(size - r * width, width), 0)) for r in range(parts)
+    ]
     sums: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
         sums.append(tensor)
         return tensor
 
-    for piece, part in zip(pieces, mine, strict=True):
+    for piece, part in zip(pieces, vocab_parts, strict=True):
         draw_blocks(piece.contiguous(), *rest, part=part, gather=note)
     draws = [
         draw_blocks(piece.contiguous(), *rest, part=part, gather=lambda _: torch.cat(sums, -1))
-        for piece, part in zip(pieces, mine, strict=True)
+        for piece, part in zip(pieces, vocab_parts, strict=True)
     ]
     tokens, logprobs, lse = (torch.stack(each).sum(0) for each in zip(*draws, strict=True))
     is_number = want[2].isfinite()

@@ -78,5 +78,5 @@ def test_the_reference_draws_from_what_is_allowed(size: int) -> None:
     ).tokens_PN
     assert found.tokens_PN.equal(want) and may.gather(1, want).all()
     torch.testing.assert_close(found.lse_P, logits.logsumexp(-1))
-    told = logits.log_softmax(-1).gather(1, want)
-    torch.testing.assert_close(found.logprobs_PN, told, rtol=1e-5, atol=1e-5)
+    expected = logits.log_softmax(-1).gather(1, want)
+    torch.testing.assert_close(found.logprobs_PN, expected, rtol=1e-5, atol=1e-5)

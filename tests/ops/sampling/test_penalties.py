@@ -51,7 +51,7 @@ def made_texts(
         HostLevel(start, stop, tables[used], lengths_G[used], used * 0, causal=False),
         HostLevel(place, place + 1, tables[3:], num, lengths_G[groups], causal=False),
     ]
-    texts = [[*prompts[group], *mine] for group, mine in zip(groups.tolist(), own, strict=True)]
+    texts = [[*prompts[group], *tokens] for group, tokens in zip(groups.tolist(), own, strict=True)]
     # The second half of each prompt was drawn too.
     ends = lengths_G[groups]
     runs = np.stack([ends // 2, ends, ends, ends + 99], axis=1).reshape(rows, 2, 2)

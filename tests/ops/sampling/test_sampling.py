@@ -87,8 +87,8 @@ def test_log_probabilities_of_the_draw_are_those_that_are_drawn_from() -> None:
         logits.double().log_softmax(-1)
     ]
     for row, want in enumerate(wants):
-        told = draws.logprobs_PN[row].double()
-        assert torch.allclose(told, want[draws.tokens_PN[row]], atol=1e-5)
+        logprobs = draws.logprobs_PN[row].double()
+        assert torch.allclose(logprobs, want[draws.tokens_PN[row]], atol=1e-5)
         assert torch.allclose(
             draws.top_logprobs_PK[row].double(), want[draws.top_tokens_PK[row]], atol=1e-5
         )
@@ -142,9 +142,9 @@ def test_rows_are_drawn_in_slices_that_fit_in_memory(
     monkeypatch.setattr(sampling, "_AT_ONCE", at_once)
     got = draw(logits, seeds, steps, batch)
     for field in fields(want):
-        mine, whole = getattr(got, field.name), getattr(want, field.name)
-        assert (mine is None) == (whole is None)
-        assert whole is None or torch.equal(mine, whole)
+        actual, whole = getattr(got, field.name), getattr(want, field.name)
+        assert (actual is None) == (whole is None)
+        assert whole is None or torch.equal(actual, whole)
 
 
 @given(st.integers(1, 9), st.integers(0, 2**31), st.data())

@@ -43,9 +43,9 @@ def test_an_adapter_changes_the_tower_too(tmp_path: Path) -> None:
     root, _ = tree_of(picture(1), picture(2, 30, 61))
     got = llm.run(root, PARAMS)
     want = LLM(str(tmp_path / "merged"), **OPTIONS).run(root, PARAMS)
-    for mine, its in zip(got.completions, want.completions, strict=True):
-        assert mine.token_ids == its.token_ids
-        assert far(mine.logprobs, its.logprobs) < 2e-5
+    for actual, expected in zip(got.completions, want.completions, strict=True):
+        assert actual.token_ids == expected.token_ids
+        assert far(actual.logprobs, expected.logprobs) < 2e-5
     # A model that is given text alone leaves out what the adapter has for the tower.
     llm, merged = (
         LLM(str(path), adapter=adapter, device="cpu", memory="4MiB")

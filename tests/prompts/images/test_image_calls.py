@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from image_cases import asked
+from image_cases import image_question
 from PIL import Image
 from tiny_images import picture, save_tiny_vision_model
 from tiny_models import save_tiny_model
@@ -59,17 +59,17 @@ def test_one_image_in_every_form_is_one_image(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "a picture.png"
     file.write_bytes(png(image))
     forms = [
-        asked(image),
-        asked(png(image)),
-        asked(file),
-        asked(str(file)),
-        asked(url(image)),
-        asked(file.as_uri()),
-        asked(str(file), kind="path"),
-        asked(url(image), kind="url"),
-        asked(base64.b64encode(png(image)).decode(), kind="base64"),
+        image_question(image),
+        image_question(png(image)),
+        image_question(file),
+        image_question(str(file)),
+        image_question(url(image)),
+        image_question(file.as_uri()),
+        image_question(str(file), kind="path"),
+        image_question(url(image), kind="url"),
+        image_question(base64.b64encode(png(image)).decode(), kind="base64"),
     ]
-    openai = asked(url(image))
+    openai = image_question(url(image))
     openai[0]["content"][0] = {"type": "image_url", "image_url": {"url": url(image)}}
     before = llm.engine.encodings.num_encoded if llm.engine.encodings else 0
     texts = [c.token_ids for (c,) in llm.chat([*forms, openai], GREEDY)]
@@ -79,7 +79,7 @@ def test_one_image_in_every_form_is_one_image(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_samples_of_one_image_compute_its_tokens_once(llm: LLM) -> None:
-    question = Node(asked(picture(12)), samples=64, id="q")
+    question = Node(image_question(picture(12)), samples=64, id="q")
     result = llm.run(question, SamplingParams(max_tokens=4, ignore_eos=True))
     assert result.usage.images_encoded == 1
     assert result.usage.prompt_tokens_computed == len(result.plan.requests[0].tokens)
@@ -114,8 +114,8 @@ def test_samples_do_not_depend_on_which_images_came_before(directory: Path) -> N
     for before in ([], [picture(i) for i in range(3)]):
         llm = LLM(str(directory), images=True, device="cpu", memory="16MiB")
         for image in before:
-            llm.chat(asked(image), GREEDY)
-        drawn.append(llm.chat(asked(picture(9)), SamplingParams(n=3, max_tokens=6)))
+            llm.chat(image_question(image), GREEDY)
+        drawn.append(llm.chat(image_question(picture(9)), SamplingParams(n=3, max_tokens=6)))
     assert [c.token_ids for c in drawn[0][0]] == [c.token_ids for c in drawn[1][0]]
 
 
@@ -124,7 +124,7 @@ def test_images_survive_that_pages_are_taken_away(directory: Path, llm: LLM) -> 
     tree = Node(
         samples=0,
         children=[
-            Node(asked(picture(seed), text), samples=8, id=f"{seed}{text}")
+            Node(image_question(picture(seed), text), samples=8, id=f"{seed}{text}")
             for seed in (3, 4, 5)
             for text in ("What?", "Why is it so?")
         ],
@@ -138,15 +138,15 @@ def test_images_survive_that_pages_are_taken_away(directory: Path, llm: LLM) -> 
 def test_speculation_draws_the_same_below_images(directory: Path, llm: LLM) -> None:
     guessing = LLM(str(directory), images=True, device="cpu", memory="16MiB", speculate="ngram")
     params = SamplingParams(max_tokens=30, ignore_eos=True, n=3, seed=1, repetition_penalty=1.1)
-    chats = [asked(picture(6), "What?"), asked(picture(6), "What is it?")]
-    for mine, other in zip(guessing.chat(chats, params), llm.chat(chats, params), strict=True):
-        assert [c.token_ids for c in mine] == [c.token_ids for c in other]
+    chats = [image_question(picture(6), "What?"), image_question(picture(6), "What is it?")]
+    for guessed, other in zip(guessing.chat(chats, params), llm.chat(chats, params), strict=True):
+        assert [c.token_ids for c in guessed] == [c.token_ids for c in other]
 
 
 def test_a_kept_image_is_not_computed_again(llm: LLM) -> None:
-    chats = [asked(picture(7), "What?"), asked(picture(7), "Why?")]
+    chats = [image_question(picture(7), "What?"), image_question(picture(7), "Why?")]
     want = [c.token_ids for (c,) in llm.chat(chats, GREEDY)]
-    with llm.keep(Node(asked(picture(7), ""))):
+    with llm.keep(Node(image_question(picture(7), ""))):
         result = llm.run(Node(samples=0, children=[Node(chat) for chat in chats]), GREEDY)
         assert [c.token_ids for c in result.completions] == want
         assert result.usage.prompt_tokens_reused > 20
@@ -160,7 +160,7 @@ def test_a_search_goes_on_from_an_image(llm: LLM) -> None:
         (second,) = await first.extend(" And").sample(1)
         drawn.extend((first.text, second.text))
 
-    chat = asked(picture(8), "Here.")
+    chat = image_question(picture(8), "Here.")
     (result,) = llm.search(fn, [chat], GREEDY)
     assert result.error is None
     (want,) = llm.chat(chat, GREEDY)[0]
@@ -175,14 +175,21 @@ def test_a_search_goes_on_from_an_image(llm: LLM) -> None:
 
 def test_images_may_be_appended_to_nodes(llm: LLM) -> None:
     a, b = picture(21), picture(22, 30, 50)
-    turns = [*asked(a), {"role": "assistant", "content": "It."}, *asked(b, "And?")]
-    wants = [done.token_ids for (done,) in llm.chat([asked(a), asked(b), turns], GREEDY)]
+    turns = [
+        *image_question(a),
+        {"role": "assistant", "content": "It."},
+        *image_question(b, "And?"),
+    ]
+    wants = [
+        done.token_ids
+        for (done,) in llm.chat([image_question(a), image_question(b), turns], GREEDY)
+    ]
     part = {"type": "image", "image": a}
     more: list[dict[str, Any]] = [part, {"type": "text", "text": " is it."}]
     with llm.session(GREEDY) as session:
         root = session.root("<s>user:", name="text")
         for image, want in ((a, wants[0]), (b, wants[1]), (a, wants[0])):
-            parts: list[dict[str, Any]] = asked(image)[0]["content"]
+            parts: list[dict[str, Any]] = image_question(image)[0]["content"]
             assert below(session, root.extend(parts).extend("<s>assistant:")).tokens == want
         # Below what was drawn, and below a chat with an image at a later turn.
         root = session.root(turns, name="chat")
@@ -227,26 +234,26 @@ def test_what_cannot_be_appended_is_told(llm: LLM, directory: Path) -> None:
 
 
 def test_an_image_has_no_probability(llm: LLM) -> None:
-    tokens = llm.plan(Node(asked(picture(1)))).requests[0].tokens.tolist()
+    tokens = llm.plan(Node(image_question(picture(1)))).requests[0].tokens.tolist()
     with pytest.raises(InputError, match="pair 0: the continuation has an image"):
         llm.score([(tokens[:2], tokens[2:])])
-    (whole,) = llm.score([(asked(picture(1)), " it is")])
+    (whole,) = llm.score([(image_question(picture(1)), " it is")])
     ids = llm.tokenizer(" it is", add_special_tokens=False)["input_ids"]
     (by_ids,) = llm.score([(tokens, ids)])
     assert whole.logprobs == by_ids.logprobs
-    begun = [*asked(picture(1)), {"role": "assistant", "content": " it"}]
+    begun = [*image_question(picture(1)), {"role": "assistant", "content": " it"}]
     (rest,) = llm.score([(begun, " is")])
     assert rest.logprobs == pytest.approx(whole.logprobs[-len(rest.logprobs) :], abs=1e-6)
 
 
 def test_async_llm_takes_images(directory: Path, llm: LLM) -> None:
-    chats = [asked(picture(seed)) for seed in (1, 2, 1)]
+    chats = [image_question(picture(seed)) for seed in (1, 2, 1)]
 
     async def ask() -> list[Any]:
         own = LLM(str(directory), images=True, device="cpu", memory="16MiB")
         with AsyncLLM(own) as served:
-            told = await asyncio.gather(*(served.generate([chat], GREEDY) for chat in chats))
-        return [completions for _, (completions,) in told]
+            results = await asyncio.gather(*(served.generate([chat], GREEDY) for chat in chats))
+        return [completions for _, (completions,) in results]
 
     got = asyncio.run(ask())
     want = llm.chat(chats, GREEDY)
@@ -268,7 +275,7 @@ def test_the_server_takes_data_urls_alone(llm: LLM) -> None:
             }
         ]
     }
-    assert asks.read_message(body["messages"][0]) == asked(url(picture(1)))[0]
+    assert asks.read_message(body["messages"][0]) == image_question(url(picture(1)))[0]
     for bad in ("/etc/passwd", "file:///etc/passwd", "http://169.254.169.254/", None):
         part = {"type": "image_url", "image_url": {"url": bad}}
         with pytest.raises(InputError, match="data URL"):
@@ -283,7 +290,7 @@ def test_messages_of_inspect_keep_their_images() -> None:
 
     image = model.ContentImage(image=url(picture(1)))
     turn = model.ChatMessageUser(content=[image, model.ContentText(text="What?")])
-    assert template_messages([turn]) == asked(url(picture(1)))
+    assert template_messages([turn]) == image_question(url(picture(1)))
 
 
 def broken(kind: str) -> Any:
@@ -311,7 +318,7 @@ def broken(kind: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "reason"),
     [
         ("truncated", "corrupt"),
         ("bomb", "pixels"),
@@ -327,11 +334,11 @@ def broken(kind: str) -> Any:
         ("folder", "/tmp"),
     ],
 )
-def test_images_that_cannot_be_used_are_refused(llm: LLM, kind: str, told: str) -> None:
+def test_images_that_cannot_be_used_are_refused(llm: LLM, kind: str, reason: str) -> None:
     with pytest.raises(InputError) as caught:
-        llm.plan(Node(asked(broken(kind)), id="asked"))
+        llm.plan(Node(image_question(broken(kind)), id="asked"))
     message = str(caught.value)
-    assert told in message
+    assert reason in message
     assert "\n" not in message
     assert "'asked'" in message
 
@@ -340,7 +347,7 @@ def test_a_path_is_told(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "cut.png"
     file.write_bytes(broken("truncated"))
     with pytest.raises(InputError, match=r"cut\.png is corrupt"):
-        llm.chat(asked(file))
+        llm.chat(image_question(file))
 
 
 def test_random_bytes_are_refused_or_taken(llm: LLM) -> None:
@@ -362,10 +369,10 @@ def test_random_bytes_are_refused_or_taken(llm: LLM) -> None:
 def test_other_kinds_of_pixels_are_taken(llm: LLM) -> None:
     image = picture(1)
     kinds = [image.convert(mode) for mode in ("CMYK", "L", "RGBA", "P", "1", "LA")]
-    answers = llm.chat([asked(each) for each in kinds], GREEDY)
+    answers = llm.chat([image_question(each) for each in kinds], GREEDY)
     assert all(len(each) == 1 for each in answers)
     cmyk = png(image.convert("CMYK"), "JPEG")
-    assert llm.chat(asked(cmyk), GREEDY)
+    assert llm.chat(image_question(cmyk), GREEDY)
 
 
 def test_a_photograph_is_turned_as_its_file_says(llm: LLM) -> None:
@@ -379,7 +386,7 @@ def test_a_photograph_is_turned_as_its_file_says(llm: LLM) -> None:
 def test_a_text_cannot_pretend_to_be_an_image(llm: LLM) -> None:
     for text in (table_of(llm).marker, f"see {table_of(llm).marker} it"):
         with pytest.raises(InputError, match="must not have"):
-            llm.plan(Node(asked(picture(1), text)))
+            llm.plan(Node(image_question(picture(1), text)))
         with pytest.raises(InputError, match="must not have"):
             llm.plan(Node([{"role": "user", "content": text}]))
 
@@ -392,10 +399,10 @@ def test_ids_past_the_vocabulary_are_refused_as_ever(llm: LLM) -> None:
 def test_a_model_without_its_tower_says_what_to_do(directory: Path) -> None:
     llm = LLM(str(directory), device="cpu", memory="4MiB")
     with pytest.raises(InputError, match="images=True"):
-        llm.chat(asked(picture(1)))
-    (told,) = llm.chat([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], GREEDY)[0]
+        llm.chat(image_question(picture(1)))
+    (output,) = llm.chat([{"role": "user", "content": [{"type": "text", "text": "Hi"}]}], GREEDY)[0]
     (want,) = llm.chat([{"role": "user", "content": "Hi"}], GREEDY)[0]
-    assert told.token_ids == want.token_ids
+    assert output.token_ids == want.token_ids
 
 
 @pytest.mark.usefixtures("no_weights")
@@ -427,4 +434,4 @@ def test_malformed_parts_are_refused() -> None:
 
 def test_prompt_logprobs_are_refused_with_images(llm: LLM) -> None:
     with pytest.raises(InputError, match="prompt_logprobs"):
-        llm.chat(asked(picture(1)), SamplingParams(prompt_logprobs=1))
+        llm.chat(image_question(picture(1)), SamplingParams(prompt_logprobs=1))

@@ -63,18 +63,18 @@ def test_an_index_that_is_no_file_is_refused(tmp_path: Path) -> None:
         RunImages.read(tmp_path)
 
 
-@pytest.mark.parametrize("told", [1e999, -1, 0, True, 2.5, "3", None, 2**40])
+@pytest.mark.parametrize("value", [1e999, -1, 0, True, 2.5, "3", None, 2**40])
 @pytest.mark.parametrize("field", ["width", "height", "tokens"])
 def test_numbers_of_an_index_that_are_none_are_damage(
-    tmp_path: Path, field: str, told: Any
+    tmp_path: Path, field: str, value: Any
 ) -> None:
     _keep(tmp_path)
     index = tmp_path / "images.json"
     assert RunImages.read(tmp_path).of("a") == (IMAGE,)
     document = json.loads(index.read_text())
-    document["images"][0][field] = told
+    document["images"][0][field] = value
     index.write_text(json.dumps(document).replace("Infinity", "1e999"))
-    if field == "tokens" and told is None:  # not known
+    if field == "tokens" and value is None:  # not known
         assert RunImages.read(tmp_path).of("a")[0].tokens is None
         return
     with pytest.raises(RunError, match=r"images\.json is corrupt .* resume the run"):
@@ -123,8 +123,8 @@ def test_images_that_a_run_has_lost_are_kept_again(
         picture(seed).save(tmp_path / name)
     rows = [{"id": "a", "question": "What?", "answer": "1", "image": names}]
     data = write_jsonl(tmp_path / "x.jsonl", rows)
-    asked = ["--data", data, "-M", model, "--images", "-T", "image_field=image"]
-    done = command("eval", "jsonl", *asked, "--max-tokens", 2, "-q", "-n", 2, "-o", run)
+    arguments = ["--data", data, "-M", model, "--images", "-T", "image_field=image"]
+    done = command("eval", "jsonl", *arguments, "--max-tokens", 2, "-q", "-n", 2, "-o", run)
     assert done.code == 0, done.err
     before = RunImages.read(run)
     kept = sorted((run / "images").iterdir())

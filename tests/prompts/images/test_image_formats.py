@@ -129,8 +129,8 @@ def test_a_foreign_run_with_postscript_can_be_looked_at(
     picture(1).save(tmp_path / "0.png")
     rows = [{"id": "a", "question": "What?", "answer": "1", "image": "0.png"}]
     data = write_jsonl(tmp_path / "x.jsonl", rows)
-    asked = ["--data", data, "-M", model, "--images", "-T", "image_field=image"]
-    done = command("eval", "jsonl", *asked, "--max-tokens", 2, "-q", "-o", run)
+    arguments = ["--data", data, "-M", model, "--images", "-T", "image_field=image"]
+    done = command("eval", "jsonl", *arguments, "--max-tokens", 2, "-q", "-o", run)
     assert done.code == 0, done.err
     name = hashlib.sha256(EPS).hexdigest()
     index = json.loads((run / "images.json").read_text())

@@ -20,7 +20,7 @@ from treegen.model.tokenizer import load_tokenizer
 from treegen.model.vision import load_processor
 
 
-def told(command: Command, *words: object) -> dict[str, Any]:
+def inspect_model(command: Command, *words: object) -> dict[str, Any]:
     done = command("models", *words, "-q")
     assert done.code == 0, done.err
     document: dict[str, Any] = done.document
@@ -43,7 +43,7 @@ def test_the_table_of_inputs_is_that_of_the_code(repository: Path) -> None:
 
 
 def test_families_are_listed_by_what_they_take(treegen: Command) -> None:
-    document = told(treegen)
+    document = inspect_model(treegen)
     takes = {each["type"]: each["takes"] for each in document["families"]}
     assert takes["qwen3_vl"] == ["text", "images"]
     assert takes["llama"] == ["text"] and takes["bloom"] == []
@@ -51,7 +51,7 @@ def test_families_are_listed_by_what_they_take(treegen: Command) -> None:
 
 def test_a_checkpoint_tells_how_many_tokens_images_become(tmp_path: Path, treegen: Command) -> None:
     save_tiny_vision_model(tmp_path, "qwen3_vl", seed=1)
-    small, large = told(treegen, tmp_path, "--image-size", "40x32,300x200")["image_tokens"]
+    small, large = inspect_model(treegen, tmp_path, "--image-size", "40x32,300x200")["image_tokens"]
     assert (small["width"], small["height"], large["width"]) == (40, 32, 300)
     config = read_config(str(tmp_path), tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
@@ -75,7 +75,7 @@ def test_a_checkpoint_without_its_processor_says_so(tmp_path: Path, treegen: Com
     (tmp_path / "processor_config.json").unlink()
     for file in tmp_path.glob("preprocessor*"):
         file.unlink()
-    document = told(treegen, tmp_path)
+    document = inspect_model(treegen, tmp_path)
     assert document["takes"] == ["text"] and document["image_tokens"] == []
     assert "processor" in document["no_images"]
     assert "images not here" in treegen("models", tmp_path).out

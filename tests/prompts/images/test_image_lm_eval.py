@@ -86,17 +86,17 @@ def test_answers_and_scores_are_those_of_hf_multimodal(
     model: Path, tasks: TaskManager, chat: bool
 ) -> None:
     own = TreegenLM(str(model), images=True, device="cpu", memory="16MiB")
-    mine, scores = answers(own, tasks, apply_chat_template=chat)
-    want, theirs = answers(
+    texts, scores = answers(own, tasks, apply_chat_template=chat)
+    want, expected_scores = answers(
         "hf-multimodal",
         tasks,
         apply_chat_template=chat,
         batch_size=1,
         model_args={"pretrained": str(model), "dtype": "float32", "device": "cpu"},
     )
-    assert mine == want
-    assert len(set(mine)) == 3
-    assert scores == theirs
+    assert texts == want
+    assert len(set(texts)) == 3
+    assert scores == expected_scores
     assert isinstance(own.llm, LLM)
     assert own.llm.engine.encodings is not None
     assert own.llm.engine.encodings.num_encoded == 2

@@ -103,14 +103,14 @@ class Mix:
             Node(chat, samples=self.chance.randint(1, 4), id=f"tree {i}")
             for i, chat in enumerate(self.chats)
         ]
-        return lambda llm: told(llm.run(Node(children=leaves, samples=0), params).completions)
+        return lambda llm: outcome_of(llm.run(Node(children=leaves, samples=0), params).completions)
 
     def _kept(self, params: SamplingParams) -> Callable[[LLM], Outcome]:
-        prefix, asked = self.chance.choice(self.chats), self.chance.sample(self.chats, 2)
+        prefix, others = self.chance.choice(self.chats), self.chance.sample(self.chats, 2)
 
         def ask(llm: LLM) -> Outcome:
             with llm.keep(Node(prefix)):
-                return told(done for (done,) in llm.chat([prefix, *asked], params))
+                return outcome_of(done for (done,) in llm.chat([prefix, *others], params))
 
         return ask
 
@@ -123,7 +123,7 @@ class Mix:
             below = [each.extend(parts) for each in first] + [root.extend(parts).extend(" Now")]
             drawn = await asyncio.gather(*(each.sample(num) for each in below))
             scores = await below[0].score([" yes", " no way"])
-            return told([*first, *(each for some in drawn for each in some), *scores])
+            return outcome_of([*first, *(each for some in drawn for each in some), *scores])
 
         def ask(llm: LLM) -> Outcome:
             results = llm.search(look, roots, params)
@@ -138,14 +138,14 @@ class Mix:
 
     def _scores(self, _params: SamplingParams) -> Callable[[LLM], Outcome]:
         pairs = [(chat, text) for chat in self.chats for text in (" yes", " no way")]
-        return lambda llm: told(llm.score(pairs))
+        return lambda llm: outcome_of(llm.score(pairs))
 
     def _together(self, params: SamplingParams) -> Callable[[LLM], Outcome]:
         async def ask(llm: LLM) -> Outcome:
             with AsyncLLM(llm, max_waiting=1000) as served:
                 calls = (served.generate([chat], params) for chat in self.chats)
                 found = await asyncio.gather(*calls)
-            return told(done for _, (completions,) in found for done in completions)
+            return outcome_of(done for _, (completions,) in found for done in completions)
 
         return lambda llm: asyncio.run(ask(llm))
 
@@ -160,7 +160,7 @@ class Mix:
         return ask
 
 
-def told(found: Any) -> Outcome:
+def outcome_of(found: Any) -> Outcome:
     """Tokens and log-probabilities of completions or scores."""
     return [(tuple(each.tokens), tuple(each.logprobs)) for each in found]
 
@@ -174,10 +174,10 @@ def check_mix(made: tuple[Path, LLM], seed: int) -> None:
     for step in mix.steps():
         want, got = step(roomy), step(tight)
         assert [tokens for tokens, _ in got] == [tokens for tokens, _ in want], options
-        for (_, mine), (_, its) in zip(got, want, strict=True):
+        for (_, actual), (_, expected) in zip(got, want, strict=True):
             # Digits of a sum are as coarse as its largest part: at -20 a step of float32 is 2e-6.
-            coarse = max(1.0, -min(its, default=0.0) / 10)
-            assert not mine or far(mine, its) < limit * coarse, options
+            coarse = max(1.0, -min(expected, default=0.0) / 10)
+            assert not actual or far(actual, expected) < limit * coarse, options
     assert tight.engine.encodings is not None
     assert tight.engine.encodings.num_encoded <= len(mix.pictures)
     pool = tight.cache.pool

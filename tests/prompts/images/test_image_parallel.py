@@ -44,14 +44,14 @@ def check_same(one: LLM, two: LLM) -> None:
     root, prompts = tree_of(picture(1), picture(2, 30, 61))
     for params in (GREEDY, DRAWN):
         want, got = one.run(root, params), two.run(root, params)
-        for mine, its in zip(got.completions, want.completions, strict=True):
-            assert mine.token_ids == its.token_ids
-            assert far(mine.logprobs, its.logprobs) < LIMIT
+        for actual, expected in zip(got.completions, want.completions, strict=True):
+            assert actual.token_ids == expected.token_ids
+            assert far(actual.logprobs, expected.logprobs) < LIMIT
     assert two.engine.encodings is not None
     assert two.engine.encodings.num_encoded == 2
     pairs = [(prompts[name], " the house") for name in ("b", "other", "none")]
-    for told, wanted in zip(two.score(pairs), one.score(pairs), strict=True):
-        assert far(told.logprobs, wanted.logprobs) < LIMIT
+    for scored, expected_score in zip(two.score(pairs), one.score(pairs), strict=True):
+        assert far(scored.logprobs, expected_score.logprobs) < LIMIT
 
 
 def test_two_ranks_take_images(tmp_path: Path) -> None:

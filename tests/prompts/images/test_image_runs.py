@@ -75,8 +75,8 @@ def _run(begun: tuple[Path, Path], tmp_path: Path) -> Path:
     path = tmp_path / "run"
     shutil.copytree(out, path)
     shutil.copy(folder / "questions.jsonl", path / "questions.jsonl")
-    told = (path / "run.json").read_text()
-    (path / "run.json").write_text(told.replace(str(folder / "questions"), str(path / "questions")))
+    text = (path / "run.json").read_text()
+    (path / "run.json").write_text(text.replace(str(folder / "questions"), str(path / "questions")))
     return path
 
 
@@ -116,13 +116,13 @@ def test_it_is_scored_shown_and_continued_without_the_originals(
     done = command("eval", "--resume", run, "-q")
     assert done.code == 0, done.err
 
-    def told(records: list[dict[str, Any]]) -> list[Any]:
+    def contents(records: list[dict[str, Any]]) -> list[Any]:
         return sorted(
             (each["problem_id"], each["sample_index"], each["text"], each.get("images"))
             for each in records
         )
 
-    assert told(samples_of(run)) == told(before)
+    assert contents(samples_of(run)) == contents(before)
 
 
 def test_what_is_missing_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -265,10 +265,10 @@ def test_what_cannot_be_asked_is_told_before_weights_load(
     capsys: pytest.CaptureFixture[str], model: Path, data: Path, no_weights: None
 ) -> None:
     command = Command(capsys)
-    asked = ["eval", "jsonl", "--data", data, "-M", model, "-T", "image_field=image"]
-    assert "--images" in command(*asked).error
-    assert "--num-fewshot" in command(*asked, "--images", "--num_fewshot", 2).error
+    arguments = ["eval", "jsonl", "--data", data, "-M", model, "-T", "image_field=image"]
+    assert "--images" in command(*arguments).error
+    assert "--num-fewshot" in command(*arguments, "--images", "--num_fewshot", 2).error
     (data.parent / "2.png").write_bytes(b"GIF89a")
-    told = command("plan", *asked[1:], "--images")
-    assert told.code == 0
-    assert "2.png" in told.err
+    done = command("plan", *arguments[1:], "--images")
+    assert done.code == 0
+    assert "2.png" in done.err

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from image_cases import asked, far, tree_of
+from image_cases import far, image_question, tree_of
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen import LLM, CapacityError, Cluster, Node, SamplingParams
@@ -47,12 +47,12 @@ def test_workers_draw_and_score_as_one_llm(llm: LLM, cluster: Cluster, tmp_path:
     root, prompts = tree_of(picture(1), str(file))
     one, many = llm.run(root, PARAMS), cluster.run(root, PARAMS)
     assert [c.token_ids for c in many.completions] == [c.token_ids for c in one.completions]
-    for mine, its in zip(many.completions, one.completions, strict=True):
-        assert far(mine.logprobs, its.logprobs) < 1e-5
+    for actual, expected in zip(many.completions, one.completions, strict=True):
+        assert far(actual.logprobs, expected.logprobs) < 1e-5
     assert 2 <= many.usage.images_encoded <= 4
     pairs = [(prompts["top"], text) for text in (" yes", " no", " a house")]
-    for told, wanted in zip(cluster.score(pairs), llm.score(pairs), strict=True):
-        assert far(told.logprobs, wanted.logprobs) < 1e-5
+    for scored, expected_score in zip(cluster.score(pairs), llm.score(pairs), strict=True):
+        assert far(scored.logprobs, expected_score.logprobs) < 1e-5
 
 
 @pytest.mark.soak
@@ -66,7 +66,7 @@ def test_workers_search_below_images(llm: LLM, cluster: Cluster) -> None:
         (second,) = await first.extend([{"type": "image", "image": other}]).sample(1)
         return f"{first.text}|{second.text}"
 
-    problems = [(f"p{i}", asked(picture(30 + i % 3), "Why?")) for i in range(6)]
+    problems = [(f"p{i}", image_question(picture(30 + i % 3), "Why?")) for i in range(6)]
     want = llm.search(look_twice, problems, PARAMS)
     got = cluster.search(look_twice, problems, PARAMS)
     assert [each.error for each in got] == [None] * 6
@@ -83,7 +83,9 @@ def test_a_worker_takes_images_with_its_job(llm: LLM, directory: Path) -> None:
     """As in a process of its own, to which the job is sent."""
     tree = Node(
         samples=0,
-        children=[Node(asked(picture(seed), text)) for seed in (50, 51) for text in ("a", "b")],
+        children=[
+            Node(image_question(picture(seed), text)) for seed in (50, 51) for text in ("a", "b")
+        ],
     )
     want = llm.run(tree, PARAMS)
     requests = build_sample_requests(tree, llm.tokenizer, PARAMS, llm.spec, llm.images)
@@ -110,16 +112,16 @@ def test_an_image_has_the_same_ids_where_it_is_sent(llm: LLM) -> None:
     buffer = io.BytesIO()
     picture(41).save(buffer, "PNG")
     here = table_of(llm)
-    tokens = llm.plan(Node(asked(buffer.getvalue()))).requests[0].tokens
+    tokens = llm.plan(Node(image_question(buffer.getvalue()))).requests[0].tokens
     there = ImageTable(here._processor, here.placeholder, here.vocab_size)
     for _ in range(2):
         there.import_images(here.export_images([tokens]))
-    (mine, _), *_ = here.pieces(tokens)
+    (piece, _), *_ = here.pieces(tokens)
     (sent, _), *_ = there.pieces(tokens)
-    assert (sent.digest, sent.first) == (mine.digest, mine.first)
-    assert there.inputs(sent).keys() == here.inputs(mine).keys()
+    assert (sent.digest, sent.first) == (piece.digest, piece.first)
+    assert there.inputs(sent).keys() == here.inputs(piece).keys()
     other = ImageTable(here._processor, here.placeholder, here.vocab_size)
-    other._room = lambda number, num: mine.first  # type: ignore[method-assign]
+    other._room = lambda number, num: piece.first  # type: ignore[method-assign]
     other.add(picture(42))
     with pytest.raises(CapacityError, match="make a new Cluster"):
         other.import_images(here.export_images([tokens]))

@@ -179,8 +179,8 @@ def test_ten_thousand_leaves_are_planned() -> None:
 
 def test_recurrent_states_are_counted_beside_pages() -> None:
     plan = plan_of([[1, 2, 3], [1, 2, 4], [5]], samples=3, form=CacheForm(state_bytes=2048))
-    told = "recurrent states: one for each segment (8.0 KiB) and one for each live row"
-    assert f"{told} (2.0 KiB each)" in str(plan)
+    text = "recurrent states: one for each segment (8.0 KiB) and one for each live row"
+    assert f"{text} (2.0 KiB each)" in str(plan)
     assert "recurrent" not in str(plan_of([[1, 2]]))
     # Two segments above a sample, or one, and the sample's own.
     assert [plan.alone_states(i) for i in range(3)] == [3, 3, 2]
@@ -209,9 +209,9 @@ def test_however_many_prompts_are_asked_for_no_sample_is_drawn_twice(
         if within is not before:
             before.update(within)
         before.forget()
-        mine = {(origin, first + index) for index in range(num)}
-        assert not mine & drawn, "a sample is drawn twice"
-        drawn |= mine
+        samples = {(origin, first + index) for index in range(num)}
+        assert not samples & drawn, "a sample is drawn twice"
+        drawn |= samples
         assert len(before._num) <= 3
     assert before.num("never asked for") >= before._forgotten > 0
 

@@ -138,14 +138,14 @@ def test_what_cannot_be_forced_is_refused_by_name() -> None:
         if name not in _WRITTEN:
             with pytest.raises(InputError, match=f"'{name}'.*hermes"):
                 call_grammar(tokenizer, form, TOOLS)
-    for tools, told in (
+    for tools, message in (
         ([], "give tools"),
         ([5], "a function with a name"),
         ([{"function": {"name": ""}}], "a function with a name"),
         ([{"function": {"name": "f", "parameters": [1]}}], "must be a schema"),
         ([{"function": {"name": "f", "parameters": endless}}], "has no finite text"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             call_grammar(tokenizer, None, tools)
     with pytest.raises(InputError, match="no tool 'fly'; there are search"):
         ReplyReader(tokenizer).call_grammar(TOOLS, "fly")

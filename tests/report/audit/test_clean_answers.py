@@ -201,13 +201,13 @@ def test_flexible_extract_reads_and_compares_as_lm_eval_does() -> None:
         ((wanted,),) = reader.apply([[text]], [{}])
         assert (rule.read(text) or "[invalid]") == wanted
         for gold in ("1200", "7", "18", "#### -5", "1.5.2"):
-            theirs = exact_match(
+            expected = exact_match(
                 predictions=[wanted],
                 references=[gold],
                 regexes_to_ignore=[",", r"\$", "(?s).*#### ", r"\.$"],
                 ignore_case=True,
             )["exact_match"]
-            assert rule.is_right(wanted, gold) == bool(theirs)
+            assert rule.is_right(wanted, gold) == bool(expected)
 
 
 def test_other_rules_claim_no_more_than_likeness() -> None:

@@ -192,11 +192,11 @@ def test_a_begin_token_by_hand(tmp_path: Path) -> None:
     identity = {name: value for name, value in view.info.identity.items() if name != "imported"}
     info = replace(view.info, identity=identity, free={**view.info.free, "model": str(tmp_path)})
     prompts = {"0": "<bos>Q: How many apples?\nA:"}
-    for adds, wanted in ((False, []), (True, ["begin-token-twice"])):
+    for adds, expected in ((False, []), (True, ["begin-token-twice"])):
         settings = {"bos_token": "<bos>", "add_bos_token": adds}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
         findings = audit_prompts(replace(view, info=info), "number", prompts)
-        assert [f.kind for f in findings if f.severity != "low"] == wanted
+        assert [f.kind for f in findings if f.severity != "low"] == expected
 
 
 def test_a_llama_without_a_begin_token_may_be_right(tmp_path: Path) -> None:

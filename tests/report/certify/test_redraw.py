@@ -181,8 +181,8 @@ def test_given_tokens_are_followed_by_those_that_the_seed_draws(
         ties = NearTies(prepared, llm, 1e-3)
         wholes = [(("0", r["sample_index"]), tuple(r["tokens"])) for r in records]
         halves = [(key, tokens[: len(tokens) // 2]) for key, tokens in wholes]
-        for mine, drawn in zip(records * 2, ties._draw(halves + wholes), strict=True):
-            assert not compare_records(mine, drawn, 1e-4)[0]
+        for record, drawn in zip(records * 2, ties._draw(halves + wholes), strict=True):
+            assert not compare_records(record, drawn, 1e-4)[0]
         swapped = [(a, b) for (a, _), (_, b) in pairwise(wholes)]
         for other, drawn in zip(records[1:], ties._draw(swapped), strict=True):
             assert not compare_records({**other, "seed": drawn["seed"]}, drawn, 1e-4)[0]

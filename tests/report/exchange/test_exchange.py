@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def told(view: RunView) -> dict[Any, Any]:
+def contents(view: RunView) -> dict[Any, Any]:
     """All that formats keep of a run's samples."""
     return {
         (s.problem_id, s.index): (
@@ -85,22 +85,22 @@ def test_inspect_reads_every_sample_of_its_log(run: Path, tmp_path: Path) -> Non
     assert len(found) == len(log.samples) == view.num_done
     prompts = {problem.id: problem for problem in view.problems}
     for sample in view.samples:
-        mine = found[sample.problem_id, sample.index]
-        assert mine.output.completion == replace_surrogates(sample.text)
-        assert mine.output.usage is not None and sample.verdicts is not None
-        assert mine.output.usage.output_tokens == sample.num_tokens
+        logged = found[sample.problem_id, sample.index]
+        assert logged.output.completion == replace_surrogates(sample.text)
+        assert logged.output.usage is not None and sample.verdicts is not None
+        assert logged.output.usage.output_tokens == sample.num_tokens
         assert (
-            mine.output.stop_reason
+            logged.output.stop_reason
             == {"stop": "stop", "length": "max_tokens"}[sample.finish_reason]
         )
-        assert mine.target == prompts[sample.problem_id].answer
+        assert logged.target == prompts[sample.problem_id].answer
         assert (
-            isinstance(mine.input, str)
-            and replace_surrogates(prompts[sample.problem_id].question) in mine.input
+            isinstance(logged.input, str)
+            and replace_surrogates(prompts[sample.problem_id].question) in logged.input
         )
-        assert mine.scores is not None
+        assert logged.scores is not None
         assert {
-            name: (score.value == "C", score.answer) for name, score in mine.scores.items()
+            name: (score.value == "C", score.answer) for name, score in logged.scores.items()
         } == {
             name: (v.correct, v.answer and replace_surrogates(v.answer))
             for name, v in sample.verdicts.items()
@@ -115,7 +115,7 @@ def test_an_exported_log_comes_back_as_it_was(run: Path, tmp_path: Path, ending:
     (file,) = export_run(run, "inspect", tmp_path / f"made.{ending}")
     (back,) = import_log(file, tmp_path / "back")
     before, after = load_run(run), load_run(back)
-    assert told(after) == told(before)
+    assert contents(after) == contents(before)
     assert metrics(after) == metrics(before)
     assert after.task == before.task and after.filters == before.filters
 
@@ -125,7 +125,7 @@ def test_lm_evals_files_come_back_as_they_were(run: Path, tmp_path: Path) -> Non
     for log in (results, tmp_path / "out"):
         (back,) = import_log(log, tmp_path / f"back-{log.name}")
         before, after = load_run(run), load_run(back)
-        assert told(after) == told(before)
+        assert contents(after) == contents(before)
         # Problems without a sample are not in its files.
         assert {p.id for p in after.problems} == {p.id for p in before.problems if p.samples}
         assert [row[:3] for row in metrics(after)] == [row[:3] for row in metrics(before)]
@@ -201,11 +201,11 @@ def test_every_eval_ever_joins_samples_to_scores(run: Path, tmp_path: Path, kind
     assert {row["evaluation_result_id"] for row in rows} <= set(scores)
     assert {row["evaluation_id"] for row in rows} == {whole["evaluation_id"]}
     for name in {row["evaluation_result_id"] for row in rows}:
-        mine: dict[str, list[float]] = {}
+        scores_of_sample: dict[str, list[float]] = {}
         for row in rows:
             if row["evaluation_result_id"] == name:
-                mine.setdefault(row["sample_id"], []).append(row["evaluation"]["score"])
-        means = [sum(each) / len(each) for each in mine.values()]
+                scores_of_sample.setdefault(row["sample_id"], []).append(row["evaluation"]["score"])
+        means = [sum(each) / len(each) for each in scores_of_sample.values()]
         assert scores[name]["score"] == pytest.approx(sum(means) / len(means))
     _valid_by_its_schema(files)
 
@@ -274,15 +274,15 @@ def test_a_log_of_inspect_is_a_run_with_its_scores(inspect_log: EvalLog, tmp_pat
     assert inspect_log.samples is not None and inspect_log.results is not None
     found = {(s.problem_id, s.index): s for s in view.samples}
     for sample in inspect_log.samples:
-        mine = found[str(sample.id), sample.epoch - 1]
-        assert mine.text == sample.output.completion and mine.verdicts is not None
+        imported = found[str(sample.id), sample.epoch - 1]
+        assert imported.text == sample.output.completion and imported.verdicts is not None
         assert sample.scores is not None
         for name in ("includes", "match"):
-            assert mine.verdicts[name].correct == (sample.scores[name].value == "C")
-            assert mine.verdicts[name].answer == sample.scores[name].answer
+            assert imported.verdicts[name].correct == (sample.scores[name].value == "C")
+            assert imported.verdicts[name].answer == sample.scores[name].answer
         value = sample.scores["length"].value
         assert isinstance(value, Mapping)
-        share = mine.verdicts["length/share"]
+        share = imported.verdicts["length/share"]
         assert (share.credit if share.credit is not None else float(share.correct)) == value[
             "share"
         ]
@@ -339,7 +339,7 @@ def test_all_that_reads_runs_reads_imported_ones(
     assert treegen("score", moved).code == 0
     assert treegen("export", moved, "--to", "inspect").code == 0
     (again,) = import_log(moved / "elsewhere.eval", tmp_path / "again")
-    assert told(load_run(again)) == told(load_run(moved))
+    assert contents(load_run(again)) == contents(load_run(moved))
 
 
 @pytest.fixture(scope="module")

@@ -241,7 +241,7 @@ def respond(**fields: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "told"),
+    ("rows", "message"),
     [
         (change(doc_id=1.7), r"line 2: doc_id: .*integer, got 1\.7"),
         (change(doc_id="1"), r"line 2: doc_id: .*integer, got '1'"),
@@ -268,9 +268,9 @@ def respond(**fields: Any) -> list[dict[str, Any]]:
         ([*exported_rows(), exported_rows()[0] | {"doc_id": 9}], "two problems with the id 'p0'"),
     ],
 )
-def test_a_forged_line_is_named(rows: list[dict[str, Any]], told: str, tmp_path: Path) -> None:
+def test_a_forged_line_is_named(rows: list[dict[str, Any]], message: str, tmp_path: Path) -> None:
     log = write_lm_eval(tmp_path / "log", {"task": rows})
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         import_log(log, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -288,7 +288,7 @@ def test_a_command_says_it_in_one_line(tmp_path: Path, treegen: Command) -> None
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda s: s["output"]["usage"].update(output_tokens=-5), r"sample 1, epoch 1: num_tokens"),
         (lambda s: s.update(epoch=0), r"sample 1, epoch 0: index"),
@@ -299,12 +299,12 @@ def test_a_command_says_it_in_one_line(tmp_path: Path, treegen: Command) -> None
         (lambda s: s["scores"]["match"].update(answer=5), "cannot be read as an Inspect log"),
     ],
 )
-def test_a_forged_sample_is_named(change: Any, told: str, tmp_path: Path) -> None:
+def test_a_forged_sample_is_named(change: Any, message: str, tmp_path: Path) -> None:
     pytest.importorskip("inspect_ai")
-    mine = [inspect_sample(number, 1, {"match": "C"}) for number in range(3)]
-    change(mine[1])
-    with pytest.raises(InputError, match=told):
-        import_log(write_inspect(tmp_path / "log.json", mine), tmp_path / "run")
+    samples = [inspect_sample(number, 1, {"match": "C"}) for number in range(3)]
+    change(samples[1])
+    with pytest.raises(InputError, match=message):
+        import_log(write_inspect(tmp_path / "log.json", samples), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 

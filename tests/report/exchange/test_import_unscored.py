@@ -26,11 +26,11 @@ def value(view: RunView, filter: str, metric: str = "exact_match") -> float | No
     return view.report.value(metric, filter)
 
 
-def scored(path: Path, mine: list[Any], epochs: int = 1, ending: str = "json") -> Path:
+def scored(path: Path, scores_of_samples: list[Any], epochs: int = 1, ending: str = "json") -> Path:
     """An Inspect log of samples with the given scores; of several epochs, sample by sample."""
     samples = [
         inspect_sample(place // epochs, place % epochs + 1, scores)
-        for place, scores in enumerate(mine)
+        for place, scores in enumerate(scores_of_samples)
     ]
     return write_inspect(path.with_suffix(f".{ending}"), samples, epochs)
 
@@ -57,7 +57,7 @@ def test_metrics_are_those_of_inspect(epochs: int, tmp_path: Path) -> None:
     log = scored(tmp_path / "log", SCORES, epochs, "eval")
     stored = read_eval_log(str(log))
     assert stored.samples is not None
-    theirs = [
+    rows = [
         {
             name: SampleScore(score=score, sample_id=sample.id, scorer=name)
             for name, score in (sample.scores or {}).items()
@@ -65,8 +65,8 @@ def test_metrics_are_those_of_inspect(epochs: int, tmp_path: Path) -> None:
         for sample in stored.samples
     ]
     found, _ = eval_results(
-        len(theirs),
-        theirs,
+        len(rows),
+        rows,
         mean_score(),
         [
             ScorerInfo("match", [mean()]),
@@ -93,13 +93,13 @@ def test_what_is_left_out_is_told_and_the_run_can_be_used(tmp_path: Path, treege
     log = scored(tmp_path / "log", SCORES)
     done = treegen("import", log, "-o", tmp_path / "run")
     assert done.code == 0
-    for told in (
+    for message in (
         "2 samples have no score and are left out",
         "2 samples have no score of match and do not count in its metrics",
         "1 samples have no score of words",
         "1 scores of match are not numbers and count as 0",
     ):
-        assert told in done.err
+        assert message in done.err
     run = tmp_path / "run"
     assert "2 of 8 samples have no score in the log" in " ".join(load_run(run).notices)
     for name in ("show", "score"):
@@ -122,8 +122,8 @@ def test_what_is_left_out_is_told_and_the_run_can_be_used(tmp_path: Path, treege
 
 def test_a_scorer_that_counts_is_left_out_as_a_whole(tmp_path: Path, treegen: Command) -> None:
     pytest.importorskip("inspect_ai")
-    mine = [{"words": number, "said": "good", "match": "C"} for number in range(4)]
-    done = treegen("import", scored(tmp_path / "log", mine), "-o", tmp_path / "run")
+    scores_of_samples = [{"words": number, "said": "good", "match": "C"} for number in range(4)]
+    done = treegen("import", scored(tmp_path / "log", scores_of_samples), "-o", tmp_path / "run")
     assert done.code == 0 and load_run(tmp_path / "run").filters == ("match",)
     for name in ("words", "said"):
         assert f"the scores of {name} are not numbers from 0 to 1 and are left out" in done.err

@@ -237,9 +237,9 @@ def test_a_random_model_that_is_forced_to_call_searches_a_machine(tmp_path: Path
         assert any(node.depth > 2 for result in results for node in result.tree.nodes)
         return [result.tree for result in results]
 
-    for mine, its in zip(run(8), run(1), strict=True):
+    for actual, expected in zip(run(8), run(1), strict=True):
         # Rows that run beside a sample change the last bits of its sum, which has three decimals.
-        for node, other in zip(mine.nodes, its.nodes, strict=True):
+        for node, other in zip(actual.nodes, expected.nodes, strict=True):
             assert node.logprob == pytest.approx(other.logprob, abs=1.1e-3)
             assert replace(node, logprob=0.0) == replace(other, logprob=0.0)
     assert nodes
