@@ -39,11 +39,13 @@ def export_to(run: Path, to: str, output_path: Path | None, **reading: Any) -> N
         output_path: File (.eval) for inspect, folder for other formats.
         **reading: Options of the "reading" option group; see `load_run`.
     """
-    from treegen.cli.terminal.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line, tell
     from treegen.common.formatting import safe_text
-    from treegen.report.exchange import export_run
+    from treegen.report.exchange.export import export_with_notices
 
-    files = export_run(run, to, output_path, **reading)
+    files, notices = export_with_notices(run, to, output_path, **reading)
+    for notice in notices:
+        tell(notice)
     for file in files:
         echo(safe_text(f"{file} ({file.stat().st_size / 2**20:,.1f} MiB)"))
     json_line({"run": str(run), "to": to, "files": [str(file) for file in files]})

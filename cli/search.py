@@ -12,6 +12,7 @@ from treegen.cli.options.pairs import read_pairs
 from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, methods_with_setting
 
+_SHOWN_ERRORS: Final = 3
 _BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int, "actions": int}
 
 
@@ -172,8 +173,11 @@ def command(
         execution=make_execution(params),
     )
     for result in results:
-        for problem, error in list(result.results["errors"].items())[:3]:
+        errors = list(result.results["errors"].items())
+        for problem, error in errors[:_SHOWN_ERRORS]:
             render.tell(f"{result.method}: the search of {problem!r} failed: {error}")
+        if len(errors) > _SHOWN_ERRORS:
+            render.tell(f"{result.method}: {len(errors) - _SHOWN_ERRORS:,} more searches failed")
     render.echo("\n" + cost_table([result.results for result in results]))
     for result in results:
         render.echo(f"run: {result.path}")

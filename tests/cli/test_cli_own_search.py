@@ -78,3 +78,26 @@ def test_workers_search_by_a_file(treegen: Command, tiny: Path, tmp_path: Path) 
         return [[node["text"] for node in record["nodes"]] for record in records]
 
     assert texts(tmp_path / "alone") == texts(tmp_path / "spread")
+
+
+def test_failed_searches_are_reported_by_every_command(
+    treegen: Command, tiny: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "broken.py"
+    own.write_text("async def broken(root, tools):\n    raise ValueError('no luck')\n")
+    args = ["countdown", "-M", tiny, "-L", "5", "--budget", "tokens=60", "-f", "1"]
+    done = treegen("search", *args, "--compare", f"sample,{own}:broken", "-o", tmp_path / "run")
+    assert done.code == 1
+    assert done.err.count("failed: ValueError: no luck") == 3
+    assert "2 more searches failed" in done.err
+    assert "5 problems have a search that failed" in done.err
+    run = tmp_path / "run" / "broken-broken"
+    shown = treegen("show", run)
+    assert "5 searches failed; the first, of " in shown.err and "no luck" in shown.err
+    assert shown.out.count("failed") >= 5
+    (tree, *_) = map(json.loads, (run / "trees.jsonl").read_text().splitlines())
+    drawn = treegen("show", run, "--tree", tree["problem_id"])
+    assert "failed: ValueError: no luck" in drawn.out
+    assert treegen("report", run, "--no-plots", "-o", tmp_path / "page.html").code == 0
+    refused = treegen("show", tmp_path / "run").error
+    assert "has runs: name one of" in refused and "broken-broken" in refused

@@ -351,7 +351,7 @@ def _describe_tree(tree: StoredTree) -> dict[str, Any]:
         "problem_id": safe_text(tree.problem_id),
         "index": tree.repeat,
         "method": safe_text(tree.method),
-        "stopped": safe_text(tree.stopped),
+        "stopped": safe_text(f"error: {tree.error}" if tree.error else tree.stopped),
         "usage": {
             key: value for key, value in tree.usage.items() if isinstance(value, int | float)
         },

@@ -32,6 +32,11 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
         trees = tuple(stored)  # in the order of problems, not of completion
         if run.missing > 0:
             notices.append(f"{run.missing:,} of {run.info.planned:,} searches are not finished yet")
+        if failed := [tree for tree in trees if tree.error]:
+            first = failed[0]
+            notices.append(
+                f"{len(failed):,} searches failed; the first, of {first.problem_id}: {first.error}"
+            )
         problems = _problems(run, job, trees)
         usage = _usage(run, trees)
         info = run.info

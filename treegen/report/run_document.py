@@ -114,7 +114,7 @@ def _searches(trees: tuple[StoredTree, ...]) -> str:
         [
             tree_name(t) if several else t.problem_id,
             t.method,
-            solved[t.solved],
+            "failed" if t.error else solved[t.solved],
             t.answer or "",
             f"{len(t.nodes):,}",
             f"{t.num_tokens:,}",
@@ -254,6 +254,8 @@ def trees_document(trees: Sequence[StoredTree], problem_id: str) -> dict[str, An
 def tree_title(tree: StoredTree, name: str) -> str:
     """Return the line above a drawn tree: its size and its answer."""
     outcome = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
+    if tree.error:
+        outcome = f", failed: {tree.error}"
     answer = "" if tree.answer is None else f", answer {tree.answer}"
     return safe_text(f"{name}, {tree.method}: {len(tree.nodes):,} nodes{outcome}{answer}")
 

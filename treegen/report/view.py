@@ -56,6 +56,8 @@ class StoredTree:
     """What it cost."""
     repeat: int = 0
     """Its index among the searches of the problem, from 0."""
+    error: str = ""
+    """The error with which it failed; empty if it did not fail."""
 
     @property
     def num_tokens(self) -> int:
@@ -133,6 +135,7 @@ def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
             stopped=str(record.get("stopped") or ""),
             usage=record.get("usage") or {},
             repeat=int(record.get("sample_index") or 0),
+            error=str(record.get("error") or ""),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(

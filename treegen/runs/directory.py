@@ -13,7 +13,7 @@ searches has trees.jsonl instead of samples.jsonl.
 
 import os
 from collections.abc import Iterator, KeysView, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -372,12 +372,22 @@ def _check_not_lost(path: Path) -> None:
             )
 
 
+def _runs_below(path: Path) -> str:
+    """Return the first run directories in a folder, for a message; "" if there are none."""
+    with suppress(OSError):
+        runs = sorted(str(child.parent) for child in path.glob("*/run.json"))
+        return ", ".join(runs[:3]) + (", ..." if len(runs) > 3 else "")
+    return ""
+
+
 def _check_present(path: Path, records_file: str) -> None:
     # os.path, because the methods of Path raise if a parent directory may not be searched.
     if not os.path.isdir(path):
         raise RunError(f"there is no run directory {path}; check the path")
     if not os.path.exists(path / "run.json"):
         _check_not_lost(path)
+        if runs := _runs_below(path):
+            raise RunError(f"{path} is not a run directory, but has runs: name one of {runs}")
         raise RunError(
             f"{path} has no run.json: it is not a run directory, or the run was stopped before its "
             f"first sample; start it again without {arg('resume=')}"

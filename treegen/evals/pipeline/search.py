@@ -230,10 +230,13 @@ def _check(job: SearchJob, facts: "ModelInfo") -> None:
 
 
 def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
-    """Return a sentence on the searches that are missing, if there are some."""
+    """Return a sentence on the searches that failed, and one on those that are missing."""
+    complaints: list[str] = []
+    if failed := sum(len(result.results["errors"]) for result in results):
+        complaints.append(f"{failed:,} problems have a search that failed; see the errors above")
     missing = sum(result.missing for result in results)
     if not missing:
-        return []
+        return complaints
     message = f"{missing:,} problems were not searched"
     if errors := [error for result in results for error in result.no_room]:
         message += (
@@ -241,4 +244,4 @@ def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
             f"({errors[0].message.marked}); use a larger "
             f"{arg('memory=')}"
         )
-    return [Message(f"{message}; {results[0].again}")]
+    return [*complaints, Message(f"{message}; {results[0].again}")]

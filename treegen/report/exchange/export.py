@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -142,6 +142,23 @@ def export_run(
         InputError: the format is not known, the run has no content for it, a package is not
             installed, or `data` or `task` are not the run's problems or task.
     """
+    return export_with_notices(run, to, path, **options)[0]
+
+
+def export_with_notices(
+    run: str | os.PathLike[str],
+    to: str,
+    path: str | os.PathLike[str] | None = None,
+    **options: Unpack[OpenRunOptions],
+) -> tuple[list[Path], Sequence[str]]:
+    """Write a run as `export_run` does; return the files, and what the run lacks.
+
+    Args:
+        run: See `export_run`.
+        to: See `export_run`.
+        path: See `export_run`.
+        options: See `export_run`.
+    """
     directory = given_path("run", run)
     if not isinstance(to, str) or to not in _WRITERS:
         hint = did_you_mean(str(to), FORMATS) or f"; known: {', '.join(FORMATS)}"
@@ -153,7 +170,7 @@ def export_run(
     if target is None:
         check_no_link(directory, target := directory / default.format(name=full_run.view.name))
     try:
-        return write(full_run, target)
+        return write(full_run, target), full_run.view.notices
     except OSError as error:
         raise RunError(
             f"cannot write {error.filename or target}: {format_os_error(error)}"
