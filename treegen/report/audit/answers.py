@@ -37,6 +37,7 @@ from treegen.report.audit.readers import (
     squad_form,
     value_of,
     visible,
+    with_plain_minus,
 )
 from treegen.report.view import ProblemView, RunView, Sample
 
@@ -192,6 +193,8 @@ def _read_problem(
     headline, most = view.filters[0], view.fixed
     texts: dict[str, set[str]] = defaultdict(set)  # by the run's answer, the independent ones
     choices = choices_of(problem.question) if opinions.kind == "choice" else {}
+    if is_value := opinions.kind in ("number", "mathematics"):
+        golds = tuple(map(with_plain_minus, golds))
     read = _reader(opinions.rules, golds)
     for sample in problem.samples:
         if sample.verdicts is None or headline not in sample.verdicts:
@@ -199,6 +202,8 @@ def _read_problem(
         if most is not None and sample.index >= most:
             continue
         verdict, text = sample.verdicts[headline], visible(sample.parts[1])
+        if is_value:
+            text = with_plain_minus(text)
         reading = _Reading(sample, text, verdict, read(text))
         _count(view, problem.id, reading, opinions)
         _judge(reading, golds, choices, opinions)
