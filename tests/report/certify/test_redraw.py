@@ -53,7 +53,7 @@ def test_a_resumed_run_holds(tmp_path: Path, treegen: Command) -> None:
 
 
 def test_the_progress_counts_redrawn_samples(certified: Path) -> None:
-    counts = []
+    counts: list[tuple[int, int, int]] = []
 
     class Remember(Listener):
         def track(self, steps: Iterator[RunProgress], title: str) -> None:

@@ -49,7 +49,7 @@ OF_TOKENIZERS: Final = (
 
 
 def audit_prompts(
-    view: RunView, kind: str, texts: Mapping[str, str], model: Path | None = None
+    view: RunView, kind: str, texts: Mapping[str, str], model: Path | None
 ) -> Iterator[Finding]:
     """Yield the findings on the prompts of a run.
 
