@@ -201,7 +201,11 @@ def _read_confidence(text: str) -> dict[str, Any]:
 
 
 def _read_ks(text: str, flag: str) -> tuple[int, ...]:
-    return tuple(sorted(set(whole_numbers(text, flag))))
+    return tuple(sorted(set(whole_numbers(text, flag, least=1))))
+
+
+def _read_pass_hat_ks(text: str) -> tuple[int, ...]:
+    return () if text.strip() == "none" else _read_ks(text, "--pass-hat-k")
 
 
 def _read_rows(value: object) -> int | None:
@@ -221,5 +225,5 @@ _READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "confidence": _read_confidence,
     "pass_ks": partial(_read_ks, flag="--k"),
     "maj_ks": partial(_read_ks, flag="--maj"),
-    "pass_hat_ks": partial(_read_ks, flag="--pass-hat-k"),
+    "pass_hat_ks": _read_pass_hat_ks,
 }

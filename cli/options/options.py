@@ -325,7 +325,7 @@ _STOPPING: Final = (
 _REPORT: Final = (
     option("--k 1,10,100", "Report pass@k for these k.", "pass_ks"),
     option("--maj 8,40", "Report maj@k for these k.", "maj_ks"),
-    option("--pass-hat-k 4,8", "Report pass^k and G-Pass@k for these k.", "pass_hat_ks"),
+    option("--pass-hat-k 4,8", "Report pass^k and G-Pass@k for these k, or none.", "pass_hat_ks"),
     option(
         "--votes all|NUMBER[:RULE],...",
         "Report weighted votes next to maj@k. Numbers: logprob, likelihood, certainty, "

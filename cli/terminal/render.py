@@ -168,12 +168,12 @@ def show_headline(title: str, report: Report | None, path: Path) -> None:
     echo(safe_text(f"{title}: {headline_text(report)}; run: {path}").replace("\n", " "))
 
 
-def exit_with_complaints(complaints: Sequence[str]) -> None:
-    """Print each complaint to stderr, and exit with code 1 if there are any."""
+def exit_with_complaints(complaints: Sequence[str], code: int = 1) -> None:
+    """Print each complaint to stderr, and exit with a code if there are any."""
     for complaint in complaints:
         notice(f"Error: {in_flags(complaint)}")
     if complaints:
-        raise SystemExit(1)
+        raise SystemExit(code)
 
 
 def pictures(report: Report | None, folder: Path) -> None:

@@ -72,7 +72,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "-f", "99"], "--num-fewshot is 99 but the bundled few-shot file has 8"),
         (
             ["gsm8k", "--k", "1,x"],
-            "--k must be comma-separated integers from 0 to 9,999,999, got '1,x'",
+            "--k must be comma-separated integers from 1 to 9,999,999, got '1,x'",
         ),
         (["gsm8k", "--k", "3"], "--k 3 is not possible with 2 samples per problem"),
         (

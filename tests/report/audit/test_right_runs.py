@@ -190,12 +190,12 @@ def test_a_begin_token_by_hand(tmp_path: Path) -> None:
     view = load_run(import_run(tmp_path, [_APPLES], _RIGHT, prompt="<bos>Q: {question}\nA:"))
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     identity = {name: value for name, value in view.info.identity.items() if name != "imported"}
-    info = replace(view.info, identity=identity, free={**view.info.free, "model": str(tmp_path)})
+    info = replace(view.info, identity=identity)
     prompts = {"0": "<bos>Q: How many apples?\nA:"}
     for adds, expected in ((False, []), (True, ["begin-token-twice"])):
         settings = {"bos_token": "<bos>", "add_bos_token": adds}
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-        findings = audit_prompts(replace(view, info=info), "number", prompts)
+        findings = audit_prompts(replace(view, info=info), "number", prompts, tmp_path)
         assert [f.kind for f in findings if f.severity != "low"] == expected
 
 

@@ -199,9 +199,10 @@ def _edit_template(rng: random.Random, folder: Path) -> tuple[Path, bytes]:
 def _edit_certificate(rng: random.Random, folder: Path) -> tuple[Path, bytes]:
     path = folder / "run" / "certificate.json"
     content = json.loads(path.read_text())
-    del content["task"]["libraries"]  # their versions may be others where a run is checked
+    # These versions may be others where a run is checked.
+    libraries, version = content["task"].pop("libraries"), content.pop("audit_version")
     _edit_leaf(rng, content)
-    content["task"]["libraries"] = json.loads(path.read_text())["task"]["libraries"]
+    content["task"]["libraries"], content["audit_version"] = libraries, version
     return path, canonical(content, indent=2) + b"\n"
 
 

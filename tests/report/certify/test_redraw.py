@@ -24,6 +24,7 @@ from treegen.evals.pipeline.near_ties import (
     random_number,
 )
 from treegen.evals.pipeline.redraw import _record_tokens, redraw_samples
+from treegen.evals.progress.run_progress import RunProgress
 from treegen.ops.sampling.draw import uniforms
 from treegen.prompts.token_text import Detokenizer
 from treegen.report.certify.build import load_job_of, render_prompts
@@ -49,6 +50,19 @@ def test_a_resumed_run_holds(tmp_path: Path, treegen: Command) -> None:
     file = run / "certificate.json"
     done = treegen("certify", "--check", file, "--model", "demo", "--redraw", "6")
     assert done.code == 0 and "6 of 6 have the same tokens" in done.out, done.out
+
+
+def test_the_progress_counts_redrawn_samples(certified: Path) -> None:
+    counts: list[tuple[int, int, int]] = []
+
+    class Remember(Listener):
+        def track(self, steps: Iterator[RunProgress], title: str) -> None:
+            counts.extend((now.started, now.done, now.planned) for now in steps)
+
+    with RunDir.open(certified / "run") as run:
+        prepared = render_prompts(load_job_of(run, {}))
+        assert redraw_samples(run, prepared, Remember(), num=7, seed=0).holds
+    assert counts[-1] == (0, 7, 7) and {planned for _, _, planned in counts} == {7}
 
 
 def test_samples_with_thinking_budgets_are_drawn_again(tmp_path: Path, treegen: Command) -> None:

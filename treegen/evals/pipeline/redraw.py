@@ -32,6 +32,7 @@ from treegen.model.options import EngineOptions
 from treegen.runs import Key, RunDir, RunSettings, versions
 
 if TYPE_CHECKING:
+    from treegen.evals.progress.run_progress import RunProgress
     from treegen.llm.base import BaseLLM
 
 _TOLERANCES: Final = {"float32": 1e-3}
@@ -243,6 +244,14 @@ def _draw(
         for record in run.records():
             if _key(record) not in chosen:
                 copy.append(record)
+        kept = len(copy.done)
         with listener.poll_interrupts() as stop:
-            listener.track(sample(prepared, copy, llm, stop=stop), "redraw")
+            steps = sample(prepared, copy, llm, stop=stop)
+            listener.track((_leave_out(now, kept) for now in steps), "redraw")
         return {_key(record): record for record in copy.records() if _key(record) in chosen}
+
+
+def _leave_out(now: "RunProgress", num: int) -> "RunProgress":
+    """Return the progress of a run without a number of samples that were there at its start."""
+    started, done, planned = (value - num for value in (now.started, now.done, now.planned))
+    return replace(now, started=started, done=done, planned=planned)

@@ -80,11 +80,12 @@ def build_results(
             totals.add(record)
     parts = load_attempts(run)
     task_fields = {"label": job.data.label, "notes": list(job.data.notes)}
+    choices = stored_choices(run.info)
     reported = {name: getattr(job.settings, name) for name in REPORTED}
-    if not job.settings.pass_hat_ks:
+    if not (job.settings.pass_hat_ks or choices.get("pass_hat_ks")):
         del reported["pass_hat_ks"]
     results = {
-        **results_head(job, run, {**stored_choices(run.info), **reported}, **task_fields),
+        **results_head(job, run, {**choices, **reported}, **task_fields),
         "shortened": totals.shortened,
         "usage": sum_usage(
             parts, num_samples=len(run.done), unshared=totals.unshared, kept=totals.kept

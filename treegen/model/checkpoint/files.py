@@ -61,7 +61,9 @@ _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
 
 
-def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool) -> Path:
+def locate(
+    path: str | os.PathLike[str], revision: str | None, *, weights: bool, download: bool = True
+) -> Path:
     """Return the path of a checkpoint, fetching it from the hub if it is a hub name.
 
     "demo" is the model bundled with treegen; ./demo is a directory of that name. Hub names are
@@ -71,6 +73,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
         path: A directory, a GGUF file, a hub name, or the name of a bundled model.
         revision: The branch, tag or commit of a model on the hub; None for the default branch.
         weights: Whether to fetch the weights too.
+        download: Whether to fetch files that are not in the local Hugging Face cache.
 
     Returns:
         The directory, or the path of the GGUF file.
@@ -84,7 +87,7 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
     name = os.fspath(path)
     if name in demo.MODELS:
         return demo.model_path(name)
-    directory = Path(name).expanduser()
+    directory = Path(os.path.expanduser(name))  # Path.expanduser raises if there is no such user
     if os.path.isdir(directory):  # Path.is_dir raises if the name is too long
         _refuse_gguf(directory)
         _check_regular(directory)
@@ -105,12 +108,18 @@ def locate(path: str | os.PathLike[str], revision: str | None, *, weights: bool)
             allow_patterns=patterns,
             # These are second copies of the weights in vendor-specific formats.
             ignore_patterns=["*/*", "consolidated*"],
+            local_files_only=not download,
         )
     except HFValidationError:
         raise ModelError(
             f"{name!r} is neither a directory nor a valid hub name; check the spelling"
         ) from None
     except LocalEntryNotFoundError:
+        if not download:
+            raise ModelError(
+                f"{name!r} is neither a directory nor in the local Hugging Face cache; download it "
+                "first"
+            ) from None
         raise ModelError(
             f"{name!r} is not a directory, not in the local Hugging Face cache, and the hub could "
             "not be reached; check the name, or download it first"

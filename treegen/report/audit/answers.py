@@ -37,6 +37,7 @@ from treegen.report.audit.readers import (
     squad_form,
     value_of,
     visible,
+    with_plain_minus,
 )
 from treegen.report.view import ProblemView, RunView, Sample
 
@@ -192,16 +193,21 @@ def _read_problem(
     headline, most = view.filters[0], view.fixed
     texts: dict[str, set[str]] = defaultdict(set)  # by the run's answer, the independent ones
     choices = choices_of(problem.question) if opinions.kind == "choice" else {}
-    read = _reader(opinions.rules, golds)
+    is_value = opinions.kind in ("number", "mathematics")
+    plain_golds = tuple(map(with_plain_minus, golds)) if is_value else golds
+    read, read_plain = (_reader(opinions.rules, answers) for answers in (golds, plain_golds))
     for sample in problem.samples:
         if sample.verdicts is None or headline not in sample.verdicts:
             continue
         if most is not None and sample.index >= most:
             continue
         verdict, text = sample.verdicts[headline], visible(sample.parts[1])
-        reading = _Reading(sample, text, verdict, read(text))
-        _count(view, problem.id, reading, opinions)
-        _judge(reading, golds, choices, opinions)
+        # Rules "like" those of other tools read the text as these tools do.
+        _count(view, problem.id, _Reading(sample, text, verdict, read(text)), opinions)
+        if is_value:
+            text = with_plain_minus(text)
+        reading = _Reading(sample, text, verdict, read_plain(text))
+        _judge(reading, plain_golds, choices, opinions)
         expression = expression_of(text) if opinions.kind == "mathematics" else None
         if verdict.answer is not None and expression is not None:
             texts[verdict.answer].add(expression)

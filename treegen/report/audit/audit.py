@@ -16,7 +16,7 @@ from treegen.report.audit.data_checks import audit_data, read_faulty_ids
 from treegen.report.audit.equivalence import limit_time
 from treegen.report.audit.findings import Audit, Finding, RuleEffect, sort_findings
 from treegen.report.audit.programs import audit_programs, audit_solutions, list_solutions
-from treegen.report.audit.prompt_checks import audit_prompts, prompt_texts
+from treegen.report.audit.prompt_checks import audit_prompts, find_tokenizer, prompt_texts
 from treegen.report.audit.sample_checks import audit_samples
 from treegen.report.load import load_run
 from treegen.report.view import RunView
@@ -125,6 +125,11 @@ def _audit(
                 notices.append(f"the audit could not read the answers again: {error}")
         notices += limit.notices
     prompts = prompt_texts(view)
+    if model is None and not view.searched:
+        try:
+            model = find_tokenizer(view.info)
+        except TreegenError as error:
+            notices.append(f"the audit did not check the tokenizer: {error}")
     findings += [
         *audit_prompts(view, kind, prompts, model),
         *audit_samples(view, kind, is_scored=is_scored),

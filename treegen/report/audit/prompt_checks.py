@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from treegen.common.bounded.templates import render_source
 from treegen.common.files import read_text
-from treegen.errors import TreegenError
+from treegen.errors import ModelError, TreegenError
 from treegen.prompts.tree import prompts_of
 from treegen.report.audit.answers import references_of
 from treegen.report.audit.findings import Finding, find
@@ -17,7 +17,7 @@ from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import squad_form
 from treegen.report.run_document import content_text
 from treegen.report.view import ProblemView, RunView, settings_group
-from treegen.runs import RunDir
+from treegen.runs import RunDir, RunInfo
 
 _BOS: Final = re.compile(
     r"\A\s*(?:<s>|<bos>|<\|begin_of_text\|>|<\|startoftext\|>|<\uff5cbegin\u2581of\u2581sentence\uff5c>|\[BOS\])"
@@ -49,7 +49,7 @@ OF_TOKENIZERS: Final = (
 
 
 def audit_prompts(
-    view: RunView, kind: str, texts: Mapping[str, str], model: Path | None = None
+    view: RunView, kind: str, texts: Mapping[str, str], model: Path | None
 ) -> Iterator[Finding]:
     """Yield the findings on the prompts of a run.
 
@@ -57,7 +57,7 @@ def audit_prompts(
         view: The run.
         kind: The kind of its answers.
         texts: Its prompts, from `prompt_texts`.
-        model: The directory of its model; None for where the run found it.
+        model: The directory of its model; None if it is not known.
     """
     if view.searched:
         return
@@ -65,7 +65,7 @@ def audit_prompts(
     # Inspect sends chat messages, which its provider formats.
     of_inspect = str(view.info.identity.get("imported", "")).startswith("inspect_ai")
     is_chat = of_inspect or bool(settings.get("apply_chat_template"))
-    config = _tokenizer_config(str(model or view.info.free.get("model") or ""))
+    config = {} if model is None else _tokenizer_config(model)
     yield from _of_texts(view, texts, is_chat, config)
     yield from _examples(view, texts, kind)
     if not is_chat:
@@ -232,18 +232,40 @@ def _of_model(
         )
 
 
-def _tokenizer_config(model: str) -> dict[str, Any]:
-    """Return the settings of a local tokenizer, with the model's type; empty if there is none."""
-    config: dict[str, Any] = {}
-    if not model or not os.path.isdir(model):
-        return config
+def find_tokenizer(info: RunInfo) -> Path | None:
+    """Return the directory of a run's model, without downloading it; None if the run names none.
+
+    Args:
+        info: The settings of the run.
+
+    Raises:
+        ModelError: the model is neither a directory nor in the local Hugging Face cache, or it is a
+            GGUF file, which has no tokenizer files.
+        InputError: the run has no text for the name of its model.
+    """
+    from treegen.model.checkpoint.files import locate
+
+    free = info.resumes[-1]["free"] if info.resumes else info.free
+    model, revision = free.get("model"), free.get("revision")
+    if not model:
+        return None
+    revision = revision if isinstance(revision, str) else None
+    directory = locate(model, revision, weights=False, download=False)
+    if not os.path.isdir(directory):
+        raise ModelError(f"{directory} is a GGUF file, which has no tokenizer files")
+    return directory
+
+
+def _tokenizer_config(model: Path) -> dict[str, Any]:
+    """Return the settings of a tokenizer, with the model's type; empty if there is none."""
     from treegen.model.checkpoint.files import read_object
 
+    config: dict[str, Any] = {}
     for name in ("config.json", "tokenizer_config.json"):
         with suppress(TreegenError):
-            config |= read_object(Path(model) / name)
+            config |= read_object(model / name)
     with suppress(OSError, ValueError, TreegenError):
-        config["chat_template"] = read_text(Path(model) / "chat_template.jinja")
+        config["chat_template"] = read_text(model / "chat_template.jinja")
     bos = config.get("bos_token")
     return config | ({"bos_token": bos.get("content")} if isinstance(bos, dict) else {})
 

@@ -91,6 +91,11 @@ _ANY_MARK: Final = re.compile(
 )
 _MARKED_LETTER: Final = r"[(\[*_\"'{{<:\uff1a\n]\s?{0}(?![A-Za-z])|(?<![A-Za-z]){0}\s?[)\]:\uff09]"
 _ARTICLES: Final = re.compile(r"\b(?:a|an|the)\b")
+_MINUS: Final = dict.fromkeys((0x2212, 0xFE63, 0xFF0D), "-")
+# Not in "3\u20135" and "3 \u20135", which may be ranges or differences.
+_DASH: Final = re.compile(
+    r"(?<![\w.,)\]}%])(?<![\d)\]}]\s)[\u2010-\u2013](?=[$\u20ac\u00a3]?\.?\d)"
+)
 _PUNCTUATION: Final = str.maketrans("", "", string.punctuation)
 
 
@@ -116,6 +121,11 @@ def visible(text: str) -> str:
     if (at := next_problem(text)) is not None:
         return text[:at]
     return text
+
+
+def with_plain_minus(text: str) -> str:
+    """Return a text in which a minus sign of Unicode, or a dash before a number, is "-"."""
+    return _DASH.sub("-", text.translate(_MINUS))
 
 
 def next_problem(text: str) -> int | None:
@@ -152,7 +162,7 @@ def value_of(answer: str) -> Fraction | None:
     r"""Return the number that an answer is: 1,000, $18.00, -3/4, \frac{1}{2}; None for another."""
     if len(answer) > _MAX_DIGITS or _SPACED.search(answer):  # 1 2, or 1 1/2
         return None
-    plain = answer.replace("\u2212", "-").replace("{,}", ",")
+    plain = with_plain_minus(answer).replace("{,}", ",")
     plain = re.sub(r"\\[!,;]", "", plain)
     if "," in plain.rstrip(".,; \n"):
         if not _GROUPED.fullmatch(plain) or re.search(r"[()\[\]]", plain):  # (1,000) is a pair
@@ -225,6 +235,7 @@ def marks_answer(text: str, answer: str) -> bool:
     """Return whether a text may mark its answer: by a word, a tag, bold type, or a last line."""
     if is_bare(text) or _ANY_MARK.search(text):
         return True
+    answer = with_plain_minus(answer)
     last = text.rstrip().rpartition("\n")[2]
     if is_bare(last):
         return True

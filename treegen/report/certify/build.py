@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from treegen.common.files import open_regular, read_bytes, replace_file
 from treegen.common.formatting import format_bytes
-from treegen.errors import InputError, RunError, arg
+from treegen.errors import InputError, ModelError, RunError, arg
 from treegen.evals.config.eval_settings import recall_choices
 from treegen.evals.identity import computed_on, load_stored_job
 from treegen.evals.job import Job, PreparedJob, prepare_job
@@ -28,7 +28,7 @@ from treegen.report.audit.audit import audit_run
 from treegen.report.certify import document
 from treegen.report.certify.signature import sign, signature_path
 from treegen.report.run_settings import short_model_name
-from treegen.runs import RunDir
+from treegen.runs import RunDir, versions
 from treegen.runs.files import check_no_link, format_os_error, parse_json
 from treegen.runs.settings import to_json
 
@@ -69,8 +69,16 @@ def certify_run(
                 f"{path} lacks {run.missing:,} of {run.info.planned:,} samples; finish it with "
                 f"{arg('resume', str(path))} first"
             )
+        try:
+            model_path = locate_model(job)
+        except ModelError as error:
+            if "model" in choices:
+                raise
+            raise ModelError(
+                f"{error.message.marked}, or name the model's place with {arg('model=')}"
+            ) from None
         check_model(run, job.settings.engine)  # before all samples are scored
-        facts = describe_run(run, job, choices, listener, execution, locate_model(job))
+        facts = describe_run(run, job, choices, listener, execution, model_path)
         if stored_report(run) is None or find_changed_report(run, facts.report):
             raise InputError(
                 f"the scores in {path}/results.json differ from the scores that treegen "
@@ -164,6 +172,7 @@ def describe_run(
             document.CertifiedFinding(**{name: getattr(finding, name) for name in names})
             for finding in audit.findings
         ],
+        audit_version=versions()["treegen"],
     )
 
 

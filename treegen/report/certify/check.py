@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -185,6 +185,10 @@ def _compare_run(
     )
     how = f"{done:,} samples scored again, {len(recomputed['report']['metrics']):,} metrics"
     scored = _compare("scores", scores, recomputed_scores, how)
+    before, now = (_list_pass_hat_ks(part, job) for part in (certificate, facts))
+    if before != now:
+        why = f"`treegen score {run.path} --pass-hat-k {before}` gives the certified metrics"
+        scored = replace(scored, detail=f"{scored.detail}; {why}")
     if as_code_execution_task(job.task) and execution is None and scored.holds:
         how = "as the stored verdicts give; --allow-code-execution runs the programs again"
         scored = PartCheck("scores", None, how)
@@ -198,6 +202,15 @@ def _compare_run(
     if differences:
         names = ", ".join(f"{name} {a} / {b}" for name, a, b in differences)
         yield PartCheck("libraries", None, f"other versions here: {names}")
+
+
+def _list_pass_hat_ks(part: RunPart, job: Job) -> str:
+    """Return the value of --pass-hat-k that gives the metrics of a report."""
+    metrics = part.report.get("metrics")
+    rows = metrics if isinstance(metrics, list) else []
+    names = {str(row.get("metric")) for row in rows if isinstance(row, Mapping)}
+    ks = [str(k) for k in range(1, job.settings.num_samples + 1) if f"pass^{k}" in names]
+    return ",".join(ks) or "none"
 
 
 def _compare_audits(certificate: RunPart, facts: RunPart, *, has_model: bool) -> PartCheck:
@@ -218,7 +231,12 @@ def _compare_audits(certificate: RunPart, facts: RunPart, *, has_model: bool) ->
     )
     high = sum(finding["severity"] == "high" for finding in recomputed)
     how = f"{len(recomputed):,} findings, {high:,} high"
-    return _compare("audit", {"audit": certified}, {"audit": recomputed}, how)
+    check = _compare("audit", {"audit": certified}, {"audit": recomputed}, how)
+    before, now = certificate.audit_version or "another version", facts.audit_version
+    if not check.holds and before != now:
+        why = f"audited by treegen {before}, now {now}, whose rules may differ"
+        check = replace(check, detail=f"{check.detail}; {why}")
+    return check
 
 
 def _compare_model(

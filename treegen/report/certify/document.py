@@ -130,6 +130,8 @@ class RunPart(_Part):
     report: dict[str, Any]
     """The report as in results.json."""
     audit: list[CertifiedFinding]
+    audit_version: str | None = None
+    """The version of treegen that made the audit; None in certificates of earlier versions."""
 
 
 class Certificate(RunPart):
@@ -141,7 +143,8 @@ class Certificate(RunPart):
 
     def content(self) -> bytes:
         """Return the file of the certificate."""
-        return canonical(self.model_dump(mode="json"), indent=2) + b"\n"
+        absent = {"audit_version"} if self.audit_version is None else None
+        return canonical(self.model_dump(mode="json", exclude=absent), indent=2) + b"\n"
 
     @property
     def sha256(self) -> str:

@@ -6,6 +6,7 @@ checks it:
     ssh-keygen -Y verify -f ALLOWED -I NAME -n treegen -s FILE.sig < FILE
 """
 
+import codecs
 import os
 import re
 import shutil
@@ -63,7 +64,7 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
         InputError: ssh-keygen is not installed, or the file of the signer cannot be read or has no
             public key.
     """
-    signers = None if signer is None else _text(read_limited(signer, _MOST_BYTES))
+    signers = None if signer is None else _read_signers(signer)
     if signers is not None and not _PUBLIC_KEY.search(signers):
         raise InputError(f"{signer} has no public SSH key; name a file such as id_ed25519.pub")
     if not os.path.lexists(signature):
@@ -100,6 +101,13 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
             if not done.returncode:
                 return True, _last_line(done)
         return False, f"the signature does not match this file and a signer in {signer}"
+
+
+def _read_signers(file: Path) -> str:
+    """Return the text of a file of keys, which may be in UTF-16, as PowerShell writes it."""
+    content = read_limited(file, _MOST_BYTES)
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return content.decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
 
 
 def _run(*words: str, content: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
