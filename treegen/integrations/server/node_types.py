@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from treegen.common.params import MAX_COUNT, MAX_SEED
 from treegen.integrations.server.node_params import NodeModel as NodeModel
@@ -280,6 +280,8 @@ class NodeAnswer(NodeModel):
     confidences: list[float] = Field(default_factory=list)
     certainties: list[float] = Field(default_factory=list)
     thinking: NodeThinking | None = None
+    versions: list[tuple[int, int]] = Field(default_factory=list)
+    """As `Completion.versions`; left out if the loaded weights drew all tokens."""
     num_context_tokens: int
     """Number of tokens from the start of the prompt to the end of the node."""
     num_tokens: int
@@ -288,6 +290,10 @@ class NodeAnswer(NodeModel):
     """Number of children that are not dropped."""
     expires_in: float
     """Seconds until the lease of the tree ends, unless it is renewed."""
+
+    @model_serializer(mode="wrap")  # an annotation of the result would replace the JSON schema
+    def _omit_no_versions(self, dump: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        return {name: value for name, value in dump(self).items() if name != "versions" or value}
 
 
 class NodeResult(NodeModel):

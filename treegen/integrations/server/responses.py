@@ -83,6 +83,8 @@ class CompletionResponse:
                     choice["prompt_logprobs"] = self._of_prompt(prompt, score)
                 if ids:
                     choice["token_ids"] = list(drawn.tokens)
+                    if drawn.versions:
+                        choice["versions"] = drawn.versions
                     if not self.ask.is_chat:
                         choice["prompt_token_ids"] = prompt
                 choices.append(choice)
