@@ -110,7 +110,7 @@ def test_responses_tell_the_versions_after_an_update(folder: Path) -> None:
     llm.tokenizer.chat_template = TEMPLATE
     options: Any = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
     chat = [{"role": "user", "content": PROMPT}]
-    asks: dict[str, dict[str, Any]] = {"completions": {"prompt": PROMPT}, "chat/completions": {"messages": chat}}
+    asks: Any = {"completions": {"prompt": PROMPT}, "chat/completions": {"messages": chat}}
     with listening(llm, weights_dir=folder, nodes=params.NodeLimits()) as running:
         remote = client.RemoteLLM(f"{running.url}/v1", KEY)
         for versions in ([], [[1, 8]]):
