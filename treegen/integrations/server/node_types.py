@@ -213,13 +213,11 @@ class Memory(NodeModel):
     max_nodes: int
     """Maximum number of nodes."""
     tokens: int
-    """Number of tokens of the nodes. A token that several nodes of a tree share counts once, as a
-    token of the topmost one."""
+    """Number of tokens of the nodes. A shared token counts once, for the topmost node."""
     max_tokens: int
     """Maximum number of tokens."""
     bytes: int
-    """Size of the keys and values of these tokens. Those of idle nodes may be evicted, and are
-    computed again when the nodes are used."""
+    """Size of their keys and values; those of idle nodes may be evicted until they are used."""
     max_samples: int = 128
     """Maximum number of children of one sample operation."""
     max_operations: int = 256
@@ -262,11 +260,9 @@ class NodeAnswer(NodeModel):
     seed: int | None = None
     """Seed of the root; of a sample, the seed of its draws."""
     origin: str | None = None
-    """For a root, the text that the draws follow from in addition to the seed. Another root with
-    this name and the same seed draws the same."""
+    """For a root, a name: another root with this name and the same seed draws the same."""
     text: str
-    """The text of a sample. The text that a client has given, or that its token ids or messages
-    spell, is only in the answer of `read`; otherwise it is empty."""
+    """The text of a sample; the text of other nodes is only in the answer of `read`."""
     token_ids: list[int]
     """Generated tokens, including those of the stop; empty for given text."""
     logprobs: list[float]
