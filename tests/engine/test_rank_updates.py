@@ -73,7 +73,7 @@ def test_two_ranks_draw_as_one_process_while_weights_change(
     for llm in (alone(old), load(group, old)):
 
         def update(weights: Any, mode: Any, llm: LLM = llm) -> Callable[[], Any]:
-            return lambda: llm.update(weights, cache=mode, check_finite=True)
+            return lambda: llm.update(weights, cache=mode)
 
         updates = {3: update(new, "keep"), 7: update(half, "shared"), 11: update(stock, "all")}
         drawn.append(draw(llm, updates))
@@ -101,7 +101,7 @@ def test_a_failed_update_changes_no_rank(group: RankGroup, tmp_path: Path) -> No
     }
     for message, each in wrong.items():
         with pytest.raises(InputError, match=message):
-            llm.update(each, check_finite=True)
+            llm.update(each)
     assert draw(llm, {}) == want and llm.weights_version == 0
     llm.update(nn.Module.to(stock, torch.bfloat16))
     assert llm.weights_version == 1 and draw(llm, {}) != want

@@ -166,15 +166,62 @@ def test_a_checkpoint_with_other_settings_changes_nothing(
     assert llm.update(other) == 1 and draws(llm) == draws(load(paths[1]))
 
 
-def test_numbers_are_checked_if_requested(paths: list[Path]) -> None:
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_a_module_with_other_settings_changes_nothing(is_adapted: bool, paths: list[Path]) -> None:
     llm = load(paths[0])
     want = draws(llm)
-    weights = changed(stock_of(paths[1]), NORM, lambda w: w * torch.nan)
-    with pytest.raises(InputError, match="not finite"):
-        llm.update(weights, check_finite=True)
-    assert draws(llm) == want
+    for setting, value in (("rms_norm_eps", 1e-5), ("hidden_act", "gelu")):
+        stock = stock_of(paths[1])
+        setattr(stock.config, setting, value)
+        if is_adapted:
+            stock = peft.get_peft_model(stock, peft.LoraConfig(target_modules=["q_proj"]))
+        with pytest.raises(InputError, match=f"module's config has {setting} .*of the same model"):
+            llm.update(stock)
+    assert draws(llm) == want and not llm.weights_version
+    stock = stock_of(paths[1])
+    stock.config.use_cache, stock.config.attention_dropout = False, 0.1
+    assert llm.update(stock) == 1 and draws(llm) == draws(load(paths[1]))
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("form", ["module", "dict", "bfloat16", "path"])
+@pytest.mark.parametrize("quantization", ["none", "fp8"])
+def test_numbers_that_are_not_finite_change_nothing(
+    number: float, form: str, quantization: str, paths: list[Path], tmp_path: Path
+) -> None:
+    llm = load(paths[0], quantization=quantization)
+    want, name = draws(llm), "model.layers.1.mlp.up_proj.weight"
+    stock = stock_of(paths[1])
+    with torch.no_grad():
+        stock.get_parameter(name)[3, 5] = number
+    stock.save_pretrained(tmp_path)
+    weights = {
+        "module": stock,
+        "dict": dict(stock.named_parameters()),
+        "bfloat16": ((each, weight.bfloat16()) for each, weight in stock.named_parameters()),
+        "path": tmp_path,
+    }
+    with pytest.raises(InputError, match=f"{name} has numbers that are not finite"):
+        llm.update(weights[form])
+    assert draws(llm) == want and not llm.weights_version
+
+
+def test_a_model_with_such_numbers_takes_others_in_the_same_tensor(paths: list[Path]) -> None:
+    """As in the row of a token that nothing uses."""
+    llm, stock = load(paths[0]), stock_of(paths[1])
+    with torch.inference_mode():
+        llm.model.module.get_parameter("model.embed_tokens.weight")[319] = torch.inf
+    weights = changed(stock, "model.embed_tokens.weight", lambda w: w.detach().clone())
+    weights["model.embed_tokens.weight"][319] = torch.nan
+    with pytest.raises(InputError, match=r"lm_head\.weight has numbers that are not finite"):
+        llm.update({**weights, "lm_head.weight": weights["lm_head.weight"] * torch.nan})
+    assert llm.update(weights) == 1 and draws(llm) == draws(load(paths[1]))
+    assert load(paths[0]).update(weights, check_finite=False) == 1
+
+
+def test_there_is_no_other_cache_mode(paths: list[Path]) -> None:
     with pytest.raises(InputError, match="cache must be one of keep, shared, all"):
-        llm.update(weights, cache="none")  # type: ignore[arg-type]
+        load(paths[0]).update(stock_of(paths[1]), cache="none")  # type: ignore[arg-type]
 
 
 def test_an_interrupted_update_stops_sampling_until_the_next(
@@ -357,5 +404,5 @@ def test_numbers_that_overflow_the_type_of_the_model_are_not_finite(paths: list[
     weights[name] = weights[name].detach().clone()
     weights[name].view(-1)[0] = 1e6
     with pytest.raises(InputError, match=r"not finite in torch\.float16; the old"):
-        llm.update(weights, check_finite=True)
+        llm.update(weights)
     assert llm.weights_version == 0

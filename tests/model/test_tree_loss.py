@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import EXACT, HYBRID, REFUSED, config_of, known, spread_weights
@@ -470,6 +471,33 @@ def test_malformed_trees_are_errors() -> None:
         RolloutTree((Segment((5,), 1, ()), Segment((6,), None, ())), (0,))
     with pytest.raises(InputError, match="ends in segment 1, and the tree has 1"):
         RolloutTree((Segment((5,), None, ()),), (1,))
+    for tokens in ((5, 6.5), ("a",), (5, (6,)), (True,), (-1,), 5):
+        with pytest.raises(InputError, match=r"segment 0 of the tree (must be|has token ids)"):
+            RolloutTree((Segment(tokens, None, ()),), (0,))  # type: ignore[arg-type]
+    for parent in ("0", 0.0, False, torch.tensor(False)):
+        with pytest.raises(InputError, match="the parent of segment 1 must be an integer"):
+            RolloutTree((Segment((5,), None, ()), Segment((6,), parent, ())), (1,))  # type: ignore[arg-type]
+    for last in (0.0, "0", None, False):
+        with pytest.raises(InputError, match="a number in last must be an integer"):
+            RolloutTree((Segment((5,), None, ()),), (last,))  # type: ignore[arg-type]
+
+
+def test_integers_of_numpy_and_torch_are_integers() -> None:
+    module, prompt_lengths = tiny_module(), [2, 1]
+    tree = tree_of([[5, 6, 7], [5, 8]])
+    want = tree_logprobs(module, tree, prompt_lengths=prompt_lengths)
+    lengths: list[Any] = [
+        np.array(prompt_lengths),
+        torch.tensor(prompt_lengths),
+        list(np.array(prompt_lengths)),
+        list(torch.tensor(prompt_lengths)),
+    ]
+    for each in lengths:
+        for got, right in zip(tree_logprobs(module, tree, prompt_lengths=each), want, strict=True):
+            assert torch.equal(got, right)
+    for wrong in (True, np.True_, torch.tensor(True), 1.0, np.float32(1), torch.tensor(1.0), "1"):
+        with pytest.raises(InputError, match=r"prompt_lengths\[1\] must be an integer"):
+            tree_logprobs(module, tree, prompt_lengths=[2, wrong])  # type: ignore[list-item]
 
 
 def test_new_tokens_of_a_module_can_be_scored() -> None:

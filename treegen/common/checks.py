@@ -6,10 +6,23 @@ import functools
 import inspect
 import math
 import numbers
+import operator
 from collections import abc
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from types import GenericAlias, NoneType, UnionType
-from typing import Any, Final, Literal, ParamSpec, TypeVar, Union, cast, get_args, get_origin
+from typing import (
+    Any,
+    Final,
+    Literal,
+    ParamSpec,
+    SupportsIndex,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
 
 from treegen.errors import InputError, arg
 
@@ -42,6 +55,16 @@ def check_int(name: str, value: object, least: int | None = None, most: int | No
         raise InputError(f"{arg(name)} must be at least {least}, got {value}")
     if most is not None and value > most:
         raise InputError(f"{arg(name)} must be at most {most:,}, got {value}")
+
+
+def as_int(name: str, value: object) -> int:
+    """Return an integer, also one of NumPy or torch, as an int; raise InputError for others."""
+    # torch converts a tensor of one truth value to an integer.
+    is_bool = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    if not is_bool and isinstance(value, SupportsIndex):
+        with suppress(TypeError):
+            return operator.index(value)
+    raise InputError(f"{arg(name)} must be an integer, got {value!r:.200}")
 
 
 def check_bool(name: str, value: object) -> None:

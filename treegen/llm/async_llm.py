@@ -317,7 +317,7 @@ class AsyncLLM(Closeable):
         await self._encoder.prepare(params)
 
     async def update(
-        self, weights: NewWeights, *, cache: CacheMode = "all", check_finite: bool = False
+        self, weights: NewWeights, *, cache: CacheMode = "all", check_finite: bool = True
     ) -> int:
         """Load new weights between two steps, while calls are answered; see `LLM.update`.
 

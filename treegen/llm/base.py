@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from treegen.common.checks import check_int
 from treegen.common.lifetimes import Closeable, NonCopyable
@@ -380,7 +380,7 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
         pairs: Iterable[tuple[ScoreContext, ScoreInput]] | RolloutTree,
         *,
         top: int = 0,
-        prompt_lengths: Sequence[int] | None = None,
+        prompt_lengths: Sequence[SupportsIndex] | None = None,
     ) -> list[Score]:
         """Return the log-likelihood of each continuation given its context.
 

@@ -358,7 +358,7 @@ class LLM(BaseLLM):
         return self.engine.gate.version
 
     def update(
-        self, weights: NewWeights, *, cache: CacheMode = "all", check_finite: bool = False
+        self, weights: NewWeights, *, cache: CacheMode = "all", check_finite: bool = True
     ) -> int:
         """Load new weights between two steps, also while samples are drawn.
 
@@ -377,7 +377,7 @@ class LLM(BaseLLM):
                 "shared": prompts, and in searches also generated texts from which others branch;
                 the unfinished samples keep their own keys, values and states. "all": everything.
                 "shared" and "all" drop kept prefixes.
-            check_finite: Whether to check that all numbers are finite.
+            check_finite: Whether to refuse a tensor with NaN or infinities, if the old has none.
 
         Returns:
             The version of the new weights: 1 for the first update.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
-from treegen.common.checks import check_int
+from treegen.common.checks import as_int, check_int
 from treegen.errors import InputError
 from treegen.prompts.plan.requests import token_ids
 from treegen.prompts.radix import RadixNode, build
@@ -37,16 +38,19 @@ class RolloutTree:
         """Check the tree.
 
         Raises:
-            InputError: a parent is not before its children, or a sample ends in no segment.
+            InputError: tokens are no token ids, a parent is not before its children, or a sample
+                ends in no segment.
         """
         for at, segment in enumerate(self.segments):
-            if segment.parent is not None and not 0 <= segment.parent < at:
+            token_ids(f"segment {at} of the tree", segment.tokens)
+            parent = segment.parent
+            if parent is not None and not 0 <= as_int(f"the parent of segment {at}", parent) < at:
                 raise InputError(
                     f"segment {at} of the tree has parent {segment.parent}; list parents before "
                     "their children"
                 )
         num = len(self.segments)
-        if wrong := [at for at in self.last if not 0 <= at < num]:
+        if wrong := [at for at in self.last if not 0 <= as_int("a number in last", at) < num]:
             raise InputError(
                 f"a sample of the tree ends in segment {wrong[0]}, and the tree has {num}; give "
                 "the index of a segment"
@@ -70,7 +74,7 @@ class RolloutTree:
         """Number of tokens of all segments: those to compute when shared ones are computed once."""
         return sum(len(segment.tokens) for segment in self.segments)
 
-    def check_prompt_lengths(self, prompt_lengths: Sequence[int] | None) -> list[int]:
+    def check_prompt_lengths(self, prompt_lengths: Sequence[SupportsIndex] | None) -> list[int]:
         """Return how many first tokens of each sample get no log-probability.
 
         Args:
@@ -87,16 +91,20 @@ class RolloutTree:
         totals = [stops[at] for at in self.last]
         if prompt_lengths is None:
             return [min(1, total) for total in totals]
-        if len(prompt_lengths) != num:
+        lengths = as_list("prompt_lengths", prompt_lengths)
+        if len(lengths) != num:
             raise InputError(
-                f"prompt_lengths has {len(prompt_lengths)} numbers for {num} samples; give one for "
-                "each"
+                f"prompt_lengths has {len(lengths)} numbers for {num} samples; give one for each"
             )
-        for sample, (length, total) in enumerate(zip(prompt_lengths, totals, strict=True)):
-            check_int(f"prompt_lengths[{sample}]", length, least=min(1, total), most=total)
-        return list(prompt_lengths)
+        for sample, total in enumerate(totals):
+            name = f"prompt_lengths[{sample}]"
+            lengths[sample] = as_int(name, lengths[sample])
+            check_int(name, lengths[sample], least=min(1, total), most=total)
+        return lengths
 
-    def split(self, prompt_lengths: Sequence[int] | None) -> list[tuple[list[int], list[int]]]:
+    def split(
+        self, prompt_lengths: Sequence[SupportsIndex] | None
+    ) -> list[tuple[list[int], list[int]]]:
         """Return the token ids of each sample: those without and those with log-probabilities.
 
         Args:

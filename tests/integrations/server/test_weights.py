@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
-from serving import HTTP, KEY, Running, listening
+import torch
+from serving import HTTP, KEY, TEMPLATE, Running, listening
 from tiny_models import save_tiny_model
 
 from treegen import LLM, AsyncLLM, InputError, SamplingParams
@@ -45,6 +47,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (leaking / "model.safetensors").symlink_to(outside / "secret" / "model.safetensors")
     broken = shutil.copytree(folder / "runs" / "step-1", folder / "broken")
     os.truncate(broken / "model.safetensors", 5_000)
+    spoiled = load_model(folder / "runs" / "step-1", check=False, device="cpu").module
+    with torch.no_grad():
+        spoiled.get_parameter("lm_head.weight")[7] = torch.nan
+    cast("Any", spoiled).save_pretrained(folder / "spoiled")
     looping = shutil.copytree(folder / "runs" / "step-1", folder / "looping")
     for loop in (folder / "loop", looping / "loop"):
         loop.symlink_to(loop)
@@ -76,7 +82,7 @@ def test_a_checkpoint_below_the_folder_is_loaded(running: Running, folder: Path)
 REFUSED = (
     *("link", "leaking", "..", ".", "", "/", "/etc", "../outside0/secret", "absent", "file"),
     *("loop", "loop/more", "looping"),
-    *("runs", "broken", "runs/step-1/model.safetensors", "a\0b", "x" * 5_000),
+    *("runs", "broken", "spoiled", "runs/step-1/model.safetensors", "a\0b", "x" * 5_000),
 )
 
 
@@ -88,6 +94,43 @@ def test_nothing_else_is_read(path: str, running: Running, folder: Path) -> None
     error = answer.json()["error"]
     assert error["param"] == "path" and str(folder) not in error["message"]
     assert text_of(running) == before and running.served.llm.weights_version == 0
+
+
+def test_an_error_names_the_tensor_that_is_not_finite(running: Running) -> None:
+    answer = running.post("weights", {"path": "spoiled"})
+    assert answer.json()["error"]["message"].startswith("lm_head.weight has numbers that are not")
+
+
+def test_responses_tell_the_versions_after_an_update(folder: Path) -> None:
+    client = pytest.importorskip("treegen.integrations.client")
+    conversion = pytest.importorskip("treegen.integrations.client.conversion")
+    nodes = pytest.importorskip("treegen.integrations.server.node_types")
+    params = pytest.importorskip("treegen.integrations.server.node_params")
+    llm = load(folder / "runs" / "step-0")
+    llm.tokenizer.chat_template = TEMPLATE
+    options: Any = {"max_tokens": 8, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    chat = [{"role": "user", "content": PROMPT}]
+    asks: Any = {"completions": {"prompt": PROMPT}, "chat/completions": {"messages": chat}}
+    with listening(llm, weights_dir=folder, nodes=params.NodeLimits()) as running:
+        remote = client.RemoteLLM(f"{running.url}/v1", KEY)
+        for versions in ([], [[1, 8]]):
+            told = {"versions": versions} if versions else {}
+            for path, ask in asks.items():
+                (choice,) = running.post(path, {**ask, **options}).json()["choices"]
+                assert {name: choice[name] for name in choice if name == "versions"} == told
+                without = running.post(path, {**ask, **options, "return_token_ids": False})
+                assert "versions" not in without.json()["choices"][0]
+            root = running.post("nodes", {"prompt": PROMPT}).json()["node"]
+            ask = {"params": {"max_tokens": 8, "temperature": 0, "ignore_eos": True}}
+            (node,) = running.post(f"nodes/{root['id']}/sample", ask).json()["nodes"]
+            assert {name: node[name] for name in node if name == "versions"} == told
+            local = tuple(map(tuple, versions))
+            read = nodes.NodeAnswer.model_validate_json(json.dumps(node))
+            assert conversion.completion_of(read, "").versions == local
+            for prompt in (PROMPT, chat):
+                assert remote.generate([prompt], GREEDY)[0][0].versions == local
+            if not versions:
+                assert running.post("weights", {"path": "inside"}).status_code == 200
 
 
 def test_bad_requests_change_nothing(running: Running) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import tiny_tokenizer
+from transformers import TrainerCallback
 from trl_trainers import PROMPTS, SETTINGS, Replayed, make_trainer, tiny_module
 
 from treegen.errors import InputError, ModelError
@@ -77,6 +78,35 @@ def test_steps_give_the_weights_of_stock_trl(tmp_path: Path, case: str) -> None:
         trainer.train()
         trainers.append(trainer)
     compare(trainers[1], trainers[0])
+
+
+class Gradients(TrainerCallback):  # type: ignore[misc]
+    """Keeps the gradients of each step."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, Any]] = []
+
+    def on_pre_optimizer_step(self, *_: Any, model: Any, **more: Any) -> None:
+        self.steps.append({name: each.grad.clone() for name, each in model.named_parameters()})
+
+
+def test_gradients_with_tied_embeddings_are_those_of_stock_trl(tmp_path: Path) -> None:
+    """The steps are those of SGD, because AdamW turns rounding errors of gradients into steps."""
+    rollouts, trainers, gradients = Replayed(), [], []
+    for trainer_class in (trl.GRPOTrainer, with_tree_loss(trl.GRPOTrainer)):
+        module = tiny_module(tmp_path, tie_word_embeddings=True)
+        how: Any = {"optim": "sgd", "learning_rate": 0.1}
+        trainer = make_trainer(
+            trainer_class, trl.GRPOConfig, module, tmp_path, rollouts.rewind(), **how
+        )
+        gradients.append(Gradients())
+        trainer.add_callback(gradients[-1])
+        trainer.train()
+        trainers.append(trainer)
+    compare(trainers[1], trainers[0], limit=1e-6)
+    for stock, ours in zip(*(each.steps for each in gradients), strict=True):
+        for name in stock:
+            assert (ours[name] - stock[name]).norm() <= 1e-5 * stock[name].norm(), name
 
 
 def test_log_probabilities_of_a_rollout_are_those_of_the_loss(tmp_path: Path) -> None:

@@ -97,7 +97,12 @@ def completion_of(node: NodeAnswer, key: str) -> Completion:
         confidences=tuple(node.confidences),
         certainties=tuple(node.certainties),
         thinking=None if thinking is None else Thinking(**thinking.model_dump()),
+        versions=_versions_of(node.versions),
     )
+
+
+def _versions_of(pairs: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((version, num) for version, num in pairs)
 
 
 def score_of(score: ScoreAnswer) -> Score:
@@ -133,6 +138,7 @@ def output_of(index: str, content: Any, answer: Any, params: SamplingParams) -> 
                 tokens=tuple(choice["token_ids"]),
                 logprobs=tuple(logprobs),
                 finish_reason=choice["finish_reason"],
+                versions=_versions_of(choice.get("versions", ())),
             )
         )
     tokens = answer["prompt_token_ids"] if from_chat else answer["choices"][0]["prompt_token_ids"]

@@ -63,6 +63,7 @@ def _add_sample(answer: NodeAnswer, completion: Completion) -> None:
     answer.finish_reason, answer.stop = completion.finish_reason, completion.stop
     answer.confidences = list(completion.confidences)
     answer.certainties = list(completion.certainties)
+    answer.versions = list(completion.versions)
     if completion.thinking is not None:
         answer.thinking = NodeThinking(**asdict(completion.thinking))
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from treegen.common.params import MAX_COUNT, MAX_SEED
 from treegen.integrations.server.node_params import NodeModel as NodeModel
@@ -213,13 +213,11 @@ class Memory(NodeModel):
     max_nodes: int
     """Maximum number of nodes."""
     tokens: int
-    """Number of tokens of the nodes. A token that several nodes of a tree share counts once, as a
-    token of the topmost one."""
+    """Number of tokens of the nodes. A shared token counts once, for the topmost node."""
     max_tokens: int
     """Maximum number of tokens."""
     bytes: int
-    """Size of the keys and values of these tokens. Those of idle nodes may be evicted, and are
-    computed again when the nodes are used."""
+    """Size of their keys and values; those of idle nodes may be evicted until they are used."""
     max_samples: int = 128
     """Maximum number of children of one sample operation."""
     max_operations: int = 256
@@ -262,11 +260,9 @@ class NodeAnswer(NodeModel):
     seed: int | None = None
     """Seed of the root; of a sample, the seed of its draws."""
     origin: str | None = None
-    """For a root, the text that the draws follow from in addition to the seed. Another root with
-    this name and the same seed draws the same."""
+    """For a root, a name: another root with this name and the same seed draws the same."""
     text: str
-    """The text of a sample. The text that a client has given, or that its token ids or messages
-    spell, is only in the answer of `read`; otherwise it is empty."""
+    """The text of a sample; the text of other nodes is only in the answer of `read`."""
     token_ids: list[int]
     """Generated tokens, including those of the stop; empty for given text."""
     logprobs: list[float]
@@ -280,6 +276,8 @@ class NodeAnswer(NodeModel):
     confidences: list[float] = Field(default_factory=list)
     certainties: list[float] = Field(default_factory=list)
     thinking: NodeThinking | None = None
+    versions: list[tuple[int, int]] = Field(default_factory=list)
+    """As `Completion.versions`; left out if the loaded weights drew all tokens."""
     num_context_tokens: int
     """Number of tokens from the start of the prompt to the end of the node."""
     num_tokens: int
@@ -288,6 +286,10 @@ class NodeAnswer(NodeModel):
     """Number of children that are not dropped."""
     expires_in: float
     """Seconds until the lease of the tree ends, unless it is renewed."""
+
+    @model_serializer(mode="wrap")  # an annotation of the result would replace the JSON schema
+    def _omit_no_versions(self, dump: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        return {name: value for name, value in dump(self).items() if name != "versions" or value}
 
 
 class NodeResult(NodeModel):

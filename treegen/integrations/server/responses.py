@@ -91,6 +91,8 @@ class CompletionResponse:
                     choice["prompt_logprobs"] = self._of_prompt(prompt, score)
                 if ids:
                     choice["token_ids"] = list(completion.tokens)
+                    if completion.versions:
+                        choice["versions"] = completion.versions
                     if not self.ask.is_chat:
                         choice["prompt_token_ids"] = prompt
                 choices.append(choice)

@@ -1,4 +1,4 @@
-"""Compare the settings of a checkpoint with those of a model."""
+"""Compare the settings of new weights with those of a model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ _NEUTRAL: Final = (
     *("architectures", "dtype", "torch_dtype", "transformers_version", "quantization_config"),
     *("use_cache", "initializer_range", "tie_word_embeddings", "router_aux_loss_coef"),
 )
-"""Settings of a checkpoint that do not decide what its layers compute from the weights."""
+"""Settings that do not decide what its layers compute from the weights."""
 
 
-def check_settings(model: Model, config: Any) -> None:
-    """Check that a checkpoint has the settings of a model, because an update changes only weights.
+def check_settings(model: Model, config: Any, name: str) -> None:
+    """Check that new weights have the settings of a model, because an update changes only weights.
 
     Args:
         model: The model.
-        config: The configuration of the checkpoint.
+        config: The configuration of the checkpoint or module that has the new weights.
+        name: Its name in messages.
 
     Raises:
         InputError: a setting that decides what layers compute differs.
@@ -29,11 +30,11 @@ def check_settings(model: Model, config: Any) -> None:
         _settings_of(each.get_text_config(decoder=True).to_dict())
         for each in (model.module.config, config)
     )
-    for name in ("model_type", *sorted(own.keys() | new.keys())):
-        if not _is_same(own.get(name), new.get(name)):
+    for key in ("model_type", *sorted(own.keys() | new.keys())):
+        if not _is_same(own.get(key), new.get(key)):
             raise InputError(
-                f"config.json has {name} {new.get(name)!r:.60}, and the model has "
-                f"{own.get(name)!r:.60}; give a checkpoint of the same model, or only its tensors "
+                f"{name} has {key} {new.get(key)!r:.60}, and the model has "
+                f"{own.get(key)!r:.60}; give weights of the same model, or only the named tensors "
                 "to keep the model's settings"
             )
 

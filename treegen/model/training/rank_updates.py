@@ -49,19 +49,19 @@ class SharedWeights:
 
 
 def write_shard(model: Model, path: Path) -> None:
-    """Copy this rank's shard of a checkpoint into the weights of a model."""
-    stage_weights(model, path).write()
+    """Copy this rank's shard of a checkpoint, which rank 0 has checked, into a model's weights."""
+    stage_weights(model, path, check_finite=False).write()
 
 
 def stage_update(
-    model: Model, weights: NewWeights, *, check_finite: bool = False
+    model: Model, weights: NewWeights, *, check_finite: bool = True
 ) -> StagedWeights | SharedWeights:
     """Check new weights against those of a model, which stay as they are.
 
     Args:
         model: The model; of rank 0, if several processes compute it.
         weights: As for `LLM.update`.
-        check_finite: Whether to check that all numbers are finite.
+        check_finite: Whether to refuse NaN and infinities, as `LLM.update` does.
 
     Raises:
         InputError: the weights do not fit the model.

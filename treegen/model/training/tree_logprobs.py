@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, SupportsIndex
 
 import numpy as np
 import torch
@@ -80,7 +80,7 @@ def tree_logprobs(
     module: nn.Module,
     tree: RolloutTree,
     *,
-    prompt_lengths: Sequence[int] | None = None,
+    prompt_lengths: Sequence[SupportsIndex] | None = None,
     temperature: float = 1.0,
 ) -> list[Tensor]:
     """Return the log-probabilities of each sample's tokens, with gradients.

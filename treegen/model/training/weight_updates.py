@@ -16,6 +16,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from transformers import PretrainedConfig
 
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.files import check_weights, fingerprint, locate, summarize_error
@@ -57,15 +58,13 @@ class StagedWeights:
                 target.copy_(source)
 
 
-def stage_weights(
-    model: Model, weights: NewWeights, *, check_finite: bool = False
-) -> StagedWeights:
+def stage_weights(model: Model, weights: NewWeights, *, check_finite: bool = True) -> StagedWeights:
     """Check new weights against the weights of a model, which stay as they are.
 
     Args:
         model: The model.
         weights: As for `LLM.update`.
-        check_finite: Whether to check that all numbers are finite.
+        check_finite: Whether to refuse NaN and infinities, as `LLM.update` does.
 
     Returns:
         The weights, ready to be written. Those in FP8 are rounded already.
@@ -91,7 +90,7 @@ def stage_weights(
 
 
 def save_whole(
-    model: Model, weights: NewWeights, folder: Path, *, check_finite: bool = False
+    model: Model, weights: NewWeights, folder: Path, *, check_finite: bool = True
 ) -> str:
     """Check new weights of a model that several processes have, and save those that are in memory.
 
@@ -99,7 +98,7 @@ def save_whole(
         model: The model of rank 0.
         weights: As for `LLM.update`.
         folder: Where to save a checkpoint, unless the weights are one.
-        check_finite: Whether to check that all numbers are finite.
+        check_finite: Whether to refuse NaN and infinities, as `LLM.update` does.
 
     Returns:
         The fingerprint of the checkpoint that was given; empty if none was.
@@ -143,7 +142,7 @@ def _fit(
         targets: The weights to write, by name.
         required: Those that must be given.
         ranks: The processes, if the targets are the shard of this one.
-        check_finite: Whether to check that all numbers are finite.
+        check_finite: Whether to refuse NaN and infinities, as `LLM.update` does.
 
     Raises:
         InputError: the weights do not fit the targets.
@@ -151,7 +150,10 @@ def _fit(
     """
     digest = ""
     if isinstance(weights, nn.Module):
-        tensors = _tensors_of(weights, targets)
+        part = _unwrap(weights)
+        if isinstance(config := getattr(part, "config", None), PretrainedConfig):
+            check_settings(model, config, "the module's config")
+        tensors = _tensors_of(part, targets)
     elif isinstance(weights, str | os.PathLike):
         tensors, digest = _read(model, weights, ranks)
     else:
@@ -163,7 +165,9 @@ def _fit(
     sources: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in tensors.items():
         target = targets[name]
-        _check_tensor(name, tensor, target, check_finite)
+        _check_tensor(name, tensor, target)
+        if check_finite:
+            _check_finite(name, tensor, target, model)
         other, before = sources.setdefault(id(target), (name, tensor))
         if before is not tensor and not _is_equal(before, tensor):
             raise InputError(
@@ -267,7 +271,7 @@ def _list(names: list[str]) -> str:
     return f"{', '.join(names[:_SHOWN])}{more}"
 
 
-def _check_tensor(name: str, tensor: Any, target: Tensor, check_finite: bool) -> None:
+def _check_tensor(name: str, tensor: Any, target: Tensor) -> None:
     if not isinstance(tensor, Tensor):
         raise InputError(f"{name} is not a tensor, but a {type(tensor).__name__}")
     if hasattr(tensor, "full_tensor"):
@@ -285,20 +289,33 @@ def _check_tensor(name: str, tensor: Any, target: Tensor, check_finite: bool) ->
     is_wide = tensor.is_floating_point() and tensor.itemsize > 1
     if target.is_floating_point() and not is_wide:
         raise InputError(f"{name} is in {tensor.dtype}; give real numbers of 16 bits or more")
-    if check_finite and target.is_floating_point():
-        written = tensor.to(target.dtype) if target.itemsize > 1 else tensor  # FP8 gets new scales
-        if not written.isfinite().all():
-            raise InputError(
-                f"{name} has numbers that are not finite in {target.dtype}; the old weights stay"
-            )
+
+
+def _check_finite(name: str, tensor: Tensor, target: Tensor, model: Model) -> None:
+    """Raise InputError if a new tensor has NaN or infinities, and the model's has none."""
+    if not target.is_floating_point():
+        return
+    dtype = target.dtype if target.itemsize > 1 else model.dtype  # FP8 gets new scales
+    if _is_finite(tensor, dtype):
+        return
+    old = model.module.state_dict().get(name) if target.is_meta else target
+    if old is None or _is_finite(old if old.itemsize > 1 else old.to(dtype), dtype):
+        raise InputError(f"{name} has numbers that are not finite in {dtype}; the old weights stay")
+
+
+def _is_finite(tensor: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether all numbers are finite in a type, without a copy of the tensor."""
+    if not tensor.numel():
+        return True
+    return all(bool(extreme.to(dtype).isfinite()) for extreme in tensor.detach().aminmax())
 
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
     return one.data_ptr() == other.data_ptr() or torch.equal(one, other.to(one.device, one.dtype))
 
 
-def _tensors_of(module: nn.Module, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights of a module, with adapters of PEFT merged into copies of them."""
+def _unwrap(module: nn.Module) -> Any:
+    """Return a module without its wrappers; adapters stay in its layers."""
     part: Any = getattr(module, "_orig_mod", module)  # torch.compile
     if isinstance(part, DistributedDataParallel):
         part = part.module
@@ -306,6 +323,11 @@ def _tensors_of(module: nn.Module, targets: Mapping[str, Tensor]) -> dict[str, T
         if any(config.is_prompt_learning for config in part.peft_config.values()):
             raise InputError("adapters that learn prompts have no weights to merge; use LoRA")
         part = part.get_base_model()
+    return part
+
+
+def _tensors_of(part: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of a plain module, with adapters of PEFT merged into copies of them."""
     state: dict[str, Tensor] = part.state_dict(keep_vars=True)
     if any(_BASE in name for name in targets) or not any(_BASE in name for name in state):
         return {name: tensor.detach() for name, tensor in state.items()}
@@ -359,7 +381,7 @@ def _read(
     """
     directory = locate(path, None, weights=True)
     config = read_config(path, directory, revision=None, trust_remote_code=False)
-    check_settings(model, config)
+    check_settings(model, config, "config.json")
     check_weights(directory)
     plan = LoadPlan(
         directory=directory,

@@ -260,7 +260,10 @@ def token_ids(name: str, ids: Sequence[int]) -> Tokens:
     Raises:
         InputError: they are not a list of integers, or out of range.
     """
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # lists of different lengths
+        array = np.empty((0, 0))
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise InputError(f"{name} must be a list of integers, token ids")
     if len(array) and not 0 <= int(array.min()) <= int(array.max()) <= MAX_TOKEN_ID:
