@@ -68,9 +68,9 @@ def command(
     listing = comparison.listing(all_filters=all_filters, more="--all-filters shows them")
     echo(f"{listing}")
     first, second = (load_own_certificate(run) for run in (run_a, run_b))
-    others = find_other_conditions(first, second) if first and second else []
-    if others:
-        notice(f"Warning: the certificates differ in more than the model: {', '.join(others)}")
+    conditions = find_other_conditions(first, second) if first and second else []
+    if conditions:
+        notice(f"Warning: the certificates differ in more than the model: {', '.join(conditions)}")
     files: list[Path] = []
     if not no_plots:
         if (folder := output_path) is None:
@@ -88,7 +88,7 @@ def command(
         {
             **paths,
             **comparison.to_json(),
-            "certified_differences": others,
+            "certified_differences": conditions,
             "plots": [str(path) for path in files],
             "page": None if html is None else str(html),
         }

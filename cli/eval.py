@@ -252,7 +252,7 @@ def command(
         "resume": resume,
         "execution": execution,
         "show_prompts": write_out,
-        "check_judges": lambda kept: JudgingPlan.check_kept(kept, loading_of(choices)),
+        "check_judges": lambda stored: JudgingPlan.check_kept(stored, loading_of(choices)),
     }
     if several:
         rows = evaluate_adapters(several, tasks, choices, models, terminal, **options)

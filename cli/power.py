@@ -38,7 +38,7 @@ _SAMPLES: Final = (1, 4, 16, 64)
     "Correlation of p in the two runs; 0 if their problems differ. Default: 0.5, or the runs'.",
     type=float,
 )
-@option("--power", "Probability of detecting the difference.", "wanted", default=0.8)
+@option("--power", "Probability of detecting the difference.", "target_power", default=0.8)
 @option(
     "--alpha",
     "False-positive rate: probability of finding a difference when there is none.",
@@ -54,7 +54,7 @@ def command(
     between: float | None,
     within: float | None,
     correlation: float | None,
-    wanted: float,
+    target_power: float,
     alpha: float,
     **reading: Any,
 ) -> None:
@@ -72,7 +72,7 @@ def command(
         between: Variance over problems of p, the probability of a correct sample.
         within: Mean of p (1 - p) over problems.
         correlation: Correlation of p in the two runs.
-        wanted: Probability to detect the difference.
+        target_power: Probability to detect the difference.
         alpha: Probability to detect a difference if there is none.
         **reading: Options of the "reading" option group; see `load_run`.
     """
@@ -90,7 +90,7 @@ def command(
     else:
         ks = sorted({*whole_numbers(num_samples, "--n-samples")})
     n_problems = num_of_runs if n_problems is None else n_problems
-    wish = PowerQuery(difference, wanted, alpha, n_problems)
+    wish = PowerQuery(difference, target_power, alpha, n_problems)
     rows = wish.rows(spread, ks)
     for view in runs_read:
         echo(f"{safe_text(view.name)}: {describe_view(view)}; {len(view.problems):,} problems")
@@ -98,7 +98,7 @@ def command(
     json_line(
         {
             "difference": difference,
-            "power": wanted,
+            "power": target_power,
             "alpha": alpha,
             "num_problems": n_problems,
             "between": spread.between,

@@ -126,7 +126,7 @@ def verify(
 
     reading = pop_reading(settings)
     texts = {name: settings[name] for name in ("mark", "separator", "tokens", "reduce")}
-    others = {n: v for n, v in settings.items() if n not in texts and v is not None}
+    verifier_settings = {n: v for n, v in settings.items() if n not in texts and v is not None}
     parse_bytes(memory)
     terminal = Terminal()
     done = score_run_with_verifier(
@@ -135,7 +135,7 @@ def verify(
         terminal,
         terminal.count,
         verifier,
-        {**others, **parse_verifier_settings(texts)},
+        {**verifier_settings, **parse_verifier_settings(texts)},
         device=device,
         memory=memory,
         batch_size=batch_size,
@@ -226,8 +226,10 @@ def replay(
     from treegen.report.stopping_savings import CHANCES, get_replay_problems, savings
 
     view = read_run(run, reading)
-    drawn = get_replay_problems(view, filter_of(view, filter_name))
-    groups = savings(drawn, batch=stop_batch, chances=chances or CHANCES, problems=view.problems)
+    replay_problems = get_replay_problems(view, filter_of(view, filter_name))
+    groups = savings(
+        replay_problems, batch=stop_batch, chances=chances or CHANCES, problems=view.problems
+    )
     for text in (describe_view(view), *groups):
         echo(f"{text}\n")
     json_line({"run": str(run), "stop_batch": stop_batch, "groups": [asdict(g) for g in groups]})

@@ -25,7 +25,7 @@ def _of(knob: str, what: str) -> str:
     return f"{', '.join(methods_with_setting(knob))}: {what}"
 
 
-def _own_arguments() -> str:
+def _describe_arguments() -> str:
     """Return the help of the methods' own arguments: their names."""
     return "; ".join(
         f"{name}: {', '.join(argument.name for argument in method.arguments)}"
@@ -52,7 +52,7 @@ def _own_arguments() -> str:
 )
 @option(
     "--method-arg -a NAME=VALUE",
-    f"Argument of the method: {_own_arguments()}.",
+    f"Argument of the method: {_describe_arguments()}.",
     "arguments",
     multiple=True,
 )

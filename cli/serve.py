@@ -251,8 +251,8 @@ def _take_limits(params: dict[str, Any], kind: type[Any], *sizes: str) -> Any:
     from treegen.common.formatting import parse_bytes
 
     limits = {field.name: params.pop(field.name) for field in fields(kind)}
-    given = {name: value for name, value in limits.items() if value is not None}
-    return kind(**{n: parse_bytes(value) if n in sizes else value for n, value in given.items()})
+    chosen = {name: value for name, value in limits.items() if value is not None}
+    return kind(**{n: parse_bytes(value) if n in sizes else value for n, value in chosen.items()})
 
 
 def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:

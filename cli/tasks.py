@@ -37,7 +37,7 @@ def command(names: tuple[str, ...], pattern: str | None, include_path: str | Non
         return
     if include_path is not None:
         raise InputError("--include-path needs --lm-eval; give --lm-eval too")
-    _list_own(() if names in {("list",), ("ls",)} else names)
+    _list_bundled(() if names in {("list",), ("ls",)} else names)
 
 
 def _list_lm_eval(pattern: str, folder: str | None) -> None:
@@ -54,7 +54,7 @@ def _list_lm_eval(pattern: str, folder: str | None) -> None:
     json_line({"tasks": [asdict(listing) for listing in listings]})
 
 
-def _list_own(names: tuple[str, ...]) -> None:
+def _list_bundled(names: tuple[str, ...]) -> None:
     from treegen.cli.terminal.render import echo, json_line
     from treegen.evals.registry import describe_tasks
 
@@ -77,13 +77,13 @@ def _overview(documents: Sequence[Mapping[str, Any]]) -> str:
         lines = [f"  {name.ljust(width)}  {group[name]}" for name in group if name in names]
         parts += ["\n".join([title, *lines])] if lines else []
     listed = {name for group in groups.values() for name in group}
-    others = [
+    plugins = [
         f"  {document['name'].ljust(width)}  "
         f"{document.get('error') or 'from ' + document['source']}"
         for document in documents
         if document["name"] not in listed
     ]
-    parts += ["\n".join(["From other packages", *map(safe_text, others)])] if others else []
+    parts += ["\n".join(["From other packages", *map(safe_text, plugins)])] if plugins else []
     parts.append(
         "treegen tasks NAME: defaults and arguments of a task\n"
         "treegen tasks --lm-eval PATTERN: tasks of lm-eval, evaluated as lm-eval:NAME"

@@ -35,8 +35,8 @@ def search(method: str, budget: int, folder: Path, more: list[str]) -> Path:
     path = folder / f"tokens-{budget}" / method.replace(" ", "-")
     command = [sys.executable, "-m", "treegen", "search", "countdown", "-q", "-o", str(path)]
     name, *_ = method.split()
-    given = ["-m", name, *METHODS[method], "--budget", f"tokens={budget}", "--resume", *more]
-    subprocess.run([*command, *given], check=True)
+    arguments = ["-m", name, *METHODS[method], "--budget", f"tokens={budget}", "--resume", *more]
+    subprocess.run([*command, *arguments], check=True)
     return path
 
 
@@ -54,21 +54,21 @@ def main(folder: Path, budgets: str, methods: str, more: tuple[str, ...]) -> Non
     """
     limits = [int(budget) for budget in budgets.split(",")]
     plain = {limit: load_run(search("sample", limit, folder, list(more))) for limit in limits}
-    found = {
+    comparisons = {
         (method, limit): compare_runs(
             plain[limit], load_run(search(method, limit, folder, list(more)))
         ).differences[0]
         for method in methods.split(",")
         for limit in limits
     }
-    tested = [cell for cell in found if cell[0] != "sample"]
-    adjusted = dict(zip(tested, holm([found[cell].p_value for cell in tested]), strict=True))
+    tested = [cell for cell in comparisons if cell[0] != "sample"]
+    adjusted = dict(zip(tested, holm([comparisons[cell].p_value for cell in tested]), strict=True))
     print(f"|Method|{'|'.join(f'{limit:,} tokens' for limit in limits)}|")
     print("|------|" + "---|" * len(limits))
     for method in methods.split(","):
         cells = []
         for limit in limits:
-            row = found[method, limit]
+            row = comparisons[method, limit]
             cells.append(f"{row.b:.2f}")
             if method != "sample" and row.low is not None and row.high is not None:
                 mark = "**" if row.low > 0 or row.high < 0 else ""

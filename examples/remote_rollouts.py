@@ -16,8 +16,8 @@ PROMPTS = [f"Question: What is {number} + 5?\nAnswer:" for number in range(3, 7)
 
 async def roll_out(root: SearchNode, openings: int = 2, endings: int = 2) -> dict[str, Any]:
     """Return the segments of a tree, and the segments of each sequence."""
-    drawn = await root.sample(openings, max_tokens=12)
-    await gather(node.sample(endings) for node in drawn if not is_ended(node))
+    first_nodes = await root.sample(openings, max_tokens=12)
+    await gather(node.sample(endings) for node in first_nodes if not is_ended(node))
     nodes = list(root.walk())[1:]
     place: dict[SearchNode | None, int] = {node: index for index, node in enumerate(nodes)}
     segments = [

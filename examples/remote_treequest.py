@@ -24,8 +24,10 @@ async def search(root: SearchNode) -> list[SearchNode]:
     for _ in range(6):
         state, trials = algorithm.ask_batch(state, 4, ["line"])
         parents = [trial.parent_state or root for trial in trials]
-        drawn = await gather(parent.sample(1, stop="\n", include_stop=True) for parent in parents)
-        for trial, (node,) in zip(trials, drawn, strict=True):
+        children = await gather(
+            parent.sample(1, stop="\n", include_stop=True) for parent in parents
+        )
+        for trial, (node,) in zip(trials, children, strict=True):
             node.value = float("(left: 10)" in node.text)
             state = algorithm.tell(state, trial.trial_id, (node, node.value))
     return [node for node, _ in treequest.top_k(state, algorithm, k=1)]

@@ -38,8 +38,8 @@ def main(checkpoint: str, samples: int) -> None:
     with llm.stream(tree, params) as stream:
         for completion in stream:  # in the order in which samples finish
             answers[completion.prompt_id].append(numeric_answer(completion.text))
-    for name, given in answers.items():
-        print(f"{name}: {majority_vote(given)}")
+    for name, votes in answers.items():
+        print(f"{name}: {majority_vote(votes)}")
     print(f"{stream.usage.tokens_per_second:,.0f} tokens per second")
 
 

@@ -40,17 +40,17 @@ async def solve(root: SearchNode) -> SearchNode | None:
     """Keep the five best states of each level; at the last, look for a 24."""
     judge = choice_scores(lambda n: VALUE.format(left(n)), {" sure": 20, " maybe": 1, " no": 0})
     propose = propose_lines(lambda n: STEPS.format(left(n)), legal_steps, max_tokens=100)
-    found = await bfs(
+    result = await bfs(
         root, propose, judge, lambda n: " " not in left(n), breadth=5, depth=3, state=left
     )
-    return next((node for node in found.candidates if left(node) == "24"), None)
+    return next((node for node in result.candidates if left(node) == "24"), None)
 
 
 @click.command()
 @click.argument("checkpoint")
 def main(checkpoint: str) -> None:
     """Search three puzzles at once with the model in CHECKPOINT."""
-    problems = [f"Numbers left: {each}\n" for each in ("4 9 10 13", "1 2 3 4", "2 2 6 10")]
+    problems = [f"Numbers left: {numbers}\n" for numbers in ("4 9 10 13", "1 2 3 4", "2 2 6 10")]
     for result in LLM(checkpoint).search(solve, problems, SamplingParams(temperature=0)):
         show(draw_tree(result.tree.nodes, result.best), result.best_text, result.usage)
 

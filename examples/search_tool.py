@@ -22,8 +22,8 @@ SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 def calculate(text: str) -> int | None:
     """The result of the last sum in a text, which ends with it; None if that is no sum."""
-    found = re.search(r"<<\s*([0-9]{1,9})\s*([-+*])\s*([0-9]{1,9})\s*=$", text)
-    return SIGNS[found[2]](int(found[1]), int(found[3])) if found else None
+    match = re.search(r"<<\s*([0-9]{1,9})\s*([-+*])\s*([0-9]{1,9})\s*=$", text)
+    return SIGNS[match[2]](int(match[1]), int(match[3])) if match else None
 
 
 async def solve(root: SearchNode) -> list[SearchNode]:

@@ -45,7 +45,7 @@ SOLUTION = SamplingParams(max_tokens=64, stop=("\n\n",), seed=0)
 SAMPLES, PUZZLES, LR = 16, 40, 1e-4
 
 
-def draw_puzzles(num: int, seed: int, used: set[Puzzle], most_given: int = 0) -> list[Puzzle]:
+def draw_puzzles(num: int, seed: int, used: set[Puzzle], max_hint_steps: int = 0) -> list[Puzzle]:
     """Draw new puzzles, whose targets are reached by random steps, and give some of the steps."""
     draw, puzzles = random.Random(seed), list[Puzzle]()
     while len(puzzles) < num:
@@ -59,21 +59,21 @@ def draw_puzzles(num: int, seed: int, used: set[Puzzle], most_given: int = 0) ->
         new = (numbers, int(state[0]), "")
         if new not in used and 0 < new[1] <= 50:
             used.add(new)
-            puzzles.append((*new[:2], "".join(lines[: draw.randint(0, most_given)])))
+            puzzles.append((*new[:2], "".join(lines[: draw.randint(0, max_hint_steps)])))
     return puzzles
 
 
 def prompt_of(puzzle: Puzzle) -> str:
     """The text before the lines to sample."""
-    numbers, target, given = puzzle
-    return prompt(SOLVE_HEADER, (), solve_head(numbers, target) + given)
+    numbers, target, first_steps = puzzle
+    return prompt(SOLVE_HEADER, (), solve_head(numbers, target) + first_steps)
 
 
 def reward_of(puzzle: Puzzle, samples: list[Completion]) -> Tensor:
     """The reward of each sample: 1 if it is a legal step after which the target can be reached."""
-    numbers, target, given = puzzle
-    size = len(numbers) - given.count("\n") - 1
-    lefts = [apply_steps(numbers, given + each.text) or () for each in samples]
+    numbers, target, first_steps = puzzle
+    size = len(numbers) - first_steps.count("\n") - 1
+    lefts = [apply_steps(numbers, first_steps + completion.text) or () for completion in samples]
     return torch.tensor([1.0 * (len(s) == size and reachable(s, target, True)) for s in lefts])
 
 
@@ -84,10 +84,10 @@ def sample(llm: LLM, puzzles: list[Puzzle], num: int, params: SamplingParams) ->
     done: dict[str, list[Completion]] = {name: [] for name in named}
     with llm.stream(Node("", children=leaves), params) as stream:
         while stream.has_work:
-            for each in stream.step():
-                done[each.prompt_id].append(each)
-                if len(done[each.prompt_id]) == num:
-                    yield named[each.prompt_id], done[each.prompt_id]
+            for completion in stream.step():
+                done[completion.prompt_id].append(completion)
+                if len(done[completion.prompt_id]) == num:
+                    yield named[completion.prompt_id], done[completion.prompt_id]
 
 
 def batches(llm: LLM, puzzles: list[Puzzle], in_flight: bool) -> Iterator[list[Group]]:
@@ -106,8 +106,8 @@ def loss_of(module: Any, llm: LLM, batch: list[Group]) -> Tensor:
         rewards, ids = reward_of(puzzle, samples), llm.tokenizer(prompt_of(puzzle)).input_ids
         if 0 < rewards.mean() < 1:
             advantages += ((rewards - rewards.mean()) / rewards.std()).tolist()
-            texts += [ids + list(each.tokens) for each in samples]
-            old += [torch.tensor(each.logprobs) for each in samples]
+            texts += [ids + list(completion.tokens) for completion in samples]
+            old += [torch.tensor(completion.logprobs) for completion in samples]
             starts += [len(ids)] * len(samples)
     losses = [torch.zeros(0, requires_grad=True)]
     news = tree_logprobs(module, tree_of(texts), prompt_lengths=starts)
@@ -120,7 +120,9 @@ def loss_of(module: Any, llm: LLM, batch: list[Group]) -> Tensor:
 def test(llm: LLM, puzzles: list[Puzzle]) -> list[float]:
     """The share of samples that solve each puzzle."""
     solved = {
-        puzzle: fmean(apply_steps(puzzle[0], each.text) == puzzle[1:2] for each in samples)
+        puzzle: fmean(
+            apply_steps(puzzle[0], completion.text) == puzzle[1:2] for completion in samples
+        )
         for puzzle, samples in sample(llm, puzzles, 4, SOLUTION)
     }
     return [solved[puzzle] for puzzle in puzzles]
@@ -134,14 +136,14 @@ def main(in_flight: bool, steps: int, num_test: int) -> None:
     """Train the demo model, and print its rewards and its scores before and after."""
     used: set[Puzzle] = set()
     held_out = draw_puzzles(num_test, 1, used)
-    training = draw_puzzles(steps * PUZZLES, 2, used, most_given=2)
+    training = draw_puzzles(steps * PUZZLES, 2, used, max_hint_steps=2)
     module: Any = AutoModelForCausalLM.from_pretrained(model_path(), dtype="float32")
     optimizer = torch.optim.AdamW(module.parameters(), lr=LR, weight_decay=0)
     llm = LLM("demo", dtype="float32", max_rows=2 * PUZZLES * SAMPLES)
     before, curve, spanning = test(llm, held_out), list[float](), list[bool]()
     for step, batch in enumerate(batches(llm, training, in_flight), start=1):
         curve.append(fmean(float(reward_of(*group).mean()) for group in batch))
-        spanning += [len(each.versions) > 1 for _, samples in batch for each in samples]
+        spanning += [len(completion.versions) > 1 for _, samples in batch for completion in samples]
         click.echo(f"step {step}: reward {curve[-1]:.2f}")
         optimizer.zero_grad()
         loss_of(module, llm, batch).backward()

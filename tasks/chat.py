@@ -230,10 +230,10 @@ class ChatSearches:
         Raises:
             InputError: an option is unknown, or has no such value; the message names it.
         """
-        known = [*_OPTIONS, *(argument.name for argument in METHODS[method].arguments)]
+        names = [*_OPTIONS, *(argument.name for argument in METHODS[method].arguments)]
         for name in options:
-            if name not in known:
-                hint = did_you_mean(name[:80], known) or f"; known: {', '.join(known)}"
+            if name not in names:
+                hint = did_you_mean(name[:80], names) or f"; known: {', '.join(names)}"
                 raise InputError(f"method {method} has no option {name[:80]!r}{hint}")
         chosen = {name: value for name, value in options.items() if name in _OPTIONS}
         step_stop = chosen.get("step_stop", _STEP_STOP)

@@ -125,8 +125,10 @@ class ChoiceTask(TextTask):
         """
         check_arguments(self.name, options.extra, ())
         rows, source = self.source.read(options.data, options.split)
-        made = problems_of(self.add_answers(rows, source), source, self._problem, noun="question")
-        data = select_task_data(*made, source, options)
+        problems = problems_of(
+            self.add_answers(rows, source), source, self._problem, noun="question"
+        )
+        data = select_task_data(*problems, source, options)
         return with_examples(data, self._examples(options, data.problems))
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:

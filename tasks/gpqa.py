@@ -48,7 +48,7 @@ D) {D}"""
 
 def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows, str]:
     if data is None:
-        _check_whole(subset, "the bundled problems are")
+        _check_no_subset(subset, "the bundled problems are")
         return bundled_rows(BUNDLED, split), f"bundled {BUNDLED}"
     name = f"gpqa_{subset or SUBSETS[0]}"
     if data in ("hf", _HUB):
@@ -57,11 +57,11 @@ def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows
     path = Path(data)
     if path.is_dir() and split is None and (path / f"{name}.csv").exists():
         return file_rows(str(path / f"{name}.csv"), None)
-    _check_whole(subset, f"{data} is")
+    _check_no_subset(subset, f"{data} is")
     return file_rows(data, split)
 
 
-def _check_whole(subset: str | None, what: str) -> None:
+def _check_no_subset(subset: str | None, what: str) -> None:
     if subset is not None:
         raise InputError(
             f"{what} a single set; choose a subset only with hf or a folder with gpqa_*.csv"
@@ -100,21 +100,21 @@ class GPQA(TextTask):
         shuffle = one_of(options.extra, "shuffle", SHUFFLES, SHUFFLES[0])
         is_chosen = "subset" in options.extra
         rows, source = _rows(options.data, options.split, subset if is_chosen else None)
-        drawn = random.Random(0)
+        rng = random.Random(0)
 
         def make(row: dict[str, Any], line: int) -> Problem:
             # Draw before anything can fail, so that a bad row does not change the order of others.
-            order = drawn.sample(range(4), 4)
+            order = rng.sample(range(4), 4)
             question = column(row, ("Question",))
             choices = [column(row, (name,)) for name in _CHOICES]
             if shuffle == "hash":
                 order.sort(key=lambda index: rank(options.seed, f"{question}\n{choices[index]}"))
-            shown = [choices[index] for index in order]
-            letters = dict(zip(_LETTERS, shown, strict=True))
+            shuffled = [choices[index] for index in order]
+            letters = dict(zip(_LETTERS, shuffled, strict=True))
             return Problem(
                 id=optional(row, ("Record ID", "id")) or f"gpqa-{line - 1}",
                 question=_PROMPT.format(question=question, **letters),
-                answer=_LETTERS[shown.index(choices[0])],
+                answer=_LETTERS[shuffled.index(choices[0])],
                 metadata={
                     "line": line,
                     "domain": optional(row, ("High-level domain", "domain")) or "",

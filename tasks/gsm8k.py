@@ -194,7 +194,7 @@ def _before_stop(text: str) -> str:
 
 # A problem has many samples with few different answers, which are short unless they are runs of
 # digits. So verdicts on short answers are cached.
-_KEPT: Final = 1 << 14
+_CACHE_SIZE: Final = 1 << 14
 _SHORT: Final = 64
 _gold: Final = lru_cache(maxsize=1024)(canonical_number)
 _exact_gold: Final = lru_cache(maxsize=1024)(exact_match_form)
@@ -212,7 +212,7 @@ def _build_verdicts(
     return dict(zip(GSM8K.filters, verdicts, strict=True))
 
 
-_cached_verdicts: Final = lru_cache(maxsize=_KEPT)(_build_verdicts)
+_cached_verdicts: Final = lru_cache(maxsize=_CACHE_SIZE)(_build_verdicts)
 
 
 def _verdict(answer: str | None, right: bool) -> Verdict:
@@ -220,7 +220,7 @@ def _verdict(answer: str | None, right: bool) -> Verdict:
     return (_cached_verdict if len(answer or "") <= _SHORT else Verdict)(answer, right)
 
 
-_cached_verdict: Final = lru_cache(maxsize=_KEPT)(Verdict)
+_cached_verdict: Final = lru_cache(maxsize=_CACHE_SIZE)(Verdict)
 
 
 def _exact_match(gold: str, answer: str | None) -> Verdict:

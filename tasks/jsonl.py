@@ -239,10 +239,12 @@ class QuestionAnswer(TextTask):
         numbered, source = _SOURCE.read(options.data, options.split)
         rows = list(numbered)
         answer_field = options.extra.get("answer_field", "answer")
-        others = [options.extra.get(f"{kind}_field") for kind in ("group", "image", "messages")]
+        optional_fields = [
+            options.extra.get(f"{kind}_field") for kind in ("group", "image", "messages")
+        ]
         _check_together(options)
         prompt_fields = () if options.extra.get("messages_field") else template.fields
-        _check_fields([*prompt_fields, answer_field, *filter(None, others)], rows, source)
+        _check_fields([*prompt_fields, answer_field, *filter(None, optional_fields)], rows, source)
         if not isinstance(self._answer, ChoiceAnswer):
             _check_free(rows, source)
         images = RowImages(options, Path(source).parent)

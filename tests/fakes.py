@@ -307,7 +307,7 @@ def scheduler_of(
         EngineResources(
             model=model,
             cache=cache,
-            kept=kept or PrefixCache(cache, cache.pool.num_pages // 2),
+            prefix_cache=kept or PrefixCache(cache, cache.pool.num_pages // 2),
             executor=ModelRunner(model, cache, graphs, impl, prefills=prefills),
             **{"max_rows": 64, "prefill_chunk": 64, "run_ahead": False, **resources},
         ),

@@ -90,7 +90,7 @@ def with_room(llm: LLM, num_pages: int, num_states: int, **options: Any) -> LLM:
         states = new_state_cache(llm.model, num_states, num_windows=llm.max_rows)
     layers = llm.model.new_cache(num_pages + 1, 4)
     llm.engine.cache = PagedCache(layers, num_pages, 4, states)
-    llm.engine.kept = PrefixCache(llm.cache, num_pages // 2)
+    llm.engine.prefix_cache = PrefixCache(llm.cache, num_pages // 2)
     return llm
 
 

@@ -55,7 +55,7 @@ def backend_of(
         given = EngineResources(
             model=model,
             cache=cache,
-            kept=PrefixCache(cache, num_pages // 2),
+            prefix_cache=PrefixCache(cache, num_pages // 2),
             executor=ModelRunner(model, cache, None, "reference"),
             max_rows=max_rows,
             prefill_chunk=prefill_chunk,

@@ -160,7 +160,9 @@ class _Knowing:
         begun = len(known) - int(rows.count[slot])
         one = SamplingBatch.of([plain(each.params)], torch.zeros(1, dtype=torch.int64))
         drawn = [
-            segment.drawn for segment in [*request.segment.path()][::-1] for _ in segment.tokens
+            segment.is_generated
+            for segment in [*request.segment.path()][::-1]
+            for _ in segment.tokens
         ]
         drawn += [True] * (len(known) + num - len(drawn))
         seed, start = torch.tensor([[int(rows.seed[slot])]]), len(known)
@@ -415,7 +417,7 @@ class MixedRun:
             given = EngineResources(
                 model=self.model,
                 cache=cache,
-                kept=kept,
+                prefix_cache=kept,
                 executor=ModelRunner(self.model, cache, None, "reference"),
                 max_rows=max_rows,
                 prefill_chunk=chunk,

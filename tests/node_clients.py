@@ -102,7 +102,7 @@ async def evict_all(served: AsyncLLM) -> tuple[int, int]:
     """
 
     async def begin(backend: LiveBackend) -> tuple[int, int]:
-        store, held = backend.scheduler.run.store, backend.prompts._held
+        store, held = backend.scheduler.run.store, backend.prompts._recent
         while store.evict_idle():
             pass
         needed = {above.index for segment in held.values() for above in segment.path()}

@@ -146,6 +146,7 @@ def test_allowed_token_ids(llm: LLM) -> None:
 
 def test_top_k_of_minus_one_keeps_all() -> None:
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(logprobs=None) == SamplingParams()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

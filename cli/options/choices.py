@@ -143,8 +143,8 @@ def _expand_tasks(word: str, folder: str | None) -> list[str]:
     names = [name.strip() for name in word.split(",") if name.strip()]
     if not word.strip().startswith(LM_EVAL):
         return names
-    whole = [f"{LM_EVAL}{name.removeprefix(LM_EVAL)}" for name in names]
-    return [name if folder is None or "@" in name else f"{name}@{folder}" for name in whole]
+    full_names = [f"{LM_EVAL}{name.removeprefix(LM_EVAL)}" for name in names]
+    return [name if folder is None or "@" in name else f"{name}@{folder}" for name in full_names]
 
 
 def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:

@@ -50,12 +50,12 @@ def _finish_config(ctx: click.Context) -> None:
         import yaml
 
         click.echo(
-            yaml.safe_dump(_collect_given(ctx), sort_keys=False, allow_unicode=True), nl=False
+            yaml.safe_dump(_collect_set_options(ctx), sort_keys=False, allow_unicode=True), nl=False
         )
         ctx.exit()
 
 
-def _collect_given(ctx: click.Context) -> dict[str, Any]:
+def _collect_set_options(ctx: click.Context) -> dict[str, Any]:
     options: dict[str, Any] = {}
     tasks = [*ctx.params.get(_TASKS[0], ()), *ctx.params.get(_TASKS[1], ())]
     if tasks:
@@ -222,7 +222,7 @@ _GROUPS: Final = (
     ),
 )
 # Alternative names of options; only --help-all shows them.
-_OF_OTHERS: Final = (
+_HIDDEN_FLAGS: Final = (
     "--batch-size",
     "--confirm-run-unsafe-code",
     "--epochs",
@@ -253,14 +253,14 @@ class GroupedCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the options, including those of a file."""
         try:
-            rest = super().parse_args(ctx, args)
+            remaining = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             if any(param.name == "task_args" for param in self.params):
                 _check_tasks(error)
             raise
         if self._file:
             _finish_config(ctx)
-        return rest
+        return remaining
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what the command does, and examples."""
@@ -273,19 +273,21 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the groups of options that were requested."""
         everything = bool(ctx.meta.get(_ALL))
-        left = {param.name: param for param in self.get_params(ctx)}
+        unlisted = {param.name: param for param in self.get_params(ctx)}
         hidden = 0
         for title, first, names in _GROUPS:
-            params = [left.pop(name) for name in names.split() if name in left]
+            params = [unlisted.pop(name) for name in names.split() if name in unlisted]
             rows = [row for param in params if (row := _row(param, ctx, everything))]
             if rows and (first or everything):
                 with formatter.section(title):
                     formatter.write_dl(rows, col_max=34)
             elif rows:
                 hidden += len(rows)
-        if rest := [row for param in left.values() if (row := _row(param, ctx, everything))]:
+        if unlisted_rows := [
+            row for param in unlisted.values() if (row := _row(param, ctx, everything))
+        ]:
             with formatter.section("Other options"):
-                formatter.write_dl(rest, col_max=34)
+                formatter.write_dl(unlisted_rows, col_max=34)
         if hidden:
             formatter.write_paragraph()
             formatter.write_text(f"{ctx.command_path} --help-all shows {hidden} more options.")
@@ -313,14 +315,14 @@ def _row(param: click.Parameter, ctx: click.Context, everything: bool) -> tuple[
     if row is None or not isinstance(param, click.Option):
         return None
     names, text = row
-    for other in () if everything else _OF_OTHERS:
+    for other in () if everything else _HIDDEN_FLAGS:
         names = names.replace(f", {other}", "")
     return names, text
 
 
 def _help_all() -> click.Option:
-    def _show(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
-        if wanted and not ctx.resilient_parsing:
+    def _show(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
             ctx.meta[_ALL] = True
             click.echo(ctx.get_help())
             ctx.exit()

@@ -336,8 +336,8 @@ ALL_FILTERS: Final = option("--all-filters", "Show results of every filter, not 
 WRITE_OUT: Final = option("--write-out", "Print the first prompt of each task.")
 
 
-def _note(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
-    ctx.meta[f"{__name__}.{param.name}"] = wanted
+def _note(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.meta[f"{__name__}.{param.name}"] = value
 
 
 JSON: Final = option(

@@ -192,13 +192,13 @@ def _view(bar: "RenderableType", now: "RunProgress") -> "RenderableType":
     from rich.text import Text
 
     def table(rows: Sequence[Sequence[str]], *columns: str) -> Table:
-        drawn = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        rich_table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for column in columns:
             justify: JustifyMethod = "left" if column == "worker" else "right"
-            drawn.add_column(column, justify=justify, header_style="dim")
+            rich_table.add_column(column, justify=justify, header_style="dim")
         for row in rows:
-            drawn.add_row(*map(Text, row))
-        return drawn
+            rich_table.add_row(*map(Text, row))
+        return rich_table
 
     levels = [
         (

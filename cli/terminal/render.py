@@ -91,12 +91,14 @@ def print_table(table: PrintableTable) -> None:
         from rich.table import Table
         from rich.text import Text
 
-        drawn = Table()
+        rich_table = Table()
         for place, title in enumerate(table.head):
-            drawn.add_column(Text(title), justify="right" if place in table.numbers else "left")
+            rich_table.add_column(
+                Text(title), justify="right" if place in table.numbers else "left"
+            )
         for row in table.rows:
-            drawn.add_row(*(Text(safe_text(cell)) for cell in row))
-        Console(file=sys.stdout, highlight=False).print(drawn)
+            rich_table.add_row(*(Text(safe_text(cell)) for cell in row))
+        Console(file=sys.stdout, highlight=False).print(rich_table)
     else:
         echo(format_table(table.head, table.rows, table.numbers))
     for remark in table.lines:

@@ -131,7 +131,7 @@ def _free_scheduler(
         EngineResources(
             model=model,
             cache=cache,
-            kept=PrefixCache(cache, 1),
+            prefix_cache=PrefixCache(cache, 1),
             executor=ModelRunner(model, cache, None, "cpu"),
             max_rows=max_rows or rows,
             prefill_chunk=8192,

@@ -77,10 +77,10 @@ class Case:
         self.weights, self.scales, self.factors, self.routes = [], [], [], []
         for _ in range(int(copies)):
             packed = (*shape, product.inputs // 2), (*shape, product.inputs // product.group)
-            made = torch.randint(0, 256, packed[0], dtype=torch.uint8, device=device)
+            weight = torch.randint(0, 256, packed[0], dtype=torch.uint8, device=device)
             scale = torch.randint(low, high, packed[1], dtype=torch.uint8, device=device)
             factor = torch.rand(shape, device=device) / product.inputs
-            self.weights.append(made)
+            self.weights.append(weight)
             self.scales.append(scale.view(torch.float8_e4m3fn) if product.group == 16 else scale)
             self.factors.append(factor if product.group == 16 else None)
         for _ in range(self.calls if product.experts else 0):
@@ -89,20 +89,20 @@ class Case:
         self.num_inputs = rows * product.chosen if product.rows_each else rows
         self.x = torch.randn(self.num_inputs, product.inputs, device=device).to(dtype)
         self.quarters = split_rows(self.x)
-        self.each = 1 if product.rows_each else product.chosen
+        self.pairs_per_row = 1 if product.rows_each else product.chosen
 
     def plain(self) -> list[Tensor]:
         """Return expanded matrices."""
-        made = []
+        matrices = []
         for weight, scale, factor in zip(self.weights, self.scales, self.factors, strict=True):
-            whole = torch.empty(
+            matrix = torch.empty(
                 (*weight.shape[:2], self.product.inputs), dtype=self.dtype, device=weight.device
             )
             for at in range(len(weight)):
                 part = dequantize_fp4(weight[at], scale[at])
-                whole[at] = part if factor is None else part * factor[at, :, None]
-            made.append(whole)
-        return made
+                matrix[at] = part if factor is None else part * factor[at, :, None]
+            matrices.append(matrix)
+        return matrices
 
     def split(self, _: int) -> Tensor:
         """Return the rows in the order that the kernel needs."""
@@ -110,12 +110,12 @@ class Case:
 
     def plain_product(self, copies: Sequence[Tensor], at: int) -> Tensor:
         """Return the product in 16 bits of matrices [E, N, K], for the routes at a place."""
-        whole = copies[at % len(copies)]
+        matrix = copies[at % len(copies)]
         if not self.product.experts:
-            return self.x @ whole[0].T
+            return self.x @ matrix[0].T
         _, order, blocks = self.routes[at]
         out: Tensor = grouped_product(
-            self.x, None, whole, None, None, order, blocks, self.each, False, self.dtype
+            self.x, None, matrix, None, None, order, blocks, self.pairs_per_row, False, self.dtype
         )
         return out
 
@@ -136,13 +136,21 @@ class Case:
         if tiles is None and out is None and (on_cpu or not expands):
             if self.product.experts:
                 _, order, blocks = self.routes[at]
-                made: Tensor = grouped_fp4_product(
-                    self.quarters, weight, scale, factor, None, order, blocks, self.each, False
+                product: Tensor = grouped_fp4_product(
+                    self.quarters,
+                    weight,
+                    scale,
+                    factor,
+                    None,
+                    order,
+                    blocks,
+                    self.pairs_per_row,
+                    False,
                 )
-                return made
+                return product
             assert factor is not None
-            made = fp4_product(self.quarters, weight[0], scale[0], factor[0], None, False)
-            return made
+            product = fp4_product(self.quarters, weight[0], scale[0], factor[0], None, False)
+            return product
         from treegen.model.linear import fp4_expansion, fp4_kernels
 
         num = self.rows * self.product.chosen
@@ -152,7 +160,7 @@ class Case:
         divided = {} if expands else {"tiles": tiles}
         if self.product.experts:
             _, order, blocks = self.routes[at]
-            matrices, routes = (weight, scale, factor, None), (order, blocks, self.each)
+            matrices, routes = (weight, scale, factor, None), (order, blocks, self.pairs_per_row)
             kernels.grouped_fp4_product(self.quarters, matrices, routes, out, **divided)
         else:
             assert factor is not None
@@ -194,14 +202,16 @@ class Case:
                 expert = int(self.routes[0][0].reshape(-1)[pair])
             else:
                 pairs = slice(None, None, step)
-            whole = dequantize_fp4(
+            matrix = dequantize_fp4(
                 self.weights[0][expert, ::skipped], self.scales[0][expert, ::skipped]
             ).double()
             factor = self.factors[0]
             if factor is not None:
-                whole *= factor[expert, ::skipped, None].double()
-            rows = self.x[pair // self.each][None] if self.product.experts else self.x[pairs]
-            want, size = rows.double() @ whole.T, rows.double().abs() @ whole.abs().T
+                matrix *= factor[expert, ::skipped, None].double()
+            rows = (
+                self.x[pair // self.pairs_per_row][None] if self.product.experts else self.x[pairs]
+            )
+            want, size = rows.double() @ matrix.T, rows.double().abs() @ matrix.abs().T
             far = ((got[pairs, ::skipped].double() - want).abs() - want.abs() * _TOLERANCE) / size
             if not bool((far <= 2e-6).all()):
                 raise NumericsError(

@@ -271,14 +271,14 @@ class ImageWorkload(Workload):
         """Return the prompts."""
         image = range(self.image_id, self.image_id + self.image_tokens)
         text = replace(self, prefix=self.prefix - len(image))
-        whole = Workload.tree(text, tokenizer, vocab_size)
+        text_tree = Workload.tree(text, tokenizer, vocab_size)
 
         def add_image(root: Node) -> Node:
             return replace(root, content=[*image, *cast(Sequence[int], root.content)])
 
         if self.prefixes == 1:
-            return add_image(whole)
-        return replace(whole, children=[add_image(root) for root in whole.children])
+            return add_image(text_tree)
+        return replace(text_tree, children=[add_image(root) for root in text_tree.children])
 
 
 def add_image(image: PlacedImage, case: Case) -> Case:

@@ -162,9 +162,9 @@ class _Case:
     @property
     def copied(self) -> list[HostLevel]:
         """The levels, with the prefix read from its expanded copy."""
-        first, *others = self.levels
+        first, *later_levels = self.levels
         pages = first.pages_GP + self.block
-        return [replace(first, pages_GP=pages, copied=True, memo={}), *others]
+        return [replace(first, pages_GP=pages, copied=True, memo={}), *later_levels]
 
     def calls(self) -> dict[str, Callable[[], Callable[[], Tensor]]]:
         """Return by form a function that prepares the function to time."""
@@ -310,7 +310,12 @@ def main(
 ) -> None:
     """The attention operator over latents, in each form compared with its roofline."""
     form = FORMS[shape]
-    grid = [(number, shared, own) for own in suffix for shared in prefix for number in rows]
+    grid = [
+        (number, shared, suffix_len)
+        for suffix_len in suffix
+        for shared in prefix
+        for number in rows
+    ]
     device, dtype, machine, rates = measure_rates(**options)
     results = []
     for result in measure(grid, form, rates, device=device, dtype=dtype, repeats=repeats):

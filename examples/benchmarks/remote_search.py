@@ -152,15 +152,17 @@ async def _beam_of_texts(
             steps.append((text + step, logprobs + more, ended))
         return steps
 
-    kept: list[tuple[str, list[float], bool]] = [(prompt, [], False)]
+    beam: list[tuple[str, list[float], bool]] = [(prompt, [], False)]
     for _ in range(depth):
-        drawn = await asyncio.gather(
-            *(expand_text(text, p) for text, p, ended in kept if not ended)
+        expansions = await asyncio.gather(
+            *(expand_text(text, p) for text, p, ended in beam if not ended)
         )
-        texts = [step for steps in drawn for step in steps] + [step for step in kept if step[2]]
+        texts = [step for steps in expansions for step in steps] + [
+            step for step in beam if step[2]
+        ]
         texts.sort(key=lambda step: -sum(step[1]) / max(1, len(step[1])))
-        kept = list({text: (text, p, ended) for text, p, ended in texts}.values())[:width]
-        if all(ended for _, _, ended in kept):
+        beam = list({text: (text, p, ended) for text, p, ended in texts}.values())[:width]
+        if all(ended for _, _, ended in beam):
             break
 
 

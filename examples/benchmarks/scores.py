@@ -100,20 +100,20 @@ def measure(llm: LLM, job: ScoreJob) -> Iterator[ScoreTime]:
     llm.score([(prompt[:4], texts[0][:4])], top=job.top)
     scores, took = _time_call(lambda: llm.score([(prompt, text) for text in texts], top=job.top))
     seconds, processor = (total / job.texts for total in took)
-    counted = _count(llm, job, job.texts, wanted=True)
+    counted = _count(llm, job, job.texts, text_only=True)
     yield ScoreTime("treegen", job.texts, seconds, processor, counted)
     module: Any = llm.model.module
     module.set_attn_implementation(_STOCK)
     try:
-        _stock(module, prompt[:4], texts[0][:4], job.top, wanted=True)
-        for wanted in (True, False):
+        _stock(module, prompt[:4], texts[0][:4], job.top, text_only=True)
+        for text_only in (True, False):
             logprobs, took = _time_call(
-                lambda how=wanted: _stock(  # type: ignore[misc]
-                    module, prompt, texts[0], job.top, wanted=how
+                lambda how=text_only: _stock(  # type: ignore[misc]
+                    module, prompt, texts[0], job.top, text_only=how
                 )
             )
-            name = f"transformers, {'logits of the text' if wanted else 'all logits'}"
-            counted = _count(llm, job, 1, wanted=wanted)
+            name = f"transformers, {'logits of the text' if text_only else 'all logits'}"
+            counted = _count(llm, job, 1, text_only=text_only)
             yield ScoreTime(name, 1, *took, counted, _off(logprobs, scores[0]))
     finally:
         module.set_attn_implementation(ATTENTION)
@@ -152,10 +152,10 @@ def score_table(times: list[ScoreTime]) -> PrintableTable:
     )
 
 
-def _count(llm: LLM, job: ScoreJob, texts: int, *, wanted: bool) -> FlopCount | None:
+def _count(llm: LLM, job: ScoreJob, texts: int, *, text_only: bool) -> FlopCount | None:
     """Return the operations of one of `texts` texts that share a prompt; None if not countable.
 
-    wanted: whether only the text's logits are computed.
+    text_only: whether only the text's logits are computed.
     """
     size = size_of(llm.model)
     if not isinstance(size, ModelSize) or size.experts is not None or llm.spec.state_bytes:
@@ -166,16 +166,16 @@ def _count(llm: LLM, job: ScoreJob, texts: int, *, wanted: bool) -> FlopCount | 
     pairs += job.tokens * job.prefix + job.tokens * (job.tokens + 1) / 2
     tokens = job.prefix / texts + job.tokens
     widths = size.q_heads * sum(layer.k_dim + layer.v_dim for layer in size.layers)
-    logits = size.hidden * size.vocab_size * (job.tokens if wanted else tokens)
+    logits = size.hidden * size.vocab_size * (job.tokens if text_only else tokens)
     return FlopCount(2e-9 * size.layer_weights * tokens, 2e-9 * widths * pairs, 2e-9 * logits)
 
 
 def _stock(
-    module: Any, prompt: list[int], text: list[int], top: int, *, wanted: bool
+    module: Any, prompt: list[int], text: list[int], top: int, *, text_only: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probabilities of a text's tokens, and the largest ones at each position."""
     ids = torch.tensor([prompt + text])
-    fewer = {"logits_to_keep": len(text) + 1} if wanted else {}
+    fewer = {"logits_to_keep": len(text) + 1} if text_only else {}
     with torch.inference_mode():
         logits = module(input_ids=ids, use_cache=False, **fewer).logits[0, -len(text) - 1 : -1]
         logprobs = logits.float().log_softmax(dim=-1)

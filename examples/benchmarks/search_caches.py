@@ -116,12 +116,12 @@ def _run_reprompted(llm: LLM, searches: AskTell) -> SearchTime:
     start = time.perf_counter()
     prefilled = 0
     while requests := searches.ask():
-        wanted = [request for request in requests if isinstance(request, SampleRequest)]
-        texts = [request.context.text for request in wanted]
-        params = replace(wanted[0].params, n=len(wanted[0].indices))
+        sample_requests = [request for request in requests if isinstance(request, SampleRequest)]
+        texts = [request.context.text for request in sample_requests]
+        params = replace(sample_requests[0].params, n=len(sample_requests[0].indices))
         answers, computed = _generate(llm, texts, params)
         prefilled += computed
-        for request, completions in zip(wanted, answers, strict=True):
+        for request, completions in zip(sample_requests, answers, strict=True):
             searches.tell(request, completions)
     done = [result for result in searches.results if result is not None]
     return _time("every node prompted anew", start, prefilled, done)

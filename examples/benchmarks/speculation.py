@@ -226,7 +226,7 @@ def measure(
 @contextmanager
 def _keep_prompts(llm: LLM, tree: Node) -> Iterator[None]:
     """Cache the prompts of single rows, so that no prefill pass falls among the decode steps."""
-    cache = llm.engine.kept
+    cache = llm.engine.prefix_cache
     most, cache.max_pages = cache.max_pages, llm.cache.pool.num_pages
     try:
         with llm.keep(tree):
@@ -258,16 +258,16 @@ def _tree(trace: Trace, job: SpeculationLoad, vocab_size: int) -> tuple[Node, _S
     rng = np.random.default_rng(0)
     leaves: list[Node] = []
     recorded: _Samples = {}
-    left, number = job.samples, 0
-    while left:
+    remaining, number = job.samples, 0
+    while remaining:
         copy, problem = divmod(number, len(trace.prompts))
 
         def shift_tokens(tokens: Sequence[int], shift: int = copy * _STEP) -> list[int]:
             return [(token + shift) % vocab_size for token in tokens]
 
-        samples = [shift_tokens(tokens) for tokens in trace.samples[problem][:left]]
+        samples = [shift_tokens(tokens) for tokens in trace.samples[problem][:remaining]]
         text = shift_tokens(trace.prompts[problem])
-        left, number = left - len(samples), number + 1
+        remaining, number = remaining - len(samples), number + 1
         # With own tokens each sample has its own prompt.
         parts = [[sample] for sample in samples] if job.own_tokens else [samples]
         for place, part in enumerate(parts):

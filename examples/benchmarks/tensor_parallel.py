@@ -85,7 +85,7 @@ def tokens_per_second(arguments: list[str]) -> dict[int, float]:
     command = [sys.executable, "-m", "treegen", "bench", "decode", "--modes", "all", "--json"]
     done = subprocess.run([*command, *arguments], stdout=subprocess.PIPE, check=True, text=True)
     results = json.loads(done.stdout.splitlines()[-1])["results"]
-    return {each["rows"]: each["tokens_per_second"]["median"] for each in results}
+    return {result["rows"]: result["tokens_per_second"]["median"] for result in results}
 
 
 @script
@@ -107,12 +107,12 @@ def main(shape: str, tp: list[int], rows: list[int], prefix: int, repeats: int) 
     for size in sizes:
         if size > 1:
             with RankGroup(size) as group:
-                found: Any = group.load(function)
-            sums[size] = found
+                times: Any = group.load(function)
+            sums[size] = times
             echo(f"Microseconds of a sum over {size} GPUs")
             cells = [
-                [f"{nbytes:,}", *(f"{each:.1f}" for each in row)]
-                for nbytes, row in zip(SIZES, zip(*found.values(), strict=True), strict=True)
+                [f"{nbytes:,}", *(f"{microseconds:.1f}" for microseconds in row)]
+                for nbytes, row in zip(SIZES, zip(*times.values(), strict=True), strict=True)
             ]
             print_table(PrintableTable(["bytes", *WAYS], cells, range(1 + len(WAYS))))
     fixed = ["--shape", shape, "--rows", ",".join(map(str, rows)), "--prefix", str(prefix)]

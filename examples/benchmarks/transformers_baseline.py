@@ -190,8 +190,8 @@ def _generate(model: Model, prompts: list[list[int]], new_tokens: int) -> StockR
         assert out.shape == (ids.shape[0], ids.shape[1] + count)
         return time.perf_counter() - start
 
-    first, whole = seconds(1), seconds(new_tokens)
-    return StockRun(whole, whole - first if new_tokens > 1 and whole > first else None)
+    first, total = seconds(1), seconds(new_tokens)
+    return StockRun(total, total - first if new_tokens > 1 and total > first else None)
 
 
 def _continuous(model: Model, prompts: list[list[int]], new_tokens: int) -> StockRun:

@@ -67,8 +67,8 @@ def write_gguf(source: Path, file: Path) -> None:
         if stem.startswith("model.layers."):
             layer, _, stem = stem.removeprefix("model.layers.").partition(".")
             prefix = f"blk.{layer}."
-        whole = np.ascontiguousarray(value, dtype=np.float32)
-        writer.add_tensor(f"{prefix}{_NAMES[stem]}.weight", whole)
+        array = np.ascontiguousarray(value, dtype=np.float32)
+        writer.add_tensor(f"{prefix}{_NAMES[stem]}.weight", array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -124,7 +124,7 @@ def main() -> None:
         )
         with urllib.request.urlopen(request) as reply:
             got = json.load(reply)
-        return [each["tokens"] for each in (got if isinstance(got, list) else [got])]
+        return [output["tokens"] for output in (got if isinstance(got, list) else [got])]
 
     def generate(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
         with ThreadPoolExecutor(len(prompts)) as pool:

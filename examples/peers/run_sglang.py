@@ -33,7 +33,7 @@ def main() -> None:
         params = {"n": samples, "max_new_tokens": new, "temperature": 1.0, "ignore_eos": True}
         done = engine.generate(input_ids=prompts, sampling_params=params)
         # A prompt's samples follow each other, in the order of the prompts.
-        rows = [[*each["output_ids"]] for each in done]
+        rows = [[*output["output_ids"]] for output in done]
         return [rows[at : at + samples] for at in range(0, len(rows), samples)]
 
     measure(

@@ -50,12 +50,12 @@ def main() -> None:
         out = []
         for first in range(0, len(prompts), options.batch):
             ids = torch.tensor(prompts[first : first + options.batch], device=device)
-            drawn = model.generate(
+            output = model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 generation_config=settings_of(new, samples),
             )
-            rows = drawn[:, ids.shape[1] :].tolist()
+            rows = output[:, ids.shape[1] :].tolist()
             out += [rows[at : at + samples] for at in range(0, len(rows), samples)]
         return out
 
@@ -77,7 +77,7 @@ def main() -> None:
             continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=True, **pages),
         )
         # A prompt's samples follow each other, in the order of the prompts.
-        rows = [[*each.generated_tokens] for each in done.values()]
+        rows = [[*output.generated_tokens] for output in done.values()]
         return [rows[at : at + samples] for at in range(0, len(rows), samples)]
 
     settings: dict[str, Any] = {"attention": options.attention, "device": device}

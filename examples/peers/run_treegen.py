@@ -51,17 +51,17 @@ def main() -> None:
         request = SamplingParams(n=job.samples, max_tokens=job.new_tokens, regex=job.pattern)
 
         def draw(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
-            drawn = llm.generate(prompts, request)
-            return [[[*each.tokens] for each in completions] for completions in drawn]
+            answers = llm.generate(prompts, request)
+            return [[[*completion.tokens] for completion in completions] for completions in answers]
 
         return run_job(job, run, draw)
 
     def score(pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
-        return [[*each.logprobs] for each in llm.score(pairs)]
+        return [[*result.logprobs] for result in llm.score(pairs)]
 
     def generate(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
-        drawn = llm.generate(prompts, params(samples, new))
-        return [[[*each.tokens] for each in completions] for completions in drawn]
+        answers = llm.generate(prompts, params(samples, new))
+        return [[[*completion.tokens] for completion in completions] for completions in answers]
 
     def search(job: Job, run: int) -> int:
         async def solve(root: SearchNode) -> None:
@@ -70,9 +70,9 @@ def main() -> None:
                 groups = await asyncio.gather(*(node.sample(job.samples) for node in frontier))
                 children = [child for group in groups for child in group]
                 frontier = draws.sample(children, min(job.keep, len(children)))
-                kept = {id(node) for node in frontier}
+                frontier_ids = {id(node) for node in frontier}
                 for child in children:
-                    if id(child) not in kept:
+                    if id(child) not in frontier_ids:
                         child.drop()
 
         problems = [(f"p{i}", prompt) for i, prompt in enumerate(job.prompts(run))]

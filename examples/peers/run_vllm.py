@@ -66,7 +66,7 @@ def main() -> None:
         )
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
         done = llm.generate(inputs, params, use_tqdm=False)
-        return [[[*each.token_ids] for each in request.outputs] for request in done]
+        return [[[*output.token_ids] for output in request.outputs] for request in done]
 
     def generate(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
         return draw(prompts, samples, new, ignore_eos=True)

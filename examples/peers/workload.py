@@ -142,11 +142,13 @@ def most(jobs: list[Job]) -> tuple[int, int]:
 def score_job(job: Job, run: int, score: Score) -> int:
     """Run a job of kind "score" and return how many tokens have log-probabilities."""
     groups = zip(job.prompts(run), job.continuations(run), strict=True)
-    pairs = [(prompt, each) for prompt, continuations in groups for each in continuations]
+    pairs = [
+        (prompt, continuation) for prompt, continuations in groups for continuation in continuations
+    ]
     numbers = score(pairs)
-    lengths = [len(each) for each in numbers]
+    lengths = [len(logprobs) for logprobs in numbers]
     assert lengths == [job.new_tokens] * len(pairs), "log-probabilities are missing"
-    assert all(-math.inf < number <= 0 for each in numbers for number in each), "not finite"
+    assert all(-math.inf < number <= 0 for logprobs in numbers for number in logprobs), "not finite"
     return sum(lengths)
 
 
@@ -156,15 +158,15 @@ def run_job(job: Job, run: int, generate: Generate) -> int:
     frontier = [[prompt] for prompt in job.prompts(run)]
     for _ in range(job.steps):
         open_nodes = [node for nodes in frontier for node in nodes]
-        drawn = generate(open_nodes, job.samples, job.new_tokens)
-        lengths = [len(sample) for samples in drawn for sample in samples]
+        completions = generate(open_nodes, job.samples, job.new_tokens)
+        lengths = [len(sample) for samples in completions for sample in samples]
         assert lengths == [job.new_tokens] * (len(open_nodes) * job.samples), "samples are missing"
         tokens += sum(lengths)
-        given, children = iter(zip(open_nodes, drawn, strict=True)), []
+        answers, children = iter(zip(open_nodes, completions, strict=True)), []
         for nodes in frontier:
-            node_samples = [next(given) for _ in nodes]
+            node_samples = [next(answers) for _ in nodes]
             children.append([node + sample for node, samples in node_samples for sample in samples])
-        frontier = [draws.sample(each, min(job.keep, len(each))) for each in children]
+        frontier = [draws.sample(siblings, min(job.keep, len(siblings))) for siblings in children]
     return tokens
 
 
@@ -259,7 +261,7 @@ def measure(
             if index >= 0:
                 seconds.append(time.perf_counter() - start)
                 cpu_seconds.append(time.process_time() - cpu)
-        speeds = sorted(tokens / each for each in seconds)
+        speeds = sorted(tokens / run_seconds for run_seconds in seconds)
         named = ", ".join(f"{name} {number}" for name, number in versions.items())
         print(HEAD)
         print(
@@ -269,7 +271,7 @@ def measure(
             f"| {tokens:,} | {memory()} | {named} |\n"
         )
         print(f"settings: {json.dumps(settings | {'dtype': options.dtype})}")
-        load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
+        load = ", ".join(f"{average:.1f}" for average in os.getloadavg())
         print(
             f"machine: {platform.platform()}, Python {platform.python_version()}, {os.cpu_count()} "
             f"cores, load {load}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', '')}"

@@ -111,12 +111,14 @@ class Encoded(NamedTuple):
 def encode(tokenizer: PreTrainedTokenizerFast, document: Document) -> Encoded:
     """Tokenize a document part by part."""
     bpe = tokenizer.backend_tokenizer
-    found = Encoded([int(tokenizer.bos_token_id)], [0.0], [False])
+    encoded = Encoded([int(tokenizer.bos_token_id)], [0.0], [False])
     encodings = bpe.encode_batch_fast([part.text for part in document], add_special_tokens=False)
     for part, encoding in zip(document, encodings, strict=True):
-        found.ids.extend(encoding.ids)
-        found.weights.extend([part.weight] * len(encoding.ids))
-        found.smooth.extend([part.smooth] * len(encoding.ids))
+        encoded.ids.extend(encoding.ids)
+        encoded.weights.extend([part.weight] * len(encoding.ids))
+        encoded.smooth.extend([part.smooth] * len(encoding.ids))
     return Encoded(
-        [*found.ids, int(tokenizer.eos_token_id)], [*found.weights, WRITE], [*found.smooth, False]
+        [*encoded.ids, int(tokenizer.eos_token_id)],
+        [*encoded.weights, WRITE],
+        [*encoded.smooth, False],
     )

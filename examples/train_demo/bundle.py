@@ -41,28 +41,28 @@ def program_problems(draw: random.Random, *, evaluation: bool) -> Iterator[Progr
     seen: set[str] = set()
     for steps, hidden, num in PROGRAMS:
         while num:
-            made = program(draw, steps, hidden, num_tests=TESTS, evaluation=evaluation)
-            if made.key not in seen:
-                seen.add(made.key)
+            problem = program(draw, steps, hidden, num_tests=TESTS, evaluation=evaluation)
+            if problem.key not in seen:
+                seen.add(problem.key)
                 num -= 1
-                yield made
+                yield problem
 
 
 def ways(numbers: Numbers, target: int) -> int:
     """Return how many sequences of operations lead to the target."""
     if len(numbers) == 1:
         return int(numbers[0] == target)
-    return sum(ways(each.rest, target) for each in operations(numbers))
+    return sum(ways(operation.rest, target) for operation in operations(numbers))
 
 
 def puzzles(draw: random.Random, num: int, *, evaluation: bool) -> Iterator[Puzzle]:
     """Yield different puzzles of four numbers that few ways lead through."""
     seen: set[tuple[Numbers, int]] = set()
     while len(seen) < num:
-        made = puzzle(draw, 4, evaluation=evaluation)
-        if (made.numbers, made.target) not in seen and ways(made.numbers, made.target) in WAYS:
-            seen.add((made.numbers, made.target))
-            yield made
+        new = puzzle(draw, 4, evaluation=evaluation)
+        if (new.numbers, new.target) not in seen and ways(new.numbers, new.target) in WAYS:
+            seen.add((new.numbers, new.target))
+            yield new
 
 
 def _write(file: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -83,31 +83,31 @@ def main(out: Path, seed: int) -> None:
     _write(
         out / "words.jsonl",
         (
-            {"id": f"words-{number}", "question": each.question, "answer": each.reference()}
-            for number, each in enumerate(word_problems(draw("words"), WORDS, evaluation=True))
+            {"id": f"words-{number}", "question": problem.question, "answer": problem.reference()}
+            for number, problem in enumerate(word_problems(draw("words"), WORDS, evaluation=True))
         ),
     )
     _write(
         out / "words_fewshot.jsonl",
         (
-            {"question": each.question, "target": each.target()}
-            for each in word_problems(draw("words fewshot"), 8, evaluation=False)
+            {"question": problem.question, "target": problem.target()}
+            for problem in word_problems(draw("words fewshot"), 8, evaluation=False)
         ),
     )
-    made = list(program_problems(draw("programs"), evaluation=True))
-    _write(out / "programs.jsonl", (each.row(number) for number, each in enumerate(made)))
-    shown = [program(draw(f"shown {k}"), 2, k % 2, num_tests=TESTS) for k in range(4)]
-    _write(out / "programs_fewshot.jsonl", (each.row(k) for k, each in enumerate(shown)))
+    problems = list(program_problems(draw("programs"), evaluation=True))
+    _write(out / "programs.jsonl", (problem.row(number) for number, problem in enumerate(problems)))
+    shots = [program(draw(f"shown {k}"), 2, k % 2, num_tests=TESTS) for k in range(4)]
+    _write(out / "programs_fewshot.jsonl", (problem.row(k) for k, problem in enumerate(shots)))
     _write(
         out / "puzzles.jsonl",
         (
             {
                 "id": f"puzzle-{number}",
-                "numbers": list(each.numbers),
-                "target": each.target,
-                "solution": each.solution,
+                "numbers": list(problem.numbers),
+                "target": problem.target,
+                "solution": problem.solution,
             }
-            for number, each in enumerate(puzzles(draw("puzzles"), PUZZLES, evaluation=True))
+            for number, problem in enumerate(puzzles(draw("puzzles"), PUZZLES, evaluation=True))
         ),
     )
 

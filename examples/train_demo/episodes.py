@@ -42,19 +42,19 @@ def call_text(call: ToolCall) -> str:
 
 def opening(tools: Sequence[dict[str, Any]], text: str) -> str:
     """Return the beginning of a chat up to the first reply."""
-    shown = (
+    tool_lines = (
         f" {tool['function']['name']}({', '.join(tool['function']['parameters']['properties'])})"
         for tool in tools
     )
-    return f"tools:{''.join(shown)}\nuser:\n{text}\nassistant:\n"
+    return f"tools:{''.join(tool_lines)}\nuser:\n{text}\nassistant:\n"
 
 
 def _chat(tools: Sequence[dict[str, Any]], text: str, turns: Iterable[Turn]) -> Document:
     """Return the chat of an episode."""
     parts = [Part(opening(tools, text), READ)]
-    for call, shown, weight in turns:
+    for call, output, weight in turns:
         parts.append(Part(f"{call_text(call)}{EOS}", weight))
-        parts.append(Part(f"\ntool:\n{shown}\nassistant:\n", READ))
+        parts.append(Part(f"\ntool:\n{output}\nassistant:\n", READ))
     end = parts[-2]  # the last call ends where its document ends
     return [*parts[:-2], Part(end.text.removesuffix(EOS), end.weight)]
 
@@ -76,32 +76,32 @@ def world_document(draw: random.Random, level: str) -> Document:
         introduction = text_world.introduce(world)
         if introduction not in kept_back(level):
             break
-    stray, seen = draw.choice(_STRAY), set[str]()
+    stray, visited = draw.choice(_STRAY), set[str]()
 
     turns: list[Turn] = []
     while not world.is_done:
-        seen.add(world.room)
+        visited.add(world.room)
         is_stray = draw.random() < stray
-        call = _stray(world, draw) if is_stray else choose_move(world, seen)
+        call = _stray(world, draw) if is_stray else choose_move(world, visited)
         turns.append((call, world.run(call).text, READ if is_stray else WRITE))
     return _chat(world.tools, introduction, turns)
 
 
-def choose_move(world: TextWorld, seen: set[str]) -> ToolCall:
+def choose_move(world: TextWorld, visited: set[str]) -> ToolCall:
     """Return the next call of a player who has been in some rooms of a world without locks."""
     goal = next(goal for goal in world.goals if not world._is_at_goal(goal))
     at = world.things[goal.thing]
     if at != HELD:
-        held = world._visible_at(HELD)
-        if len(held) == text_world.CAPACITY:
-            return ToolCall("put", {"thing": held[0], "place": _open_places(world)[0]})
-        if at in world.closed or world.places[at] not in seen:
-            return _search(world, seen)
-        return _walk(world, seen, world.places[at]) or ToolCall("take", {"thing": goal.thing})
+        carried = world._visible_at(HELD)
+        if len(carried) == text_world.CAPACITY:
+            return ToolCall("put", {"thing": carried[0], "place": _open_places(world)[0]})
+        if at in world.closed or world.places[at] not in visited:
+            return _search(world, visited)
+        return _walk(world, visited, world.places[at]) or ToolCall("take", {"thing": goal.thing})
     if goal.treatment and world.states.get(goal.thing) != goal.treatment:
         room = world.places[DEVICES[goal.treatment]]
-        return _walk(world, seen, room) or ToolCall(goal.treatment, {"thing": goal.thing})
-    way = _walk(world, seen, world.places[goal.place])
+        return _walk(world, visited, room) or ToolCall(goal.treatment, {"thing": goal.thing})
+    way = _walk(world, visited, world.places[goal.place])
     if way is None and goal.place in world.closed:
         return ToolCall("open", {"place": goal.place})
     return way or ToolCall("put", {"thing": goal.thing, "place": goal.place})
@@ -111,20 +111,20 @@ def _open_places(world: TextWorld) -> list[str]:
     return sorted(place for place in world._here() if place not in world.closed)
 
 
-def _search(world: TextWorld, seen: set[str]) -> ToolCall:
+def _search(world: TextWorld, visited: set[str]) -> ToolCall:
     """Open what is closed here, or else go to the nearest room that was not seen yet."""
     closed = sorted(place for place in world._here() if place in world.closed)
     if closed:
         return ToolCall("open", {"place": closed[0]})
     shut = {world.places[place] for place in world.closed}
-    way = _walk(world, seen, None) or next(
-        filter(None, (_walk(world, seen, room) for room in sorted(shut & seen))), None
+    way = _walk(world, visited, None) or next(
+        filter(None, (_walk(world, visited, room) for room in sorted(shut & visited))), None
     )
     assert way is not None, "everything was seen"
     return way
 
 
-def _walk(world: TextWorld, seen: set[str], room: str | None) -> ToolCall | None:
+def _walk(world: TextWorld, visited: set[str], room: str | None) -> ToolCall | None:
     """Return the first step to a room, or with None to the nearest one that was not seen.
 
     The way to a room that cannot be known yet leads to the nearest one that was not seen. None if
@@ -138,7 +138,7 @@ def _walk(world: TextWorld, seen: set[str], room: str | None) -> ToolCall | None
         here = todo.popleft()
         if here == room:
             return ToolCall("go", {"direction": first[here]})
-        if here not in seen:
+        if here not in visited:
             new.append(here)
             continue
         for direction, there in sorted(world.exits[here].items()):
@@ -150,10 +150,10 @@ def _walk(world: TextWorld, seen: set[str], room: str | None) -> ToolCall | None
 
 def _stray(world: TextWorld, draw: random.Random) -> ToolCall:
     """Return any call that is possible here or looks so."""
-    here, held = world._here(), world._visible_at(HELD)
+    here, carried = world._here(), world._visible_at(HELD)
     options = [ToolCall("go", {"direction": way}) for way in world.exits[world.room]]
     options += [ToolCall("open", {"place": place}) for place in here]
-    options += [ToolCall("put", {"thing": t, "place": draw.choice(here)}) for t in held]
+    options += [ToolCall("put", {"thing": t, "place": draw.choice(here)}) for t in carried]
     options += [
         ToolCall("take", {"thing": thing}) for place in here for thing in world._visible_at(place)
     ]
@@ -168,21 +168,21 @@ def repair_document(draw: random.Random, level: str) -> Document:
     puzzle = repair.make_puzzle(level, str(draw.getrandbits(64)))
     turns: list[Turn] = []
     for path in draw.sample(sorted(puzzle.files), len(puzzle.files)):
-        given, wanted = puzzle.files[path], puzzle.solution[path]
-        turns.append((ToolCall("read_file", {"path": path}), given, WRITE))
-        if given != wanted:
-            old, new = _change(given, wanted)
+        broken, fixed = puzzle.files[path], puzzle.solution[path]
+        turns.append((ToolCall("read_file", {"path": path}), broken, WRITE))
+        if broken != fixed:
+            old, new = _change(broken, fixed)
             change = ToolCall("replace", {"path": path, "old": old, "new": new})
             turns.append((change, f"Wrote {path}.", WRITE))
     turns.append((ToolCall("submit", {}), "Submitted.", WRITE))
     return _chat(repair.RepairGame.tools, repair.introduce(puzzle), turns)
 
 
-def _change(given: str, wanted: str) -> tuple[str, str]:
+def _change(broken: str, fixed: str) -> tuple[str, str]:
     """Return the line of a file in which the mistake is, and what makes the file right there."""
-    first = next(i for i, (a, b) in enumerate(zip(given, wanted, strict=False)) if a != b)
-    start, end = given.rfind("\n", 0, first) + 1, given.find("\n", first)
-    return given[start:end], wanted[start : len(wanted) - (len(given) - end)]
+    first = next(i for i, (a, b) in enumerate(zip(broken, fixed, strict=False)) if a != b)
+    start, end = broken.rfind("\n", 0, first) + 1, broken.find("\n", first)
+    return broken[start:end], fixed[start : len(fixed) - (len(broken) - end)]
 
 
 def easy_world(draw: random.Random) -> Document:

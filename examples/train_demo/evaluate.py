@@ -22,8 +22,8 @@ def command_lines(checkpoint: Path, limit: int) -> Iterator[list[str]]:
     """Yield the arguments of `treegen` that score a checkpoint on `limit` problems of each task."""
     runs = checkpoint / "runs" / time.strftime("%Y%m%d-%H%M%S")
     for task, samples in TASKS.items():
-        given = fill_defaults({"task": task})
-        assert given.pop("model") == NAME
+        arguments = fill_defaults({"task": task})
+        assert arguments.pop("model") == NAME
         yield [
             "eval",
             task,
@@ -36,11 +36,11 @@ def command_lines(checkpoint: Path, limit: int) -> Iterator[list[str]]:
             "--output-path",
             str(runs / task),
             *(
-                f"--{name.replace('_', '-')}={given[name]}"
+                f"--{name.replace('_', '-')}={arguments[name]}"
                 for name in ("data", "fewshot_file")
-                if name in given
+                if name in arguments
             ),
-            *(f"--task-arg={name}={value}" for name, value in given.get("extra", {}).items()),
+            *(f"--task-arg={name}={value}" for name, value in arguments.get("extra", {}).items()),
         ]
 
 

@@ -69,12 +69,12 @@ def build_model(tokenizer: PreTrainedTokenizerFast, size: Size) -> LlamaForCausa
 def optimizers(model: LlamaForCausalLM, device: torch.device) -> list[torch.optim.Optimizer]:
     """Return Muon for the matrices of the layers, and AdamW for embeddings and norms."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "layers" in name]
-    known = {id(p) for p in matrices}
-    others = [p for p in model.parameters() if id(p) not in known]
+    matrix_ids = {id(p) for p in matrices}
+    remaining = [p for p in model.parameters() if id(p) not in matrix_ids]
     return [
         torch.optim.Muon(matrices, lr=3e-3, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(
-            others, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=device.type == "cuda"
+            remaining, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=device.type == "cuda"
         ),
     ]
 

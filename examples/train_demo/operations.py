@@ -42,7 +42,7 @@ def _keep(
     )
 
 
-def _each(
+def _elementwise(
     name: str, text: str, value: str, run: Callable[[int, int], int], *constants: int
 ) -> Operation:
     """A change of every number, in the ways that all such can be written."""
@@ -87,13 +87,17 @@ NUMBER_STEPS: Final = (
         0,
         9,
     ),
-    _each("square", "square every number", "x * x", lambda x, k: x * x),
-    _each("add", "add {k} to every number", "x + {k}", lambda x, k: x + k, 1, 50),
-    _each("subtract", "subtract {k} from every number", "x - {k}", lambda x, k: x - k, 1, 50),
-    _each("times", "multiply every number by {k}", "x * {k}", lambda x, k: x * k, 2, 20),
-    _each("negate", "change the sign of every number", "-x", lambda x, k: -x),
-    _each("size", "replace every number by its absolute value", "abs(x)", lambda x, k: abs(x)),
-    _each(
+    _elementwise("square", "square every number", "x * x", lambda x, k: x * x),
+    _elementwise("add", "add {k} to every number", "x + {k}", lambda x, k: x + k, 1, 50),
+    _elementwise(
+        "subtract", "subtract {k} from every number", "x - {k}", lambda x, k: x - k, 1, 50
+    ),
+    _elementwise("times", "multiply every number by {k}", "x * {k}", lambda x, k: x * k, 2, 20),
+    _elementwise("negate", "change the sign of every number", "-x", lambda x, k: -x),
+    _elementwise(
+        "size", "replace every number by its absolute value", "abs(x)", lambda x, k: abs(x)
+    ),
+    _elementwise(
         "remainder",
         "replace every number by its remainder when divided by {k}",
         "x % {k}",
@@ -101,11 +105,15 @@ NUMBER_STEPS: Final = (
         2,
         20,
     ),
-    _each(
+    _elementwise(
         "halve", "divide every number by {k}, rounding down", "x // {k}", lambda x, k: x // k, 2, 9
     ),
-    _each("cap", "lower every number that is greater than {k} to {k}", "min(x, {k})", min, 5, 40),
-    _each("raise", "raise every number that is less than {k} to {k}", "max(x, {k})", max, 1, 40),
+    _elementwise(
+        "cap", "lower every number that is greater than {k} to {k}", "min(x, {k})", min, 5, 40
+    ),
+    _elementwise(
+        "raise", "raise every number that is less than {k} to {k}", "max(x, {k})", max, 1, 40
+    ),
     Operation(
         "reverse",
         ("put the list in the opposite order", "reverse the list"),

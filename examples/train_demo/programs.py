@@ -140,12 +140,12 @@ def program(
         form = draw.choice(FORMS)
         chain = draw.sample(form.steps, num_steps)
         end = draw.choice(form.ends)
-        key = " > ".join([form.name, *(each.name for each in chain), end.name])
+        key = " > ".join([form.name, *(step.name for step in chain), end.name])
         # Of no or one step there are so few that all of them are trained on, with other constants.
         if num_steps < 2 or reserved(key) == evaluation:
-            made = _program(draw, form, chain, end, num_hidden, num_tests, key)
-            if num_steps > 1 or reserved(made.question) == evaluation:
-                return made
+            problem = _program(draw, form, chain, end, num_hidden, num_tests, key)
+            if num_steps > 1 or reserved(problem.question) == evaluation:
+                return problem
 
 
 def _program(
@@ -158,34 +158,34 @@ def _program(
     key: str,
 ) -> Program:
     variable = draw.choice(form.variables)
-    constants = [draw.randint(*(each.constants or (0, 0))) for each in (*chain, end)]
+    constants = [draw.randint(*(step.constants or (0, 0))) for step in (*chain, end)]
     hidden = set(draw.sample(range(len(chain)), num_hidden))
 
     def filled(texts: Sequence[str], k: int) -> str:
         return draw.choice(texts).replace("{k}", str(k)).replace("{v}", variable)
 
     sentences = [
-        draw.choice(_HIDDEN) if number in hidden else filled(each.texts, constants[number])
-        for number, each in enumerate(chain)
+        draw.choice(_HIDDEN) if number in hidden else filled(step.texts, constants[number])
+        for number, step in enumerate(chain)
     ]
     question = " ".join([draw.choice(form.opening), *_sentences(draw, sentences)])
     question += f" {'Then print' if sentences else 'Print'} {filled(end.texts, constants[-1])}."
     lines = [draw.choice(form.programs).replace("{v}", variable)]
-    lines += [filled(each.programs, k) for each, k in zip(chain, constants, strict=False)]
+    lines += [filled(step.programs, k) for step, k in zip(chain, constants, strict=False)]
     lines.append(f"print({filled(end.programs, constants[-1])})\n")
 
     tests: dict[str, str] = {}
     while len(tests) < num_tests:
         value = form.draw(draw)
-        given = form.write(value)
-        for each, k in zip((*chain, end), constants, strict=True):
-            value = each.run(value, k)
-        tests[given] = f"{value}\n"
-    shown = [f"Input\n{given}\nOutput\n{out}" for given, out in islice(tests.items(), EXAMPLES)]
+        stdin = form.write(value)
+        for step, k in zip((*chain, end), constants, strict=True):
+            value = step.run(value, k)
+        tests[stdin] = f"{value}\n"
+    examples = [f"Input\n{stdin}\nOutput\n{out}" for stdin, out in islice(tests.items(), EXAMPLES)]
     question += (
         f"\n\n-----Input-----\n\n{form.layout}\n\n-----Output-----\n\n{_printed(end)}"
         "\n\n-----Examples-----\n\n"
-    ) + "\n".join(shown)
+    ) + "\n".join(examples)
     return Program(
         question, "\n".join(lines), tuple(tests), tuple(tests.values()), len(chain), num_hidden, key
     )

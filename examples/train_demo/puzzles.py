@@ -69,8 +69,8 @@ def operations(numbers: Numbers) -> list[Operation]:
 
 
 def _without(numbers: Numbers, i: int, j: int, result: int) -> Numbers:
-    kept = [number for k, number in enumerate(numbers) if k not in (i, j)]
-    return tuple(sorted([*kept, result]))
+    remaining = [number for k, number in enumerate(numbers) if k not in (i, j)]
+    return tuple(sorted([*remaining, result]))
 
 
 @lru_cache(maxsize=400_000)
@@ -78,11 +78,11 @@ def reachable(numbers: Numbers) -> frozenset[int]:
     """Return the targets that the numbers can be made into."""
     if len(numbers) == 1:
         return frozenset(number for number in numbers if 1 <= number <= LARGEST_TARGET)
-    found: set[int] = set()
+    totals: set[int] = set()
     for i, j in combinations(range(len(numbers)), 2):
         for *_, result in results(numbers[i], numbers[j]):
-            found |= reachable(_without(numbers, i, j, result))
-    return frozenset(found)
+            totals |= reachable(_without(numbers, i, j, result))
+    return frozenset(totals)
 
 
 def judge(numbers: Numbers, target: int) -> str:
@@ -108,17 +108,20 @@ def puzzle(draw: random.Random, count: int, *, evaluation: bool = False) -> Puzz
     good as any other that leads there.
     """
     while True:
-        numbers = rest = _numbers(draw, count)
+        numbers = remaining = _numbers(draw, count)
         steps: list[Operation] = []
-        while len(rest) > 1:
-            i, j = sorted(draw.sample(range(len(rest)), 2))
-            left, sign, right, result = draw.choice(list(results(rest[i], rest[j])))
+        while len(remaining) > 1:
+            i, j = sorted(draw.sample(range(len(remaining)), 2))
+            left, sign, right, result = draw.choice(list(results(remaining[i], remaining[j])))
             if draw.random() < 0.5 and sign in "+*":
                 left, right = right, left
-            rest = _without(rest, i, j, result)
-            steps.append(Operation(left, sign, right, result, rest))
-        if 1 <= rest[0] <= LARGEST_TARGET and reserved(key(numbers, rest[0])) == evaluation:
-            return Puzzle(numbers, rest[0], tuple(steps))
+            remaining = _without(remaining, i, j, result)
+            steps.append(Operation(left, sign, right, result, remaining))
+        if (
+            1 <= remaining[0] <= LARGEST_TARGET
+            and reserved(key(numbers, remaining[0])) == evaluation
+        ):
+            return Puzzle(numbers, remaining[0], tuple(steps))
 
 
 def state(draw: random.Random) -> tuple[Numbers, int, str]:
@@ -135,7 +138,7 @@ def state(draw: random.Random) -> tuple[Numbers, int, str]:
         while len(numbers) > count:
             choices = operations(numbers)
             if possible:  # stay on a way that leads there
-                choices = [each for each in choices if goal in reachable(each.rest)]
+                choices = [choice for choice in choices if goal in reachable(choice.rest)]
             numbers = draw.choice(choices).rest
         if not possible and (count == 4 or draw.random() < 0.2):
             goal = draw.randint(1, LARGEST_TARGET)

@@ -109,18 +109,18 @@ class Training:
             flush=True,
         )
         start = since = time.monotonic()
-        seen = 0
+        num_tokens = 0
         for losses in self.run(workers):
-            seen += stage_of(self.plan, self.step - 1).tokens
+            num_tokens += stage_of(self.plan, self.step - 1).tokens
             if self.step % (10 if is_short else 100) == 0:
-                shown = " ".join(f"{float(loss):.4f}" for loss in losses)
+                loss_text = " ".join(f"{float(loss):.4f}" for loss in losses)
                 if not all(math.isfinite(loss) for loss in losses):
                     raise SystemExit(
-                        f"step {self.step}: the loss is {shown}; start again with another seed"
+                        f"step {self.step}: the loss is {loss_text}; start again with another seed"
                     )
-                speed = seen / (time.monotonic() - since)
-                print(f"step {self.step:6,}  loss {shown}  {speed:,.0f} tokens/s", flush=True)
-                since, seen = time.monotonic(), 0
+                speed = num_tokens / (time.monotonic() - since)
+                print(f"step {self.step:6,}  loss {loss_text}  {speed:,.0f} tokens/s", flush=True)
+                since, num_tokens = time.monotonic(), 0
             if self.step % save_every == 0 and self.step < self.steps:
                 self.store(state)
                 _tell(self.check(documents))
@@ -151,7 +151,7 @@ class Training:
         return [options for tool in self.tools for options in tool.param_groups]
 
     def _placed(self, rows: Rows) -> Rows:
-        tokens, weights, smooth = (each.to(self.device, non_blocking=True) for each in rows)
+        tokens, weights, smooth = (tensor.to(self.device, non_blocking=True) for tensor in rows)
         return Rows(tokens.long(), weights, smooth)
 
     def store(self, file: Path) -> None:
@@ -182,7 +182,7 @@ class Training:
     @torch.no_grad()
     def check(self, documents: int) -> dict[str, float]:
         """Return, by kind of document, how much of what is to be written is the most likely."""
-        found = {}
+        accuracies = {}
         for maker, _ in (pair for group in self.plan[-1].groups for pair in group.mixture):
             draw = random.Random(f"check {self.seed} {maker.__name__}")
             right = total = 0
@@ -193,8 +193,8 @@ class Training:
                 guess = self.model(input_ids=tokens[:, :-1], use_cache=False).logits[0].argmax(-1)
                 right += int((guess == tokens[0, 1:])[learn].sum())
                 total += int(learn.sum())
-            found[maker.__name__] = right / total
-        return found
+            accuracies[maker.__name__] = right / total
+        return accuracies
 
 
 @click.command()
@@ -232,8 +232,8 @@ def main(
         evaluate(out, limit)
 
 
-def _tell(found: dict[str, float]) -> None:
-    shares = "  ".join(f"{kind} {share:.3f}" for kind, share in found.items())
+def _tell(accuracies: dict[str, float]) -> None:
+    shares = "  ".join(f"{kind} {share:.3f}" for kind, share in accuracies.items())
     print(f"of the tokens to be written, right by greedy choice: {shares}", flush=True)
 
 

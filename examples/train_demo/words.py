@@ -130,7 +130,7 @@ class _Story:
 
     draw: random.Random
     level: int
-    said: list[str] = field(default_factory=list)
+    sentences: list[str] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
 
     def pick(self, *texts: str) -> str:
@@ -153,7 +153,7 @@ class _Story:
         return self.draw.randint(*_FACTORS[self.level][0])
 
     def say(self, *texts: str) -> None:
-        self.said.append(self.draw.choice(texts))
+        self.sentences.append(self.draw.choice(texts))
 
     def reckon(self, left: int, sign: str, right: int, *sentences: str) -> int:
         result = {"+": left + right, "-": left - right, "*": left * right, "/": left // right}[sign]
@@ -174,18 +174,18 @@ def _running(s: _Story) -> int:
         now = s.term()
         s.say(f"{who} has {now} {things}.", f"There are {now} {things} in the house of {who}.")
     elif kind == 1:
-        count, each = s.factors()
+        count, size = s.factors()
         holders = s.draw.choice(_HOLDERS)
         s.say(
-            f"{who} has {count} {holders} with {each} {things} in each.",
-            f"{who} has {count} {holders} of {each} {things}.",
+            f"{who} has {count} {holders} with {size} {things} in each.",
+            f"{who} has {count} {holders} of {size} {things}.",
         )
         now = s.reckon(
             count,
             "*",
-            each,
+            size,
             f"There are {{}} {things} at first.",
-            f"{count} {holders} of {each} are {{}} {things}.",
+            f"{count} {holders} of {size} are {{}} {things}.",
         )
     else:
         one, two = s.term(), s.term()
@@ -194,10 +194,10 @@ def _running(s: _Story) -> int:
         now = s.reckon(
             one, "+", two, f"Together these are {{}} {things}.", f"{who} collects {{}} {things}."
         )
-    left = s.draw.randint(1, 4) - len(s.steps)
-    for turn in range(left):
+    num_turns = s.draw.randint(1, 4) - len(s.steps)
+    for turn in range(num_turns):
         event = s.draw.choices(("gain", "lose", "trade", "share", "sell"), (4, 4, 1, 2, 2))[0]
-        last = turn == left - 1
+        last = turn == num_turns - 1
         if event == "gain":
             more = s.term()
             s.say(
@@ -213,11 +213,11 @@ def _running(s: _Story) -> int:
                 f"After that there are {{}} {things}.",
             )
         elif event == "trade" and now <= _LARGEST:
-            each = s.factor()
+            size = s.factor()
             new = s.draw.choice([name for name in _THINGS if name != things])
-            s.say(f"{they.title()} trades each of the {things} for {each} {new}.")
+            s.say(f"{they.title()} trades each of the {things} for {size} {new}.")
             things = new
-            now = s.reckon(now, "*", each, f"That makes {{}} {things}.", f"They are {{}} {things}.")
+            now = s.reckon(now, "*", size, f"That makes {{}} {things}.", f"They are {{}} {things}.")
         elif event == "share" and last and (parts := _divisor(s, now)):
             s.say(
                 f"{they.title()} shares them equally among {parts} people.",
@@ -265,8 +265,8 @@ def _running(s: _Story) -> int:
 
 def _divisor(s: _Story, number: int) -> int:
     """Return a number of parts that `number` can be split into; 0 if there is none."""
-    found = [k for k in range(2, 13) if number % k == 0 and 1 < number // k <= _LARGEST]
-    return s.draw.choice(found) if found else 0
+    divisors = [k for k in range(2, 13) if number % k == 0 and 1 < number // k <= _LARGEST]
+    return s.draw.choice(divisors) if divisors else 0
 
 
 def _comparison(s: _Story) -> int:
@@ -347,7 +347,7 @@ def _shopping(s: _Story) -> int:
 def _rate(s: _Story) -> int:
     """So much a day for some days, of a whole or with something on top."""
     ((who, they),) = _people(s, 1)
-    verb, unit, whole = s.draw.choice(
+    verb, unit, job = s.draw.choice(
         (
             ("reads", "pages", "book has"),
             ("paints", "fences", "village has"),
@@ -357,20 +357,22 @@ def _rate(s: _Story) -> int:
             ("solves", "riddles", "collection has"),
         )
     )
-    days, each = s.factors()
-    s.say(f"{who} {verb} {each} {unit} a day.", f"Every day {who} {verb} {each} {unit}.")
+    days, rate = s.factors()
+    s.say(f"{who} {verb} {rate} {unit} a day.", f"Every day {who} {verb} {rate} {unit}.")
     done = s.reckon(
         days,
         "*",
-        each,
+        rate,
         f"In {days} days {they} {verb} {{}} {unit}.",
         f"After {days} days it is {{}}.",
     )
     if s.draw.random() < 0.5:
-        rest = s.term()
-        s.say(f"The {whole} {done + rest} {unit}.")
+        remaining = s.term()
+        s.say(f"The {job} {done + remaining} {unit}.")
         s.say(f"How many {unit} are left after {days} days?")
-        return s.reckon(done + rest, "-", done, f"{{}} {unit} are left.", f"So {{}} {unit} remain.")
+        return s.reckon(
+            done + remaining, "-", done, f"{{}} {unit} are left.", f"So {{}} {unit} remain."
+        )
     if s.draw.random() < 0.5:
         more = s.term()
         s.say(f"On the last of {days} days {they} {verb} {more} {unit} more.")
@@ -407,18 +409,18 @@ def _backwards(s: _Story) -> int:
 
 def _carrying(s: _Story) -> int:
     """How many trips or boxes it takes, the last of them perhaps not full."""
-    each = s.draw.randint(3, 9)
-    full, rest = s.draw.randint(2, (12, 99)[s.level > 1]), s.draw.randint(0, each - 1)
-    number = full * each + rest
+    size = s.draw.randint(3, 9)
+    full, remainder = s.draw.randint(2, (12, 99)[s.level > 1]), s.draw.randint(0, size - 1)
+    number = full * size + remainder
     things = s.draw.choice(_THINGS)
     holder = s.pick("box", "bag", "crate", "cart")
     plural = f"{holder}es" if holder == "box" else f"{holder}s"
     s.say(f"There are {number} {things} to be packed.", f"A shop has {number} {things} to pack.")
-    s.say(f"Each {holder} takes {each} {things}.", f"A {holder} is full with {each} {things}.")
+    s.say(f"Each {holder} takes {size} {things}.", f"A {holder} is full with {size} {things}.")
     s.say(f"How many {plural} are needed?")
-    if not rest:
-        return s.reckon(number, "/", each, f"{{}} {plural} are needed.")
-    s.steps.append(Step(f"{number} / {each} is {full} with {rest} left over."))
+    if not remainder:
+        return s.reckon(number, "/", size, f"{{}} {plural} are needed.")
+    s.steps.append(Step(f"{number} / {size} is {full} with {remainder} left over."))
     return s.reckon(full, "+", 1, f"The rest needs one more, so {{}} {plural} are needed.")
 
 
@@ -438,6 +440,6 @@ def word_problem(draw: random.Random, level: int, *, evaluation: bool = False) -
         story = _Story(draw, level)
         (kind,) = draw.choices([kind for kind, _ in _KINDS], [weight for _, weight in _KINDS])
         answer = kind(story)
-        problem = WordProblem(" ".join(story.said), tuple(story.steps), answer, level)
+        problem = WordProblem(" ".join(story.sentences), tuple(story.steps), answer, level)
         if 1 <= len(story.steps) <= 4 and reserved(problem.key) == evaluation:
             return problem

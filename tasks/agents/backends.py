@@ -80,16 +80,16 @@ def _check_docker() -> None:
     if docker is not None:
         why, remedy = f"does not respond within {_DOCKER_SECONDS} s", "start it"
         with suppress(subprocess.TimeoutExpired):
-            shown = subprocess.run(
+            result = subprocess.run(
                 [docker, "info"],
                 capture_output=True,
                 text=True,
                 check=False,
                 timeout=_DOCKER_SECONDS,
             )
-            if not shown.returncode:
+            if not result.returncode:
                 return
-            why = f"does not run ({shown.stderr.strip()[-200:]})"
+            why = f"does not run ({result.stderr.strip()[-200:]})"
     raise InputError(f"docker {why}; {remedy}, or choose another {arg('environment=')}")
 
 

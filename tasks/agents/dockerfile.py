@@ -56,23 +56,23 @@ def _run_steps(task: HarborTask) -> tuple[dict[str, bytes], str]:
     workdir, workdirs = "/", {"/"}
     copies: dict[str, bytes] = {}
     context, num_stages = _context(task), 0
-    for word, rest in _instructions(task):
+    for word, arguments in _instructions(task):
         num_stages += word == "FROM"
-        step = f"{word} {rest:.60}".rstrip()
+        step = f"{word} {arguments:.60}".rstrip()
         if not num_stages:
             raise task.refuse(f"its Dockerfile has the step {step} before FROM")
         if num_stages > 1:
             raise task.refuse("its Dockerfile has several stages")
         if word not in (*_NO_EFFECT, "WORKDIR", "COPY", "ADD"):
             raise task.refuse(f"its Dockerfile has the step {step}")
-        if word not in _NO_EFFECT and "$" in rest:
+        if word not in _NO_EFFECT and "$" in arguments:
             raise task.refuse(f"its Dockerfile has a variable in the step {step}")
         if word == "WORKDIR":
-            workdir = posixpath.normpath(posixpath.join(workdir, rest.strip("\"'")))
+            workdir = posixpath.normpath(posixpath.join(workdir, arguments.strip("\"'")))
             workdirs.update(_folders([f"{workdir}/."]))
         elif word not in _NO_EFFECT:
             folders = workdirs | _folders(copies)
-            copies |= _copy(task, context, word, rest, workdir, folders)
+            copies |= _copy(task, context, word, arguments, workdir, folders)
     if not num_stages:
         raise task.refuse("its Dockerfile has no FROM")
     if both := sorted(copies.keys() & (workdirs | _folders(copies))):
@@ -97,8 +97,8 @@ def _instructions(task: HarborTask) -> Iterator[tuple[str, str]]:
     if len(steps) > _MAX_STEPS:
         raise task.refuse(f"its Dockerfile has more than {_MAX_STEPS} steps")
     for step in steps:
-        word, *rest = step.split(maxsplit=1)
-        yield word.upper(), rest[0] if rest else ""
+        word, *arguments = step.split(maxsplit=1)
+        yield word.upper(), arguments[0] if arguments else ""
 
 
 def _context(task: HarborTask) -> dict[str, bytes]:
@@ -113,15 +113,15 @@ def _context(task: HarborTask) -> dict[str, bytes]:
         pattern = posixpath.normpath("/" + line.removeprefix("!").strip()).lstrip("/")
         if line and not line.startswith("#") and pattern:
             rules.append((_glob(task, pattern), is_exception))
-    kept = {}
+    files = {}
     for path, data in task.environment.items():
         is_kept = path not in ("Dockerfile", "Dockerfile.dockerignore", ".dockerignore")
         for pattern_of, is_exception in rules:  # the last one that matches decides
             if any(pattern_of.fullmatch(prefix) for prefix in _prefixes(path)):
                 is_kept = is_exception
         if is_kept:
-            kept[path] = data
-    return kept
+            files[path] = data
+    return files
 
 
 def _glob(task: HarborTask, pattern: str) -> re.Pattern[str]:
@@ -149,7 +149,7 @@ def _copy(
     task: HarborTask,
     context: Mapping[str, bytes],
     word: str,
-    rest: str,
+    arguments: str,
     workdir: str,
     folders: Set[str],
 ) -> dict[str, bytes]:
@@ -159,23 +159,23 @@ def _copy(
         task: The task.
         context: The files that can be copied.
         word: COPY or ADD.
-        rest: The words after it.
+        arguments: The words after it.
         workdir: The working directory.
         folders: The directories that exist.
     """
-    unclear = f"its Dockerfile has a step that treegen cannot parse, {word} {rest:.60}"
+    unclear = f"its Dockerfile has a step that treegen cannot parse, {word} {arguments:.60}"
     try:
-        words = json.loads(rest) if rest.startswith("[") else shlex.split(rest)
+        words = json.loads(arguments) if arguments.startswith("[") else shlex.split(arguments)
     except (ValueError, RecursionError):
         raise task.refuse(unclear) from None
-    if not all(isinstance(each, str) and each and is_name(each) for each in words):
+    if not all(isinstance(argument, str) and argument and is_name(argument) for argument in words):
         raise task.refuse(unclear)
-    flags = [each for each in words if each.startswith("--")]
-    *sources, target = [each for each in words if not each.startswith("--")] or [""]
+    flags = [argument for argument in words if argument.startswith("--")]
+    *sources, target = [argument for argument in words if not argument.startswith("--")] or [""]
     is_remote = any("://" in source or source.startswith("git@") for source in sources)
     unpacks = word == "ADD" and any(source.endswith(_ARCHIVES) for source in sources)
     if flags or is_remote or unpacks or not sources:
-        raise task.refuse(f"its Dockerfile has the step {word} {rest:.60}")
+        raise task.refuse(f"its Dockerfile has the step {word} {arguments:.60}")
     into_folder = target.endswith("/") or len(sources) > 1
     target = posixpath.normpath(posixpath.join(workdir, target))
     into_folder = into_folder or target in folders
@@ -187,7 +187,7 @@ def _copy(
         pattern = _glob(task, source)
         names, matches = {}, set()
         for path in context:
-            above = next((each for each in _prefixes(path) if pattern.fullmatch(each)), None)
+            above = next((prefix for prefix in _prefixes(path) if pattern.fullmatch(prefix)), None)
             matches.add(above)
             if source == ".":
                 names[path] = path

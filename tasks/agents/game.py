@@ -63,10 +63,10 @@ class ToolGame(ABC):
         names = {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.tools}
         if action.name not in names:
             return f"There is no tool {action.name!r}; use {', '.join(names)}."
-        wanted = list(names[action.name]["properties"])
-        if set(action.arguments) != set(wanted):
-            given = ", ".join(map(str, action.arguments)) or "none"
-            return f"{action.name} takes {', '.join(wanted) or 'no arguments'}; got {given}."
+        parameters = list(names[action.name]["properties"])
+        if set(action.arguments) != set(parameters):
+            passed = ", ".join(map(str, action.arguments)) or "none"
+            return f"{action.name} takes {', '.join(parameters) or 'no arguments'}; got {passed}."
         for name, value in action.arguments.items():
             if not isinstance(value, str):
                 return f"{name} must be a string, got {type(value).__name__}."

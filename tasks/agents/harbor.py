@@ -227,7 +227,7 @@ def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
 
     for place, folders, names in os.walk(folder, onerror=fail):
         folders.sort()
-        for name in sorted([*names, *(each for each in folders if Path(place, each).is_symlink())]):
+        for name in sorted([*names, *(link for link in folders if Path(place, link).is_symlink())]):
             path = Path(place, name)
             _check_name(path)
             if path.is_symlink():
@@ -270,7 +270,7 @@ def python_test(task: HarborTask, workdir: str = WORKDIR) -> str:
     if script is None:
         raise task.refuse("tests/test.sh is missing")
     programs: list[str] = []
-    rest = []
+    reward_lines = []
     for line in script.decode("utf-8", "replace").split("\n"):
         if len(line) > _MAX_LINE:
             raise task.refuse(f"tests/test.sh has lines of more than {_MAX_LINE:,} characters")
@@ -281,13 +281,13 @@ def python_test(task: HarborTask, workdir: str = WORKDIR) -> str:
         if match := _SHELL_TEST.fullmatch(line):
             programs.append(match[1])
         elif programs:
-            rest.append(line)
+            reward_lines.append(line)
         else:
             raise task.refuse(f"tests/test.sh has the command {line:.60}")
     if len(programs) != 1 or programs[0] not in task.tests:
         raise task.refuse("tests/test.sh does not run one Python program of tests/")
-    if not _SHELL_REWARD.fullmatch(" ".join(rest)):
-        raise task.refuse(f"tests/test.sh has the command {rest[0]:.60}")
+    if not _SHELL_REWARD.fullmatch(" ".join(reward_lines)):
+        raise task.refuse(f"tests/test.sh has the command {reward_lines[0]:.60}")
     return programs[0]
 
 

@@ -220,8 +220,8 @@ def _absolute_path(text: str, workdir: str) -> str | None:
     URLs, closing tags, comments, fractions and relative paths are no absolute paths. In quotes,
     which may hold the path of a URL, only well-known directories and arguments of functions are.
     """
-    own = "" if workdir == "/" else rf"|{re.escape(workdir[1:])}(?![\w-])"
-    for pattern in (rf"{_NOT_INSIDE}/(?:{_ROOTS}\b{own})", _ROOT_FILE, _OPENED):
+    workdir_pattern = "" if workdir == "/" else rf"|{re.escape(workdir[1:])}(?![\w-])"
+    for pattern in (rf"{_NOT_INSIDE}/(?:{_ROOTS}\b{workdir_pattern})", _ROOT_FILE, _OPENED):
         if match := re.search(pattern, text):
             return match[0]
     return None
@@ -236,9 +236,11 @@ async def _run_program(world: FileWorld, task: HarborTask, program: str) -> dict
     if isinstance(world, LocalWorld):
         above = path.rpartition("/")[0]
         command = _PROGRAM.format(folder=above, path=path)
-    shown = await world.execute(command, task.verifier_seconds)
-    scores: dict[str, Any] = {"reward": float(shown.exit_status == 0 and not shown.failure)}
-    return scores | ({"failure": shown.failure} if shown.failure else {})
+    observation = await world.execute(command, task.verifier_seconds)
+    scores: dict[str, Any] = {
+        "reward": float(observation.exit_status == 0 and not observation.failure)
+    }
+    return scores | ({"failure": observation.failure} if observation.failure else {})
 
 
 async def _run_in_container(world: FileWorld, task: HarborTask) -> dict[str, Any]:
@@ -247,9 +249,9 @@ async def _run_in_container(world: FileWorld, task: HarborTask) -> dict[str, Any
     if reset.exit_status:
         raise WorldError(f"the tests cannot be copied: {reset.text[-200:]}; use an image with bash")
     await _write_tests(world, task, "/tests")
-    shown = await world.execute(_TEST, task.verifier_seconds)
-    if shown.failure:
-        return {"reward": 0.0, "failure": shown.failure}
+    observation = await world.execute(_TEST, task.verifier_seconds)
+    if observation.failure:
+        return {"reward": 0.0, "failure": observation.failure}
     try:
         data = (await world.read_file("/logs/verifier/reward.txt")).decode()
         rewards: Any = {"reward": float(data)}

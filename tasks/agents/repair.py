@@ -22,8 +22,8 @@ LIMITS: Final = Limits(cpu_seconds=2.0, output=1 << 18)
 NUM_PUBLIC: Final = 4
 NUM_HIDDEN: Final = 16
 _MAX_CHARS: Final = 20_000
-_MAX_SHOWN: Final = 200
-_MAX_KEPT: Final = 4096
+_MAX_DETAIL_CHARS: Final = 200
+_MAX_CACHED: Final = 4096
 _NOT_WRITTEN: Final = "raise NotImplementedError"
 
 # Imports modules from texts, and returns the results of calls as JSON values.
@@ -132,19 +132,19 @@ def make_puzzle(level: str, seed: str) -> RepairPuzzle:
 
 def _draw_cases(function: Function, source: str, draw: random.Random) -> list[CallCase]:
     """Return different cases; if the source is wrong, it fails public and hidden ones."""
-    right, given = function.load(), function.load(source)
+    correct, draft = function.load(), function.load(source)
     is_right = source == function.source
     while True:
         cases: dict[str, CallCase] = {}
         for _ in range(50 * (NUM_PUBLIC + NUM_HIDDEN)):
-            case = CallCase(function.name, arguments := function.draw(draw), right(*arguments))
+            case = CallCase(function.name, arguments := function.draw(draw), correct(*arguments))
             cases.setdefault(case.call, case)
             if len(cases) == NUM_PUBLIC + NUM_HIDDEN:
                 break
-        drawn = list(cases.values())
-        failed = [_fails(given, case) for case in drawn]
+        drawn_cases = list(cases.values())
+        failed = [_fails(draft, case) for case in drawn_cases]
         if is_right or (any(failed[:NUM_PUBLIC]) and any(failed[NUM_PUBLIC:])):
-            return drawn
+            return drawn_cases
 
 
 def _fails(function: Any, case: CallCase) -> bool:
@@ -193,9 +193,11 @@ class CaseRunner:
         if results is None:
             results = []
             for function in dict.fromkeys(case.function for case in cases):
-                results += self._run(files, [each for each in cases if each.function == function])
+                results += self._run(
+                    files, [selected for selected in cases if selected.function == function]
+                )
             with self._lock:
-                if len(self._results) >= _MAX_KEPT:
+                if len(self._results) >= _MAX_CACHED:
                     self._results.clear()
                 self._results[key] = results
         return results
@@ -218,8 +220,8 @@ class CaseRunner:
         (result,) = self._pool.run(program, [test], keep).tests
         outputs = returned[0] if result.verdict is ProgramStatus.ACCEPTED else None
         if not isinstance(outputs, list) or len(outputs) != len(cases):
-            shown = str(result.verdict).replace("_", " ")
-            return [CallResult(case, False, f"{shown}: {result.detail}") for case in cases]
+            status = str(result.verdict).replace("_", " ")
+            return [CallResult(case, False, f"{status}: {result.detail}") for case in cases]
         return [_judge(case, output) for case, output in zip(cases, outputs, strict=True)]
 
 
@@ -227,9 +229,9 @@ def _judge(case: CallCase, output: Any) -> CallResult:
     match output:
         case ["value", value]:
             is_right = value == case.expected and type(value) is type(case.expected)
-            return CallResult(case, is_right, f"returned {value!r}"[:_MAX_SHOWN])
+            return CallResult(case, is_right, f"returned {value!r}"[:_MAX_DETAIL_CHARS])
         case ["error", str(error)]:
-            return CallResult(case, False, f"raised {error}"[:_MAX_SHOWN])
+            return CallResult(case, False, f"raised {error}"[:_MAX_DETAIL_CHARS])
         case _:
             return CallResult(case, False, "returned nothing that can be read")
 

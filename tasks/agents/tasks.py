@@ -152,9 +152,9 @@ class RepairWorld:
             case "submit":
                 self._is_submitted = True
                 return await self._judge(Observation(text="Submitted."))
-        shown: Observation = await self._world.run(action)
+        observation: Observation = await self._world.run(action)
         is_pure = action.name in self._environment.inner.traits.pure_tools
-        return shown if is_pure or shown.failure else await self._judge(shown)
+        return observation if is_pure or observation.failure else await self._judge(observation)
 
     async def observe(self) -> Observation:
         """Return the list of files, and the share of public tests that pass."""
@@ -179,10 +179,10 @@ class RepairWorld:
             files[path] = data.decode("utf-8", "replace") if len(data) <= _MAX_BYTES else ""
         return RepairGame(files, self._puzzle.public, self._environment.runner)
 
-    async def _judge(self, shown: Observation) -> Observation:
+    async def _judge(self, observation: Observation) -> Observation:
         game = await self.game()
         reward = await in_daemon(lambda: game.reward)
-        return replace(shown, reward=reward, is_done=self._is_submitted)
+        return replace(observation, reward=reward, is_done=self._is_submitted)
 
 
 _ALL: Final = "all"

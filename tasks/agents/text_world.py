@@ -144,14 +144,14 @@ class TextWorld(ToolGame):
             f"{direction} to the {room}" + (" (locked)" if self._is_locked(room) else "")
             for direction, room in sorted(self.exits[self.room].items())
         )
-        seen = []
+        places = []
         for place in sorted(self._here()):
             inside = self._visible_at(place)
             if place in self.closed:
-                seen.append(f"the {place} (closed)")
+                places.append(f"the {place} (closed)")
             else:
-                seen.append(f"the {place} ({', '.join(inside) if inside else 'empty'})")
-        return f"You are in the {self.room}. Exits: {exits}. You see {', '.join(seen)}."
+                places.append(f"the {place} ({', '.join(inside) if inside else 'empty'})")
+        return f"You are in the {self.room}. Exits: {exits}. You see {', '.join(places)}."
 
     # The tools
 
@@ -161,8 +161,8 @@ class TextWorld(ToolGame):
 
     def do_inventory(self) -> str:
         """List what the player holds."""
-        held = ", ".join(map(self._name, self._visible_at(HELD)))
-        return f"You hold {held or 'nothing'}."
+        things = ", ".join(map(self._name, self._visible_at(HELD)))
+        return f"You hold {things or 'nothing'}."
 
     def do_go(self, direction: str) -> str:
         """Walk to the next room."""
@@ -212,7 +212,7 @@ class TextWorld(ToolGame):
     def do_put(self, thing: str, place: str) -> str:
         """Put down a thing."""
         self.num_actions += 1
-        self._check_held(thing)
+        self._check_carried(thing)
         self._check_place(place)
         if place in self.closed:
             raise MoveError(f"The {place} is closed.")
@@ -236,7 +236,7 @@ class TextWorld(ToolGame):
 
     def _treat(self, tool: str, thing: str) -> str:
         self.num_actions += 1
-        self._check_held(thing)
+        self._check_carried(thing)
         device = DEVICES[tool]
         if device not in self._here():
             raise MoveError(f"There is no {device} here.")
@@ -275,7 +275,7 @@ class TextWorld(ToolGame):
         if place not in self._here():
             raise MoveError(f"There is no {place[:40]} here.")
 
-    def _check_held(self, thing: str) -> None:
+    def _check_carried(self, thing: str) -> None:
         if self.things.get(thing) != HELD:
             raise MoveError(f"You do not hold the {thing[:40]}.")
 

@@ -74,16 +74,16 @@ class ContainedAnswer(TextAnswer):
         return Verdict(answer, False)
 
 
-def _stands_in(wanted: str, text: str) -> bool:
-    """Return whether `text` contains `wanted`; the number 12 is not contained in 112 or 12.5."""
-    at = text.find(wanted)
+def _stands_in(answer: str, text: str) -> bool:
+    """Return whether `text` contains `answer`; the number 12 is not contained in 112 or 12.5."""
+    at = text.find(answer)
     while at >= 0:
-        before, after = text[max(at - 2, 0) : at], text[at + len(wanted) : at + len(wanted) + 2]
-        if not (wanted[0].isdecimal() and re.search(r"[0-9][.,]?\Z", before)) and not (
-            wanted[-1].isdecimal() and re.match(r"[.,]?[0-9]", after)
+        before, after = text[max(at - 2, 0) : at], text[at + len(answer) : at + len(answer) + 2]
+        if not (answer[0].isdecimal() and re.search(r"[0-9][.,]?\Z", before)) and not (
+            answer[-1].isdecimal() and re.match(r"[.,]?[0-9]", after)
         ):
             return True
-        at = text.find(wanted, at + 1)
+        at = text.find(answer, at + 1)
     return False
 
 

@@ -21,7 +21,7 @@ SECONDS: Final = 0.5
 # After so many comparisons that took too long, an answer is not compared any more.
 STRIKES: Final = 4
 _MEMORY: Final = 2 << 30
-_KEPT: Final = 100_000
+_MAX_CACHED: Final = 100_000
 _K = TypeVar("_K")
 _V = TypeVar("_V")
 _FILE: Final = Path(__file__).with_name("maths_worker.py")
@@ -72,8 +72,8 @@ class MathAnswer:
         verdict = self._verdicts.get(key.digest())
         if verdict is None:
             self.ready()
-            wanted = [without_dollars(reference) for reference in references]
-            reply = _WORKER.ask(["judge", text, wanted])
+            expected = [without_dollars(reference) for reference in references]
+            reply = _WORKER.ask(["judge", text, expected])
             verdict = Verdict(*reply) if reply else Verdict(None, False)
             _keep(self._verdicts, key.digest(), verdict)
         return verdict
@@ -108,7 +108,7 @@ class MathAnswer:
 
 def _keep(cache: dict[_K, _V], key: _K, value: _V) -> None:
     """Cache a result; empty the cache first if it is full."""
-    if len(cache) >= _KEPT:
+    if len(cache) >= _MAX_CACHED:
         cache.clear()
     cache[key] = value
 

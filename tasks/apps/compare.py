@@ -51,10 +51,10 @@ def strict_stdout(output: str, expected: str) -> bool:
     most 1e-6, absolutely or relatively. If the expected number is whole, only the absolute
     difference counts.
     """
-    lines, wanted = _token_lines(output), _token_lines(expected)
-    return len(lines) == len(wanted) and all(
-        len(ours) == len(theirs) and all(map(_same_token, ours, theirs))
-        for ours, theirs in zip(lines, wanted, strict=True)
+    lines, expected_lines = _token_lines(output), _token_lines(expected)
+    return len(lines) == len(expected_lines) and all(
+        len(tokens) == len(expected_tokens) and all(map(_same_token, tokens, expected_tokens))
+        for tokens, expected_tokens in zip(lines, expected_lines, strict=True)
     )
 
 
@@ -67,15 +67,19 @@ def _same_token(output: str, expected: str) -> bool:
         return True
     if max(len(output), len(expected)) > _MAX_DIGITS:
         return False
-    whole = _INTEGER.fullmatch(expected) is not None
-    if whole and _INTEGER.fullmatch(output):
+    is_integer = _INTEGER.fullmatch(expected) is not None
+    if is_integer and _INTEGER.fullmatch(output):
         return False
     if not (_NUMBER.fullmatch(output) and _NUMBER.fullmatch(expected)):
         return False
-    if whole:
-        return _near_whole(Decimal(output), Decimal(expected))
-    ours, theirs = float(output), float(expected)
-    return math.isfinite(ours) and math.isfinite(theirs) and _is_close(ours, theirs)
+    if is_integer:
+        return _is_near_integer(Decimal(output), Decimal(expected))
+    number, expected_number = float(output), float(expected)
+    return (
+        math.isfinite(number)
+        and math.isfinite(expected_number)
+        and _is_close(number, expected_number)
+    )
 
 
 def _is_close(output: float, expected: float) -> bool:
@@ -84,7 +88,7 @@ def _is_close(output: float, expected: float) -> bool:
     return abs(output - expected) <= _TOLERANCE * max(1.0, abs(expected))
 
 
-def _near_whole(output: Decimal, expected: Decimal) -> bool:
+def _is_near_integer(output: Decimal, expected: Decimal) -> bool:
     # From 2**53 on, floats would round different numbers to the same value.
     if output.adjusted() > _MAX_DIGITS:
         return False
@@ -170,35 +174,44 @@ def _int_keys(value: Any) -> Any:
 def official_stdout(output: str, expected: str) -> bool:
     """Return the verdict of the published checker. Each step works on the previous step's lines."""
     lines = output.splitlines()
-    wanted_text = expected.strip()
-    if "\n".join(lines).strip() == wanted_text:
+    expected_text = expected.strip()
+    if "\n".join(lines).strip() == expected_text:
         return True
-    if "\n".join(line.strip() for line in lines).strip() == wanted_text:
+    if "\n".join(line.strip() for line in lines).strip() == expected_text:
         return True
     # Expected lines of white space are kept as empty lines. The program's lines are not stripped.
-    wanted = [line.strip() for line in expected.split("\n") if line]
-    if lines == wanted:
+    expected_lines = [line.strip() for line in expected.split("\n") if line]
+    if lines == expected_lines:
         return True
     lines = [line for line in lines if line]
-    return lines == wanted or _all_close(lines, wanted) or _same_sets(lines, wanted)
+    return (
+        lines == expected_lines
+        or _all_close(lines, expected_lines)
+        or _same_sets(lines, expected_lines)
+    )
 
 
-def _all_close(lines: Sequence[str], wanted: Sequence[str]) -> bool:
+def _all_close(lines: Sequence[str], expected: Sequence[str]) -> bool:
     try:
-        ours, theirs = [float(line) for line in lines], [float(line) for line in wanted]
+        numbers, expected_numbers = (
+            [float(line) for line in lines],
+            [float(line) for line in expected],
+        )
     except ValueError:
         return False
     with np.errstate(all="ignore"):
-        return len(ours) == len(theirs) and bool(np.allclose(ours, theirs))
+        return len(numbers) == len(expected_numbers) and bool(
+            np.allclose(numbers, expected_numbers)
+        )
 
 
-def _same_sets(lines: Sequence[str], wanted: Sequence[str]) -> bool:
-    ours = [frozenset(tokens) for line in lines if (tokens := line.split())]
-    theirs = [frozenset(line.split()) for line in wanted]
-    if set(ours) == set(theirs):
+def _same_sets(lines: Sequence[str], expected: Sequence[str]) -> bool:
+    token_sets = [frozenset(tokens) for line in lines if (tokens := line.split())]
+    expected_sets = [frozenset(line.split()) for line in expected]
+    if set(token_sets) == set(expected_sets):
         return True
     try:
-        return _round_sets(ours) == _round_sets(theirs)
+        return _round_sets(token_sets) == _round_sets(expected_sets)
     except (ValueError, OverflowError):
         return False
 

@@ -54,11 +54,11 @@ class Suite:
         """Return the tests for the sandbox."""
         pairs = zip(self.inputs, self.outputs, strict=True)
         if self.fn_name is None:
-            tests = [TestCase(stdin=text, expected=wanted) for text, wanted in pairs]
+            tests = [TestCase(stdin=text, expected=answer) for text, answer in pairs]
             return ProgramCases(tuple(tests), comparer.stdout, PRELUDE)
         may_unwrap = all(isinstance(value, list) and len(value) == 1 for value in self.outputs)
         tests = [
-            TestCase(args=comparer.arguments(values), expected=wanted) for values, wanted in pairs
+            TestCase(args=comparer.arguments(values), expected=answer) for values, answer in pairs
         ]
 
         def compare(output: Any, expected: Any) -> bool:

@@ -199,28 +199,28 @@ def load_shots(
         InputError: There are fewer examples than requested.
         DataError: An example cannot be read, or is a problem of the run.
     """
-    wanted = default if options.num_fewshot is None else options.num_fewshot
-    if wanted == 0:
+    num_shots = default if options.num_fewshot is None else options.num_fewshot
+    if num_shots == 0:
         return (), False
     bundled = load_bundled_shots()
     problem_questions = {normalize_text(row.question) for row in problems}
     if options.fewshot_file is not None:
         source = load_rows(options.fewshot_file, None)
-        for number, row in enumerate(source.rows[:wanted], start=1):
+        for number, row in enumerate(source.rows[:num_shots], start=1):
             if normalize_text(row.question) in problem_questions:
                 raise DataError(
                     f"example {number} of {source.source} is a problem of this run; remove it"
                 )
-        shots = _format_shots(source.rows, form, wanted)
+        shots = _format_shots(source.rows, form, num_shots)
     else:
         for source in (_source(options), *([bundled] if options.fewshot_data is None else [])):
             rows = _draw_examples(source, problem_questions, options.seed, calls=calls)
-            shots = _format_shots(rows, form, wanted)
-            if len(shots) == wanted:
+            shots = _format_shots(rows, form, num_shots)
+            if len(shots) == num_shots:
                 break
-    if len(shots) < wanted:
+    if len(shots) < num_shots:
         raise InputError(
-            f"{arg('num_fewshot')} is {wanted} but {source.source} has {len(shots)} few-shot "
+            f"{arg('num_fewshot')} is {num_shots} but {source.source} has {len(shots)} few-shot "
             f"examples {'with' if calls else 'without'} starter code that are not problems of "
             f"this run; lower the number, or name other examples with {arg('fewshot_data')}"
         )
@@ -261,11 +261,11 @@ def _source(options: TaskOptions) -> LoadedRows:
     return load_bundled_shots()
 
 
-def _format_shots(rows: Sequence[Row], form: str, wanted: int) -> list[str]:
+def _format_shots(rows: Sequence[Row], form: str, num_shots: int) -> list[str]:
     """Return the first examples that have a usable solution and are not too long."""
     shots: list[str] = []
     for row in rows:
-        if len(shots) == wanted:
+        if len(shots) == num_shots:
             break
         with suppress(ValueError):
             if solutions := row.solutions:

@@ -165,20 +165,20 @@ def _close(out: Any, expected: Any, atol: float) -> bool:
     if not (_all_numbers(out) and _all_numbers(expected)):
         return False
     with np.errstate(all="ignore"):
-        ours, theirs = np.asarray(out), np.asarray(expected)
+        values, expected_values = np.asarray(out), np.asarray(expected)
         # Broadcasting pairs each row of one array with each column of the other.
-        pairs = math.prod(np.broadcast_shapes(ours.shape, theirs.shape))
-        if pairs > max(ours.size, theirs.size):
+        pairs = math.prod(np.broadcast_shapes(values.shape, expected_values.shape))
+        if pairs > max(values.size, expected_values.size):
             return False
-        return bool(np.allclose(ours, theirs, rtol=_RTOL, atol=atol))
+        return bool(np.allclose(values, expected_values, rtol=_RTOL, atol=atol))
 
 
 def _all_numbers(value: Any) -> bool:
-    left = [value]
-    while left:
-        item = left.pop()
+    pending = [value]
+    while pending:
+        item = pending.pop()
         if isinstance(item, list | tuple):
-            left.extend(item)
+            pending.extend(item)
         elif not isinstance(item, Number | Decimal | np.bool_ | np.ndarray):
             return False
     return True
@@ -254,7 +254,7 @@ def assert_cases(suffix: str) -> ProgramCases:
 
 CALLS: Final = 256  # maximum calls in one run
 
-_EACH: Final = "_treegen_each"
+_BATCH_FUNCTION: Final = "_treegen_each"
 _ERROR: Final = "error"
 # Each result is copied before the next call, because a program may return the same list each time
 # and change it. A call that fails ends the run, because the program then fails.
@@ -321,7 +321,7 @@ def _treegen_result(value, listed):
     return "{OTHER}", None, name
 
 
-def {_EACH}(name, calls, listed):
+def {_BATCH_FUNCTION}(name, calls, listed):
     function, results = globals()[name], []
     for arguments in calls:
         try:
@@ -370,7 +370,7 @@ def call_cases(
         return True
 
     judge.run(
-        Program(reference, fn_name=_EACH, prelude=PRELUDE),
+        Program(reference, fn_name=_BATCH_FUNCTION, prelude=PRELUDE),
         [TestCase(args=(name, calls, listed)) for calls in batches],
         keep,
         stop_at_failure=True,
@@ -384,8 +384,8 @@ def call_cases(
     results = iter([CallValue(*result) for group in results_of for result in group])
     tests = []
     for part in parts:
-        wanted = expect(list(itertools.islice(results, len(part))))
-        for calls in _runs(list(zip(part, wanted, strict=True))):
+        answers = expect(list(itertools.islice(results, len(part))))
+        for calls in _runs(list(zip(part, answers, strict=True))):
             args = (name, [arguments for arguments, _ in calls], listed)
             tests.append(TestCase(args=args, expected=calls))
 
@@ -397,12 +397,12 @@ def call_cases(
                 isinstance(result, tuple)
                 and len(result) == 3
                 and result[0] != _ERROR
-                and same(arguments, CallValue(*result), wanted)
-                for result, (arguments, wanted) in zip(output, expected, strict=True)
+                and same(arguments, CallValue(*result), expected_value)
+                for result, (arguments, expected_value) in zip(output, expected, strict=True)
             )
         )
 
-    return ProgramCases(tuple(tests), compare, PRELUDE, fn_name=_EACH)
+    return ProgramCases(tuple(tests), compare, PRELUDE, fn_name=_BATCH_FUNCTION)
 
 
 def _runs(calls: Sequence[Any]) -> list[list[Any]]:

@@ -84,14 +84,14 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> ProgramCases:
         raise ValueError("the row has no tests")
     tests = []
     for case in cases:
-        test_input, wanted = (case.get(name) for name in ("input", "output"))
-        if not isinstance(test_input, str) or not isinstance(wanted, str):
+        test_input, test_output = (case.get(name) for name in ("input", "output"))
+        if not isinstance(test_input, str) or not isinstance(test_output, str):
             raise ValueError("the input and output of a test must be text")
         if fn_name is None:
-            tests.append(TestCase(stdin=test_input, expected=wanted))
+            tests.append(TestCase(stdin=test_input, expected=test_output))
         else:
             arguments = [json_value(line) for line in test_input.split("\n")]
-            tests.append(TestCase(args=arguments, expected=json_value(wanted)))
+            tests.append(TestCase(args=arguments, expected=json_value(test_output)))
     compare = same_lines if fn_name is None else same_value
     return ProgramCases(tuple(tests), compare, PRELUDE, fn_name)
 
@@ -140,17 +140,17 @@ def same_lines(output: str, expected: str) -> bool:
 
     Two lines are the same if they are equal texts, or lists of equal decimal numbers.
     """
-    lines, wanted = (text.strip().split("\n") for text in (output, expected))
-    return len(lines) == len(wanted) and all(
-        ours.strip() == theirs.strip() or _same_numbers(ours, theirs)
-        for ours, theirs in zip(lines, wanted, strict=True)
+    lines, expected_lines = (text.strip().split("\n") for text in (output, expected))
+    return len(lines) == len(expected_lines) and all(
+        line.strip() == expected_line.strip() or _same_numbers(line, expected_line)
+        for line, expected_line in zip(lines, expected_lines, strict=True)
     )
 
 
 def _same_numbers(output: str, expected: str) -> bool:
     try:
-        ours = [Decimal(token) for token in output.split()]
-        return ours == [Decimal(token) for token in expected.split()]
+        numbers = [Decimal(token) for token in output.split()]
+        return numbers == [Decimal(token) for token in expected.split()]
     except (InvalidOperation, ValueError):
         return False
 
@@ -225,7 +225,7 @@ class LiveCodeBench(CodeTask):
         """Return the rows of the requested days and difficulty."""
         rows, source = self._all(options)
         first, last = (_parse_date(options.extra, name) for name in ("from", "to"))
-        wanted = one_of(options.extra, "difficulty", ("all", *_DIFFICULTIES), "all")
+        difficulty = one_of(options.extra, "difficulty", ("all", *_DIFFICULTIES), "all")
         if first and last and first > last:
             raise InputError(f"task argument from={first} is after to={last}; swap them")
 
@@ -233,7 +233,7 @@ class LiveCodeBench(CodeTask):
             for line, row in rows:
                 day = _set_on(row)
                 early, late = (first and day and day < first), (last and day and day > last)
-                if not early and not late and wanted in ("all", row.get("difficulty")):
+                if not early and not late and difficulty in ("all", row.get("difficulty")):
                     yield line, row
 
         return select_rows(), source

@@ -127,15 +127,15 @@ class MBPP(CodeTask):
 
     def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
         """Return tasks 2, 3 and 4 of the data as examples, or the first tasks of a file."""
-        wanted = options.num_fewshot
-        if wanted is None and options.fewshot_file is None:
-            wanted = self.defaults.num_fewshot
+        num_shots = options.num_fewshot
+        if num_shots is None and options.fewshot_file is None:
+            num_shots = self.defaults.num_fewshot
         if options.fewshot_data is not None:
             raise InputError(
                 f"mbpp uses tasks 2, 3 and 4 as examples; leave {arg('fewshot_data')} out, or "
                 f"give {arg('fewshot_file')}"
             )
-        if wanted == 0:
+        if num_shots == 0:
             return ()
         if options.fewshot_file is not None:
             source = options.fewshot_file
@@ -145,19 +145,19 @@ class MBPP(CodeTask):
             row_of = {_number(row, 0): row for _, row in rows}
             numbers = [*_SHOTS, *(n for n in range(*SPLITS["prompt"]) if n not in _SHOTS)]
             tasks = [_task(row_of[number]) for number in numbers if number in row_of]
-        if wanted is not None and wanted > len(tasks):
+        if num_shots is not None and num_shots > len(tasks):
             raise InputError(
-                f"{arg('num_fewshot')} is {wanted} but {source} has {len(tasks)} tasks for "
+                f"{arg('num_fewshot')} is {num_shots} but {source} has {len(tasks)} tasks for "
                 f"examples; lower the number, or give {arg('fewshot_file')}"
             )
         problem_ids = {problem.id for problem in problems}
-        shown = tasks[:wanted]
-        if any(f"MBPP/{task.number}" in problem_ids for task in shown):
+        shots = tasks[:num_shots]
+        if any(f"MBPP/{task.number}" in problem_ids for task in shots):
             raise DataError(
                 f"a few-shot example from {source} is also a problem of the run; exclude this "
                 "problem with --limit, or use other examples"
             )
-        return tuple((f"{task.question}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shown)
+        return tuple((f"{task.question}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shots)
 
     def program(self, problem_id: str, text: str) -> str | None:
         """Return the program in a sample; None if there is none."""

@@ -45,7 +45,7 @@ def _tuples_at(depth: int, value: Any) -> Any:
     return [_tuples_at(depth - 1, item) for item in value]
 
 
-def _each(depth: int, arguments: Arguments) -> Arguments:
+def _convert_items(depth: int, arguments: Arguments) -> Arguments:
     return [_tuples_at(depth, argument) for argument in arguments]
 
 
@@ -71,12 +71,12 @@ def _tuple_values(arguments: Arguments) -> Arguments:
     return [{key: tuple(value) for key, value in arguments[0].items()}, *arguments[1:]]
 
 
-_EACH: Final = (
+_DEPTH_1: Final = (
     "2 116 132 143 222 261 273 394 399 421 424 429 470 560 579 596 616 630 726 740 744 809"
 )
 _TASKS: Final[Mapping[str, Callable[[Arguments], Arguments]]] = {
-    _EACH: partial(_each, 1),
-    "63 64 70 94 120 237 272 299 400 409 417 438 473 614 780": partial(_each, 2),
+    _DEPTH_1: partial(_convert_items, 1),
+    "63 64 70 94 120 237 272 299 400 409 417 438 473 614 780": partial(_convert_items, 2),
     "75 413 444 753": partial(_first, 2),
     "106 750": lambda arguments: [arguments[0], tuple(arguments[1])],
     "115": _sets,

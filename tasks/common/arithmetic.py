@@ -142,7 +142,7 @@ def result(calculation: str) -> str | None:
 
     The result is None without a single value: for a range such as 5-10, a pair, or an unknown.
     """
-    return (_known_result if len(calculation) <= _SHORT else _result)(calculation)
+    return (_cached_result if len(calculation) <= _SHORT else _result)(calculation)
 
 
 def states_result(calculation: str) -> bool:
@@ -164,7 +164,7 @@ def _result(calculation: str) -> str | None:
     return None if value is None else _form(value)
 
 
-_known_result = lru_cache(maxsize=1 << 14)(_result)
+_cached_result = lru_cache(maxsize=1 << 14)(_result)
 
 
 def canonical_number(text: str) -> str | None:
@@ -175,8 +175,12 @@ def canonical_number(text: str) -> str | None:
     """
     bare = plain_digits(text.strip()).strip().removesuffix("%").rstrip()
     over, slash, under = bare.partition("/")
-    if slash and (whole := _NUMBER.fullmatch(over)) and (part := _NUMBER.fullmatch(under)):
-        top, bottom = _value(whole), _value(part)
+    if (
+        slash
+        and (numerator := _NUMBER.fullmatch(over))
+        and (denominator := _NUMBER.fullmatch(under))
+    ):
+        top, bottom = _value(numerator), _value(denominator)
         return _form(top / bottom) if top is not None and bottom else None
     match = _NUMBER.fullmatch(bare)
     value = _value(match) if match else None
@@ -184,12 +188,12 @@ def canonical_number(text: str) -> str | None:
 
 
 def _value(number: re.Match[str]) -> Fraction | None:
-    whole = re.sub("[^0-9]", "", number["whole"] or "").lstrip("0")
+    integer = re.sub("[^0-9]", "", number["whole"] or "").lstrip("0")
     part = (number["part"] or number["only"] or ".")[1:].rstrip("0")
     shift = _shift(number["exponent"] or "e0")
-    if shift is None or len(whole) + len(part) > MAX_DIGITS:
+    if shift is None or len(integer) + len(part) > MAX_DIGITS:
         return None
-    value = Fraction(int(f"{whole}{part}" or "0")) * Fraction(10) ** (shift - len(part))
+    value = Fraction(int(f"{integer}{part}" or "0")) * Fraction(10) ** (shift - len(part))
     if number["under"]:
         if not int(number["under"]):
             return None
@@ -211,11 +215,11 @@ def _form(value: Fraction) -> str | None:
     places = 0
     # A decimal is finite if the denominator has no prime factors except 2 and 5.
     twos = (bottom & -bottom).bit_length() - 1
-    rest, fives = bottom >> twos, 0
-    while rest % 5 == 0:
-        rest, fives = rest // 5, fives + 1
+    remainder, fives = bottom >> twos, 0
+    while remainder % 5 == 0:
+        remainder, fives = remainder // 5, fives + 1
     sign = "-" if value < 0 else ""
-    if rest == 1:
+    if remainder == 1:
         places = max(twos, fives)
         top, bottom = top * 10 ** min(places, MAX_DIGITS) // bottom, 1
     if places > MAX_DIGITS or max(top, bottom) >= 10**MAX_DIGITS:

@@ -104,12 +104,12 @@ def pick_examples(
     """
     if options.num_fewshot == 0:
         return []
-    wanted = options.num_fewshot or default
+    num_examples = options.num_fewshot or default
     examples: list[_Example]
     if options.fewshot_file is not None:
         rows, source = file_rows(options.fewshot_file, None)
         examples = _make_examples(read(rows, source), source, make)
-        wanted = options.num_fewshot or len(examples)
+        num_examples = options.num_fewshot or len(examples)
     elif options.fewshot_data is None and bundled:
         rows, source = bundled_rows(bundled), "the bundled few-shot file"
         examples = [
@@ -129,23 +129,25 @@ def pick_examples(
                 examples.append(make(row))
         examples = [example for example in examples if key(example) not in problem_ids]
         examples.sort(key=lambda example: rank(options.seed, text(example)))
-    if wanted is None:
+    if num_examples is None:
         raise InputError(
             f"{arg('fewshot_data')} needs {arg('num_fewshot')}, the number of examples to draw"
         )
-    if wanted > len(examples):
-        others = "" if options.fewshot_file else " that are not themselves problems of this run"
-        raise InputError(
-            f"{arg('num_fewshot')} is {wanted} but {source} has {len(examples)} "
-            f"examples{others}; lower the number, give more examples, or run fewer problems"
+    if num_examples > len(examples):
+        restriction = (
+            "" if options.fewshot_file else " that are not themselves problems of this run"
         )
-    for number, example in enumerate(examples[:wanted], start=1):
+        raise InputError(
+            f"{arg('num_fewshot')} is {num_examples} but {source} has {len(examples)} "
+            f"examples{restriction}; lower the number, give more examples, or run fewer problems"
+        )
+    for number, example in enumerate(examples[:num_examples], start=1):
         if key(example) in problem_ids:
             raise DataError(
                 f"example {number} of {source} is also problem {problem_ids[key(example)]!r} of "
                 "the run; remove it from one of the two files"
             )
-    return examples[:wanted]
+    return examples[:num_examples]
 
 
 def _make_examples(rows: Rows, source: str, make: Make[_Example]) -> list[_Example]:

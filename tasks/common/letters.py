@@ -175,7 +175,7 @@ def _one_of(letter: str | None, num: int) -> str | None:
 
 
 def _is_leading(text: str, mentions: list[_Mention]) -> bool:
-    first, *others = mentions
+    first, *later = mentions
     begins = _OPENING.sub("", text[: first.start]) if first.start < _WINDOW else "?"
     if first.is_denied or not _LEADS.fullmatch(begins):
         return False
@@ -184,7 +184,7 @@ def _is_leading(text: str, mentions: list[_Mention]) -> bool:
     if end == first.end and not _LED.match(text, end):
         return False
     form = _form(text, first.end)
-    alike = [other for other in others if _form(text, other.end) == form and not other.is_denied]
+    alike = [other for other in later if _form(text, other.end) == form and not other.is_denied]
     if [other.letter for other in (first, *alike)] == [*LETTERS[: len(alike) + 1]]:
         return not alike  # the text lists all choices in order
     return not any(other.is_head for other in alike)

@@ -151,8 +151,10 @@ class HubTable:
         number = 0
         for config in self.configs or (None,):
             named = {} if config is None else {"name": config}
-            wanted = split or self.splits[0]
-            table = load_table(self.name, wanted, splits=self.splits, instead=self.instead, **named)
+            split_name = split or self.splits[0]
+            table = load_table(
+                self.name, split_name, splits=self.splits, instead=self.instead, **named
+            )
             for row in keep_encoded_images(table):
                 number += 1
                 yield number, dict(row)
@@ -247,8 +249,11 @@ def file_rows(
     """
     path = Path(data)
     if path.is_dir():
-        wanted = split or default
-        candidates = [*(names or {}).get(wanted, ()), *(f"{wanted}{kind}" for kind in KINDS)]
+        split_name = split or default
+        candidates = [
+            *(names or {}).get(split_name, ()),
+            *(f"{split_name}{kind}" for kind in KINDS),
+        ]
         paths = [path / name for name in candidates if (path / name).is_file()]
         if not paths:
             raise DataError(

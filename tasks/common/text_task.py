@@ -121,7 +121,7 @@ class TextTask(Task):
         if not self.own_examples:
             return data
         is_drawn = options.fewshot_data is not None
-        shown = pick_turns(
+        examples = pick_turns(
             options,
             data.problems,
             self.defaults.num_fewshot,
@@ -129,7 +129,7 @@ class TextTask(Task):
             self.source.train,
             bundled=self.own_examples,
         )
-        turns = [(self.ask_question(question), answer) for question, answer in shown]
+        turns = [(self.ask_question(question), answer) for question, answer in examples]
         is_own = own_examples(options, len(turns))
         return replace(
             with_examples(data, turns),
@@ -244,8 +244,8 @@ def with_examples(data: TaskData, turns: Sequence[Turn], gap: str = " ") -> Task
         turns: Examples (question, answer).
         gap: Text between a question and its answer.
     """
-    shown = "".join(f"{question}{gap}{answer}\n\n" for question, answer in turns)
-    return replace(data, fewshot=shown, num_fewshot=len(turns), turns=tuple(turns))
+    prefix = "".join(f"{question}{gap}{answer}\n\n" for question, answer in turns)
+    return replace(data, fewshot=prefix, num_fewshot=len(turns), turns=tuple(turns))
 
 
 def with_table(

@@ -204,9 +204,9 @@ def _settle(folder: int, most: DirectorySize, usage: DirectorySize, depth: int) 
             is_folder = stat.S_ISDIR(status.st_mode)
             if is_folder and mode & 0o500 != 0o500:
                 raise DirectoryLimitError(f"a directory of mode {mode:o}, which cannot be listed")
-            wanted = mode & 0o777 | (0 if is_folder else 0o400)
-            if mode != wanted and (is_folder or stat.S_ISREG(status.st_mode)):
-                os.chmod(entry.name, wanted, dir_fd=folder)
+            expected_mode = mode & 0o777 | (0 if is_folder else 0o400)
+            if mode != expected_mode and (is_folder or stat.S_ISREG(status.st_mode)):
+                os.chmod(entry.name, expected_mode, dir_fd=folder)
             if is_folder:
                 with open_folder(entry.name, folder) as inner:
                     _settle(inner, most, usage, depth + 1)

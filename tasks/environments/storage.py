@@ -68,7 +68,7 @@ class Storage:
         self, folder: str | os.PathLike[str] | None, most: DirectorySize, max_snapshot_bytes: int
     ) -> None:
         self.most = most
-        self._left, self._lock = max_snapshot_bytes, threading.Lock()
+        self._free_bytes, self._lock = max_snapshot_bytes, threading.Lock()
         self._created: set[str] = set()
         with ExitStack() as stack:
             if folder is None:
@@ -91,16 +91,20 @@ class Storage:
                 for place, mode in ((self._worlds, 0o711), (self._snapshots, 0o700)):
                     with suppress(FileExistsError):
                         place.mkdir(mode)
-                for left in (*worlds, *(partial for partial in snapshots if partial.suffix)):
-                    remove_tree(left)
-                self._sizes = {kept.name: _measure(kept) for kept in snapshots if not kept.suffix}
+                for leftover in (*worlds, *(partial for partial in snapshots if partial.suffix)):
+                    remove_tree(leftover)
+                self._sizes = {
+                    snapshot.name: _measure(snapshot)
+                    for snapshot in snapshots
+                    if not snapshot.suffix
+                }
                 self.has_reflinks = _try_reflinks(path)
             except OSError as error:
                 raise InputError(
                     f"cannot keep worlds in {_show(error.filename or path)}: {error.strerror}; let "
                     f"your user read and write there, or name another {arg('folder')}"
                 ) from None
-            self._left -= sum(self._sizes.values())
+            self._free_bytes -= sum(self._sizes.values())
             self._stack = stack.pop_all()
 
     def create_world(self, uid: int | None) -> str:
@@ -183,7 +187,7 @@ class Storage:
             path.rename(path.with_suffix(_PARTIAL))  # so that no half of it is ever restored
         remove_tree(path.with_suffix(_PARTIAL))
         with self._lock:
-            self._left += size
+            self._free_bytes += size
 
     def delete_older(self, keep: Collection[str]) -> int:
         """Delete the snapshots of earlier storages, other than those to keep; return how many."""
@@ -205,13 +209,13 @@ class Storage:
 
     def _reserve(self, size: int) -> str:
         with self._lock:
-            if size > self._left:
+            if size > self._free_bytes:
                 raise CapacityError(
                     f"snapshots take too much space: a new one needs {size:,} bytes, but "
-                    f"{len(self._sizes):,} snapshots leave only {self._left:,}; raise "
+                    f"{len(self._sizes):,} snapshots leave only {self._free_bytes:,}; raise "
                     f"{arg('max_snapshot_bytes')}"
                 )
-            self._left -= size
+            self._free_bytes -= size
             snapshot = secrets.token_hex(8)
             self._sizes[snapshot] = size
             self._created.add(snapshot)
@@ -271,9 +275,9 @@ def _check_kinds(folder: Path) -> None:
     ):
         with suppress(FileNotFoundError):
             if not is_kind(mode := os.lstat(folder / name).st_mode):
-                found = "a symbolic link, which treegen does not follow" * stat.S_ISLNK(mode)
+                symlink = "a symbolic link, which treegen does not follow" * stat.S_ISLNK(mode)
                 raise InputError(
-                    f"{folder / name} is {found or kind}; remove it, or name another "
+                    f"{folder / name} is {symlink or kind}; remove it, or name another "
                     f"{arg('folder')}"
                 )
 

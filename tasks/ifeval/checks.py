@@ -51,8 +51,8 @@ def language_of(answer: str) -> str | None:
 
 def response_language(arguments: Mapping[str, Any]) -> Check:
     """Require a language. A text without letters passes, as published."""
-    wanted = text(arguments, "language")
-    return lambda answer: language_of(answer) in (wanted, None)
+    language = text(arguments, "language")
+    return lambda answer: language_of(answer) in (language, None)
 
 
 def english_capital(arguments: Mapping[str, Any]) -> Check:
@@ -122,8 +122,8 @@ def capital_word_frequency(arguments: Mapping[str, Any], way: str) -> Check:
 
 def _count_by_rule(answer: str) -> int:
     ends = [match.end() for match in _END.finditer(answer)]
-    rest = answer[ends[-1] :] if ends else answer
-    return len(ends) + bool(rest.strip())
+    tail = answer[ends[-1] :] if ends else answer
+    return len(ends) + bool(tail.strip())
 
 
 def _count_by_punkt(answer: str) -> int:
@@ -193,8 +193,8 @@ _RESPONSES: Final = "******"
 
 def number_placeholders(arguments: Mapping[str, Any]) -> Check:
     """Require at least a number of texts in square brackets, each within a line."""
-    wanted = number(arguments, "num_placeholders")
-    return lambda answer: sum(map(_brackets, answer.split("\n"))) >= wanted
+    num_placeholders = number(arguments, "num_placeholders")
+    return lambda answer: sum(map(_brackets, answer.split("\n"))) >= num_placeholders
 
 
 def _brackets(line: str) -> int:
@@ -216,9 +216,9 @@ def postscript(arguments: Mapping[str, Any]) -> Check:
 
 def number_bullet_lists(arguments: Mapping[str, Any]) -> Check:
     """Require an exact number of lines that begin with a star or a dash."""
-    wanted = number(arguments, "num_bullets")
+    num_bullets = number(arguments, "num_bullets")
     return lambda answer: (
-        sum(1 for pattern in (_STARS, _DASHES) for _ in pattern.finditer(answer)) == wanted
+        sum(1 for pattern in (_STARS, _DASHES) for _ in pattern.finditer(answer)) == num_bullets
     )
 
 
@@ -229,21 +229,27 @@ def constrained_response(arguments: Mapping[str, Any]) -> Check:
 
 def number_highlighted_sections(arguments: Mapping[str, Any]) -> Check:
     """Require at least a number of texts between stars; texts between double stars count too."""
-    wanted = number(arguments, "num_highlights")
+    num_highlights = number(arguments, "num_highlights")
 
     def check(answer: str) -> bool:
         single = (match[0].strip("*") for match in _HIGHLIGHT.finditer(answer))
         double = (match[0][2:-2] for match in _DOUBLE.finditer(answer))
-        return sum(bool(section.strip()) for part in (single, double) for section in part) >= wanted
+        return (
+            sum(bool(section.strip()) for part in (single, double) for section in part)
+            >= num_highlights
+        )
 
     return check
 
 
 def multiple_sections(arguments: Mapping[str, Any]) -> Check:
     """Require at least a number of marks such as "Section 2"; the word is a pattern."""
-    wanted, word = number(arguments, "num_sections"), text(arguments, "section_spliter").strip()
+    num_sections, word = (
+        number(arguments, "num_sections"),
+        text(arguments, "section_spliter").strip(),
+    )
     mark = CountedPattern(word, r"\s?{}\s?\d+\s?")
-    return lambda answer: (mark.count(answer) or 0) >= wanted
+    return lambda answer: (mark.count(answer) or 0) >= num_sections
 
 
 def json_format(arguments: Mapping[str, Any]) -> Check:
@@ -314,8 +320,8 @@ _AFTER_WORD: Final = re.compile("[.,?!'\"]")
 
 def existence(arguments: Mapping[str, Any]) -> Check:
     """Require every keyword, ignoring case; keywords are patterns, as published."""
-    wanted = [CountedPattern(word, ignore_case=True) for word in texts(arguments, "keywords")]
-    return lambda answer: all(pattern.count(answer) for pattern in wanted)
+    patterns = [CountedPattern(word, ignore_case=True) for word in texts(arguments, "keywords")]
+    return lambda answer: all(pattern.count(answer) for pattern in patterns)
 
 
 def frequency(arguments: Mapping[str, Any]) -> Check:
@@ -359,19 +365,19 @@ def number_words(arguments: Mapping[str, Any]) -> Check:
 
 def number_paragraphs(arguments: Mapping[str, Any]) -> Check:
     """Require an exact number of paragraphs with *** between them; only the ends may be empty."""
-    wanted = number(arguments, "num_paragraphs")
+    num_paragraphs = number(arguments, "num_paragraphs")
 
     def check(answer: str) -> bool:
         parts = _DIVIDER.split(answer)
         filled = [bool(part.strip()) for part in parts]
-        return all(filled[1:-1]) and sum(filled) == wanted
+        return all(filled[1:-1]) and sum(filled) == num_paragraphs
 
     return check
 
 
 def nth_paragraph_first_word(arguments: Mapping[str, Any]) -> Check:
     """Require a number of paragraphs between blank lines, one of which begins with a word."""
-    wanted, place = number(arguments, "num_paragraphs"), number(arguments, "nth_paragraph")
+    num_paragraphs, place = number(arguments, "num_paragraphs"), number(arguments, "nth_paragraph")
     word = text(arguments, "first_word").lower()
 
     def check(answer: str) -> bool:
@@ -382,7 +388,7 @@ def nth_paragraph_first_word(arguments: Mapping[str, Any]) -> Check:
             return False
         first = parts[place - 1].split(None, 1)[0].lstrip("'").lstrip('"')
         first = _AFTER_WORD.split(first, maxsplit=1)[0]
-        return filled == wanted and "".join(letter.lower() for letter in first) == word
+        return filled == num_paragraphs and "".join(letter.lower() for letter in first) == word
 
     return check
 

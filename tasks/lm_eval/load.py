@@ -113,8 +113,8 @@ def keys_of(path: Path) -> dict[str, Any]:
 
     text = read_text(path)
     if not _ANY_KEY.search(text):  # JSON, or indented keys
-        whole = load_yaml(path, resolve_func=False, recursive=False)
-        return {name: whole[name] for name in _KEYS if name in whole}
+        config = load_yaml(path, resolve_func=False, recursive=False)
+        return {name: config[name] for name in _KEYS if name in config}
     keys: dict[str, Any] = {}
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     for _, name, value in _TOP.findall(text):
@@ -176,7 +176,7 @@ def load_tasks(name: str) -> LoadedTasks:
         DataError: The data of the task cannot be loaded.
     """
     lm_eval_version()
-    wanted, index = _entry(name)
+    task_name, index = _entry(name)
     from lm_eval.evaluator_utils import _collect_groups_bottom_up
     from lm_eval.tasks import TaskManager
 
@@ -184,16 +184,16 @@ def load_tasks(name: str) -> LoadedTasks:
     manager._index = index
     with quiet(), use_default_seeds(), _no_metric_of_this_folder():
         try:
-            loaded = manager.load(wanted)
+            loaded = manager.load(task_name)
         except InputError:
             raise
         except Exception as error:
-            raise _failure(error, wanted) from error
+            raise _failure(error, task_name) from error
     leaves = dict(loaded["tasks"])
     for leaf, task in leaves.items():
         _check(leaf, task)
-    groups = _collect_groups_bottom_up({each.name: each for each in loaded["groups"].values()})
-    return LoadedTasks(wanted, leaves, tuple(reversed(groups)))
+    groups = _collect_groups_bottom_up({group.name: group for group in loaded["groups"].values()})
+    return LoadedTasks(task_name, leaves, tuple(reversed(groups)))
 
 
 def _entry(name: str) -> tuple[str, dict[str, Any]]:
@@ -212,13 +212,13 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
         index = index_with(path)
         _check_safe(entry.name, entry)
         return entry.name, {**index, entry.name: entry}
-    wanted, at, place = name.removeprefix(LM_EVAL).partition("@")
+    task_name, at, place = name.removeprefix(LM_EVAL).partition("@")
     index = _index_with_folder(place if at else None)
-    if wanted not in index:
-        hint = did_you_mean(wanted, index) or "; `treegen tasks --lm-eval PATTERN` lists them"
-        raise InputError(f"lm-eval has no task {wanted!r}{hint}")
-    _check_safe(wanted, index[wanted])
-    return wanted, index
+    if task_name not in index:
+        hint = did_you_mean(task_name, index) or "; `treegen tasks --lm-eval PATTERN` lists them"
+        raise InputError(f"lm-eval has no task {task_name!r}{hint}")
+    _check_safe(task_name, index[task_name])
+    return task_name, index
 
 
 def _index_with_folder(place: str | None) -> dict[str, Any]:
@@ -405,8 +405,8 @@ def list_tasks(pattern: str, place: str | None = None) -> list[TaskListing]:
     """
     lm_eval_version()
     index = _index_with_folder(place)
-    wanted = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
-    names = sorted(name for name in index if fnmatchcase(name.lower(), wanted.lower()))
+    name_pattern = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
+    names = sorted(name for name in index if fnmatchcase(name.lower(), name_pattern.lower()))
     return [_make_listing(name, index[name]) for name in names]
 
 
@@ -441,9 +441,9 @@ def _needs(config: Mapping[str, Any]) -> list[str]:
     if config.get("unsafe_code"):
         needs.append("runs programs: not supported")
     if config.get("doc_to_image"):
-        drawn = config.get("output_type", "generate_until") == "generate_until"
+        generates = config.get("output_type", "generate_until") == "generate_until"
         needs.append(
-            "a model with --images" if drawn else "scores texts after images: not supported"
+            "a model with --images" if generates else "scores texts after images: not supported"
         )
     if config.get("doc_to_audio"):
         needs.append("audio: not supported")

@@ -124,8 +124,10 @@ def _problem(task: Any, name: str, doc: Any) -> Problem:
     images = images_of_doc(task, name, doc)
     # A scored problem must have choices. One empty text represents a whole text, or unknown
     # choices.
-    whole = ("",) if is_scored(task) else ()
-    return Problem(name, _text(question), _text(target), choices=choices or whole, images=images)
+    empty_choice = ("",) if is_scored(task) else ()
+    return Problem(
+        name, _text(question), _text(target), choices=choices or empty_choice, images=images
+    )
 
 
 def images_of_doc(task: Any, name: str, doc: Any) -> tuple[ImageFile, ...]:

@@ -89,8 +89,15 @@ def compute_metrics(
         responses: For each request, all responses that a filter sees together.
     """
     instances = [
-        Instance(part.task.OUTPUT_TYPE, doc, (), at, (part.name, 0, len(mine)), list(mine))
-        for at, mine in enumerate(responses)
+        Instance(
+            part.task.OUTPUT_TYPE,
+            doc,
+            (),
+            at,
+            (part.name, 0, len(doc_responses)),
+            list(doc_responses),
+        )
+        for at, doc_responses in enumerate(responses)
     ]
     metrics = []
     for ensemble in part.task._filters:
@@ -152,45 +159,49 @@ def build_report(
         scores: Scores of the samples.
         options: Options of the report.
     """
-    drawn = not parts[0].scored
+    is_generated = not parts[0].scored
     of = parts[0].name if len(parts) == 1 else name
     base = summarize(scores, options, task=of, version=version, filters=filters)
     samples: dict[str, list[SampleScore]] = {}
     for score in scores:
         samples.setdefault(score.problem_id, []).append(score)
     rows: list[MetricRow] = []
-    theirs: dict[str, dict[str, Any]] = {}
+    entries: dict[str, dict[str, Any]] = {}
     for part in parts:
-        mine = [samples[problem] for problem in part.docs if problem in samples]
-        values = _values(part, mine)
+        part_samples = [samples[problem] for problem in part.docs if problem in samples]
+        values = _values(part, part_samples)
         part_rows = [*_rows(part, values), *_iter_missing_rows(part, values)]
         rows += part_rows
-        entry: dict[str, Any] = {"name": part.name, "alias": part.name, "sample_len": len(mine)}
+        entry: dict[str, Any] = {
+            "name": part.name,
+            "alias": part.name,
+            "sample_len": len(part_samples),
+        }
         for row in part_rows:
             entry[f"{row.metric},{row.filter}"] = row.value
             entry[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
-        theirs[part.name] = entry
-    of_groups = [row for group in groups for row in _group_rows(group, theirs, parts)]
+        entries[part.name] = entry
+    of_groups = [row for group in groups for row in _group_rows(group, entries, parts)]
     more = [
         row
         for row in base.metrics
-        if drawn and (row.metric.startswith("pass@") or row.metric.startswith("truncated"))
+        if is_generated and (row.metric.startswith("pass@") or row.metric.startswith("truncated"))
     ]
     return replace(
         base,
         metrics=(*of_groups, *rows, *more),
-        majority=base.majority if drawn and options.num_samples > 1 else (),
+        majority=base.majority if is_generated and options.num_samples > 1 else (),
     )
 
 
 def _values(part: TaskPart, documents: Sequence[Sequence[SampleScore]]) -> Values:
     measures_of: Values = {}
     for samples in documents:
-        mine: dict[tuple[str, str], list[Any]] = {}
+        values_of: dict[tuple[str, str], list[Any]] = {}
         for name, measures in _judgements(part, samples):
             for metric, value in measures.items():
-                mine.setdefault((metric, name), []).append(value)
-        for key, values in mine.items():
+                values_of.setdefault((metric, name), []).append(value)
+        for key, values in values_of.items():
             measures_of.setdefault(key, []).append(values)
     return measures_of
 
@@ -233,8 +244,10 @@ def _rows(part: TaskPart, values: Values) -> Iterator[MetricRow]:
     aggregation, better = part.task.aggregation(), part.task.higher_is_better()
     for (metric, name), documents in values.items():
         how = aggregation.get(metric, mean)
-        if how is mean and all(is_number(v) for mine in documents for v in mine):
-            values_of = [math.fsum(map(float, mine)) / len(mine) for mine in documents]
+        if how is mean and all(is_number(v) for doc_values in documents for v in doc_values):
+            values_of = [
+                math.fsum(map(float, doc_values)) / len(doc_values) for doc_values in documents
+            ]
             fields = _mean(values_of)
         else:
             fields = _aggregate_corpus(how, documents)
@@ -263,7 +276,10 @@ def _mean(values: Sequence[float]) -> dict[str, Any]:
 def _aggregate_corpus(how: Any, documents: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return a corpus metric: its mean over the first samples of all documents, the second, ..."""
     most = max(map(len, documents))
-    scores = [float(how([mine[at] for mine in documents if at < len(mine)])) for at in range(most)]
+    scores = [
+        float(how([doc_values[at] for doc_values in documents if at < len(doc_values)]))
+        for at in range(most)
+    ]
     value = math.fsum(scores) / len(scores)
     if not math.isfinite(value):
         return {"value": None, "reason": f"lm-eval's aggregation gives {value}"}
@@ -271,19 +287,21 @@ def _aggregate_corpus(how: Any, documents: Sequence[Sequence[Any]]) -> dict[str,
 
 
 def _group_rows(
-    group: Any, theirs: Mapping[str, Mapping[str, Any]], parts: Sequence[TaskPart]
+    group: Any, entries: Mapping[str, Mapping[str, Any]], parts: Sequence[TaskPart]
 ) -> Iterator[MetricRow]:
     part_of = {part.name: part for part in parts}
-    mine = [part_of[task.task_name] for task in group.get_all_tasks() if task.task_name in part_of]
-    shots = {part.num_fewshot for part in mine}
+    group_parts = [
+        part_of[task.task_name] for task in group.get_all_tasks() if task.task_name in part_of
+    ]
+    shots = {part.num_fewshot for part in group_parts}
     better: dict[str, bool] = {}
-    for part in mine:
+    for part in group_parts:
         better |= part.task.higher_is_better()
-    whole = {
+    entries_with_values = {
         name: {key: value for key, value in entry.items() if value is not None}
-        for name, entry in theirs.items()
+        for name, entry in entries.items()
     }
-    aggregated = group.aggregate(whole)
+    aggregated = group.aggregate(entries_with_values)
     for key, value in aggregated.items():
         metric, comma, name = key.rpartition(",")
         if not comma or metric.endswith("_stderr"):

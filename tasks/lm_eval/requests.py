@@ -72,12 +72,13 @@ def build_requests(
     if parts[0].scored:
         pairs = _Pairs(texts, length)
         scored = tuple(
-            _choices(name, pairs.of(mine)) for name, mine in zip(ids, chosen, strict=True)
+            _choices(name, pairs.of(doc_instances))
+            for name, doc_instances in zip(ids, chosen, strict=True)
         )
         leaves = [Node(prompt.context.tolist(), id=prompt.id, samples=1) for prompt in scored]
         return OwnRequests(Node("", children=leaves, samples=0), scored=scored)
     settings_of: dict[str, tuple[GenSettings, SamplingParams]] = {}
-    drawn, own_params = [], []
+    nodes, request_params = [], []
     until: dict[str, tuple[str, ...]] = {}
     for name, (request, *more) in zip(ids, chosen, strict=True):
         if more:
@@ -85,29 +86,29 @@ def build_requests(
                 f"each problem of lm-eval's {name} needs several texts, which treegen does not "
                 "support; leave out the task"
             )
-        context, gen_kwargs, *rest = request.args
+        context, gen_kwargs, *extra = request.args
         if (key := repr(gen_kwargs)) not in settings_of:
-            theirs = gen_settings(
+            generation = gen_settings(
                 gen_kwargs, max_gen_toks=MAX_GEN_TOKS, seed=0, eos=texts.eos, thinks=False
             )
-            settings_of[key] = theirs, _params(theirs.params, settings)
-        theirs, params = settings_of[key]
-        if images := load_images(table, rest[0]) if rest else []:
+            settings_of[key] = generation, _params(generation.params, settings)
+        generation, params = settings_of[key]
+        if images := load_images(table, extra[0]) if extra else []:
             assert table is not None
             tokens = image_tokens(context, images, table, texts.encode_prompt)
         else:
             tokens = truncate_prompt(texts.encode_prompt(context), params.max_tokens, length)
-        drawn.append(Node(tokens, id=name, samples=settings.num_samples))
-        own_params.append(params)
+        nodes.append(Node(tokens, id=name, samples=settings.num_samples))
+        request_params.append(params)
         chose = settings.sources.get("stop", TASK) != TASK
-        until[name] = params.stops if chose else theirs.until
+        until[name] = params.stops if chose else generation.until
 
     def text(completion: "Completion") -> str:
         ended = isinstance(completion.stop, int)
         tokens = completion.tokens[:-1] if ended else completion.tokens
         return texts.answer(list(tokens), until[completion.prompt_id])
 
-    return OwnRequests(Node("", children=drawn, samples=0), tuple(own_params), text=text)
+    return OwnRequests(Node("", children=nodes, samples=0), tuple(request_params), text=text)
 
 
 def default_params(gen_kwargs: Mapping[str, Any]) -> SamplingParams:
@@ -117,10 +118,12 @@ def default_params(gen_kwargs: Mapping[str, Any]) -> SamplingParams:
     ).params
 
 
-def _params(theirs: SamplingParams, settings: EvalSettings) -> SamplingParams:
+def _params(task_params: SamplingParams, settings: EvalSettings) -> SamplingParams:
     """Return a request's own parameters with the overrides of the user and the checkpoint."""
     of_task = {
-        name: getattr(theirs, name) for name in _OF_TASK if settings.sources.get(name, TASK) == TASK
+        name: getattr(task_params, name)
+        for name in _OF_TASK
+        if settings.sources.get(name, TASK) == TASK
     }
     return replace(settings.drawing, **of_task)
 
@@ -167,9 +170,9 @@ def _group_requests(
     names = part.ids  # lm-eval numbers documents in the order of the data
     for instance in task.instances:
         instances[names[instance.doc_id]].append(instance)
-    for mine in instances.values():
-        mine.sort(key=lambda instance: int(instance.idx))
-        kinds = {instance.request_type for instance in mine}
+    for doc_instances in instances.values():
+        doc_instances.sort(key=lambda instance: int(instance.idx))
+        kinds = {instance.request_type for instance in doc_instances}
         if len(kinds) > 1 or ("generate_until" in kinds) == part.scored:
             listed = " and ".join(sorted(kinds))
             raise TaskError(
@@ -249,11 +252,12 @@ class _Pairs(TemplateLM):  # type: ignore[misc]
 
 
 def _choices(name: str, pairs: Sequence[Pair]) -> ChoicePrompt:
-    whole = tuple(np.array([*before, *after], dtype=np.int32) for before, after in pairs)
+    sequences = tuple(np.array([*before, *after], dtype=np.int32) for before, after in pairs)
     starts = tuple(len(before) for before, _ in pairs)
-    first = whole[0][: starts[0]]
+    first = sequences[0][: starts[0]]
     shared = min(
-        common_length(first, tokens[:start]) for tokens, start in zip(whole, starts, strict=True)
+        common_length(first, tokens[:start])
+        for tokens, start in zip(sequences, starts, strict=True)
     )
     # The prompt in a record is the prefix that all texts share, which may be empty.
-    return ChoicePrompt(name, first[: shared or len(first)], whole, starts)
+    return ChoicePrompt(name, first[: shared or len(first)], sequences, starts)

@@ -88,7 +88,7 @@ class LmEvalTask(Task):
     def filters(self) -> tuple[str, ...]:
         """The filters that all tasks share; without any, "first", each task's first filter."""
         named = [[ensemble.name for ensemble in task._filters] for task in self._tasks]
-        shared = [name for name in named[0] if all(name in mine for mine in named)]
+        shared = [name for name in named[0] if all(name in names for names in named)]
         return tuple(dict.fromkeys(shared)) or ("first",)
 
     @cached_property

@@ -66,11 +66,11 @@ _OF_YEAR: Final = {
     "2025": HubTable("math-ai/aime25", ("test",)),
     "2026": HubTable("MathArena/aime_2026", ("train",)),
 }
-_OTHERS: Final = (
+_OTHER_TABLES: Final = (
     ("2024", HubTable("Maxwell-Jia/AIME_2024", ("train",))),
     ("2025", HubTable("opencompass/AIME2025", ("test",), ("AIME2025-I", "AIME2025-II"))),
 )
-_TABLES: Final = {table.name: (year, table) for year, table in (*_OF_YEAR.items(), *_OTHERS)}
+_TABLES: Final = {table.name: (year, table) for year, table in (*_OF_YEAR.items(), *_OTHER_TABLES)}
 # Some tables write 336^\circ for an angle of 336 degrees.
 _ANSWER: Final = re.compile(r"\$?([0-9]{1,3})(?:\.0)?(?:\s*\^\{?\\circ\}?)?\$?")
 

@@ -199,8 +199,10 @@ class MinervaAnswer(MathAnswer):
         form = minerva_form(answer) if answer and len(answer) <= MAX_ANSWER else ""
         if not form.strip():
             return Verdict(None, False)
-        wanted = [minerva_form(reference) for reference in references]
-        return Verdict(form, form in wanted or super().verdict(f"${form}$", wanted).correct)
+        reference_forms = [minerva_form(reference) for reference in references]
+        return Verdict(
+            form, form in reference_forms or super().verdict(f"${form}$", reference_forms).correct
+        )
 
 
 _BOXED: Final = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -368,8 +370,8 @@ def hendrycks_form(answer: str) -> str | None:
     for old, new in _REPLACED:
         answer = answer.replace(old, new)
     # In MATH, "\text{ " begins a unit on the right.
-    answer, unit, rest = answer.partition("\\text{ ")
-    if unit and "\\text{ " in rest:
+    answer, unit, tail = answer.partition("\\text{ ")
+    if unit and "\\text{ " in tail:
         return None
     answer = answer.replace("\\%", "").replace(" .", " 0.").replace("{.", "{0.")
     if not answer:
@@ -383,17 +385,17 @@ def hendrycks_form(answer: str) -> str | None:
     if not all(roots):
         return None  # a root without an operand
     roots = [root if root[0] == "{" else f"{{{root[0]}}}{root[1:]}" for root in roots]
-    fractions = _whole_fractions("\\sqrt".join([first, *roots]).replace(" ", ""))
+    fractions = _brace_fractions("\\sqrt".join([first, *roots]).replace(" ", ""))
     if fractions is None:
         return None
     return _as_fraction("\\frac{1}{2}" if fractions == "0.5" else fractions)
 
 
-def _whole_fractions(answer: str) -> str | None:
+def _brace_fractions(answer: str) -> str | None:
     r"""Return an answer with \frac12 written as \frac{1}{2}; None if it ends with \frac."""
-    first, *rest = answer.split("\\frac")
+    first, *pieces = answer.split("\\frac")
     parts = [first]
-    for part in rest:
+    for part in pieces:
         if not part:
             return None
         if part[0] != "{":

@@ -145,9 +145,9 @@ class SubjectTask(TextTask):
                 f"{self.prompt(subject, self.block(question))}{self.gap}{question.answer}\n\n"
                 for question in dev
             ]
-            shown = {question.key for question in dev}
+            dev_keys = {question.key for question in dev}
             for question in questions[: whole_number(options.extra, "per_subject")]:
-                if question.key in shown:
+                if question.key in dev_keys:
                     reason = f"it is one of the examples of {subject}"
                     skipped.append(Skipped(loaded.source, question.line, reason))
                     continue
@@ -195,8 +195,8 @@ class SubjectTask(TextTask):
             children = leaves
             for shot in reversed(data.fewshot_of[subject]):
                 # An example ends with the gap, and its letter.
-                shown = shot.rstrip()
-                turn = (shown[:-2], shown[-1])
+                example = shot.rstrip()
+                turn = (example[:-2], example[-1])
                 children = [with_turns(mark_droppable(Node(shot, children=children)), [turn])]
             subjects.append(replace(self.header(data, subject), children=children))
         return Node("", children=subjects)

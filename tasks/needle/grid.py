@@ -45,7 +45,7 @@ _QUESTION: Final = "What is the best thing to do in San Francisco?"
 _FACTS: Final = "sandwich|Dolores Park"
 _LENGTHS: Final = (4_000, 8_000, 16_000, 32_000, 64_000)
 _DEPTHS: Final = tuple(range(0, 101, 10))
-_SHOWN: Final = 80
+_MAX_ANSWER_CHARS: Final = 80
 
 
 class NeedleGrid(TextTask):
@@ -108,7 +108,7 @@ class NeedleGrid(TextTask):
         read = _plain(text)
         facts = problem.answer.split("|")
         recalled = [fact for fact in facts if _contains(read, _plain(fact))]
-        answer = ", ".join(recalled) or read[:_SHOWN]
+        answer = ", ".join(recalled) or read[:_MAX_ANSWER_CHARS]
         return {"contains": Verdict(answer or None, len(recalled) == len(facts))}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:

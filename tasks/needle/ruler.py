@@ -74,7 +74,7 @@ _ONE_REPLY: Final = " The special magic {kind} for {query} mentioned in the prov
 # Needles are at some of 40 depths, the first at the start and the last at the end.
 _NUM_DEPTHS: Final = 40
 
-_FOUND: Final[Mapping[Values, re.Pattern[str]]] = {
+_VALUE_PATTERNS: Final[Mapping[Values, re.Pattern[str]]] = {
     "numbers": re.compile(r"(?<![0-9])[0-9]{7}(?![0-9])"),
     "uuids": re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"),
 }
@@ -102,7 +102,7 @@ class Variant:
 
 def find_values(text: str, values: Values) -> list[str]:
     """Return every different value in a text, in ascending order."""
-    return sorted(set(_FOUND[values].findall(text.casefold())))
+    return sorted(set(_VALUE_PATTERNS[values].findall(text.casefold())))
 
 
 class RulerItem:
@@ -119,14 +119,14 @@ class RulerItem:
         self._seed = seed
         draw = random.Random(seed)
         keys = _keys(draw, variant)
-        self._own_keys = [next(keys) for _ in range(variant.num_keys)]
+        self._needle_keys = [next(keys) for _ in range(variant.num_keys)]
         num_needles = variant.num_keys * variant.num_values
         values = iter(_draw_values(draw, variant.values, num_needles))
         needles: list[tuple[str, str]] = [
-            (key, next(values)) for key in self._own_keys for _ in range(variant.num_values)
+            (key, next(values)) for key in self._needle_keys for _ in range(variant.num_values)
         ]
-        queries = draw.sample(self._own_keys, variant.num_queries)
-        self.values = [value for wanted in queries for key, value in needles if key == wanted]
+        queries = draw.sample(self._needle_keys, variant.num_queries)
+        self.values = [value for query in queries for key, value in needles if key == query]
         draw.shuffle(needles)
         self._needles = [self._say(key, value) for key, value in needles]
         places = sorted(draw.sample(range(_NUM_DEPTHS), len(needles)))
@@ -177,7 +177,7 @@ class RulerItem:
         while True:
             key = next(keys)
             (value,) = _draw_values(draw, self._variant.values, 1)
-            if key in self._own_keys or value in self.values:
+            if key in self._needle_keys or value in self.values:
                 continue
             line = self._say(key, value)
             size -= len(line) + 1
@@ -331,11 +331,11 @@ class Ruler(TextTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether the text contains all values. The credit is the share that it contains."""
-        wanted = problem.answer.split(" ")
+        expected_values = problem.answer.split(" ")
         read = text.casefold()
-        recalled = [value for value in wanted if value.casefold() in read]
+        recalled = [value for value in expected_values if value.casefold() in read]
         answer = " ".join(find_values(text, self.variant.values)) or " ".join(recalled)
-        credit = len(recalled) / len(wanted)
+        credit = len(recalled) / len(expected_values)
         return {"contains-all": Verdict(answer or None, bool(answer) and credit == 1, credit)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:

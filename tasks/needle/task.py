@@ -54,10 +54,10 @@ from treegen.tasks.needle.text import (
     load_haystack,
 )
 
-_WHOLE: Final = re.compile(r"[0-9]{1,12}")
+_INTEGER: Final = re.compile(r"[0-9]{1,12}")
 _STEPS: Final = re.compile(r"([0-9]{1,12})-([0-9]{1,12})/([0-9]{1,4})")
 # General options that no needle task uses, because it makes its own problems.
-_OTHERS: Final = ("split", "fewshot_file", "fewshot_data")
+_UNUSED_OPTIONS: Final = ("split", "fewshot_file", "fewshot_data")
 
 
 class NeedleOptions:
@@ -80,7 +80,7 @@ class NeedleOptions:
         unused: Sequence[str] = (),
     ) -> None:
         check_arguments(task, options.extra, arguments)
-        for name in (*_OTHERS, *unused):
+        for name in (*_UNUSED_OPTIONS, *unused):
             if getattr(options, name) is not None:
                 raise InputError(
                     f"task {task!r} generates its problems, so {name} has no effect; leave it out"
@@ -150,7 +150,7 @@ class NeedleOptions:
 
 def _numbers(name: str, words: Sequence[str], low: int, high: int) -> list[int]:
     # Only plain ASCII digits are valid. int() would also accept 1_000 and digits of other scripts.
-    if not all(_WHOLE.fullmatch(word.strip()) for word in words):
+    if not all(_INTEGER.fullmatch(word.strip()) for word in words):
         kind = "an integer" if len(words) == 1 else "comma-separated integers"
         raise InputError(f"task argument {name} must be {kind}, got {','.join(words)!r}")
     numbers = [int(word) for word in words]
@@ -330,7 +330,7 @@ class Needle(TextTask):
         document = hide(size)
         text = f"Start of document:\n{document.text}\nEnd of document\n\n"
         solved = [dogs.build_example(index) for index in dogs.shots]
-        shown = "".join(f"{question} {answered}\n\n" for question, answered in solved)
+        examples = "".join(f"{question} {answered}\n\n" for question, answered in solved)
         problems = [
             Problem(
                 id=f"needle-{number}",
@@ -346,7 +346,7 @@ class Needle(TextTask):
         return TaskData(
             problems=select(problems, options),
             source=f"{len(needles):,} needles in {haystack.describe(size)}{length_text}",
-            fewshot=f"{text}{shown}",
+            fewshot=f"{text}{examples}",
             num_fewshot=num_shots,
             turns=tuple(
                 (f"{text}{question}" if number == 0 else question, answered)

@@ -48,8 +48,8 @@ def draw_names(draw: random.Random, num: int) -> list[str]:
     seconds = {first: draw.sample(SECOND_NAMES, rounds) for first in NAMES}
     names: list[str] = []
     for turn in range(rounds):
-        wanted = min(len(NAMES), num - len(names))
-        names += [f"{first} {seconds[first][turn]}" for first in draw.sample(NAMES, wanted)]
+        num_missing = min(len(NAMES), num - len(names))
+        names += [f"{first} {seconds[first][turn]}" for first in draw.sample(NAMES, num_missing)]
     draw.shuffle(names)
     return names
 
@@ -89,8 +89,8 @@ def _sentence(draw: random.Random) -> str:
     text = draw.choice(_ENTRIES["sentence"])
     used: set[str] = set()
     while "{" in text:
-        before, _, rest = text.partition("{")
-        slot, _, after = rest.partition("}")
+        before, _, tail = text.partition("{")
+        slot, _, after = tail.partition("}")
         # No entry is used twice in a sentence, so no road leads from a place to itself.
         choices = [word for word in _ENTRIES[slot.lower()] if word not in used]
         word = draw.choice(choices)
@@ -128,11 +128,11 @@ class Haystack:
         if size < 2:
             return ""
         repeats = -(-size // (len(self.text) + 1))
-        whole = self.text if repeats == 1 else " ".join([self.text] * repeats)
-        if len(whole) <= size and _is_ended(whole):
-            return whole
-        part = whole[: size - 1]
-        if len(whole) > size - 1 and whole[size - 1] != " " and " " in part:
+        repeated = self.text if repeats == 1 else " ".join([self.text] * repeats)
+        if len(repeated) <= size and _is_ended(repeated):
+            return repeated
+        part = repeated[: size - 1]
+        if len(repeated) > size - 1 and repeated[size - 1] != " " and " " in part:
             part = part[: part.rindex(" ")]
         part = part.rstrip(" ,;:-")
         return part if not part or _is_ended(part) else f"{part}."

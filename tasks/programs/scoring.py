@@ -112,7 +112,7 @@ class VerdictFile:
 _AHEAD: Final = 4
 # Maximum tests of a program to submit at once. The end of a run waits for them.
 _SLICE: Final = 8
-_SHOWN_ERRORS: Final = 5
+_MAX_LISTED_ERRORS: Final = 5
 # Packages that programs may import in addition to the standard library.
 PACKAGES: Final = ("numpy",)
 
@@ -274,7 +274,7 @@ class SandboxScoring(AccuracyCounter):
             if list_gaps(name)
         }
         # Sort the errors, so that their order does not depend on which sample finished first.
-        shown = sorted(self._errors.items())[:_SHOWN_ERRORS]
+        errors = sorted(self._errors.items())[:_MAX_LISTED_ERRORS]
         return {
             **self._file.settings(),
             "verdicts": self._file.path.name,
@@ -282,7 +282,7 @@ class SandboxScoring(AccuracyCounter):
             "unprotected": unprotected,
             "judged": self.num_judged,
             "judge_errors": len(self._errors),
-            "errors": [{"problem_id": k[0], "sample_index": k[1], "detail": d} for k, d in shown],
+            "errors": [{"problem_id": k[0], "sample_index": k[1], "detail": d} for k, d in errors],
         }
 
     def close(self) -> None:

@@ -55,8 +55,8 @@ def puzzle_value_prompt(state: PuzzleState, target: Number, *, whole: bool) -> s
         whole: Whether every result must be a non-negative integer.
     """
     blocks = [
-        texts.value_block(left, goal, texts.value_label(left, goal, whole=whole))
-        for left, goal in _JUDGED
+        texts.value_block(numbers, goal, texts.value_label(numbers, goal, whole=whole))
+        for numbers, goal in _JUDGED
     ]
     return texts.prompt(texts.VALUE_HEADER, blocks, texts.value_head(state, target))
 
@@ -76,11 +76,11 @@ def propose_prompt(state: PuzzleState, target: Number, *, whole: bool) -> str:
         whole: Whether every result must be a non-negative integer.
     """
     blocks = []
-    for left, goal in _PROPOSED:
-        steps = moves(left, whole=whole)
+    for numbers, goal in _PROPOSED:
+        steps = moves(numbers, whole=whole)
         # Show steps from the whole list, because the first ones all combine the same two numbers.
-        shown = steps[:: max(1, len(steps) // _NUM_PROPOSED)][:_NUM_PROPOSED]
-        blocks.append(_propose_head(left, goal) + "\n".join(map(texts.step_line, shown)))
+        proposed = steps[:: max(1, len(steps) // _NUM_PROPOSED)][:_NUM_PROPOSED]
+        blocks.append(_propose_head(numbers, goal) + "\n".join(map(texts.step_line, proposed)))
     return texts.prompt(_PROPOSE_HEADER, blocks, _propose_head(state, target))
 
 
@@ -206,21 +206,21 @@ class PuzzleTask(TextTask, SearchTask):
 
     def state(self, problem: Problem, text: str) -> str | None:
         """Return the numbers that are left; None after an illegal or unfinished step."""
-        left = self._remaining_numbers(problem, text)
+        numbers = self._remaining_numbers(problem, text)
         # A step without its newline is unfinished, unless one number is left.
-        if left is None or (len(left) > 1 and text and not _ends_a_step(text)):
+        if numbers is None or (len(numbers) > 1 and text and not _ends_a_step(text)):
             return None
-        return texts.numbers_text(left)
+        return texts.numbers_text(numbers)
 
     def done(self, problem: Problem, text: str) -> bool:
         """Return whether one number is left."""
-        left = self._remaining_numbers(problem, text)
-        return left is not None and len(left) == 1
+        numbers = self._remaining_numbers(problem, text)
+        return numbers is not None and len(numbers) == 1
 
     def answer(self, problem: Problem, text: str) -> str | None:
         """Return the number that is left if there is only one; otherwise None."""
-        left = self._remaining_numbers(problem, text)
-        return str(left[0]) if left is not None and len(left) == 1 else None
+        numbers = self._remaining_numbers(problem, text)
+        return str(numbers[0]) if numbers is not None and len(numbers) == 1 else None
 
     def is_solved(self, problem: Problem, text: str) -> bool:
         """Return whether the target alone is left after legal steps."""
@@ -236,13 +236,13 @@ class PuzzleTask(TextTask, SearchTask):
         from treegen.search.propose import propose_lines
 
         async def propose(node: "SearchNode") -> Sequence["SearchNode"]:
-            left = self._remaining_numbers(problem, node.path_text)
-            if left is None:
+            numbers = self._remaining_numbers(problem, node.path_text)
+            if numbers is None:
                 return []
-            question = propose_prompt(left, int(problem.answer), whole=self.whole)
+            question = propose_prompt(numbers, int(problem.answer), whole=self.whole)
             ask = propose_lines(
                 lambda _: question,
-                lambda answer, _: read_proposals(answer, left, whole=self.whole),
+                lambda answer, _: read_proposals(answer, numbers, whole=self.whole),
                 stop="\n\n",
                 max_tokens=_LIST_TOKENS,
             )
@@ -262,9 +262,9 @@ class PuzzleTask(TextTask, SearchTask):
         from treegen.search import evaluate
 
         def prompt_of(node: "SearchNode") -> str:
-            left = self._remaining_numbers(problem, node.path_text)
-            assert left is not None, "a node is judged that is no state"
-            return puzzle_value_prompt(left, int(problem.answer), whole=self.whole)
+            numbers = self._remaining_numbers(problem, node.path_text)
+            assert numbers is not None, "a node is judged that is no state"
+            return puzzle_value_prompt(numbers, int(problem.answer), whole=self.whole)
 
         if how == "judge":
             return evaluate.choice_scores(
@@ -314,11 +314,11 @@ def read_puzzle(row: dict[str, Any]) -> tuple[PuzzleState, int]:
         ValueError: The row is not a usable puzzle.
     """
     numbers, target = row.get("numbers"), row.get("target")
-    if not isinstance(numbers, list) or not all(map(_is_whole, numbers)):
+    if not isinstance(numbers, list) or not all(map(_is_integer, numbers)):
         raise ValueError(f"numbers is not a list of integers from 0 to {_LARGEST:,}")
     if not 2 <= len(numbers) <= MAX_NUMBERS:
         raise ValueError(f"numbers must have 2 to {MAX_NUMBERS} entries, not {len(numbers)}")
-    if target is None or not _is_whole(target):
+    if target is None or not _is_integer(target):
         raise ValueError(f"target is not an integer from 0 to {_LARGEST:,}")
     return state_of(numbers), target
 
@@ -340,7 +340,7 @@ def puzzle_of(problem: Problem) -> Puzzle:
     return Puzzle(tuple(map(int, problem.question.split(" "))), int(problem.answer))
 
 
-def _is_whole(value: object) -> bool:
+def _is_integer(value: object) -> bool:
     return type(value) is int and 0 <= value <= _LARGEST
 
 

@@ -126,20 +126,20 @@ def value_with(text: str, numbers: Sequence[Number]) -> Number | None:
 
 def of_steps(steps: Sequence[PuzzleStep]) -> str:
     """Return the expression of a list of steps. Results that later steps use are in brackets."""
-    made: list[tuple[Number, str]] = []
+    results: list[tuple[Number, str]] = []
     text = ""
     for step in steps:
-        sides = [_take(made, number) for number in (step.a, step.b)]
+        sides = [_take(results, number) for number in (step.a, step.b)]
         text = f"{sides[0]} {step.op} {sides[1]}"
-        made.append((step.c, f"({text})"))
+        results.append((step.c, f"({text})"))
     return text
 
 
-def _take(made: list[tuple[Number, str]], number: Number) -> str:
+def _take(results: list[tuple[Number, str]], number: Number) -> str:
     """Return and remove the text of a number that a step made; without one, return the number."""
-    for index, (value, text) in enumerate(made):
+    for index, (value, text) in enumerate(results):
         if value == number:
-            del made[index]
+            del results[index]
             return text
     return str(number)
 

@@ -77,23 +77,23 @@ def is_legal(state: PuzzleState, step: PuzzleStep, *, whole: bool) -> bool:
         step: The step.
         whole: Whether the result must be a non-negative integer.
     """
-    left = _without(state, step.a, step.b)
-    if left is None or step.c != combine(step.a, step.op, step.b):
+    remaining = _without(state, step.a, step.b)
+    if remaining is None or step.c != combine(step.a, step.op, step.b):
         return False
-    return is_allowed(step.c, whole=whole) and state_of((*left, step.c)) == step.left
+    return is_allowed(step.c, whole=whole) and state_of((*remaining, step.c)) == step.left
 
 
 def moves(state: PuzzleState, *, whole: bool) -> list[PuzzleStep]:
     """Return every legal step, each sum and product once, always in the same order."""
     steps: dict[PuzzleStep, None] = {}
     for i, j in combinations(range(len(state)), 2):
-        rest = [number for k, number in enumerate(state) if k not in (i, j)]
+        remaining = [number for k, number in enumerate(state) if k not in (i, j)]
         small, large = state[i], state[j]
         choices = [(large, op, small) for op in "+-*/"] + [(small, op, large) for op in "-/"]
         for a, op, b in choices:
             c = combine(a, op, b)
             if c is not None and is_allowed(c, whole=whole):
-                steps[PuzzleStep(a, op, b, c, state_of((*rest, c)))] = None
+                steps[PuzzleStep(a, op, b, c, state_of((*remaining, c)))] = None
     return list(steps)
 
 
@@ -108,7 +108,7 @@ def reachable(state: PuzzleState, target: Number, whole: bool) -> bool:
     """
     if len(state) == 1:
         return state[0] == target
-    return any(reachable(left, target, whole) for left in _next_states(state, whole))
+    return any(reachable(next_state, target, whole) for next_state in _next_states(state, whole))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -117,12 +117,12 @@ def _next_states(state: PuzzleState, whole: bool) -> tuple[PuzzleState, ...]:
 
 
 def _without(state: PuzzleState, a: Number, b: Number) -> PuzzleState | None:
-    rest = list(state)
+    remaining = list(state)
     for number in (a, b):
-        if number not in rest:
+        if number not in remaining:
             return None
-        rest.remove(number)
-    return tuple(rest)
+        remaining.remove(number)
+    return tuple(remaining)
 
 
 def _plain(number: Number) -> Number:
@@ -217,8 +217,8 @@ def read_step(line: str) -> PuzzleStep | None:
     numbers = [number for word in words if (number := read_number(word)) is not None]
     if len(numbers) < len(words):
         return None
-    a, b, c, *left = numbers
-    return PuzzleStep(a, match[2], b, c, state_of(left))
+    a, b, c, *remaining = numbers
+    return PuzzleStep(a, match[2], b, c, state_of(remaining))
 
 
 def read_number(text: str) -> Number | None:

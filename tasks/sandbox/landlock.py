@@ -35,7 +35,7 @@ def version() -> int:
 def ruleset(
     read: Sequence[str],
     hidden: Sequence[str],
-    shown: Sequence[str],
+    readable: Sequence[str],
     devices: Sequence[str],
     scratch: str,
     *,
@@ -48,7 +48,7 @@ def ruleset(
     Args:
         read: Everything below these paths may be read.
         hidden: Files below these may not be read, but their names may.
-        shown: Everything below these may be read, even if it is below a hidden path.
+        readable: Everything below these may be read, even if it is below a hidden path.
         devices: Devices that may be read and written.
         scratch: Directory in which files may be created and written.
         is_flat: Whether directories and links cannot be created in `scratch`, and files cannot be
@@ -67,7 +67,7 @@ def ruleset(
         ctypes.c_size_t(len(attributes)),
         0,
     )
-    for path in shown:
+    for path in readable:
         _allow(rules, path, _LOOK)
     for path, right in _iter_allowed_paths(read, hidden):
         with contextlib.suppress(FileNotFoundError):  # gone since the directory was listed

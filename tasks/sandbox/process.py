@@ -27,7 +27,7 @@ from treegen.tasks.sandbox.programs import (
 from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of
 from treegen.tasks.sandbox.tiers import SandboxTier, Workspace, helper_sources
 
-_STDERR_KEPT = 4096
+_MAX_STDERR_BYTES = 4096
 _START_SECONDS = 60.0
 _HANG_UP_SECONDS = 2.0  # for a helper to end after either side has closed the socket
 _GRACE_SECONDS = 10.0  # for the helper to report after the wall time limit, which it enforces
@@ -326,7 +326,7 @@ def _take(handle: int, data: bytearray, cap: int | None) -> int:
         return 0
     data += chunk
     if cap is None:
-        del data[:-_STDERR_KEPT]
+        del data[:-_MAX_STDERR_BYTES]
     else:
         del data[cap + 1 :]
     return len(chunk)

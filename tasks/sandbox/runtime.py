@@ -126,29 +126,35 @@ def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
     library_path = ""
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
         library_path = str(sysconfig.get_config_var("LIBDIR"))
-    wanted = [path for path in _SYSTEM if os.path.exists(path)]
-    wanted += [python, "/etc/ld.so.cache", *unless_killed(lambda: _parts(python))]
-    wanted += [os.path.realpath(path) for path in wanted]
-    read = _outermost([path for path in wanted if os.path.exists(path)])
-    shown = [path for name in packages for path in _package(name)]
-    sites = dict.fromkeys(os.path.dirname(path) for path in shown)
+    candidates = [path for path in _SYSTEM if os.path.exists(path)]
+    candidates += [python, "/etc/ld.so.cache", *unless_killed(lambda: _parts(python))]
+    candidates += [os.path.realpath(path) for path in candidates]
+    read = _outermost([path for path in candidates if os.path.exists(path)])
+    package_paths = [path for name in packages for path in _package(name)]
+    sites = dict.fromkeys(os.path.dirname(path) for path in package_paths)
     hidden = _find_hidden(read)
     return Runtime(
-        python, tuple(read), tuple(hidden), tuple(shown), library_path, packages, tuple(sites)
+        python,
+        tuple(read),
+        tuple(hidden),
+        tuple(package_paths),
+        library_path,
+        packages,
+        tuple(sites),
     )
 
 
 def _find_hidden(roots: Sequence[str]) -> list[str]:
     """Return the directories below `roots` with installed packages, treegen's among them."""
     paths = [str(Path(file).parents[2]) for file in (__file__, os.path.realpath(__file__))]
-    left = [root for root in roots if not os.path.islink(root)]
-    while left:
-        with contextlib.suppress(OSError), os.scandir(left.pop()) as entries:
+    pending = [root for root in roots if not os.path.islink(root)]
+    while pending:
+        with contextlib.suppress(OSError), os.scandir(pending.pop()) as entries:
             for entry in entries:
                 if entry.name in _PACKAGES:
                     paths += [entry.path, os.path.realpath(entry.path)]
                 elif entry.is_dir(follow_symlinks=False):
-                    left.append(entry.path)
+                    pending.append(entry.path)
     inside = [path for path in paths if any(path.startswith(root + "/") for root in roots)]
     return _outermost([path for path in inside if not os.path.islink(path)])
 

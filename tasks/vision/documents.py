@@ -164,8 +164,8 @@ class DocVQA(VisionTask):
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return the similarity of a text and the closest right answer."""
         near = anls(text, json.loads(problem.answer))
-        shown = " ".join(text.lower().split())
-        return {"anls": Verdict(shown or None, bool(shown) and near == 1, near)}
+        answer = " ".join(text.lower().split())
+        return {"anls": Verdict(answer or None, bool(answer) and near == 1, near)}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
         """Return the mean ANLS above accuracy, pass@k and maj@k."""
@@ -177,12 +177,12 @@ class DocVQA(VisionTask):
 
 def _is_close_number(text: str, answers: Sequence[str]) -> Verdict:
     number = number_of(text)
-    shown = text.lower()
+    reading = text.lower()
     # If 0 is right, answers are compared as texts: 0.0 is wrong, so it must not vote with 0.
     if number is not None and all(number_of(answer) != 0 for answer in answers):
-        shown = f"{number:.12g}"
+        reading = f"{number:.12g}"
     return Verdict(
-        shown or None, bool(shown) and any(is_relaxed_match(text, answer) for answer in answers)
+        reading or None, bool(reading) and any(is_relaxed_match(text, answer) for answer in answers)
     )
 
 

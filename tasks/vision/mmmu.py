@@ -80,8 +80,8 @@ class MMMU(VisionTask):
 
     def is_selected(self, problem: Problem) -> bool:
         """Return whether a problem's subject is requested."""
-        wanted = _subjects(self.extra)
-        return not wanted or problem.metadata["subject"] in wanted
+        subjects = _subjects(self.extra)
+        return not subjects or problem.metadata["subject"] in subjects
 
     def problem(self, row: dict[str, Any], line: int, images: Images) -> Problem:
         """Return the problem of a row, with choices or with a free answer.
@@ -147,9 +147,9 @@ class MMMUPro(VisionTask):
         """
         name, options = row_id(row, line, self.name), _options(row)
         prompt = one_of(self.extra, "prompt", ("cot", "direct"), "cot")
-        is_seen = _setting(self.extra) == "vision"
-        question = _PRO[prompt, is_seen]
-        if is_seen:
+        is_vision = _setting(self.extra) == "vision"
+        question = _PRO[prompt, is_vision]
+        if is_vision:
             if row.get("image") is None:
                 raise ValueError(
                     "the row has no image, but in this setting the image contains the question"
@@ -330,7 +330,7 @@ _GROUPED: Final = re.compile(r"-?\b\d{1,3}(?:,\d{3})+\b")
 _POWERS: Final = re.compile(r"-?(?<!\d)\d+(?:\.\d+)?[eE][+-]?\d+")
 _PLAIN: Final = re.compile(r"-?(?:(?<!\d)\d+\.\d+|\.\d+|(?<!\d)\d+\b)(?![eE][+-]?\d+)(?![,\d])")
 # The three patterns may each match a part of a number. Votes need the whole number: 1,000 is 1000.
-_WHOLE: Final = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
+_NUMBER: Final = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,10 +357,10 @@ def readings(text: str) -> ParsedAnswers:
     stated = _find_stated(text)
     numbers = [number for part in stated for number in _numbers(part)]
     all_readings = frozenset(reading for part in (*stated, *numbers) for reading in _normal(part))
-    last = _WHOLE.findall(stated[-1])
+    last = _NUMBER.findall(stated[-1])
     # Adding 0 turns -0 into 0.
-    shown = f"{float(_normal(last[-1])[0]) + 0:.12g}" if last else " ".join(stated[-1].split())
-    return ParsedAnswers(all_readings, shown)
+    answer = f"{float(_normal(last[-1])[0]) + 0:.12g}" if last else " ".join(stated[-1].split())
+    return ParsedAnswers(all_readings, answer)
 
 
 def _find_stated(text: str) -> list[str]:

@@ -62,8 +62,8 @@ def test_the_last_piece_of_one_who_is_away_is_taken_too() -> None:
 
 def test_greedy_samples_are_one_piece() -> None:
     items = [
-        WorkItem(0, tuple(range(9)), 5.0, whole=True),
-        WorkItem(1, tuple(range(9)), 5.0, whole=True),
+        WorkItem(0, tuple(range(9)), 5.0, is_atomic=True),
+        WorkItem(1, tuple(range(9)), 5.0, is_atomic=True),
     ]
     dealer = Dispatcher(items, range(2))
     assert [item.size for item in dealer.assign(0, low=1, high=1)] == [1]
@@ -100,7 +100,7 @@ def test_every_part_is_done_once_whatever_happens(seed: int) -> None:
             alive.add(new)
             open_of[new] = []
         elif what < 0.2 and open_of[worker]:
-            wholes = {item.key for item in items if item.whole}
+            wholes = {item.key for item in items if item.is_atomic}
             back = [part for part in open_of[worker] if part[0] not in wholes][-3:]
             dealer.requeue(worker, [(key, [index]) for key, index in back])
             open_of[worker] = [part for part in open_of[worker] if part not in back]

@@ -39,7 +39,7 @@ def test_it_trains_and_reports(in_flight: bool) -> None:
 def test_puzzles_differ_and_can_be_solved() -> None:
     used: set[Any] = set()
     first = train_countdown.draw_puzzles(40, 1, used)
-    second = train_countdown.draw_puzzles(40, 2, used, most_given=2)
+    second = train_countdown.draw_puzzles(40, 2, used, max_hint_steps=2)
     assert len({puzzle[:2] for puzzle in (*first, *second)}) == 80
     assert not any(given for _, _, given in first)
     assert {given.count("\n") for _, _, given in second} == {0, 1, 2}

@@ -339,7 +339,7 @@ def test_of_threads_that_start_runs_at_once_one_does(
     (stream,) = [start.result() for start in starts if start.exception() is None]
     assert sum(isinstance(each, InputError) for each in failures) == 1
     stream.close()
-    llm.cache.pool.check(llm.engine.kept.tables())
+    llm.cache.pool.check(llm.engine.prefix_cache.tables())
 
 
 @pytest.mark.parametrize("kind", ["completions", "scores"])
@@ -362,7 +362,7 @@ def test_threads_may_share_a_stream(llm: LLM, kind: str) -> None:
         next(stream, None)
         stream.close()
         rest.result()
-    llm.cache.pool.check(llm.engine.kept.tables())
+    llm.cache.pool.check(llm.engine.prefix_cache.tables())
 
 
 def test_a_copy_of_an_llm_is_the_same_one_and_it_is_not_pickled(llm: LLM) -> None:

@@ -200,7 +200,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def new(grammar: Grammar) -> LLMatcher:
         limits = LLParserLimits(max_items_in_row=25)
-        return _warm_up(LLMatcher(grammar._known, grammar._compiled, log_level=0, limits=limits))
+        return _warm_up(LLMatcher(grammar._tokens, grammar._compiled, log_level=0, limits=limits))
 
     monkeypatch.setattr(Grammar, "_new", new)
 

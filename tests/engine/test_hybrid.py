@@ -178,7 +178,7 @@ def test_whatever_runs_together_comes_out_as_if_alone(
     ):
         assert some.logprobs == pytest.approx(one[0].logprobs, abs=1e-3)
     assert small.cache.states is not None
-    small.cache.states.check([small.engine.kept.states()])
+    small.cache.states.check([small.engine.prefix_cache.states()])
 
 
 @pytest.mark.parametrize(

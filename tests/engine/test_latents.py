@@ -197,7 +197,7 @@ def test_copies_are_the_first_to_go(
     assert [c.tokens for c in got] == want
     assert not stream.usage.preemptions and few.cache.pool.num_taken_back
     assert copied == [num] and lent[0] and not all(lent)
-    few.cache.pool.check([*few.engine.kept.tables()])
+    few.cache.pool.check([*few.engine.prefix_cache.tables()])
 
 
 @pytest.mark.parametrize("form", ["expanded", "chosen"])

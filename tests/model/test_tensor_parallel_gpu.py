@@ -72,7 +72,7 @@ def prefill_logits(llm: LLM) -> Tensor:
         tokens=3 + 7 * index,
         positions=index,
         slots=size + index,
-        wanted=index,
+        logit_indices=index,
         levels=[make_level(none, none + num, pages, none + num, none, causal=True)],
         pieces=None,
     )

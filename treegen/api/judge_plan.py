@@ -121,7 +121,7 @@ class JudgingPlan:
         """
         judges, stored_options = stored.get("judge"), stored.get("options", {})
         rubric = stored.get("rubric")  # files are stored by content, so a path is not accepted here
-        whole = (
+        is_valid = (
             isinstance(judges, list)
             and judges
             and all(isinstance(judge, str) for judge in judges)
@@ -130,7 +130,7 @@ class JudgingPlan:
             and type(stored.get("wordings")) in (int, type(None))
             and stored.get("verdicts") in (None, *KINDS)
         )
-        if not whole:
+        if not is_valid:
             raise InputError(
                 "the judged_by in the run's run.json is corrupt; name the models with "
                 f"{arg('judge=')}, or give {arg('judge', 'none')}"

@@ -185,7 +185,7 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
         raise InputError(f"{arg('judge=')} names no model; to read judgements, use judgings()")
     weights = check_jury(len(judges), weights, combine)
     check_int("repeats", repeats)
-    _check_told(listener, follow, models)
+    _check_listeners(listener, follow, models)
     if stop_when not in (None, "decided"):
         raise InputError(f"{arg('stop_when')} must be 'decided' or None, got {stop_when!r}")
     named = None if rubric is None else load_rubric(rubric)
@@ -357,7 +357,7 @@ def _path(run: "Frames | str | Path") -> Path:
     return given_path("run", run) if view is None else Path(view.path)
 
 
-def _check_told(listener: object, follow: object, models: object) -> None:
+def _check_listeners(listener: object, follow: object, models: object) -> None:
     """Raise InputError if the listener, the follow function or the loader has the wrong type."""
     kinds = {"listener": (listener, Listener), "models": (models, JudgeLoader)}
     for name, (value, kind) in kinds.items():

@@ -251,7 +251,7 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
             output=place.output,
             resume=place.resume,
             execution=execution,
-            check_judges=lambda kept: JudgingPlan.check_kept(kept, {}),
+            check_judges=lambda stored: JudgingPlan.check_kept(stored, {}),
         )
         if plan is None and results[0].judged_by is not None:
             plan = JudgingPlan.of_json(results[0].judged_by, {})

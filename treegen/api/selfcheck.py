@@ -109,15 +109,15 @@ class SelfCheck:
         self._options = options.engine()
         self._params = SamplingParams(max_tokens=max_tokens, seed=7)
         self._problems = _problems(problems)
-        self._whole, self.usage = self._run(self._problems)
+        self._reference, self.usage = self._run(self._problems)
 
     def arrangements(self) -> Iterator[Arrangement]:
         """Run the job in one arrangement after another."""
         problems = self._problems
         names = list(problems)
-        others = random.Random(3).sample(names, len(names))
+        shuffled = random.Random(3).sample(names, len(names))
         yield self._compare("again", problems)
-        yield self._compare("in another order", {name: problems[name] for name in others})
+        yield self._compare("in another order", {name: problems[name] for name in shuffled})
         yield self._compare("every second problem", {name: problems[name] for name in names[::2]})
         for name in (names[0], names[len(names) // 2], names[-1]):
             yield self._compare(f"{name} alone", {name: problems[name]})
@@ -140,12 +140,12 @@ class SelfCheck:
 
     def _compare(self, name: str, problems: _Problems, skip: int | None = None) -> Arrangement:
         samples, usage = self._run(problems, skip)
-        pairs = [(sample, self._whole[key]) for key, sample in samples.items()]
+        pairs = [(sample, self._reference[key]) for key, sample in samples.items()]
         return Arrangement(
             name=name,
             samples=len(pairs),
-            same=sum(sample[0] == whole[0] for sample, whole in pairs),
-            to_the_bit=sum(sample == whole for sample, whole in pairs),
+            same=sum(sample[0] == reference[0] for sample, reference in pairs),
+            to_the_bit=sum(sample == reference for sample, reference in pairs),
             preemptions=usage.preemptions,
         )
 

@@ -349,10 +349,10 @@ class Bench:
         busy = [run.busy for run in runs if run.busy is not None]
         no_roofline = self.no_roofline and f"no roofline: {self.no_roofline}"
         notes = (usage.eager_because, usage.uncompiled_because, no_roofline)
-        kept: dict[int, list[int]] = {}
+        lengths: dict[int, list[int]] = {}
         for segment in plan.segments:
             if segment.kept:
-                kept.setdefault(segment.depth, []).append(segment.stop - segment.base)
+                lengths.setdefault(segment.depth, []).append(segment.stop - segment.base)
         return WorkloadResult(
             workload,
             mode,
@@ -368,7 +368,9 @@ class Bench:
             share=share,
             impl=usage.impl,
             kernels=usage.kernels,
-            levels=tuple((f"level {d}", len(keys), sum(keys)) for d, keys in sorted(kept.items())),
+            levels=tuple(
+                (f"level {d}", len(keys), sum(keys)) for d, keys in sorted(lengths.items())
+            ),
             read_bytes=usage.key_tokens_read * token_bytes,
             saved_bytes=(usage.key_tokens_unshared - usage.key_tokens_read) * token_bytes,
             prompt_tokens=usage.prompt_tokens_computed,

@@ -133,9 +133,11 @@ def size_of(model: Model) -> ModelSize | str:
         inside = {name: p for name, p in module.named_parameters() if _of_experts(name, p)}
         numbers += sum(p.numel() for p in inside.values() if p.dim() == 2)
         counted |= {id(p) for p in inside.values()}
-    others = [name for name, p in module.named_parameters() if p.dim() > 1 and id(p) not in counted]
-    if others:
-        return f"{others[0]} is no plain matrix (a mixture of experts, say)"
+    uncounted = [
+        name for name, p in module.named_parameters() if p.dim() > 1 and id(p) not in counted
+    ]
+    if uncounted:
+        return f"{uncounted[0]} is no plain matrix (a mixture of experts, say)"
     text = module.config.get_text_config(decoder=True)
     q_heads, kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None)
     latent = model.spec.layers[0].latent

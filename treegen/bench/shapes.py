@@ -227,15 +227,15 @@ def _build(
         )
     with torch.random.fork_rng([target] if target.type == "cuda" else []):
         torch.manual_seed(0)
-        whole = ranks is None and quantization is None
-        with torch.device(target if whole else "meta"):
+        is_unsplit = ranks is None and quantization is None
+        with torch.device(target if is_unsplit else "meta"):
             module = AutoModelForCausalLM.from_config(config, dtype=kind)
         if quantization == "mxfp4":
             with torch.device("meta"):
                 replace_with_empty(module)
         elif quantization == "nvfp4":
             replace_with_empty_fp4(module)
-        if not whole:
+        if not is_unsplit:
             module = _fill_random(module, target, ranks, quantization)
         if any(weight.dim() == 3 for weight in module.parameters()):
             # Similar embeddings would route all rows to the same experts.

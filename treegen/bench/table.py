@@ -140,7 +140,7 @@ def attention_table(results: Sequence[AttentionResult]) -> PrintableTable:
     shared = list(dict.fromkeys(name for r in results for name in r.shared))
     unshared = list(dict.fromkeys(name for r in results for name in r.unshared))
     times = {f"{n} us": lambda r, n=n: format_us(r.shared.get(n)) for n in shared}
-    others = {
+    more_columns = {
         f"{name} us": lambda r, name=name: format_us(r.unshared.get(name)) for name in unshared
     }
     columns: dict[str, str | Callable[[AttentionResult], str]] = {
@@ -153,7 +153,7 @@ def attention_table(results: Sequence[AttentionResult]) -> PrintableTable:
         "share": "{0.share:.1%}",
         "prefix TFLOP/s": lambda r: f"{r.prefix_flops / 1e12:,.3g}",
         "of ceiling": "{0.prefix_share:.1%}",
-        **others,
+        **more_columns,
         "over copies": lambda r: _ratio(r.over_copies),
         "over reread": lambda r: _ratio(r.over_reread),
     }

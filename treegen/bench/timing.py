@@ -43,8 +43,8 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         # Memory that torch keeps for later use counts as free.
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return free + kept
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return free + cached
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -189,8 +189,8 @@ class PassTimer:
         first, last = self._passes[0][0], self._passes[-1][1]
         last.synchronize()
         inside: float = sum(begin.elapsed_time(end) for begin, end in self._passes)
-        whole: float = first.elapsed_time(last)
-        return inside / whole
+        total: float = first.elapsed_time(last)
+        return inside / total
 
 
 @contextmanager

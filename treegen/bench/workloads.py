@@ -159,9 +159,9 @@ class Workload:
         by_some = self.problem_tokens if sharing in ("auto", "all") else 0
         by_row = self.prompt_tokens - by_all - by_some + self.new_tokens
         row, shared = -(-by_row // page_size), -(-by_some // page_size)
-        left = num_pages - self.prefixes * -(-by_all // page_size)
-        problems, rest = divmod(max(left, 0), row * self.samples + shared)
-        return problems * self.samples + max(rest - shared, 0) // row
+        pages = num_pages - self.prefixes * -(-by_all // page_size)
+        problems, remainder = divmod(max(pages, 0), row * self.samples + shared)
+        return problems * self.samples + max(remainder - shared, 0) // row
 
     def tree(self, tokenizer: Any, vocab_size: int) -> Node:
         """Return the prompts. Siblings differ in their first token if the vocabulary allows it."""

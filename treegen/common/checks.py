@@ -100,9 +100,9 @@ def check_argument_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
     signature = inspect.signature(function)
     kinds: dict[str, Any] = {}
 
-    def check(args: tuple[Any, ...], given: dict[str, Any]) -> None:
+    def check(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            bound = signature.bind(*args, **given)
+            bound = signature.bind(*args, **kwargs)
         except TypeError:  # the call itself reports which name is wrong or missing
             return
         for name, value in bound.arguments.items():
@@ -116,16 +116,16 @@ def check_argument_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
-        async def checking_later(*args: _P.args, **given: _P.kwargs) -> Any:
-            check(args, given)
-            return await function(*args, **given)
+        async def checking_later(*args: _P.args, **kwargs: _P.kwargs) -> Any:
+            check(args, kwargs)
+            return await function(*args, **kwargs)
 
         return cast("Callable[_P, _T]", checking_later)
 
     @functools.wraps(function)
-    def checking(*args: _P.args, **given: _P.kwargs) -> _T:
-        check(args, given)
-        return function(*args, **given)
+    def checking(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        check(args, kwargs)
+        return function(*args, **kwargs)
 
     return checking
 
@@ -188,7 +188,7 @@ def _is_of(value: Any, kind: Any) -> bool:
         if is_plain and not hasattr(part, "_is_protocol"):
             # Lists may be long, so each type is checked once.
             return all(issubclass(element, part) for element in set(map(type, value)))
-        return all(_is_of(each, part) for each in value)
+        return all(_is_of(item, part) for item in value)
     if not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
         return True
     return isinstance(value, origin)

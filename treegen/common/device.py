@@ -46,9 +46,9 @@ def to_device_together(arrays: Sequence[NDArray[Any]], device: torch.device) -> 
         pieces += [raw, np.zeros(padding, np.uint8)]
         stops.append((stop, stop + len(raw)))
         stop += len(raw) + padding
-    whole = to_device(np.concatenate(pieces), device)
+    buffer = to_device(np.concatenate(pieces), device)
     return [
-        whole[start:stop].view(torch.from_numpy(np.empty(0, array.dtype)).dtype).view(array.shape)
+        buffer[start:stop].view(torch.from_numpy(np.empty(0, array.dtype)).dtype).view(array.shape)
         for array, (start, stop) in zip(arrays, stops, strict=True)
     ]
 
@@ -92,16 +92,16 @@ class StagingBuffer:
             write: Sets the values of a flat array of the tensor's type.
         """
         if device.type != "cuda":
-            made = torch.empty(*shape, dtype=dtype, device=device)
-            write(made.view(-1).numpy())
-            return made
+            tensor = torch.empty(*shape, dtype=dtype, device=device)
+            write(tensor.view(-1).numpy())
+            return tensor
         main, copy_stream = torch.cuda.current_stream(device), _stream_beside(device)
         with torch.cuda.stream(copy_stream):
-            made = torch.empty(*shape, dtype=dtype, device=device)
-            self.fill(made, made.numel(), write)
+            tensor = torch.empty(*shape, dtype=dtype, device=device)
+            self.fill(tensor, tensor.numel(), write)
         main.wait_stream(copy_stream)
-        made.record_stream(main)  # keeps its memory from other copies until `main` has used it
-        return made
+        tensor.record_stream(main)  # keeps its memory from other copies until `main` has used it
+        return tensor
 
     def fill(self, target: Tensor, num: int, write: Callable[[NDArray[Any]], None]) -> None:
         """Fill the first `num` numbers of a dense tensor, without waiting for the device.
@@ -165,15 +165,15 @@ def copy_together(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -
         tensors: The tensors.
         copy: Copies a tensor of bytes.
     """
-    whole: dict[int, Tensor] = {}
+    storages: dict[int, Tensor] = {}
     copies = []
     for tensor in tensors:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in whole:
+        if storage.data_ptr() not in storages:
             raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
-            whole[storage.data_ptr()] = copy(raw)
+            storages[storage.data_ptr()] = copy(raw)
         there = torch.empty(0, dtype=tensor.dtype).set_(
-            whole[storage.data_ptr()].untyped_storage(),
+            storages[storage.data_ptr()].untyped_storage(),
             tensor.storage_offset(),
             tensor.shape,
             tensor.stride(),

@@ -187,7 +187,7 @@ def _such_as(path: Path) -> str:
 
 def _names(folder: Path) -> Iterable[str]:
     try:
-        return [each.name for each in islice(folder.iterdir(), _MOST_NAMES)]
+        return [entry.name for entry in islice(folder.iterdir(), _MOST_NAMES)]
     except OSError:
         return []
 
@@ -213,14 +213,14 @@ _MOST_BYTES: Final = 200
 """Maximum bytes of a name; file systems allow 255, and scratch files append a suffix."""
 
 
-def given_path(name: str, given: object) -> Path:
+def given_path(name: str, value: object) -> Path:
     """Return a value as a path; raise InputError if no file can have the name."""
     try:
-        os.fsencode(path := Path(given))  # type: ignore[arg-type]
+        os.fsencode(path := Path(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        raise InputError(f"{arg(name)} must be a path, got {given!r:.60}") from None
+        raise InputError(f"{arg(name)} must be a path, got {value!r:.60}") from None
     if "\0" in str(path):
-        raise InputError(f"{arg(name)} must be a path, got {given!r:.60}")
+        raise InputError(f"{arg(name)} must be a path, got {value!r:.60}")
     return path
 
 
@@ -346,10 +346,10 @@ def sweep_scratch(path: Path) -> None:
     names = [path.name, path.stem] if path.suffix == ".json" else [path.name]
     form = re.compile(rf"({'|'.join(map(re.escape, names))})\.[0-9]+\.tmp")
     with suppress(OSError):
-        for each in [*path.parent.iterdir()]:
-            if form.fullmatch(each.name) and each.is_file():
+        for entry in [*path.parent.iterdir()]:
+            if form.fullmatch(entry.name) and entry.is_file():
                 with suppress(OSError):
-                    _remove_if_free(each)
+                    _remove_if_free(entry)
 
 
 def sweep(

@@ -85,7 +85,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One finished sample."""
+    """One finished sample. Sequences with one item per token are as long as `tokens`."""
 
     prompt_id: str
     """The id of its prompt."""
@@ -109,7 +109,8 @@ class Completion:
     """The stop string or the stop token id that ended it; None for other reasons. A stop string
     that is a special token is given as the string, the model's own end of sequence as its id."""
     top_logprobs: tuple[tuple[tuple[int, float], ...], ...] = ()
-    """For each token the most likely (token id, logprob) pairs, if requested."""
+    """For each token the most likely tokens as (token id, logprob) pairs, most likely first, if
+    requested by `SamplingParams.logprobs`: `top_logprobs[3][0]` is the most likely fourth token."""
     confidences: tuple[float, ...] = ()
     """The confidence at each token, if requested; see `SamplingParams.confidence`."""
     certainties: tuple[float, ...] = ()

@@ -25,9 +25,9 @@ class Synchronized:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Create the object with its lock."""
-        made = super().__new__(cls)
-        made._turn = threading.RLock()
-        return made
+        instance = super().__new__(cls)
+        instance._turn = threading.RLock()
+        return instance
 
 
 _Shared = TypeVar("_Shared", bound=Synchronized)

@@ -61,29 +61,29 @@ def task_arguments(task: str) -> Mapping[str, str]:
     return arguments
 
 
-def fill_defaults(given: Mapping[str, Any], *, search: bool = False) -> dict[str, Any]:
+def fill_defaults(arguments: Mapping[str, Any], *, search: bool = False) -> dict[str, Any]:
     """Add the bundled model and its settings for the task to a user's settings.
 
     The settings are returned unchanged if they name another model, or if no bundled model knows
     the task. The bundled problems and few-shot examples are left out if the user names data.
 
     Args:
-        given: The user's settings.
+        arguments: The user's settings.
         search: Whether the task is searched.
     """
-    known = (_SEARCHES if search else _EVALUATIONS).get(str(given.get("task")))
-    if known is None:
-        return dict(given)
-    model = known.get("model", NAME)
-    if str(given.get("model", model)) != model:
-        return dict(given)
+    defaults = (_SEARCHES if search else _EVALUATIONS).get(str(arguments.get("task")))
+    if defaults is None:
+        return dict(arguments)
+    model = defaults.get("model", NAME)
+    if str(arguments.get("model", model)) != model:
+        return dict(arguments)
     added: dict[str, Any] = {
-        name: str(data_path(value)) if name in _FILES else value for name, value in known.items()
+        name: str(data_path(value)) if name in _FILES else value for name, value in defaults.items()
     }
-    if "data" in given or "fewshot_data" in given:
+    if "data" in arguments or "fewshot_data" in arguments:
         for name in _FILES:
             added.pop(name, None)
     if "extra" in added:
-        added["extra"] = {**added["extra"], **given.get("extra", {})}
-        given = {**given, "extra": added["extra"]}
-    return {**added, **given, "model": model}
+        added["extra"] = {**added["extra"], **arguments.get("extra", {})}
+        arguments = {**arguments, "extra": added["extra"]}
+    return {**added, **arguments, "model": model}

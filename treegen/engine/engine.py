@@ -47,7 +47,7 @@ class Engine:
 
     Attributes:
         cache: The paged KV cache, with the slots of recurrent states.
-        kept: Prefixes whose pages stay between runs.
+        prefix_cache: Prefixes whose pages stay between runs.
         graphs: CUDA graphs of decode steps; None computes them eagerly.
         prefills: CUDA graphs of small prefill passes; None computes them eagerly.
         guesser: Makes the drafters of runs.
@@ -116,7 +116,7 @@ class Engine:
         self.encodings: EncoderCache | None = None
         if model.images is not None and model.tower is not None:
             self.encodings = EncoderCache(model.images, model.tower)
-        self.kept = PrefixCache(self.cache, max_pages=self.cache.pool.num_pages // 2)
+        self.prefix_cache = PrefixCache(self.cache, max_pages=self.cache.pool.num_pages // 2)
         self._version: tuple[int, ...] = model.check_weights()
         self.gate = UpdateGate()
         self._starting = threading.Lock()
@@ -156,7 +156,7 @@ class Engine:
             max_rows=self.max_rows,
             align=self.align,
             # With "one" the only level is the whole root; a cached prefix then supplies part of it.
-            split_at=[p.tokens for p in self.kept] if self.sharing != "one" else [],
+            split_at=[p.tokens for p in self.prefix_cache] if self.sharing != "one" else [],
         )
 
     def check_fits(self, plan: Plan) -> None:
@@ -189,7 +189,7 @@ class Engine:
             resources = EngineResources(
                 model=self.model,
                 cache=self.cache,
-                kept=self.kept,
+                prefix_cache=self.prefix_cache,
                 executor=self.executor(),
                 max_rows=self.max_rows,
                 prefill_chunk=self.prefill_chunk,
@@ -237,7 +237,7 @@ class Engine:
         self.gate.check()
         version = self.model.check_weights()
         if version != self._version:  # cached prefixes were computed with the old weights
-            self.kept.clear()
+            self.prefix_cache.clear()
             self._version = version
 
     def update(self, weights: StagedWeights | SharedWeights, mode: CacheMode) -> int:
@@ -270,7 +270,7 @@ class Engine:
                 if running is not None:
                     running.note_update(mode)
                 elif mode != "keep":
-                    self.kept.clear()
+                    self.prefix_cache.clear()
                 if mode != "keep":
                     self._version = ()  # so that a run that takes no more step leaves no old prefix
                 elif self._version:
@@ -283,14 +283,16 @@ class Engine:
         return running is not None and not running.closed
 
 
-def insert_prefix(request: LiveRequest, name: str, cache: PagedCache, kept: PrefixCache) -> None:
+def insert_prefix(
+    request: LiveRequest, name: str, cache: PagedCache, prefix_cache: PrefixCache
+) -> None:
     """Keep the pages of a computed prompt, and copies of its recurrent states.
 
     Args:
         request: The request of the prompt.
         name: The caller's name for the prefix.
         cache: The paged KV cache.
-        kept: The prefix cache.
+        prefix_cache: The prefix cache.
 
     Raises:
         CapacityError: no slots are left for its recurrent states.
@@ -299,10 +301,10 @@ def insert_prefix(request: LiveRequest, name: str, cache: PagedCache, kept: Pref
     assert segment.table is not None, "a prompt to keep is not in place"
     slots = [segment.end_state, segment.last_state]
     if cache.states is not None:
-        _make_room(name, sum(slot != NO_STATE for slot in slots), cache.states, kept)
+        _make_room(name, sum(slot != NO_STATE for slot in slots), cache.states, prefix_cache)
         slots = [_copy_state(slot, cache.states) for slot in slots]
     end_state, last_state = slots
-    kept.add(
+    prefix_cache.add(
         name,
         request.spec.tokens,
         cache.pool.share(segment.table),
@@ -317,7 +319,7 @@ def plan_prefix(
     spec: ModelSpec,
     device_type: str,
     cache: PagedCache,
-    kept: PrefixCache,
+    prefix_cache: PrefixCache,
 ) -> Plan:
     """Return the plan that computes prompts, to keep them under one name.
 
@@ -327,7 +329,7 @@ def plan_prefix(
         spec: Description of the model.
         device_type: Device type of the model, such as "cuda".
         cache: The paged KV cache.
-        kept: The prefix cache.
+        prefix_cache: The prefix cache.
 
     Raises:
         CapacityError: there are too many tokens, or too many recurrent states.
@@ -337,14 +339,14 @@ def plan_prefix(
         spec,
         device_type=device_type,
         sharing="off",  # so that the page table of a prompt begins at its first token
-        split_at=[prefix.tokens for prefix in kept],
+        split_at=[prefix.tokens for prefix in prefix_cache],
     )
-    _check_room(name, plan, cache, kept)
+    _check_room(name, plan, cache, prefix_cache)
     return plan
 
 
-def _check_room(name: str, plan: Plan, cache: PagedCache, kept: PrefixCache) -> None:
-    page_size, most = cache.page_size, kept.max_pages
+def _check_room(name: str, plan: Plan, cache: PagedCache, prefix_cache: PrefixCache) -> None:
+    page_size, most = cache.page_size, prefix_cache.max_pages
     needed = sum(plan.table_pages(segment, page_size) for segment in plan.segments)
     if needed > most:
         raise CapacityError(
@@ -361,14 +363,14 @@ def _check_room(name: str, plan: Plan, cache: PagedCache, kept: PrefixCache) -> 
             )
 
 
-def _make_room(name: str, wanted: int, states: StateCache, kept: PrefixCache) -> None:
-    for other in kept:
-        if states.num_free < wanted and other.name != name:
-            kept.remove(other)
-    if states.num_free < wanted:
+def _make_room(name: str, num_slots: int, states: StateCache, prefix_cache: PrefixCache) -> None:
+    for other in prefix_cache:
+        if states.num_free < num_slots and other.name != name:
+            prefix_cache.remove(other)
+    if states.num_free < num_slots:
         raise CapacityError(
-            f"prefix {name!r} needs {wanted} slots for recurrent states, but {states.num_free} are "
-            f"free; give the cache more memory"
+            f"prefix {name!r} needs {num_slots} slots for recurrent states, but {states.num_free} "
+            f"are free; give the cache more memory"
         )
 
 

@@ -48,7 +48,7 @@ class OnDemandStream(Stream):
         self._rank = np.argsort(plan.order).tolist()
         self._live: dict[int, LiveSegment] = {}  # by index in the plan
         self._place_of: dict[int, int] = {}  # from the scheduler's request to its index in the plan
-        self._known: dict[int, Score] = {}
+        self._scores: dict[int, Score] = {}
         # Segments with segments below them. When no added work needs them, they stay as idle
         # segments, so that later work does not compute them again.
         self._trunks = {segment.parent for segment in plan.segments}
@@ -117,9 +117,9 @@ class OnDemandStream(Stream):
     def scores(self) -> dict[int, Score]:
         """Scores that are known, by index of the request in the plan."""
         scores = self.scheduler.scores
-        self._known.update((self._place_of[index], score) for index, score in scores.items())
+        self._scores.update((self._place_of[index], score) for index, score in scores.items())
         scores.clear()
-        return self._known
+        return self._scores
 
     def levels(self) -> tuple[LevelRows, ...]:
         """Return the tree levels that the rows being decoded read now."""
@@ -150,5 +150,5 @@ class OnDemandStream(Stream):
         if not there or live.parent is not parent:
             return False
         # Logits exist only while a segment is being computed.
-        wanted = score_from is not None and live.stop >= score_from
-        return not wanted or live.was_computed <= max(live.start, (score_from or 1) - 1)
+        needs_logits = score_from is not None and live.stop >= score_from
+        return not needs_logits or live.was_computed <= max(live.start, (score_from or 1) - 1)

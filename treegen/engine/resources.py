@@ -32,7 +32,7 @@ class EngineResources:
     """The model, as far as the engine sees it."""
     cache: PagedCache
     """The paged KV cache."""
-    kept: PrefixCache
+    prefix_cache: PrefixCache
     """Prefixes whose pages stay between runs."""
     executor: ModelRunner
     """Computes the passes."""
@@ -75,7 +75,7 @@ def new_run(
     store = SegmentStore(
         plan,
         cache,
-        resources.kept,
+        resources.prefix_cache,
         states=make_segment_states(cache.states, rewinds=rewinds),
         rewinds=rewinds,
         rotary=images.rotary if images is not None else None,
@@ -84,7 +84,7 @@ def new_run(
     run = EngineRun(
         model=resources.model,
         cache=cache,
-        kept=resources.kept,
+        prefix_cache=resources.prefix_cache,
         executor=executor,
         max_rows=resources.max_rows,
         store=store,
@@ -94,8 +94,8 @@ def new_run(
             page_size=cache.page_size,
             impl=executor.impl,
             prompt_tokens_unshared=sum(
-                len(request.tokens) * (len(wanted) if request.rows else 1)
-                for request, wanted in zip(plan.requests, samples, strict=True)
+                len(request.tokens) * (len(indices) if request.rows else 1)
+                for request, indices in zip(plan.requests, samples, strict=True)
             ),
         ),
         param_sets=ParamTable(first),

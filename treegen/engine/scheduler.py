@@ -345,8 +345,8 @@ class Scheduler:
         """Free all pages, whether or not the run is complete."""
         self.flight = self._error = None
         # The cache has one run at a time, so this also frees what an interrupted step allocated.
-        self.run.pool.reset(self.run.kept.tables())
-        self.run.store.states.reset(self.run.kept.states())
+        self.run.pool.reset(self.run.prefix_cache.tables())
+        self.run.store.states.reset(self.run.prefix_cache.states())
         self.run.store.clear()
         self.queue.clear()
         self._admission.clear()
@@ -357,8 +357,8 @@ class Scheduler:
         run, queue = self.run, self.queue
         self._admission.check()
         run.store.check()
-        run.pool.check([*run.store.iter_page_tables(), *queue.tables(), *run.kept.tables()])
-        queue.states.check(queue.active(), [run.store.owned_states(), run.kept.states()])
+        run.pool.check([*run.store.iter_page_tables(), *queue.tables(), *run.prefix_cache.tables()])
+        queue.states.check(queue.active(), [run.store.owned_states(), run.prefix_cache.states()])
         if self._error is None:  # otherwise a pass may have lost rows
             self._check_slots()
         for ids in run.rows.chain[queue.order].T:
@@ -370,8 +370,8 @@ class Scheduler:
         rows, flight, waiting = self.run.rows, self.flight, self._outputs.waiting
         first = flight.first if isinstance(flight, InFlightPrefill) else []
         draws = [draws.flight for draws in first]
-        drawn = [draw.slots[rows.serial[draw.slots] == draw.serials] for draw in draws]
-        self.queue.check(np.concatenate([np.empty(0, np.int64), *drawn]), waiting)
+        starting = [draw.slots[rows.serial[draw.slots] == draw.serials] for draw in draws]
+        self.queue.check(np.concatenate([np.empty(0, np.int64), *starting]), waiting)
         owned = [slot for request in self.run.requests.values() for slot in request.slots or ()]
         alive = sorted(set(rows.used().tolist()).difference(waiting.tolist()))
         assert sorted(owned) == alive, "a row and its request do not agree"

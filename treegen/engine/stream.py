@@ -130,8 +130,8 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
     @synchronized
     def take_finished(self) -> list[Completion]:
         """Return ended samples that were not returned yet; call it before abandoning a run."""
-        rest, self._finished = self._finished[::-1], []
-        return rest + self.scheduler.take_finished()
+        finished, self._finished = self._finished[::-1], []
+        return finished + self.scheduler.take_finished()
 
     def add_work(
         self,
@@ -196,7 +196,7 @@ class ScoreStream(Iterator[tuple[int, Score]], Closeable, Synchronized):
     def __init__(self, stream: Stream) -> None:
         """Set up the stream for `LLM.score_stream`."""
         self._stream = stream
-        self._known: list[tuple[int, Score]] = []
+        self._scores: list[tuple[int, Score]] = []
 
     @property
     def usage(self) -> Usage:
@@ -230,17 +230,17 @@ class ScoreStream(Iterator[tuple[int, Score]], Closeable, Synchronized):
 
     @synchronized
     def __next__(self) -> tuple[int, Score]:
-        while not self._known:
+        while not self._scores:
             if not self.has_work:
                 self.close()
                 raise StopIteration
-            self._known = self.step()[::-1]
-        return self._known.pop()
+            self._scores = self.step()[::-1]
+        return self._scores.pop()
 
     @synchronized
     def close(self) -> None:
         """Stop the run; the remaining pairs get no scores."""
-        self._known.clear()
+        self._scores.clear()
         self._stream.close()
 
 

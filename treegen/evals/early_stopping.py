@@ -149,15 +149,15 @@ class Rounds:
         due = []
         for problem_id in self._changed:
             state = self._states[problem_id]
-            wanted = self._next_round(state)
-            if wanted:
-                due.append((problem_id, wanted))
+            indices = self._next_round(state)
+            if indices:
+                due.append((problem_id, indices))
         self._changed = {}
         return due
 
     def _next_round(self, state: _State) -> list[int]:
-        wanted: list[int] = []
-        while not wanted and not state.over:
+        indices: list[int] = []
+        while not indices and not state.over:
             if any(index not in state.answers for index in range(state.end)):
                 return []  # the round is still being drawn
             if state.end and self._is_decided(state):
@@ -166,8 +166,8 @@ class Rounds:
                 state.over = "all drawn"
             else:
                 start, state.end = state.end, self._end_after(state.end)
-                wanted = [i for i in range(start, state.end) if i not in state.answers]
-        return wanted
+                indices = [i for i in range(start, state.end) if i not in state.answers]
+        return indices
 
     def _end_after(self, end: int) -> int:
         """Return the end of the round that starts at an index."""

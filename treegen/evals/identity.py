@@ -61,8 +61,8 @@ def run_settings(
         quantization: As in `ModelInfo`.
         computing: As `computed_on` returns it; by default the values of this machine.
     """
-    kept_in = job.settings.engine.kv_cache_dtype
-    keys = None if kept_in == "auto" else kept_in
+    cache_dtype = job.settings.engine.kv_cache_dtype
+    keys = None if cache_dtype == "auto" else cache_dtype
     return RunSettings(
         identity={
             **build_content_identity(job),
@@ -181,8 +181,8 @@ def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
 
 def _entry(stored: Mapping[str, Any], group: str, name: str) -> Any:
     """Return a stored setting; None in a file that lacks it."""
-    found = stored.get(group)
-    return found.get(name) if isinstance(found, Mapping) else None
+    section = stored.get(group)
+    return section.get(name) if isinstance(section, Mapping) else None
 
 
 def _hash(content: object) -> str:

@@ -133,8 +133,8 @@ def load_job(settings: EvalSettings) -> Job:
         _check_votes(task, data)
     tree = wrap_task_method(task.tree, task.name)(data, settings.num_samples)
     prompts = prompts_of(tree)
-    wanted = {(problem.id, settings.num_samples) for problem in data.problems}
-    if {(prompt.id, prompt.samples) for prompt in prompts} != wanted:
+    expected = {(problem.id, settings.num_samples) for problem in data.problems}
+    if {(prompt.id, prompt.samples) for prompt in prompts} != expected:
         raise InputError(
             f"the tree of task {task.name!r} must have one node with {settings.num_samples} "
             f"samples for each of its {len(data.problems)} problems; fix the task's tree()"
@@ -186,8 +186,8 @@ class PreparedJob:
             )
         if scored is None or len(scored) == len(self.choice_prompts):
             return llm.adopt_plan(self.plan, self.facts)
-        rest = self.facts.plan_unchecked(choice_requests(scored, self.facts.spec))
-        return llm.adopt_plan(rest, self.facts)
+        scored_plan = self.facts.plan_unchecked(choice_requests(scored, self.facts.spec))
+        return llm.adopt_plan(scored_plan, self.facts)
 
     def pair_requests(self) -> dict[str, tuple[Request, SamplingParams]]:
         """Return the request and the parameters of each problem, by id; none of scored choices."""
@@ -276,12 +276,12 @@ def fit_job(job: Job, facts: "ModelInfo") -> FittedJob:
             scored = choice_prompts(tree, choices, tokenizer, images)
             prompts.update((prompt.id, prompt) for prompt in scored)
             return {prompt.id: prompt.longest for prompt in scored}
-        drawn = tokenize(tree, tokenizer, images)
-        prompts.update((prompt.id, prompt) for prompt in drawn)
-        return {prompt.id: len(prompt.tokens) for prompt in drawn}
+        tokenized = tokenize(tree, tokenizer, images)
+        prompts.update((prompt.id, prompt) for prompt in tokenized)
+        return {prompt.id: len(prompt.tokens) for prompt in tokenized}
 
     shortest = _apply_chat_format(drop_all_droppable(job.bare), job.settings)
-    check_length(shortest, tokenizer, spec, images, drawn=not choices)
+    check_length(shortest, tokenizer, spec, images, generates=not choices)
     room = 0 if choices else job.settings.sampling.max_tokens
     truncated = truncate_prompts(job.bare, measure, spec.context_length - room)
     if truncated.dropped:

@@ -48,8 +48,8 @@ class ChoicePrompt:
     def pairs(self) -> list[tuple[list[int], list[int]]]:
         """Return context and continuation of each choice, as `LLM.score` takes them."""
         return [
-            (whole[:start].tolist(), whole[start:].tolist())
-            for whole, start in zip(self.whole, self.start, strict=True)
+            (tokens[:start].tolist(), tokens[start:].tolist())
+            for tokens, start in zip(self.whole, self.start, strict=True)
         ]
 
 
@@ -144,7 +144,7 @@ def choice_prompts(
         problem = problems[prompt.id]
         before = [tokens[f"{number}:{at}"] for at in range(len(problem.openings) or 1)]
         contexts = before if problem.openings else before * len(problem.choices)
-        whole = []
+        sequences = []
         for index, choice in enumerate(problem.choices):
             joint = tokens.get(f"{number}/{index}")
             if joint is None:
@@ -152,10 +152,10 @@ def choice_prompts(
                     ids = tokenizer(choice.lstrip(), add_special_tokens=False)["input_ids"]
                     choice_tokens[choice] = np.array(ids, dtype=np.int32)
                 joint = np.concatenate([contexts[index], choice_tokens[choice]])
-            whole.append(joint)
-        start = tuple(map(common_length, contexts, whole))
+            sequences.append(joint)
+        start = tuple(map(common_length, contexts, sequences))
         shared = before[0][: min(common_length(before[0], other) for other in before)]
-        prompts_with_choices.append(ChoicePrompt(prompt.id, shared, tuple(whole), start))
+        prompts_with_choices.append(ChoicePrompt(prompt.id, shared, tuple(sequences), start))
     return prompts_with_choices
 
 
@@ -177,16 +177,18 @@ def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[
                 f"{excess:,} too many for the model's context of {spec.context_length:,}; shorten "
                 "the prompt or use fewer examples"
             )
-        for index, (whole, start) in enumerate(zip(prompt.whole, prompt.start, strict=True)):
+        for index, (tokens, start) in enumerate(zip(prompt.whole, prompt.start, strict=True)):
             name = f"{prompt.id}/{index}"
-            check_vocabulary(name, whole, spec)
-            if not 0 < start < len(whole):
+            check_vocabulary(name, tokens, spec)
+            if not 0 < start < len(tokens):
                 what = "prompt" if start == 0 else f"choice {index}"
                 raise InputError(
                     f"problem {prompt.id!r}: the {what} has no token of its own; change its text, "
                     "or leave the problem out"
                 )
-            requests.append(Request(name, whole, samples=0, rows=0, max_tokens=1, score_from=start))
+            requests.append(
+                Request(name, tokens, samples=0, rows=0, max_tokens=1, score_from=start)
+            )
     return requests
 
 

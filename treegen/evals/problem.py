@@ -75,6 +75,6 @@ def readable_reference(answer: str) -> str:
     if answer.startswith("["):
         with suppress(ValueError):
             answers = json.loads(answer)
-            if answers and all(isinstance(each, str) for each in answers):
+            if answers and all(isinstance(accepted, str) for accepted in answers):
                 return " or ".join(answers)
     return answer

@@ -89,12 +89,12 @@ class TaskInfo:
 
 def list_tasks() -> list[TaskInfo]:
     """Return every known task, built-in tasks first, then by name, without importing any."""
-    known = [TaskInfo(name, target, "treegen") for name, target in sorted(_BUILTIN.items())]
+    infos = [TaskInfo(name, target, "treegen") for name, target in sorted(_BUILTIN.items())]
     for point in sorted(_entry_points(), key=lambda point: point.name):
         if point.name not in _BUILTIN:
             package = point.dist.name if point.dist else "an installed package"
-            known.append(TaskInfo(point.name, point.value, package))
-    return known
+            infos.append(TaskInfo(point.name, point.value, package))
+    return infos
 
 
 def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -109,12 +109,12 @@ def describe_tasks(names: Sequence[str] = ()) -> list[dict[str, Any]]:
         InputError: a named task does not exist or cannot be loaded.
     """
     documents: list[dict[str, Any]] = []
-    known = list_tasks()
+    infos = list_tasks()
     if names:
-        by_name = {info.name: info for info in known}
+        by_name = {info.name: info for info in infos}
         named = [(name, get_task_name(get_task(name))) for name in names]
-        known = [by_name.get(name, TaskInfo(name, place, "a file")) for name, place in named]
-    for info in known:
+        infos = [by_name.get(name, TaskInfo(name, place, "a file")) for name, place in named]
+    for info in infos:
         document = {"name": info.name, "source": info.source, "target": info.target}
         try:
             task = get_task(info.name)
@@ -177,8 +177,8 @@ def get_task(name: str | Task) -> Task:
             f"there is no task {name!r}; to ask the questions of a file, use the task jsonl with "
             f"{arg('data', name)}"
         )
-    known = [info.name for info in list_tasks()]
-    hint = did_you_mean(name, known) or f"; known: {', '.join(known)}, or path/to/file.py:Class"
+    names = [info.name for info in list_tasks()]
+    hint = did_you_mean(name, names) or f"; known: {', '.join(names)}, or path/to/file.py:Class"
     raise InputError(f"there is no task {name!r}{hint}")
 
 
@@ -305,9 +305,9 @@ def _make(make: object, name: str) -> Task:
     if not callable(make):
         raise InputError(f"{name!r} is {make!r:.40}, not the class of a task")
     try:
-        made = make()
-        missing = find_missing(made, Task)
-        task: Task | None = None if missing else adapt_task(made, Task)
+        instance = make()
+        missing = find_missing(instance, Task)
+        task: Task | None = None if missing else adapt_task(instance, Task)
         wrong = _describe_fault(task) if task else ""
     except (Exception, SystemExit) as error:
         raise InputError(

@@ -96,11 +96,11 @@ def keep_job_images(job: Job, run: RunDir, table: "ImageTable | None" = None) ->
         RunError: the images cannot be written.
     """
     files = {image.sha256: image for problem in job.data.problems for image in problem.images}
-    kept = RunImages.read(run.path) if files else None
-    if kept is None or all(name in kept.images and kept.file(name) for name in files):
+    stored = RunImages.read(run.path) if files else None
+    if stored is None or all(name in stored.images and stored.file(name) for name in files):
         return
     images = {
-        name: kept.images.get(name)
+        name: stored.images.get(name)
         or RunImage(
             name, image.name, image.size, None if table is None else table.add(image.source).num
         )

@@ -81,13 +81,13 @@ def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ..
     by_id = {problem.id: problem for problem in problems}
     if not ids:
         raise InputError("the list of problem ids is empty; name an id, or leave the list out")
-    for number, wanted in enumerate(ids):
-        if wanted not in by_id:
+    for number, problem_id in enumerate(ids):
+        if problem_id not in by_id:
             hint = (
-                did_you_mean(wanted, by_id)
+                did_you_mean(problem_id, by_id)
                 or f"; the id of the first problem is {next(iter(by_id), None)!r}"
             )
-            raise InputError(f"there is no problem {wanted!r}{hint}")
-        if wanted in ids[:number]:
-            raise InputError(f"problem {wanted!r} is named twice; name each once")
-    return tuple(by_id[wanted] for wanted in ids)
+            raise InputError(f"there is no problem {problem_id!r}{hint}")
+        if problem_id in ids[:number]:
+            raise InputError(f"problem {problem_id!r} is named twice; name each once")
+    return tuple(by_id[problem_id] for problem_id in ids)

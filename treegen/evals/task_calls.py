@@ -92,9 +92,9 @@ def score_text(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
         raise
     except (Exception, SystemExit) as error:
         raise _failure("score", task.name, problem.id, error) from error
-    known = verdicts if type(verdicts) is dict or isinstance(verdicts, Mapping) else {}
+    verdict_of = verdicts if type(verdicts) is dict or isinstance(verdicts, Mapping) else {}
     for name in task.filters:
-        if not isinstance(known.get(name), Verdict):
+        if not isinstance(verdict_of.get(name), Verdict):
             raise _make_task_error(
                 task,
                 f"score of problem {problem.id!r}",

@@ -55,8 +55,8 @@ def truncate_prompts(
         length_of = lengths(_from_paths(pending))
     if not dropped:
         return TruncatedTree(tree)
-    whole = {prompt.id: paths.get(prompt.id, prompt.path) for prompt in prompts}
-    return TruncatedTree(_from_paths(whole), dropped)
+    path_of = {prompt.id: paths.get(prompt.id, prompt.path) for prompt in prompts}
+    return TruncatedTree(_from_paths(path_of), dropped)
 
 
 def drop_all_droppable(tree: Node) -> Node:

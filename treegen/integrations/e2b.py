@@ -177,10 +177,10 @@ class E2BEnvironment:
         with check_form():
             running = await self._server.call("GET", f"/v2/sandboxes?{query}")
             names = [str(sandbox["sandboxID"]) for sandbox in running]
-        left = [name for name in names if name not in self.worlds]
-        for name in left:
+        leftovers = [name for name in names if name not in self.worlds]
+        for name in leftovers:
             await self._server.delete(f"/sandboxes/{quote(name)}", f"the sandbox {name} of E2B")
-        return len(left)
+        return len(leftovers)
 
     def make_id(self, name: str) -> str:
         """Return the id of a snapshot: its name at the server, and a hash that needs the key.

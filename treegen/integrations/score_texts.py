@@ -64,7 +64,7 @@ class WrittenExtent:
 
 
 def write_part(
-    folder: Path, start: WrittenExtent, ids: Sequence[str], scores: Sequence[Score], seen: str
+    folder: Path, start: WrittenExtent, ids: Sequence[str], scores: Sequence[Score], digest: str
 ) -> WrittenExtent:
     """Write the next rows; return how far the files go now.
 
@@ -73,13 +73,13 @@ def write_part(
         start: How far the earlier files go.
         ids: Id of each text.
         scores: Score of each text.
-        seen: Hash of the input up to the last text.
+        digest: Hash of the input up to the last text.
 
     Raises:
         RunError: The file cannot be written.
     """
     tokens = sum(len(score.tokens) for score in scores)
-    end = WrittenExtent(start.rows + len(ids), start.tokens + tokens, seen)
+    end = WrittenExtent(start.rows + len(ids), start.tokens + tokens, digest)
     table = _table(ids, scores).replace_schema_metadata({_META: json.dumps(asdict(end)).encode()})
     path = folder / f"scores-{start.rows:09d}.parquet"
     try:
@@ -330,18 +330,18 @@ def read_texts(path: Path) -> Iterator[InputText]:
         InputError: The file cannot be read.
         DataError: A line has another form; the message has its number.
     """
-    seen = hashlib.sha256()
+    digest = hashlib.sha256()
     try:
         with open(open_regular(path), "rb") as file:
             for number, line in enumerate(file, 1):
-                seen.update(line if line.endswith(b"\n") else line + b"\n")
+                digest.update(line if line.endswith(b"\n") else line + b"\n")
                 if line.strip():
-                    yield _text_of(line, f"{path}:{number}", number, seen.hexdigest())
+                    yield _text_of(line, f"{path}:{number}", number, digest.hexdigest())
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from error
 
 
-def _text_of(line: bytes, where: str, number: int, seen: str) -> InputText:
+def _text_of(line: bytes, where: str, number: int, digest: str) -> InputText:
     try:
         row = parse_json(line.decode())
     except ValueError as error:
@@ -364,7 +364,7 @@ def _text_of(line: bytes, where: str, number: int, seen: str) -> InputText:
         raise DataError(
             f"{where}: give prompt and completion in the same form, as text or as token ids"
         )
-    return InputText(_id_of(row.get("id", number), where), where, context, text, seen)
+    return InputText(_id_of(row.get("id", number), where), where, context, text, digest)
 
 
 def _id_of(value: Any, where: str) -> str:

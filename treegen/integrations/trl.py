@@ -40,7 +40,7 @@ _NAMES: Final = {
     "no_repeat_ngram_size": "no_repeat_ngram_size",
 }
 # Settings that change no sample, or that are read elsewhere in this module.
-_KNOWN: Final = (
+_ALLOWED: Final = (
     "do_sample",
     "eos_token_id",
     "pad_token_id",
@@ -154,11 +154,11 @@ class Rollouts:
             prompt_ids: Their token ids.
             params: The sampling parameters.
         """
-        drawn = [completions[0] for completions in llm.generate(prompt_ids, params)]
+        samples = [completions[0] for completions in llm.generate(prompt_ids, params)]
         return RolloutResult(
             prompt_ids=prompt_ids,
-            completion_ids=[list(sample.tokens) for sample in drawn],
-            logprobs=[list(sample.logprobs) for sample in drawn],
+            completion_ids=[list(sample.tokens) for sample in samples],
+            logprobs=[list(sample.logprobs) for sample in samples],
         )
 
     def _llm_for(self, trainer: Any, module: Any) -> LLM:
@@ -274,13 +274,15 @@ def _sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
     set_kwargs = {
         name: value for name, value in trainer.generation_kwargs.items() if value is not None
     }
-    refused = [name for name in set_kwargs if name not in (*_NAMES, *_KNOWN)]
+    refused = [name for name in set_kwargs if name not in (*_NAMES, *_ALLOWED)]
     if refused:
         raise InputError(
             f"treegen does not support {', '.join(refused)} in the trainer's generation_kwargs; "
-            f"treegen supports {', '.join((*_NAMES, *_KNOWN))}; leave out the others"
+            f"treegen supports {', '.join((*_NAMES, *_ALLOWED))}; leave out the others"
         )
-    settings = {ours: set_kwargs[theirs] for theirs, ours in _NAMES.items() if theirs in set_kwargs}
+    settings = {
+        param: set_kwargs[option] for option, param in _NAMES.items() if option in set_kwargs
+    }
     if not set_kwargs.get("do_sample", True):
         settings["temperature"] = 0
     ends = set_kwargs.get("eos_token_id", [])

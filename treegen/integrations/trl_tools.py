@@ -204,8 +204,8 @@ class ToolRollouts(Rollouts, Closeable):
             if episode.end is not None:
                 break
             episode.add_results(sample, node)
-            left = limit - node.num_context_tokens
-            await self.agent.act(node, keep=False, max_tokens=left)
+            num_tokens = limit - node.num_context_tokens
+            await self.agent.act(node, keep=False, max_tokens=num_tokens)
             (sample,) = node.children
         if episode.end != "failed":
             (reward,) = await self.agent.rewards([node])

@@ -215,7 +215,7 @@ class LLM(BaseLLM):
 
         def keep(request: LiveRequest) -> None:
             assert keep_as is not None
-            insert_prefix(request, keep_as, self.engine.cache, self.engine.kept)
+            insert_prefix(request, keep_as, self.engine.cache, self.engine.prefix_cache)
 
         sets, params_of = param_sets(params, self.stopping_of)
         scheduler = self.engine.scheduler(
@@ -422,20 +422,20 @@ class LLM(BaseLLM):
         if any(name == other for other, _ in self.list_prefixes()):
             raise InputError(f"a prefix named {name!r} is kept already; drop it or choose a name")
         requests = self._sample_requests(tree, SamplingParams())
-        kept, device_type = self.engine.kept, self.model.device.type
-        plan = plan_prefix(name, requests, self.spec, device_type, self.cache, kept)
+        prefixes, device_type = self.engine.prefix_cache, self.model.device.type
+        plan = plan_prefix(name, requests, self.spec, device_type, self.cache, prefixes)
         try:
             params = [SamplingParams()] * len(requests)
             with self._start(plan, params, [[]] * len(requests), keep_as=name) as stream:
                 list(stream)
         except BaseException:
-            kept.drop(name)
+            prefixes.drop(name)
             raise
-        return Kept(kept, [prefix for prefix in kept if prefix.name == name], stream.usage)
+        return Kept(prefixes, [prefix for prefix in prefixes if prefix.name == name], stream.usage)
 
     def list_prefixes(self) -> list[tuple[str, int]]:
         """Return names and token counts of kept prefixes, least recently used first."""
-        return [(prefix.name, len(prefix.tokens)) for prefix in self.engine.kept]
+        return [(prefix.name, len(prefix.tokens)) for prefix in self.engine.prefix_cache]
 
     def drop(self, name: str) -> None:
         """Drop a kept prefix; its pages are freed once no run needs them.
@@ -446,6 +446,6 @@ class LLM(BaseLLM):
         Raises:
             InputError: no prefix has the name.
         """
-        if not self.engine.kept.drop(name):
-            names = ", ".join(sorted({kept for kept, _ in self.list_prefixes()})) or "none"
+        if not self.engine.prefix_cache.drop(name):
+            names = ", ".join(sorted({prefix for prefix, _ in self.list_prefixes()})) or "none"
             raise InputError(f"no kept prefix is named {name!r}; kept: {names}")

@@ -137,10 +137,10 @@ class CheckpointReport:
     def _memory(self) -> list[str]:
         """How much of the memory is quantized, as a line, if there is something to say."""
         if self.small_bytes:
-            rest = format_bytes(self.weight_bytes - self.small_bytes)
+            unquantized = format_bytes(self.weight_bytes - self.small_bytes)
             return [
                 f"of this memory: {format_bytes(self.small_bytes)} in {self.quantization}, "
-                f"{rest} in {self.dtype}"
+                f"{unquantized} in {self.dtype}"
             ]
         if self.stored:
             return [f"of this memory: nothing stays quantized, all is dequantized to {self.dtype}"]
@@ -301,10 +301,10 @@ def _find_quantization(
         small_bytes = int(small * BYTES_PER_NUMBER)
     if info is None or not info.is_fp4:
         return _Quantized(form, small, small_bytes, {})
-    kept = ["NVFP4"] * (four_bits == "nvfp4") + ["FP8"] * stays
+    kept_formats = ["NVFP4"] * (four_bits == "nvfp4") + ["FP8"] * stays
     files, matrices = weight_files(directory), dict[str, StoredSizes]()
     if files and all(file.is_file() for file in files):
-        matrices = check_fp4(directory, config).sizes(kept, dtype.itemsize)
+        matrices = check_fp4(directory, config).sizes(kept_formats, dtype.itemsize)
     if four_bits and not matrices:  # weights are not here
         small, small_bytes = spec.num_in_linears, spec.num_in_linears * 9 // 16
     elif quantization != "fp8":

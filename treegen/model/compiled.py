@@ -172,7 +172,7 @@ def _(q_THD: Tensor, k_TD: Tensor, weights_TH: Tensor | None, keys: Tensor, *for
 class _SlotStateLayer(nn.Module):
     """A recurrent layer whose buffers represent its states. Layers of a class share this method."""
 
-    def forward(self, hidden_states: Tensor, *_args: Any, **_others: Any) -> Tensor:
+    def forward(self, hidden_states: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         tensors = [getattr(self, name) for name in _TENSORS if name in self._buffers]
         return forward(self, hidden_states, tensors, OPERATORS)
 

@@ -127,7 +127,7 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
-    **others: Any,
+    **kwargs: Any,
 ) -> AttentionCall:
     """Check the attention call of a layer and return it.
 
@@ -146,7 +146,7 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         softcap: The soft bound of logits; None or 0 for none.
         s_aux: A further logit in the softmax denominator of each head [H]; None for none.
         is_causal: Must not be False.
-        **others: Further keywords. Known ones that do not change the result are accepted.
+        **kwargs: Further keywords. Known ones that do not change the result are accepted.
 
     Raises:
         ModelError: the layer needs something that levels cannot express, or passes an unknown
@@ -158,12 +158,12 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         layer = NO_NUMBER
     if is_causal is False or getattr(module, "is_causal", True) is False:
         raise ModelError(f"{name} of layer {layer} is not causal; {_OTHER}")
-    selected = _find_selection(module, attention_mask, others)
+    selected = _find_selection(module, attention_mask, kwargs)
     if not is_empty(attention_mask) and selected is not attention_mask:
         raise ModelError(f"{name} of layer {layer} builds its own attention mask; {_OTHER}")
     if dropout:
         raise ModelError(f"{name} of layer {layer} asks for dropout {dropout}; call eval() first")
-    if unknown := _unknown_keywords(module, others):
+    if unknown := _unknown_keywords(module, kwargs):
         raise ModelError(
             f"{name} of layer {layer} passes {', '.join(unknown)} to attention, which is "
             f"not supported; {_OTHER}"
@@ -197,11 +197,11 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
     )
 
 
-def _unknown_keywords(module: nn.Module, others: dict[str, Any]) -> list[str]:
+def _unknown_keywords(module: nn.Module, kwargs: dict[str, Any]) -> list[str]:
     """Return the names of given keywords that could change the result in a way unknown here."""
     return sorted(
         keyword
-        for keyword, value in others.items()
+        for keyword, value in kwargs.items()
         if keyword not in _HARMLESS
         and value is not None
         and value is not False

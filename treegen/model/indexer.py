@@ -123,7 +123,7 @@ class _PooledIndexer(_SelectingIndexer):
         """Return the numbers of an index key and of its gate."""
         return 2 * self.head_dim
 
-    def select(self, hidden_states: Tensor, q_resid: Tensor, **others: Any) -> Tensor:
+    def select(self, hidden_states: Tensor, q_resid: Tensor, **kwargs: Any) -> Tensor:
         """Return the positions of the selected keys [T, S]."""
         part: Any = self
         q_THD = part.wq_b(q_resid)[0].unflatten(-1, (-1, self.head_dim))
@@ -187,13 +187,13 @@ class _LargestIndexer(_SelectingIndexer):
         blocks = part.topk_blocks, part.block_size
         return IndexForm(*blocks, local=part.local_blocks, selections=part.num_heads)
 
-    def select(self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], *others: Any) -> Tensor:
+    def select(self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], *args: Any) -> Tensor:
         """Return the positions of the keys that each head selects [T, C, S].
 
         The arguments are those of `_AveragedIndexer.select`.
         """
         part: Any = self
-        cos_1TP, sin_1TP = (each[..., : self.head_dim] for each in rotary)
+        cos_1TP, sin_1TP = (table[..., : self.head_dim] for table in rotary)
         q_1THD = part.q_norm(part.q_proj(hidden_states).unflatten(-1, (-1, self.head_dim)))
         k_1T1D = part.k_norm(part.k_proj(hidden_states)[:, :, None])
         q_THD = _rotate(q_1THD, cos_1TP, sin_1TP)[0].float()
@@ -203,11 +203,11 @@ class _LargestIndexer(_SelectingIndexer):
 
 def _rotate(x_1THD: Tensor, cos_1TP: Tensor, sin_1TP: Tensor) -> Tensor:
     """Return queries or keys whose first P numbers are rotated."""
-    turned, rest = x_1THD.tensor_split([cos_1TP.shape[-1]], -1)
+    turned, unrotated = x_1THD.tensor_split([cos_1TP.shape[-1]], -1)
     first, second = turned.chunk(2, -1)
     half = torch.cat([-second, first], -1)
     turned = turned * cos_1TP[:, :, None] + half * sin_1TP[:, :, None]
-    return torch.cat([turned, rest], -1)
+    return torch.cat([turned, unrotated], -1)
 
 
 class _IndexProducts(TorchFunctionMode):

@@ -61,8 +61,8 @@ def latent_of(part: nn.Module) -> LatentSpec | None:
         return None
     if not (rank and rope and nope and v_dim) or getattr(up, "in_features", None) != rank:
         return None
-    heads, rest = divmod(up.out_features, nope + v_dim)
-    return None if rest else LatentSpec(heads, rank, rope, nope, v_dim)
+    heads, remainder = divmod(up.out_features, nope + v_dim)
+    return None if remainder else LatentSpec(heads, rank, rope, nope, v_dim)
 
 
 def get_up_projection(part: Any) -> Tensor:

@@ -203,8 +203,8 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
             f"{format_bytes(memory)} hold {max(states, 0):,} recurrent states of "
             f"{format_bytes(state)} beside the keys; give at least {format_bytes(least)}"
         )
-    left = memory - (states + 1) * state
-    return CacheSize(count_pages(left, spec, page_size), states, windows)
+    remaining = memory - (states + 1) * state
+    return CacheSize(count_pages(remaining, spec, page_size), states, windows)
 
 
 def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:

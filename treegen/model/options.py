@@ -144,12 +144,12 @@ class EngineOptions:
                 )
 
     def _check_with_images(self) -> None:
-        others = {
+        options = {
             "draft_model": self.draft_model is not None,
             "reproducible": self.reproducible,
             "quantization": self.quantization == "fp8",
         }
-        for name, is_set in others.items():
+        for name, is_set in options.items():
             if is_set:
                 raise InputError(f"images does not work with {name} yet; leave out one of the two")
 

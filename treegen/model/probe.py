@@ -76,9 +76,12 @@ class _MetaValueMode(TorchFunctionMode):
         if func is torch.Tensor.tolist and args[0].is_meta and args[0].dim() == 1:
             return [0] * len(args[0])
         if func is torch.Tensor.split and args[0].is_meta and isinstance(args[1], list):
-            first, *others = args[1]
+            first, *later_sizes = args[1]
             if not sum(args[1]):
-                args = (args[0], [args[0].shape[(kwargs or {}).get("dim", 0)] + first, *others])
+                args = (
+                    args[0],
+                    [args[0].shape[(kwargs or {}).get("dim", 0)] + first, *later_sizes],
+                )
         return func(*args, **(kwargs or {}))
 
 

@@ -154,8 +154,8 @@ def compiler_options() -> dict[str, bool]:
     compiled without the options are cached separately.
     """
     settings = torch._inductor.config.get_config_copy()
-    wanted = {"deterministic": True, "triton.autotune_pointwise": False}
-    return {name: value for name, value in wanted.items() if name in settings}
+    options = {"deterministic": True, "triton.autotune_pointwise": False}
+    return {name: value for name, value in options.items() if name in settings}
 
 
 def pad_batch(batch: Batch) -> Batch:

@@ -262,16 +262,16 @@ def check_growth(directory: Path) -> None:
 
 def _steps(settings: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the steps of a normalizer, a decoder or a post-processor, in order."""
-    left = [settings]
-    while left:
-        step = left.pop()
+    stack = [settings]
+    while stack:
+        step = stack.pop()
         if not isinstance(step, Mapping):
             continue
         inner = [
             child for part in _PARTS if isinstance(step.get(part), list) for child in step[part]
         ]
         if inner:
-            left += reversed(inner)
+            stack += reversed(inner)
         else:
             yield step
 

@@ -173,8 +173,8 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
     if plan.adapter is not None:
         key = (directory, fingerprint(directory), plan.dtype, plan.images)
     matrices = check_fp4(directory, plan.config) if stored is not None and stored.is_fp4 else None
-    kept = KeptMatrices() if four_bits == "nvfp4" else None
-    module = _load_base(key, lambda: _read_checkpoint(plan, four_bits == "mxfp4", kept))
+    kept_matrices = KeptMatrices() if four_bits == "nvfp4" else None
+    module = _load_base(key, lambda: _read_checkpoint(plan, four_bits == "mxfp4", kept_matrices))
     prepare(module)
     if plan.dtype == torch.float32 or stored is not None or is_one_file:
         _cast(module, plan.dtype)
@@ -185,15 +185,15 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
         shard(module, plan.ranks.rank, plan.ranks.size, plan.towers)
     if plan.device.type == "cuda":
         empty_device_cache(plan.device)
-    restored = _move_to_device(module, plan, keeps_fp8, kept)
+    restored = _move_to_device(module, plan, keeps_fp8, kept_matrices)
     if is_one_file and not (header := read_header(directory)).is_plain:
         stored = QuantizationInfo("gguf", f"{header.stores} (GGUF)")
     if four_bits:
-        numbers = num_in_experts(plan.config) if kept is None else kept.numbers
+        numbers = num_in_experts(plan.config) if kept_matrices is None else kept_matrices.numbers
         line = "" if plan.quantization else _describe_kept(plan, four_bits, numbers, module)
-        if kept is not None:
-            others = kept.describe_expanded(matrices, restored.count if restored else 0)
-            line = "; ".join(filter(None, (line, others)))
+        if kept_matrices is not None:
+            expanded = kept_matrices.describe_expanded(matrices, restored.count if restored else 0)
+            line = "; ".join(filter(None, (line, expanded)))
         if line:
             warnings.warn(f"{plan.spec.name}: {line}", ModelWarning, stacklevel=1)
     elif stored is not None and plan.is_first_rank:
@@ -206,14 +206,14 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
 
 
 def _read_checkpoint(
-    plan: LoadPlan, keeps_mxfp4: bool, kept: KeptMatrices | None
+    plan: LoadPlan, keeps_mxfp4: bool, kept_matrices: KeptMatrices | None
 ) -> PreTrainedModel:
     """Return the module as transformers loads it, without the parts that are dropped.
 
     Args:
         plan: How the weights are loaded.
         keeps_mxfp4: Whether experts stay in MXFP4.
-        kept: Takes the matrices that stay in NVFP4; None if all are expanded.
+        kept_matrices: Takes the matrices that stay in NVFP4; None if all are expanded.
     """
     directory, stored = plan.directory, plan.stored
     config = copy.deepcopy(plan.config)  # loading writes into it
@@ -224,7 +224,7 @@ def _read_checkpoint(
     if keeps_mxfp4:
         keep_on_load(config)
     elif stored is not None and stored.packing is not None:
-        dequantize_packed_on_load(config, stored.packing, kept)
+        dequantize_packed_on_load(config, stored.packing, kept_matrices)
     elif stored is not None:
         names = configure_dequantization(config, stored)
     # transformers does not control GGUF's progress bars.
@@ -255,7 +255,7 @@ def _read_checkpoint(
 
 
 def _move_to_device(
-    module: PreTrainedModel, plan: LoadPlan, keeps_fp8: bool, kept: KeptMatrices | None
+    module: PreTrainedModel, plan: LoadPlan, keeps_fp8: bool, kept_matrices: KeptMatrices | None
 ) -> RestoreReport | None:
     """Move weights to the device of the plan, and quantize them there.
 
@@ -263,7 +263,7 @@ def _move_to_device(
         module: The module, which is changed.
         plan: How the weights are loaded.
         keeps_fp8: Whether FP8 matrices are put back.
-        kept: The matrices that stay in NVFP4; None if all were expanded.
+        kept_matrices: The matrices that stay in NVFP4; None if all were expanded.
 
     Returns:
         The FP8 matrices that were put back; None if all weights were expanded.
@@ -274,8 +274,8 @@ def _move_to_device(
     device = plan.device
     try:
         # Quantize matrix by matrix, so that the weights need not fit before they are quantized.
-        if kept is not None:
-            kept.install(module, device)
+        if kept_matrices is not None:
+            kept_matrices.install(module, device)
         restored = restore_fp8(module, plan.directory, device) if keeps_fp8 else None
         if plan.quantization == "fp8":
             quantize_matrices(module, device)

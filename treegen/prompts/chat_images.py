@@ -126,8 +126,8 @@ def _place(tokenizer: Any, table: ImageTable) -> str:
         text = render_chat(tokenizer, [{"role": "user", "content": parts}])
     except InputError:  # the template rejects such messages, or there is none
         return table.marker
-    _, _, rest = text.partition(before)
-    place, separator, _ = rest.partition(after)
+    _, _, after_marker = text.partition(before)
+    place, separator, _ = after_marker.partition(after)
     # Some templates move images before all text.
     return place if separator and place.count(table.marker) == 1 else table.marker
 
@@ -162,7 +162,7 @@ def expand_image_markers(
             f"rendered chat; a text must not have {table.marker!r} in it, and the chat template "
             "must show images"
         )
-    placed = (f"{image.text}{rest}" for image, rest in zip(images, after, strict=True))
+    placed = (f"{image.text}{following}" for image, following in zip(images, after, strict=True))
     return "".join((before, *placed))
 
 

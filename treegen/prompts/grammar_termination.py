@@ -20,8 +20,8 @@ def _can_end(ways: _Ways, start: Hashable) -> bool:
     lacks = [len(set(needed)) for _, needed in ways]
     waiting: dict[Hashable, list[int]] = defaultdict(list)
     for place, (_, needed) in enumerate(ways):
-        for each in set(needed):
-            waiting[each].append(place)
+        for schema_id in set(needed):
+            waiting[schema_id].append(place)
     ending: set[Hashable] = set()
     ready = [thing for (thing, _), num in zip(ways, lacks, strict=True) if not num]
     while ready:
@@ -40,9 +40,9 @@ def has_finite_value(schema: Any) -> bool:
     """Whether some finite JSON value satisfies a schema's requirements and internal references."""
     ways: _Ways = []
     seen: dict[int, Any] = {}  # by id(); keeps the objects, because freed ids are reused
-    left = [schema]
-    while left:
-        part = left.pop()
+    stack = [schema]
+    while stack:
+        part = stack.pop()
         if id(part) in seen:
             continue
         seen[id(part)] = part
@@ -53,8 +53,8 @@ def has_finite_value(schema: Any) -> bool:
             else:
                 one_of = (id(part), len(ways))
                 needed.append(one_of)
-                ways += [(one_of, [id(each) for each in way]) for way in ways_through]
-            left += [each for way in ways_through for each in way]
+                ways += [(one_of, [id(subschema) for subschema in way]) for way in ways_through]
+            stack += [subschema for way in ways_through for subschema in way]
         ways.append((id(part), needed))
     return _can_end(ways, id(schema))
 
@@ -66,8 +66,8 @@ def _requires(schema: Any, root: Any) -> Iterator[list[list[Any]]]:
     if isinstance(name := schema.get("$ref"), str):
         yield [[ref] for ref in [_resolve_reference(name, root)] if ref is not None] or [[]]
     for key in ("anyOf", "oneOf"):
-        if each := _list(schema.get(key)):
-            yield [[way] for way in each]
+        if options := _list(schema.get(key)):
+            yield [[way] for way in options]
     yield [_list(schema.get("allOf"))]
     kinds = schema.get("type", "string")
     yield [_of_kind(kind, schema) for kind in (kinds if isinstance(kinds, list) else [kinds])]
@@ -76,15 +76,15 @@ def _requires(schema: Any, root: Any) -> Iterator[list[list[Any]]]:
 def _of_kind(kind: Any, schema: Mapping[str, Any]) -> list[Any]:
     """Return the schemas of the parts that a value of a type must have."""
     if kind == "object":
-        known, other = schema.get("properties"), schema.get("additionalProperties", True)
-        known = known if isinstance(known, dict) else {}
+        properties, other = schema.get("properties"), schema.get("additionalProperties", True)
+        properties = properties if isinstance(properties, dict) else {}
         names = [name for name in _list(schema.get("required")) if isinstance(name, str)]
-        return [known.get(name, other) for name in names]
+        return [properties.get(name, other) for name in names]
     if kind == "array":
         least, first = schema.get("minItems", 0), _list(schema.get("prefixItems"))
         least = int(least) if isinstance(least, int | float) else 0
-        rest = [schema.get("items", True)] if least > len(first) else []
-        return [*first[: max(least, 0)], *rest]
+        item_schemas = [schema.get("items", True)] if least > len(first) else []
+        return [*first[: max(least, 0)], *item_schemas]
     return []
 
 

@@ -58,27 +58,27 @@ REQUESTED: Final = ("response_format", "structured_outputs", *_NAMES)
 """Fields of requests that specify a structure, in OpenAI's protocol and in vLLM's."""
 
 
-def parse_structure(given: Mapping[str, Any]) -> dict[str, Any]:
+def parse_structure(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of SamplingParams for the parts of a request named in `REQUESTED`.
 
     Raises:
         InputError: a part is malformed.
     """
-    found = {ours: given[theirs] for theirs, ours in _NAMES.items() if theirs in given}
-    if within := given.get("structured_outputs"):
-        found |= read_structured_outputs(within)
-    wanted = given.get("response_format") or {}
-    kind = wanted.get("type", "text") if isinstance(wanted, Mapping) else None
+    arguments = {argument: fields[field] for field, argument in _NAMES.items() if field in fields}
+    if within := fields.get("structured_outputs"):
+        arguments |= read_structured_outputs(within)
+    response_format = fields.get("response_format") or {}
+    kind = response_format.get("type", "text") if isinstance(response_format, Mapping) else None
     if kind == "json_object":
-        found["json_schema"] = {"type": "object"}
+        arguments["json_schema"] = {"type": "object"}
     elif kind == "json_schema":
-        described = wanted.get("json_schema")
+        described = response_format.get("json_schema")
         if not isinstance(described, Mapping) or "schema" not in described:
             raise InputError("response_format of type json_schema must have json_schema.schema")
-        found["json_schema"] = described["schema"]
+        arguments["json_schema"] = described["schema"]
     elif kind != "text":
         raise InputError("response_format must have a type: text, json_object or json_schema")
-    return found
+    return arguments
 
 
 class Grammar:
@@ -109,7 +109,7 @@ class Grammar:
             )
         kind, text = structure
         tokens, self._names = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
-        self._known = tokens
+        self._tokens = tokens
         self.num_words = -(-tokens.vocab_size // 32)
         start = time.perf_counter()
         self._lanes = [_run_with_timeout(kind, lambda: self._first(kind, text))]
@@ -140,7 +140,7 @@ class Grammar:
     def _new(self) -> LLMatcher:
         from llguidance import LLMatcher
 
-        return _warm_up(LLMatcher(self._known, self._compiled, log_level=0))
+        return _warm_up(LLMatcher(self._tokens, self._compiled, log_level=0))
 
 
 def grammar_of(

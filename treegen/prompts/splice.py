@@ -119,19 +119,19 @@ def _common_length(texts: Sequence[str], agreed: int) -> int:
 class _SplicePoint:
     """The place where a window is spliced to a shared start."""
 
-    kept: int
+    start_length: int
     """Tokens of the shared start that stay."""
-    own: int
+    window_start: int
     """The first token of the window that follows them."""
     before: int
     """Number of tokens before the place that must agree."""
     after: int
     """Number of tokens after the place that must agree."""
 
-    def holds(self, start: Rows, own: Rows) -> bool:
+    def holds(self, start: Rows, window: Rows) -> bool:
         """Whether a shared start and a window agree around this place."""
-        left = start[:, self.kept - self.before : self.kept + self.after]
-        right = own[:, self.own - self.before : self.own + self.after]
+        left = start[:, self.start_length - self.before : self.start_length + self.after]
+        right = window[:, self.window_start - self.before : self.window_start + self.after]
         return np.array_equal(left, right)
 
 
@@ -177,20 +177,23 @@ class Splicer:
             rows = self._rows([texts[index] for index in todo], chars)
             places: dict[int, _SplicePoint] = {}
             failed = []
-            for index, (token, char), own in zip(todo, windows, rows, strict=True):
+            for index, (token, char), window in zip(todo, windows, rows, strict=True):
                 start = starts[index]
                 if start is None or char == 0:
-                    parts[index] = (none, own)
+                    parts[index] = (none, window)
                     continue
                 # Windows on one shared start begin alike, so mostly the same place fits.
                 place = places.get(id(start))
-                if place is None or not place.holds(start[1], own):
-                    place = self._place(start, token, own)
+                if place is None or not place.holds(start[1], window):
+                    place = self._place(start, token, window)
                 if place is None:
                     failed.append(index)
                 else:
                     places[id(start)] = place
-                    parts[index] = (start[1][:, : place.kept], own[:, place.own :])
+                    parts[index] = (
+                        start[1][:, : place.start_length],
+                        window[:, place.window_start :],
+                    )
             todo = failed
         return parts
 
@@ -223,18 +226,18 @@ class Splicer:
         # A token may begin with the space before its word although its offsets exclude the space.
         return token, int(min(rows[STOP, token - 1], rows[START, token]))
 
-    def _place(self, start: tuple[int, Rows], token: int, own: Rows) -> _SplicePoint | None:
+    def _place(self, start: tuple[int, Rows], token: int, window: Rows) -> _SplicePoint | None:
         """Return where a window that opens at `token` of the shared start is spliced, or None."""
         length, rows = start
         tail = rows[:, token:]
         # Tokens are matched by the character that they start at. Several tokens may be bytes of one
         # character; those are matched by their order.
         rank = np.arange(tail.shape[1]) - np.searchsorted(tail[START], tail[START])
-        match = np.searchsorted(own[START], tail[START]) + rank
-        inside = match < own.shape[1]
+        match = np.searchsorted(window[START], tail[START]) + rank
+        inside = match < window.shape[1]
         if not inside.any():
             return None
-        equal = tail == own[:, np.where(inside, match, 0)]
+        equal = tail == window[:, np.where(inside, match, 0)]
         agrees = equal.all(axis=0) & inside
         linked = agrees[1:] & agrees[:-1] & (match[1:] == match[:-1] + 1)
         run = np.concatenate([[0], np.cumsum(linked)])

@@ -72,8 +72,9 @@ class StopConditions:
         special = special_tokens(tokenizer, self._detokenizer) if params.stops else {}
         self._named = {special[stop]: stop for stop in params.stops if stop in special}
         self._strings = StopStrings(tokenizer, params.stops, vocab_size) if params.stops else None
-        self._eos, self._asked = frozenset(eos), frozenset((*params.stop_token_ids, *self._named))
-        self.ids = frozenset(id for id in self._eos | self._asked if id < vocab_size)
+        self._eos = frozenset(eos)
+        self._requested = frozenset((*params.stop_token_ids, *self._named))
+        self.ids = frozenset(id for id in self._eos | self._requested if id < vocab_size)
         self._include_stop, self._least = params.include_stop, params.min_tokens
         self.may_end: NDArray[np.bool_] = np.zeros(vocab_size, dtype=np.bool_)
         if self._strings is not None:
@@ -148,7 +149,7 @@ class StopConditions:
         A stop token is left out unless the caller requested it and `include_stop` is set.
         """
         last = tokens[-1]
-        stays = last not in self.ids or (self._include_stop and last in self._asked)
+        stays = last not in self.ids or (self._include_stop and last in self._requested)
         return tokens if stays else tokens[:-1]
 
 
@@ -156,7 +157,7 @@ class StopConditionsCache:
     """Caches stop conditions, because the table of a large vocabulary is slow to build."""
 
     def __init__(self) -> None:
-        self._made = functools.lru_cache(maxsize=_MOST_KEPT)(_make)
+        self._cache = functools.lru_cache(maxsize=_MOST_KEPT)(_make)
 
     def of(
         self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
@@ -187,7 +188,7 @@ class StopConditionsCache:
             **_structure(params),
         )
         # The length is part of the key, because tokens may be added to a tokenizer later.
-        return self._made(stops, tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size)
+        return self._cache(stops, tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size)
 
 
 def _structure(params: SamplingParams) -> dict[str, Any]:

@@ -90,10 +90,10 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
     Raises:
         InputError: there is a thinking budget and no known tag that ends the reasoning.
     """
-    wanted, has_budget = params.reasoning_tags, params.max_thinking_tokens is not None
-    if wanted is None and not has_budget and params.structure is None:
+    option, has_budget = params.reasoning_tags, params.max_thinking_tokens is not None
+    if option is None and not has_budget and params.structure is None:
         return None
-    tags = tags_of(tokenizer) if wanted is None or isinstance(wanted, str) else _tags(*wanted)
+    tags = tags_of(tokenizer) if option is None or isinstance(option, str) else _tags(*option)
     if tags is None:
         if has_budget:
             raise InputError(
@@ -149,9 +149,9 @@ class ThinkingTags:
         return self._ends_with(prompt, self.tags.close)
 
     def _ends_with(self, prompt: Tokens, tag: str) -> bool:
-        shown = self._detokenizer.decode_with_special(prompt[-(len(tag) + 8) :])
-        at = len(shown.rstrip()) - len(tag.rstrip())
-        return at >= 0 and shown.startswith(tag, at)  # a tag may end in space itself
+        text = self._detokenizer.decode_with_special(prompt[-(len(tag) + 8) :])
+        at = len(text.rstrip()) - len(tag.rstrip())
+        return at >= 0 and text.startswith(tag, at)  # a tag may end in space itself
 
     def first_due(self, prompt: Tokens, budget: int) -> int:
         """Return the fewest tokens in which a sample can use up a budget of thinking tokens.
@@ -175,11 +175,11 @@ class ThinkingTags:
         """
         if self._is_closed(tokens):
             return None
-        shown = self._detokenizer.decode_with_special(tokens).lstrip()
-        if self.opens(prompt) or shown.startswith(self.tags.open):
+        text = self._detokenizer.decode_with_special(tokens).lstrip()
+        if self.opens(prompt) or text.startswith(self.tags.open):
             return self._budget_ends(prompt, tokens, budget)
         # The last token may be part of a character.
-        may_open = self.tags.open.startswith(shown.rstrip("\ufffd"))
+        may_open = self.tags.open.startswith(text.rstrip("\ufffd"))
         return len(tokens) + 1 if may_open else None
 
     def may_close(self, new: Tokens) -> bool:
@@ -237,9 +237,9 @@ class ThinkingTags:
         """
         if is_structured and not self.begins(prompt, tokens):
             return None
-        shown = self._detokenizer.decode_with_special(tokens)
-        if self.tags.close not in shown:
-            if not self._begins(prompt, shown):
+        decoded = self._detokenizer.decode_with_special(tokens)
+        if self.tags.close not in decoded:
+            if not self._begins(prompt, decoded):
                 return None
             return Thinking(len(tokens), len(text), is_closed=False)
         num_tokens = self._num_thinking(tokens)
@@ -265,8 +265,8 @@ class ThinkingTags:
         """Return the number of tokens at which a thinking sample has used up its budget."""
         return budget if self.opens(prompt) else self._num_opening(tokens) + budget
 
-    def _begins(self, prompt: Tokens, shown: str) -> bool:
-        return shown.lstrip().startswith(self.tags.open) or self.opens(prompt)
+    def _begins(self, prompt: Tokens, text: str) -> bool:
+        return text.lstrip().startswith(self.tags.open) or self.opens(prompt)
 
     def _is_closed(self, tokens: Tokens) -> bool:
         if self._closing_id is not None and (np.asarray(tokens) == self._closing_id).any():
@@ -277,8 +277,8 @@ class ThinkingTags:
         """Return the fewest tokens with the whole opening tag; all if they do not begin with it."""
 
         def is_open(num: int) -> bool:
-            shown = self._detokenizer.decode_with_special(tokens[:num])
-            return shown.lstrip().startswith(self.tags.open)
+            text = self._detokenizer.decode_with_special(tokens[:num])
+            return text.lstrip().startswith(self.tags.open)
 
         return bisect_left(range(len(tokens)), 1, key=is_open)
 

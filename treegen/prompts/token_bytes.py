@@ -91,9 +91,9 @@ class ByteSpeller:
         added = backend.get_added_tokens_decoder()
         self.names = {token.content: id for id, token in added.items() if id in self._bytes}
         self.special_token_ids = [id for id in range(num_tokens) if id not in self._bytes]
-        shown = {id: token.content.encode() for id, token in added.items()}
+        added_bytes = {id: token.content.encode() for id, token in added.items()}
         self.tokens = [
-            self._bytes.get(id) or shown.get(id) or b"<[%d]>" % id for id in range(num_tokens)
+            self._bytes.get(id) or added_bytes.get(id) or b"<[%d]>" % id for id in range(num_tokens)
         ]
         self._backend = _plain(backend)
         self.spell = functools.lru_cache(maxsize=_MOST_KEPT)(self._spell)

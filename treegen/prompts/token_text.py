@@ -34,12 +34,14 @@ class Detokenizer:
     tokens.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, shown: Collection[str] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, visible: Collection[str] = ()
+    ) -> None:
         """Create a detokenizer.
 
         Args:
             tokenizer: The model's tokenizer.
-            shown: Special tokens that still count as text.
+            visible: Special tokens that still count as text.
         """
         from tokenizers.decoders import ByteLevel
 
@@ -50,11 +52,11 @@ class Detokenizer:
         # This decoder shows every whole character, regardless of the bytes next to it.
         self._shows_all = isinstance(getattr(self._backend, "decoder", None), ByteLevel)
         self._hidden: frozenset[int] | None = None
-        if shown:
+        if visible:
             special = special_tokens(tokenizer, self)
-            self._hidden = frozenset(id for name, id in special.items() if name not in shown)
+            self._hidden = frozenset(id for name, id in special.items() if name not in visible)
         # Cached, because all samples of a prompt have the same text before them.
-        self._shown = functools.lru_cache(maxsize=4096)(self.decode)
+        self._decode_cached = functools.lru_cache(maxsize=4096)(self.decode)
 
     def text(self, prompt_tokens: Tokens, tokens: Tokens) -> str:
         """Return the text that tokens add to the prompt's text, without special tokens.
@@ -73,20 +75,20 @@ class Detokenizer:
         generated = [_ids(tokens) for tokens in samples]
         wholes = [context + ids for context, ids in zip(contexts, generated, strict=True)]
         return [
-            self._get_added_text(context, ids, whole)
-            for context, ids, whole in zip(contexts, generated, self._decode(wholes), strict=True)
+            self._get_added_text(context, ids, text)
+            for context, ids, text in zip(contexts, generated, self._decode(wholes), strict=True)
         ]
 
-    def _get_added_text(self, context: tuple[int, ...], ids: tuple[int, ...], whole: str) -> str:
-        """Return the text that the tokens `ids` add to a context; `whole` is the text of both."""
-        before = self._shown(context)
-        if whole.startswith(before):
-            return whole[len(before) :]
+    def _get_added_text(self, context: tuple[int, ...], ids: tuple[int, ...], text: str) -> str:
+        """Return the text that the tokens `ids` add to a context; `text` is the text of both."""
+        before = self._decode_cached(context)
+        if text.startswith(before):
+            return text[len(before) :]
         if before.endswith(PARTIAL):
             for cut in range(1, MAX_CHARACTER_TOKENS + 1):
-                before = self._shown(context[:-cut])
-                if not before.endswith(PARTIAL) and whole.startswith(before):
-                    return whole[len(before) :]
+                before = self._decode_cached(context[:-cut])
+                if not before.endswith(PARTIAL) and text.startswith(before):
+                    return text[len(before) :]
         # Bytes that never complete a character change how the end of the prompt decodes. In that
         # case the first generated token is a byte, which has no leading space to lose.
         return self.decode(ids)
@@ -98,10 +100,10 @@ class Detokenizer:
     def decode_with_special(self, tokens: Tokens) -> str:
         """Return the text of tokens alone, with special tokens shown."""
         ids = [token for token in _ids(tokens) if self._limit is None or token < self._limit]
-        shown: str = self._tokenizer.decode(
+        text: str = self._tokenizer.decode(
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        return shown
+        return text
 
     def _decode(self, sequences: Sequence[tuple[int, ...]]) -> list[str]:
         """Return the text of each sequence of tokens, with all whole characters shown.
@@ -148,7 +150,7 @@ class Detokenizer:
 
         One visible character is enough: an unfinished character at their start has ended before it.
         """
-        return bool(self._shown(_ids(tokens)).replace(PARTIAL, "").strip())
+        return bool(self._decode_cached(_ids(tokens)).replace(PARTIAL, "").strip())
 
     def _context(self, prompt_tokens: Tokens) -> tuple[int, ...]:
         """Return the shortest end of the prompt that determines the text after it."""
@@ -169,8 +171,8 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase, detokenizer: Detokenizer)
     added = getattr(tokenizer, "added_tokens_decoder", {})
     also = set(getattr(tokenizer, "all_special_ids", ()))
     ids = {str(token): id for id, token in added.items() if token.special or id in also}
-    shown = detokenizer.decode_each([[id] for id in ids.values()])
-    return {name: id for (name, id), text in zip(ids.items(), shown, strict=True) if not text}
+    texts = detokenizer.decode_each([[id] for id in ids.values()])
+    return {name: id for (name, id), text in zip(ids.items(), texts, strict=True) if not text}
 
 
 class NamedToken(NamedTuple):
@@ -204,14 +206,14 @@ def _format_token(token: NamedToken) -> dict[str, Any]:
 class TokenText:
     """The text of tokens, jointly or one by one."""
 
-    def __init__(self, tokenizer: Any, *, shown: Collection[str] = ()) -> None:
+    def __init__(self, tokenizer: Any, *, visible: Collection[str] = ()) -> None:
         """Create an instance.
 
         Args:
             tokenizer: A tokenizer that is only used to decode.
-            shown: Special tokens that count as text.
+            visible: Special tokens that count as text.
         """
-        self.tokenizer, self._detokenizer = tokenizer, Detokenizer(tokenizer, shown=shown)
+        self.tokenizer, self._detokenizer = tokenizer, Detokenizer(tokenizer, visible=visible)
 
     def of(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Return the text that `tokens` add after the tokens `before`."""
@@ -238,13 +240,13 @@ class TokenText:
             pieces.add(self._bytes(token), "")
         every = zip(tokens, logprobs, tops or [()] * len(tokens), strict=True)
         for token, logprob, top in every:
-            shown = self._decode_next(context, token)
+            text = self._decode_next(context, token)
             most_likely = tuple(
                 NamedToken(*self._name_token(self._decode_next(context, other), other), value)
                 for other, value in top
             )
-            num = pieces.add(self._bytes(token), shown)
-            yield NamedToken(*self._name_token(shown, token), logprob, most_likely, num)
+            num = pieces.add(self._bytes(token), text)
+            yield NamedToken(*self._name_token(text, token), logprob, most_likely, num)
             context.append(token)
 
     def token(self, before: Sequence[int], token: int) -> str:
@@ -258,17 +260,17 @@ class TokenText:
             return data.decode()
         return self.of(before[-CONTEXT_TOKENS:], [token])  # a text may lose its first space
 
-    def _name_token(self, shown: str, token: int) -> tuple[str, bytes]:
+    def _name_token(self, added_text: str, token: int) -> tuple[str, bytes]:
         """Return the text of a token and its bytes.
 
         Args:
-            shown: The text that the token adds to its context.
+            added_text: The text that the token adds to its context.
             token: The token id.
         """
         data = self._bytes(token)
         if _is_piece(data):
             return "".join(f"\\x{byte:02x}" for byte in data), data
-        text = shown if shown and PARTIAL not in shown else data.decode()
+        text = added_text if added_text and PARTIAL not in added_text else data.decode()
         if text:
             return text, text.encode("utf-8", "replace")
         in_vocabulary = token < len(self.tokenizer)
@@ -285,17 +287,17 @@ class _Pieces:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def add(self, data: bytes, shown: str) -> int:
+    def add(self, data: bytes, text: str) -> int:
         """Return how many characters a token adds.
 
         Args:
             data: Its bytes.
-            shown: Its text.
+            text: Its text.
         """
         if _is_piece(data):
             return len(self._decoder.decode(data))
         unfinished = len(self._decoder.decode(b"", final=True))
-        return unfinished + len(shown)
+        return unfinished + len(text)
 
 
 def _is_piece(data: bytes) -> bool:

@@ -51,7 +51,7 @@ class _Text:
     add_special_tokens: bool
     images: tuple[PlacedImage, ...] = ()
     """The images in it."""
-    shown: str | None = None
+    unexpanded: str | None = None
     """The text before image markers were expanded; None if equal to `text`."""
 
 
@@ -168,7 +168,7 @@ def prompt_text(
         InputError: its messages cannot be rendered.
     """
     return "".join(
-        (run.text if run.shown is None else run.shown)
+        (run.text if run.unexpanded is None else run.unexpanded)
         if isinstance(run, _Text)
         else tokenizer.decode(run.tolist())
         for run in _runs(prompt, tokenizer, {}, table)

@@ -106,10 +106,10 @@ class ToolTurns:
         """
         start = self._chat([_QUESTION], is_open=True)
         empty = {"role": "assistant", "content": ""}
-        whole = self._chat([_QUESTION, empty, {"role": "user", "content": text}], is_open=True)
-        if not whole.startswith(start):
+        rendered = self._chat([_QUESTION, empty, {"role": "user", "content": text}], is_open=True)
+        if not rendered.startswith(start):
             raise self._refusal("it shows an empty reply differently")
-        return whole[len(start) :]
+        return rendered[len(start) :]
 
     def render_question(self, text: str) -> str:
         """Return a chat of one message without tools, up to where its answer starts."""
@@ -121,20 +121,20 @@ class ToolTurns:
     def _find_start(self, calls: Sequence[ToolCall], ending: str) -> str:
         """Return the rendered chat up to where a reply with calls stops."""
         marker = secrets.token_hex(16)
-        shown = self._render(calls, [marker] * len(calls), is_open=True)
-        place = shown.find(marker)
+        rendered = self._render(calls, [marker] * len(calls), is_open=True)
+        place = rendered.find(marker)
         if place < 0:
             raise self._refusal("it does not show the results")
         without = self._render(calls, (), is_open=False)
-        at = shown.rfind(ending, 0, place) if ending else -1
+        at = rendered.rfind(ending, 0, place) if ending else -1
         if at < 0 or at < len(self._chat([_QUESTION], is_open=False)):
             # The template does not write the token with which the model has stopped.
             at = len(without) - len(self._reply_end())
             if not without.endswith(self._reply_end()):
                 raise self._refusal("a reply with calls ends differently from other replies")
-        if shown[:at] != without[:at]:
+        if rendered[:at] != without[:at]:
             raise self._refusal("it shows a reply differently when results follow")
-        return shown[:at]
+        return rendered[:at]
 
     def _stop_text(self, stop: int | str | None) -> str:
         if isinstance(stop, str):

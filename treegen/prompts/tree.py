@@ -291,8 +291,8 @@ def _check_content(content: object) -> None:
         return  # the same result as the loop below, a hundred times as fast
     for index, token in enumerate(content):
         # numpy integers have __index__ too. Floats and strings do not.
-        whole = hasattr(token, "__index__") and not isinstance(token, bool)
-        if not whole or not 0 <= token <= MAX_TOKEN_ID:
+        is_integer = hasattr(token, "__index__") and not isinstance(token, bool)
+        if not is_integer or not 0 <= token <= MAX_TOKEN_ID:
             raise TreeError(
                 f"content[{index}] is {token!r}; token ids are integers from 0 to "
                 f"{MAX_TOKEN_ID:,}, chat messages are mappings"

@@ -158,7 +158,7 @@ class Comparison:
             more: How the user sees the other filters.
         """
         hidden = () if all_filters else self.hidden
-        shown = [row for row in self.differences if row.filter not in hidden]
+        rows = [row for row in self.differences if row.filter not in hidden]
         left_out = f"; {len(self.left_out):,} unfinished ones left out" if self.left_out else ""
         title = "\n".join(
             (
@@ -168,12 +168,12 @@ class Comparison:
                 ),
                 f"differ in: {', '.join(self.differ_in) or 'no setting'}",
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
-                _summarize(shown),
+                _summarize(rows),
             )
         )
         lines = []
-        for method in dict.fromkeys(row.method for row in shown):
-            names = dict.fromkeys(row.metric for row in shown if row.method == method)
+        for method in dict.fromkeys(row.method for row in rows):
+            names = dict.fromkeys(row.metric for row in rows if row.method == method)
             lines.append(f"{', '.join(names)}: {method}")
         columns = dict(_COLUMNS)
         if any(row.p_holm is not None for row in self.differences):
@@ -190,7 +190,7 @@ class Comparison:
             lines.append(f"samples: {some} {self.num_paired:,} have the same text in both runs")
         if hidden:
             lines.append(f"other filters: {', '.join(hidden)}; {more}")
-        listing = PrintableTable.of(shown, columns, words=("Filter", "Metric"), lines=lines)
+        listing = PrintableTable.of(rows, columns, words=("Filter", "Metric"), lines=lines)
         return replace(listing, title=title)
 
     def __str__(self) -> str:
@@ -261,8 +261,10 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             f"no metric of {a.task} gives problems a value from 0 to 1, so treegen cannot compare "
             "the problems; compare the metrics that `treegen score` prints"
         )
-    kept = [[p for p in view.problems if p.id not in left_out] for view in (a, b)]
-    spent = [[sum(s.num_tokens for s in p.samples) for p in problems] for problems in kept]
+    shared_problems = [[p for p in view.problems if p.id not in left_out] for view in (a, b)]
+    spent = [
+        [sum(s.num_tokens for s in p.samples) for p in problems] for problems in shared_problems
+    ]
     tokens = _tokens(spent[0], spent[1], clusters)
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)

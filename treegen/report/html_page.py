@@ -82,12 +82,12 @@ def draw_all(
     views: Sequence[RunView], comparison: Comparison | None
 ) -> tuple[dict[str, list[Picture]], list[Picture]]:
     """Return the pictures of each run by its key on the page, and those of all runs together."""
-    drawn = {
+    pictures = {
         _key(number): [Picture.of(plot) for plot in run_plots(view)]
         for number, view in enumerate(views)
     }
     plots = _draw_comparisons(views) if comparison is None else comparison_plots(comparison)
-    return drawn, [Picture.of(plot) for plot in plots]
+    return pictures, [Picture.of(plot) for plot in plots]
 
 
 def _key(number: int) -> str:
@@ -100,10 +100,10 @@ def _draw_comparisons(views: Sequence[RunView]) -> list[Plot]:
         return []
     plots = []
     rows = [(view.name, row) for view in views if (row := headline_of(view)) is not None]
-    known = [(n, r.value, r.low, r.high) for n, r in rows if r.value is not None]
-    if known:
+    points = [(n, r.value, r.low, r.high) for n, r in rows if r.value is not None]
+    if points:
         names = {row.metric for _, row in rows}
-        plots.append(metric_plot(names.pop() if len(names) == 1 else "headline metric", known))
+        plots.append(metric_plot(names.pop() if len(names) == 1 else "headline metric", points))
     curves = {
         view.name: k_curves(
             view.verdicts(view.filters[0], fixed=True),
@@ -162,8 +162,8 @@ def write_page(
         RunError: the page is in its run, and a link leads out of the run.
     """
     views = _named_apart(views)
-    drawn, across = draw_all(views, comparison)
-    page = _render(views, drawn, across, comparison=comparison, audits=audits)
+    pictures, across = draw_all(views, comparison)
+    page = _render(views, pictures, across, comparison=comparison, audits=audits)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as file:
@@ -176,7 +176,7 @@ def write_page(
     folder = path.with_name(f"{path.stem}_plots")
     if path.parent == views[0].path:
         check_no_link(path.parent, folder)
-    for key, of_run in drawn.items() if plots else ():
+    for key, of_run in pictures.items() if plots else ():
         for picture in of_run:
             written += picture.save(folder if len(views) == 1 else folder / key)
     for picture in across if plots else ():
@@ -209,7 +209,7 @@ def _named_apart(views: Sequence[RunView]) -> list[RunView]:
 
 def _render(
     views: Sequence[RunView],
-    drawn: dict[str, list[Picture]],
+    pictures: dict[str, list[Picture]],
     across: Sequence[Picture],
     *,
     comparison: Comparison | None = None,
@@ -244,15 +244,15 @@ def _render(
         script=Markup(script),
         script_hash=_hash(script),
         runs=[
-            _section(view, key, drawn[key], audit)
-            for key, view, audit in zip_longest(drawn, views, audits)
+            _section(view, key, pictures[key], audit)
+            for key, view, audit in zip_longest(pictures, views, audits)
         ],
         overview=_overview(views, across),
         comparison=None if comparison is None else comparison.listing(all_filters=True),
         blobs=(
             blob
-            for key, view in zip(drawn, views, strict=True)
-            for blob in blobs(view, key, {p.plot.name: p.spots for p in drawn[key] if p.spots})
+            for key, view in zip(pictures, views, strict=True)
+            for blob in blobs(view, key, {p.plot.name: p.spots for p in pictures[key] if p.spots})
         ),
     )
 

@@ -39,7 +39,7 @@ MOST_BYTES: Final = 2**24
 _ITEMS: Final = 256
 _CHARACTERS: Final = 200_000
 # The number of characters of a question shown in the table of problems.
-_ASKED: Final = 300
+_QUESTION_CHARS: Final = 300
 # The number of characters of a reference answer shown there.
 _REFERENCE: Final = 80
 # The largest number of characters of a node's `data`.
@@ -96,8 +96,8 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
         spots: The links of the run's pictures, by plot name.
     """
     samples = list(view.samples)
-    shown = thumbnails(view.images) if view.images and view.images.images else {}
-    images = list(_parts(list(shown.values())))
+    images_of = thumbnails(view.images) if view.images and view.images.images else {}
+    images = list(_parts(list(images_of.values())))
     texts = list(_parts([safe_text(sample.text) for sample in samples]))
     problems = list(
         _parts([[safe_text(p.question), safe_text(p.reference)] for p in view.problems])
@@ -115,7 +115,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
                 "reference": [
                     _shorten_question(problem.reference)[:_REFERENCE] for problem in view.problems
                 ],
-                **_images(view.problems, list(shown)),
+                **_images(view.problems, list(images_of)),
             },
             "spots": {plot: [spot.to_json() for spot in links] for plot, links in spots.items()},
             "samples": _columns(view, samples),
@@ -130,7 +130,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
             "problem_starts": [start for start, _ in problems],
             "tree_starts": [start for start, _ in trees],
             "image_starts": [start for start, _ in images],
-            "num_images": len(shown),
+            "num_images": len(images_of),
         },
     )
     kinds = {"texts": texts, "problems": problems, "trees": trees, "images": images}
@@ -165,17 +165,17 @@ def _mean_tokens(problem: ProblemView) -> float | None:
 
 def _shorten_question(question: str) -> str:
     """Return the start of a question, in one line."""
-    return safe_text(" ".join(question[: 2 * _ASKED].split())[:_ASKED])
+    return safe_text(" ".join(question[: 2 * _QUESTION_CHARS].split())[:_QUESTION_CHARS])
 
 
-def _images(problems: Sequence[ProblemView], shown: Sequence[str]) -> dict[str, Any]:
+def _images(problems: Sequence[ProblemView], names: Sequence[str]) -> dict[str, Any]:
     """Return the column of the problems' images, if any problem has one.
 
     Each image has its name with its size, and its index among the images shown, or -1.
     """
     if not any(problem.images for problem in problems):
         return {}
-    place = {sha256: at for at, sha256 in enumerate(shown)}
+    place = {sha256: at for at, sha256 in enumerate(names)}
     return {
         "images": [
             [[safe_text(str(image)), place.get(image.sha256, -1)] for image in problem.images]
@@ -236,16 +236,18 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
     """
     answers: dict[str, int] = {}
     outcomes: dict[str, int] = {}
-    known: dict[int, tuple[str, int, int]] = {}
+    reading_of: dict[int, tuple[str, int, int]] = {}
     readings: list[tuple[str, int, int]] = []
     for sample in view.samples:
-        if (reading := known.get(id(sample.verdicts))) is None:  # equal verdicts are one object
+        if (
+            reading := reading_of.get(id(sample.verdicts))
+        ) is None:  # equal verdicts are one object
             verdict = sample.verdict(name)
             read, outcome_name = (
                 verdict.answer if verdict else None,
                 getattr(verdict, "outcome", ""),
             )
-            reading = known[id(sample.verdicts)] = (
+            reading = reading_of[id(sample.verdicts)] = (
                 _DIGITS[classify_sample(sample, name)],
                 -1 if read is None else answers.setdefault(read, len(answers)),
                 outcomes.setdefault(outcome_name, len(outcomes)) if outcome_name else -1,
@@ -334,12 +336,12 @@ def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
             total[:] = [a + b for a, b in zip(total, addends, strict=True)]
         for below in node["below"]:
             total[:] = [a + b for a, b in zip(total, sums[below], strict=True)]
-        samples, tokens, judged, right, logprobs, known = total
+        samples, tokens, judged, right, logprobs, num_logprobs = total
         node |= {
             "samples": samples,
             "tokens": tokens,
             "score": right / judged if judged else None,
-            "logprob": logprobs / known if known else None,
+            "logprob": logprobs / num_logprobs if num_logprobs else None,
         }
 
 
@@ -399,14 +401,16 @@ def read_step(data: Any) -> dict[str, Any] | None:
     """Return the step of an agent as texts; None for other data."""
     if not isinstance(data, Mapping) or not ("calls" in data or "end" in data):
         return None
-    calls, shown = data.get("calls") or [], data.get("observations") or []
+    calls, observations = data.get("calls") or [], data.get("observations") or []
     reward = data.get("reward")
     try:
         return {
             "thoughts": _cut(str(data.get("thoughts", ""))),
             "text": _cut(str(data.get("text", ""))),
             "calls": [_cut(_call_text(call)) for call in calls[:_STEP_CALLS]],
-            "results": [_cut(_result_text(observation)) for observation in shown[:_STEP_CALLS]],
+            "results": [
+                _cut(_result_text(observation)) for observation in observations[:_STEP_CALLS]
+            ],
             "end": _cut(str(data.get("failure") or data.get("end") or "")),
             "reward": reward if isinstance(reward, int | float) and isfinite(reward) else None,
         }

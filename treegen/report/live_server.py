@@ -26,7 +26,7 @@ from treegen.report.load import load_run
 
 HOST: Final = "127.0.0.1"
 # The least seconds between two pages, per second of processor time that a page took.
-_REST: Final = 10.0
+_PAUSE_FACTOR: Final = 10.0
 # Only changes of these files, which belong to runs, make a new page.
 _FILES: Final = ("*.json", "*.jsonl")
 
@@ -78,8 +78,8 @@ class WatchedPage:
                 page = render_page(views, live=Live(version, self._every))
                 self._page, self._page_version = page.encode(), version
                 self._ended = all(view.num_done >= view.info.planned for view in views)
-                rest = max(self._every, _REST * (self._cpu() - begin))
-                self._due = self._clock() + rest
+                pause = max(self._every, _PAUSE_FACTOR * (self._cpu() - begin))
+                self._due = self._clock() + pause
             return self._page
 
     def _look(self) -> None:
@@ -92,15 +92,15 @@ class WatchedPage:
 
 def _version(paths: Sequence[Path]) -> str:
     """Return a text that changes when a file of the runs changes."""
-    seen = []
+    stamps = []
     for path in paths:
         for file in sorted(file for pattern in _FILES for file in path.glob(pattern)):
             try:
                 stat = file.stat()
             except OSError:  # the file was just replaced
                 continue
-            seen.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
-    return hashlib.sha256("\n".join(seen).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+            stamps.append(f"{file} {stat.st_size} {stat.st_mtime_ns}")
+    return hashlib.sha256("\n".join(stamps).encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def make_server(watched: WatchedPage, port: int = 0) -> ThreadingHTTPServer:
@@ -155,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path = self.path.partition("?")[0]
-        if not self._is_asked_by_name():
+        if not self._has_allowed_host():
             message = f"open this page as http://{HOST}:{self.server.server_port}"
             return self._send(HTTPStatus.FORBIDDEN, message.encode(), body=body)
         try:
@@ -169,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(HTTPStatus.SERVICE_UNAVAILABLE, message.encode(), body=body)
         return self._send(HTTPStatus.NOT_FOUND, b"there is no such page\n", body=body)
 
-    def _is_asked_by_name(self) -> bool:
+    def _has_allowed_host(self) -> bool:
         """Return whether the request names this server as its host; other sites' pages cannot."""
         hosts = self.headers.get_all("Host") or []
         port = self.server.server_port

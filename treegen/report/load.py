@@ -160,8 +160,8 @@ def load_run(
             imported = "imported" in run.info.identity
             lack = "have no score in the log" if imported else "are not drawn yet"
             missing = f"{run.missing:,} of {run.info.planned:,} samples {lack}"
-            rest = "; what follows is of the others" if run.missing < run.info.planned else ""
-            notices.append(missing + rest)
+            note = "; the results are those of the other samples"
+            notices.append(missing + (note if run.missing < run.info.planned else ""))
         return RunView(
             name=path.resolve().name,
             path=path,
@@ -294,16 +294,16 @@ class _Problems:
     def __init__(self, run: RunDir, job: "Job | None", images: RunImages) -> None:
         self._images = images
         # By problem: the id, as one string that all its samples share, and the samples.
-        self._found: dict[str, tuple[str, list[Sample]]] = {
+        self._entries: dict[str, tuple[str, list[Sample]]] = {
             problem_id: (problem_id, []) for problem_id in run.info.problem_ids
         }
         self._tokens: dict[str, tuple[int, int]] = {}
-        self._known = {problem.id: problem for problem in job.data.problems} if job else {}
+        self._problems = {problem.id: problem for problem in job.data.problems} if job else {}
 
     def add(self, record: Mapping[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
         """Add a stored sample."""
         read = record.get
-        problem_id, samples = self._found[record["problem_id"]]
+        problem_id, samples = self._entries[record["problem_id"]]
         self._tokens[problem_id] = read("prompt_tokens", 0), read("choice_tokens", 0)
         sample = Sample(  # positional arguments are faster than keywords
             problem_id,
@@ -320,19 +320,19 @@ class _Problems:
 
     def views(self) -> tuple[ProblemView, ...]:
         """Return the problems with their samples."""
-        return tuple(self._view(problem_id) for problem_id in self._found)
+        return tuple(self._view(problem_id) for problem_id in self._entries)
 
     def _view(self, problem_id: str) -> ProblemView:
-        known = self._known.get(problem_id)
+        problem = self._problems.get(problem_id)
         prompt_tokens, choice_tokens = self._tokens.get(problem_id, (0, 0))
         return ProblemView(
             id=problem_id,
-            question=known.question if known else "",
-            answer=known.answer if known else "",
+            question=problem.question if problem else "",
+            answer=problem.answer if problem else "",
             prompt_tokens=prompt_tokens,
             choice_tokens=choice_tokens,
-            samples=tuple(sorted(self._found[problem_id][1], key=attrgetter("index"))),
-            group=known.group if known else "",
+            samples=tuple(sorted(self._entries[problem_id][1], key=attrgetter("index"))),
+            group=problem.group if problem else "",
             images=self._images.of(problem_id),
         )
 

@@ -44,7 +44,7 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
         num_samples=max(1, run.info.planned // max(1, len(run.info.problem_ids))),
         problems=problems,
         filters=(_SOLVED,) if any(tree.solved is not None for tree in trees) else (),
-        report=_report(info, problems, job.data.num_fewshot if job else _asked_fewshot(info)),
+        report=_report(info, problems, job.data.num_fewshot if job else _recorded_fewshot(info)),
         usage=usage,
         timeline=read_timeline(path),
         trees=trees,
@@ -98,15 +98,15 @@ def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
 def _problems(
     run: SearchRunDir, job: "SearchJob | None", trees: tuple[StoredTree, ...]
 ) -> tuple[ProblemView, ...]:
-    known = {problem.id: problem for problem in job.data.problems} if job else {}
+    problem_of = {problem.id: problem for problem in job.data.problems} if job else {}
     of_problem: dict[str, list[StoredTree]] = {}
     for tree in trees:
         of_problem.setdefault(tree.problem_id, []).append(tree)
     return tuple(
         ProblemView(
             id=problem_id,
-            question=known[problem_id].question if problem_id in known else "",
-            answer=known[problem_id].answer if problem_id in known else "",
+            question=problem_of[problem_id].question if problem_id in problem_of else "",
+            answer=problem_of[problem_id].answer if problem_id in problem_of else "",
             samples=tuple(map(_sample, of_problem.get(problem_id, ()))),
         )
         for problem_id in run.info.problem_ids
@@ -135,7 +135,7 @@ def _verdict(tree: StoredTree) -> Verdict:
     return Verdict(answer, bool(tree.solved))
 
 
-def _asked_fewshot(info: "RunInfo") -> int | None:
+def _recorded_fewshot(info: "RunInfo") -> int | None:
     """Return the number of few-shot examples that the user chose; None if the task chose."""
     num_fewshot = info.free.get("num_fewshot")
     return None if num_fewshot is None else int(num_fewshot)

@@ -27,10 +27,10 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
     unshared = plan.unshared_tokens
     if job.choices:
         # Even without sharing, a prompt counts once for all its choices.
-        whole: dict[str, list[Tokens]] = {}
+        tokens_of: dict[str, list[Tokens]] = {}
         for request in plan.requests:
-            whole.setdefault(request.id.rpartition("/")[0], []).append(request.tokens)
-        unshared = sum(map(num_distinct, whole.values()))
+            tokens_of.setdefault(request.id.rpartition("/")[0], []).append(request.tokens)
+        unshared = sum(map(num_distinct, tokens_of.values()))
     return {
         "task": job.task.name,
         "source": job.data.source,

@@ -26,15 +26,15 @@ def filter_of(view: RunView, name: str | None) -> str:
     return name or view.headline
 
 
-def problem_of(view: RunView, wanted: str) -> ProblemView:
+def problem_of(view: RunView, problem_id: str) -> ProblemView:
     """Return the problem with an id; raise InputError if there is none."""
     for problem in view.problems:
-        if problem.id == wanted:
+        if problem.id == problem_id:
             return problem
-    known = [problem.id for problem in view.problems]
-    hint = did_you_mean(wanted, known)
-    hint = hint or f"; it has {', '.join(known[:3])}{' and so on' if len(known) > 3 else ''}"
-    raise InputError(f"the run has no problem {wanted!r}{hint}")
+    ids = [problem.id for problem in view.problems]
+    hint = did_you_mean(problem_id, ids)
+    hint = hint or f"; it has {', '.join(ids[:3])}{' and so on' if len(ids) > 3 else ''}"
+    raise InputError(f"the run has no problem {problem_id!r}{hint}")
 
 
 def run_document(view: RunView, shares: Sequence[VoteShares]) -> dict[str, Any]:

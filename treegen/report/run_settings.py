@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from treegen.report.view import RunView
     from treegen.runs import RunInfo
 
-_SHOWN: Final = 40  # characters of a text
+_MAX_CHARS: Final = 40  # characters of a text
 # Settings that say where data and code are, how a run is stored and shown, or how fast it is.
-_LEFT_OUT: Final = (
+_EXCLUDED: Final = (
     "task data split limit ids kept place source sources fewshot_file fewshot_data include_path "
     "data_files hub_cache judged_by score log_tokens pass_ks maj_ks pass_hat_ks votes concurrency "
     "model revision dtype quantization kv_cache_dtype adapter num_fewshot "
@@ -116,7 +116,7 @@ class KeySettings:
         if adapter := choices.get("adapter"):
             name += f" + {Path(str(adapter)).name}"
         shots = choices.get("num_fewshot") if num_fewshot is None else num_fewshot
-        left_out = set(_LEFT_OUT.split())
+        excluded = set(_EXCLUDED.split())
         values = {
             "method": choices.get("method"),
             "budget": _plain(choices.get("budget")),
@@ -127,7 +127,7 @@ class KeySettings:
             "apply_chat_template": choices.get("apply_chat_template"),
             "system_instruction": choices.get("system_instruction"),
             **{k: facts.get(k) for k in ("dtype", "quantization", "kv_cache_dtype")},
-            **{k: _plain(v) for k, v in choices.items() if k not in left_out},
+            **{k: _plain(v) for k, v in choices.items() if k not in excluded},
         }
         if not _reads_samples(choices):
             del values["num_samples"]
@@ -275,11 +275,11 @@ def describe_random_numbers(a: "RunView", b: "RunView") -> str:
 
 def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:
     """Return the settings that are not the same in all runs: the value of each run, by name."""
-    first, *others = settings
-    names = dict.fromkeys(name for other in others for name in first.differing(other))
+    first, *later = settings
+    names = dict.fromkeys(name for other in later for name in first.differing(other))
     columns = {}
     for name in names:
-        pairs = [first.differing(other).get(name) for other in others]
+        pairs = [first.differing(other).get(name) for other in later]
         first_value = next(pair[0] for pair in pairs if pair is not None)
         columns[name] = [first_value, *(first_value if pair is None else pair[1] for pair in pairs)]
     return columns
@@ -315,7 +315,7 @@ def _text(value: object) -> str:
 
 def _shorten(text: str) -> str:
     flat = " ".join(text.split())
-    return repr(flat if len(flat) <= _SHOWN else f"{flat[:_SHOWN]}...")
+    return repr(flat if len(flat) <= _MAX_CHARS else f"{flat[:_MAX_CHARS]}...")
 
 
 def _join(values: Mapping[str, Any]) -> str:

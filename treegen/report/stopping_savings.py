@@ -230,11 +230,13 @@ def _point(
         ids: Ids of the problems.
         cache: Caches what replays share.
     """
-    whole = curve[max(curve)]
+    full_votes = curve[max(curve)]
     tokens = _mean_tokens(outcomes)
     clusters = cache.clusters(ids)
     vote = estimate([outcome.vote for outcome in outcomes], clusters)
-    differences = [stopped.vote - all.vote for stopped, all in zip(outcomes, whole, strict=True)]
+    differences = [
+        stopped.vote - all.vote for stopped, all in zip(outcomes, full_votes, strict=True)
+    ]
     low, high = difference_interval(differences, clusters)
     k = max(1, min(max(curve), round(tokens / _mean_tokens(curve[1]))))
     # A majority is as good if its vote is lower by rounding only.
@@ -248,7 +250,7 @@ def _point(
         less=fmean(differences),
         low=low,
         high=high,
-        saved=1 - tokens / _mean_tokens(whole),
+        saved=1 - tokens / _mean_tokens(full_votes),
         same_tokens=_mean_vote(cache.plain(ids, k)),
         same_vote=same,
     )

@@ -69,10 +69,10 @@ class PrintableTable:
             words: The columns that are not numbers.
             lines: Sentences below the table; equal ones are shown once.
         """
-        shown = [
+        formats = [
             column.format if isinstance(column, str) else column for column in columns.values()
         ]
-        rows = [[show(item) for show in shown] for item in items]
+        rows = [[show(item) for show in formats] for item in items]
         numbers = [place for place, title in enumerate(columns) if title not in words]
         return PrintableTable(tuple(columns), rows, numbers, lines=tuple(dict.fromkeys(lines)))
 
@@ -142,9 +142,9 @@ def cards(view: RunView) -> list[Card]:
     if report is not None and first is not None:
         headline_cards += headline_cards_of(report)
         rates = [row for row in report.metrics if row.metric in ("invalid", "truncated")]
-        seen = {row.metric: row for row in reversed(rates)}
+        row_of = {row.metric: row for row in reversed(rates)}
         headline_cards += [
-            _card(name, seen[name]) for name in ("invalid", "truncated") if name in seen
+            _card(name, row_of[name]) for name in ("invalid", "truncated") if name in row_of
         ]
     usage = view.usage
     if thoughts := [s for s in view.samples if s.thinking is not None]:
@@ -176,16 +176,16 @@ def metrics(view: RunView, *, first: bool) -> PrintableTable:
         first: Take the metrics of the headline filters and those without a filter; else the others.
     """
     report = view.report
-    shown = headline_filters(report)
-    votes_shown = next(iter(shown.values()), ())
+    headline = headline_filters(report)
+    vote_filters = next(iter(headline.values()), ())
     rows: list[list[str]] = []
     for row in report.metrics if report else ():
-        if (row.filter in shown.get(row.task, ())) == first:
+        if (row.filter in headline.get(row.task, ())) == first:
             better = "" if row.higher_is_better else " (lower is better)"
             rows.append([row.task, row.filter, f"{row.metric}{better}"])
             rows[-1] += _format_metric(row)
     for vote in report.majority if report else ():
-        if (vote.filter in votes_shown) == first:
+        if (vote.filter in vote_filters) == first:
             ties = "" if vote.tie_rate is None else f" (ties {vote.tie_rate:.3f})"
             rows.append([view.task, vote.filter, f"maj@{vote.k}{ties}"])
             rows[-1] += _format_metric(vote)

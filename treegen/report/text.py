@@ -26,7 +26,7 @@ from treegen.report.tables import (
 )
 
 UP, DOWN = "\u2191", "\u2193"
-_SHOWN: Final = 5
+_MAX_PROBLEMS: Final = 5
 _COSTS: Final = {
     "Decoded": "tokens_decoded",
     "Prefilled": "tokens_prefilled",
@@ -58,14 +58,14 @@ def run_text(
     """
     lines: list[str] = []
     if report is not None:
-        shown = None if all_filters else headline_filters(report)
-        lines.append(_metrics(report, shown))
-        votes_shown = None if shown is None else next(iter(shown.values()), ())
-        if votes := _majority(report, votes_shown):
+        headline = None if all_filters else headline_filters(report)
+        lines.append(_metrics(report, headline))
+        vote_filters = None if headline is None else next(iter(headline.values()), ())
+        if votes := _majority(report, vote_filters):
             lines.append("\n" + votes)
-        lines += [f"\n{table_listing(_of_filters(table, shown))}" for table in report.tables]
+        lines += [f"\n{table_listing(_of_filters(table, headline))}" for table in report.tables]
         lines += [f"\n{safe_text(draw_text(grid, ascii=ascii))}" for grid in report.grids]
-        if hidden := _hidden_filters(report, shown):
+        if hidden := _hidden_filters(report, headline):
             how = f"; {more}" if more else ""
             lines.append(f"\nother filters: {safe_text(', '.join(hidden))}{how}")
         notes = results.get("task", {}).get("notes", ())
@@ -86,9 +86,11 @@ def run_text(
         lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     if usage.get("uncompiled_because"):
         lines.append(safe_text(f"layers ran uncompiled: {usage['uncompiled_because']}"))
+    is_partial = 0 < usage.get("samples_accounted", 0) < usage.get("samples", 0)
     lines.append(
         f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
-        f"second; {results['done']:,} of {results['planned']:,} {unit}"
+        f"second{', without the part that was killed' if is_partial else ''}; "
+        f"{results['done']:,} of {results['planned']:,} {unit}"
     )
     if line := workers_line(results.get("parts", ())):
         lines.append(safe_text(f"workers: {line}"))
@@ -123,12 +125,12 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     limits = ", ".join(f"{value:,} {name}" for name, value in budget.items() if value is not None)
     done = results[0]["done"]
     several = any(result.get("pass@k") for result in results)
-    what, each_of = ("searches of problems", "search") if several else ("problems", "problem")
+    what, unit = ("searches of problems", "search") if several else ("problems", "problem")
     text = (
         f"{task['name']} with {model}: {done:,} {what} from {task['source']}; "
-        f"at most {limits} per {each_of}"
+        f"at most {limits} per {unit}"
         f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
-        f"Costs are means per {each_of}; Decoded, Prefilled and Re-prompting count tokens."
+        f"Costs are means per {unit}; Decoded, Prefilled and Re-prompting count tokens."
     )
     return f"{text}\n\n{_pass_table(results)}" if several else text
 
@@ -167,12 +169,12 @@ def _time(usage: Mapping[str, Any]) -> str:
     return f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s"
 
 
-def _metrics(report: Report, shown: Mapping[str, Sequence[str]] | None) -> str:
+def _metrics(report: Report, headline: Mapping[str, Sequence[str]] | None) -> str:
     """Return the table of metrics.
 
     Args:
         report: The report.
-        shown: The filters to show, by task; None for all.
+        headline: The filters to show, by task; None for all.
     """
     rows = [
         [
@@ -186,43 +188,43 @@ def _metrics(report: Report, shown: Mapping[str, Sequence[str]] | None) -> str:
             format_interval(row),
         ]
         for row in report.metrics
-        if shown is None or row.filter in shown[row.task]
+        if headline is None or row.filter in headline[row.task]
     ]
     head = ["Task", "Version", "Filter", "n-shot", "Metric", "", "Value", "95% interval"]
     return format_table(head, rows, right=(1, 3, 6, 7))
 
 
-def _hidden_filters(report: Report, shown: Mapping[str, Sequence[str]] | None) -> list[str]:
-    if shown is None:
+def _hidden_filters(report: Report, headline: Mapping[str, Sequence[str]] | None) -> list[str]:
+    if headline is None:
         return []
-    return [*dict.fromkeys(r.filter for r in report.metrics if r.filter not in shown[r.task])]
+    return [*dict.fromkeys(r.filter for r in report.metrics if r.filter not in headline[r.task])]
 
 
-def _of_filters(table: Table, shown: Mapping[str, Sequence[str]] | None) -> Table:
+def _of_filters(table: Table, headline: Mapping[str, Sequence[str]] | None) -> Table:
     """Return a table without the rows of hidden filters.
 
     Args:
         table: The table.
-        shown: The filters to show, by task; None for all.
+        headline: The filters to show, by task; None for all.
     """
-    if shown is None or "Filter" not in table.columns:
+    if headline is None or "Filter" not in table.columns:
         return table
     place = table.columns.index("Filter")
-    names = {name for filters in shown.values() for name in filters}
+    names = {name for filters in headline.values() for name in filters}
     return replace(table, rows=tuple(row for row in table.rows if row[place] in names))
 
 
-def _majority(report: Report, shown: Sequence[str] | None) -> str:
+def _majority(report: Report, headline: Sequence[str] | None) -> str:
     """Return the table of maj@k; "" without votes.
 
     Args:
         report: The report.
-        shown: The filters to show; None for all.
+        headline: The filters to show; None for all.
     """
     rows = [
         [row.filter, str(row.k), number(row.value), format_interval(row), number(row.tie_rate)]
         for row in report.majority
-        if shown is None or row.filter in shown
+        if headline is None or row.filter in headline
     ]
     head = ["Filter", "k", "maj@k", "95% interval", "Tie rate"]
     return format_table(head, rows, right=(1, 2, 3, 4)) if rows else ""
@@ -234,8 +236,11 @@ def _list_remarks(report: Report) -> list[str]:
     lines |= {f"n/a: maj@{row.k}: {row.reason}" for row in report.majority if row.reason}
     remarks = sorted(lines)
     if report.incomplete:
-        some = ", ".join(f"{p.problem_id} ({p.num_samples})" for p in report.incomplete[:_SHOWN])
-        more = ", ..." if len(report.incomplete) > _SHOWN else ""
+        some = ", ".join(
+            f"{p.problem_id} ({p.num_samples} of {p.planned})"
+            for p in report.incomplete[:_MAX_PROBLEMS]
+        )
+        more = ", ..." if len(report.incomplete) > _MAX_PROBLEMS else ""
         remarks.append(
             f"incomplete: {len(report.incomplete):,} problems have fewer samples than planned: "
             f"{some}{more}"

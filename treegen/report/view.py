@@ -60,8 +60,12 @@ class StoredTree:
     @property
     def num_tokens(self) -> int:
         """The number of generated tokens, including evaluations if the record counts them."""
-        known = self.usage.get("tokens_decoded")
-        return sum(node["n_tokens"] or 0 for node in self.nodes) if known is None else int(known)
+        num_decoded = self.usage.get("tokens_decoded")
+        return (
+            sum(node["n_tokens"] or 0 for node in self.nodes)
+            if num_decoded is None
+            else int(num_decoded)
+        )
 
     def draw(self, *, full: bool = False) -> "Tree":
         """Return a tree for rich to print, with the best path marked.
@@ -109,14 +113,14 @@ def read_trees(folder: Path) -> tuple[StoredTree, ...]:
 
 
 def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
-    known: set[int] = set()
+    node_ids: set[int] = set()
     try:
         for node in record["nodes"]:
-            if (node["parent_id"] is None) == bool(known) or node["id"] in known:
+            if (node["parent_id"] is None) == bool(node_ids) or node["id"] in node_ids:
                 raise ValueError("its nodes do not form one tree with parents first")
-            if known and node["parent_id"] not in known:
+            if node_ids and node["parent_id"] not in node_ids:
                 raise ValueError(f"node {node['id']} is listed before its parent")
-            known.add(node["id"])
+            node_ids.add(node["id"])
             if lacking := [name for name in _READ if name not in node]:
                 raise ValueError(f"node {node['id']} lacks {lacking[0]}")
         return StoredTree(
@@ -289,8 +293,8 @@ class RunView:
                 bias.
         """
         most = self.fixed if fixed and self.fixed is not None else math.inf
-        if (known := self._verdicts.get((filter, most))) is not None:
-            return known
+        if (cached := self._verdicts.get((filter, most))) is not None:
+            return cached
         every = {
             problem.id: [
                 verdict
@@ -299,9 +303,9 @@ class RunView:
             ]
             for problem in self.problems
         }
-        kept = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
-        self._verdicts[filter, most] = kept
-        return kept
+        by_problem = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
+        self._verdicts[filter, most] = by_problem
+        return by_problem
 
 
 def task_name(info: "RunInfo") -> str:

@@ -64,7 +64,7 @@ class RunDir:
         lock: Lock | None,
         *,
         notices: Sequence[str] = (),
-        made: NewDirectory | None = None,
+        new_directory: NewDirectory | None = None,
     ) -> None:
         """Set up the run that `create`, `resume` or `open` has read or created.
 
@@ -74,14 +74,14 @@ class RunDir:
             samples: The finished samples.
             lock: Lock on the run; None if it was opened for reading.
             notices: Sentences to show to the user.
-            made: The files that `create` has created; None for an existing run.
+            new_directory: The files that `create` has created; None for an existing run.
         """
         self.path = path
         self.info = info
         self._samples = samples
         self._problems = frozenset(info.problem_ids)
         self._lock = lock
-        self._notices, self._made = tuple(notices), made
+        self._notices, self._new_directory = tuple(notices), new_directory
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], settings: RunSettings) -> Self:
@@ -95,8 +95,8 @@ class RunDir:
             RunError: the directory already has a run, is in use, or cannot be written.
         """
         path = Path(path)
-        made = NewDirectory.directory(path)
-        lock = made.lock()
+        new_directory = NewDirectory.directory(path)
+        lock = new_directory.lock()
         try:
             _check_new(path)
         except BaseException:
@@ -122,9 +122,15 @@ class RunDir:
                 resumes=(),
             )
             _write_info(path, info)
-            return cls(path, info, _read_samples(samples, info, writable=True), lock, made=made)
+            return cls(
+                path,
+                info,
+                _read_samples(samples, info, writable=True),
+                lock,
+                new_directory=new_directory,
+            )
         except BaseException:
-            made.undo(lock)
+            new_directory.undo(lock)
             raise
 
     @classmethod
@@ -278,13 +284,13 @@ class RunDir:
     @property
     def is_new(self) -> bool:
         """Whether this object created the run, and it has no sample yet."""
-        return self._made is not None and not self._samples.keys
+        return self._new_directory is not None and not self._samples.keys
 
     def discard(self) -> None:
         """Remove the run and close it if it is new; otherwise do nothing."""
-        if self.is_new and self._made is not None and self._lock is not None:
+        if self.is_new and self._new_directory is not None and self._lock is not None:
             self._samples.close()
-            self._made.undo(self._lock)
+            self._new_directory.undo(self._lock)
 
     def close(self) -> None:
         """Flush the samples and release the lock on the run."""

@@ -196,7 +196,7 @@ class Lock:
                 self._fd = fd
             else:  # the previous holder has just removed the file
                 os.close(fd)
-        _held.add(self)
+        _open_locks.add(self)
 
     @staticmethod
     def _take(path: Path) -> int:
@@ -273,12 +273,12 @@ def _read_lock_holder(fd: int) -> str:
     return f"process {words[0]} on {words[1]!r}"
 
 
-_held: Final[weakref.WeakSet[Lock]] = weakref.WeakSet()
+_open_locks: Final[weakref.WeakSet[Lock]] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
     # A forked child shares the lock and would keep it after its parent's death.
-    for lock in list(_held):
+    for lock in list(_open_locks):
         lock.close()
 
 

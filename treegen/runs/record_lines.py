@@ -112,13 +112,13 @@ def check_record(record: Mapping[str, Any]) -> None:
     """Raise ValueError for a field of a record with a wrong type; see `check_types`."""
     # The records of a run mostly have the same fields and types as the last checked record.
     names, kinds = [*record], [*map(type, record.values())]
-    known_names, known_kinds, whole = _last[0]
+    known_names, known_kinds, integers = _last[0]
     if names != known_names or kinds != known_kinds:
-        whole = _whole_of(tuple(names), tuple(kinds))
-        _last[0] = names, kinds, whole
-    if whole is None:
+        integers = _integers_of(tuple(names), tuple(kinds))
+        _last[0] = names, kinds, integers
+    if integers is None:
         return check_types(record, RECORD)
-    for name in whole:
+    for name in integers:
         if not -_MOST < record[name] < _MOST:
             raise _wrong(name, record[name], RECORD[name])
 
@@ -127,15 +127,15 @@ _last: Final[list[tuple[list[str], list[type], tuple[str, ...] | None]]] = [([],
 
 
 @lru_cache(maxsize=64)
-def _whole_of(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[str, ...] | None:
+def _integers_of(names: tuple[str, ...], kinds: tuple[type, ...]) -> tuple[str, ...] | None:
     """Return the integer fields of a record, whose sizes are still to be checked.
 
     Return None if more must be checked: if a type is wrong, or a field is a list or a dict.
     """
     integers = []
     for name, kind in zip(names, kinds, strict=True):
-        if (known := RECORD.get(name)) is not None:
-            if kind not in known or kind in _HOLDERS:
+        if (allowed := RECORD.get(name)) is not None:
+            if kind not in allowed or kind in _HOLDERS:
                 return None
             if kind is int:
                 integers.append(name)
@@ -162,9 +162,9 @@ def check_types(values: Mapping[str, Any], types: Types) -> None:
 
 
 def _wrong(name: str, value: Any, kinds: tuple[type, ...]) -> ValueError:
-    known = " or ".join("null" if kind is _NONE else kind.__name__ for kind in kinds)
+    allowed = " or ".join("null" if kind is _NONE else kind.__name__ for kind in kinds)
     bits = " of at most 64 bits" if type(value) in kinds else ""
-    return ValueError(f"{name} is {value!r:.60}, and must be {known}{bits}")
+    return ValueError(f"{name} is {value!r:.60}, and must be {allowed}{bits}")
 
 
 _MOST_SAMPLES: Final = 2**63

@@ -143,10 +143,10 @@ class RecordFile:
             self._end = start + len(line)
         except BaseException as error:
             self._offsets.pop(key, None)
-            kept = self._cut(start)
+            outcome = self._cut(start)
             if isinstance(error, OSError):
                 raise RunError(
-                    f"cannot write {self.path}: {format_os_error(error)}; {kept}"
+                    f"cannot write {self.path}: {format_os_error(error)}; {outcome}"
                 ) from error
             raise
         if digest is not None:
@@ -184,12 +184,12 @@ class RecordFile:
         Raises:
             RunError: the file cannot be read.
         """
-        hashed, left = hashlib.sha256(), self._end
+        hashed, remaining = hashlib.sha256(), self._end
         try:
             with open(open_regular(self.path), "rb") as file:
-                while left and (part := file.read(min(left, _PART))):
+                while remaining and (part := file.read(min(remaining, _PART))):
                     hashed.update(part)
-                    left -= len(part)
+                    remaining -= len(part)
         except OSError as error:
             raise RunError(describe_read_error(self.path, error)) from error
         return hashed.hexdigest()

@@ -360,8 +360,8 @@ class AskTell(Closeable):
         search, line, call = pending.search, pending.search.line, pending.call
         kind: type[Completion | Score] = Score
         if isinstance(request, SampleRequest):
-            wanted, kind = len(request.indices), Completion
-            if len(answers) == wanted:
+            expected, kind = len(request.indices), Completion
+            if len(answers) == expected:
                 answers = [
                     self._mail.completion(request, place, answer)
                     if isinstance(answer, str)
@@ -369,11 +369,11 @@ class AskTell(Closeable):
                     for place, answer in enumerate(answers)
                 ]
         else:
-            wanted = len(request.texts)
-        if len(answers) != wanted or not all(isinstance(answer, kind) for answer in answers):
+            expected = len(request.texts)
+        if len(answers) != expected or not all(isinstance(answer, kind) for answer in answers):
             raise InputError(
-                f"request {request.id!r} needs a list of {wanted} {kind.__name__} objects as "
-                f"answers; give {wanted}"
+                f"request {request.id!r} needs a list of {expected} {kind.__name__} objects as "
+                f"answers; give {expected}"
             )
         completions = [answer for answer in answers if isinstance(answer, Completion)]
         uncounted = any(completion.text and not completion.tokens for completion in completions)

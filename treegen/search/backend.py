@@ -201,17 +201,17 @@ class PendingResults(Generic[T]):
             self.num_kept = 0
         self.finish(error)
 
-    def count_sample(self, place: int, completion: Completion, held: int) -> None:
+    def count_sample(self, place: int, completion: Completion, reserved: int) -> None:
         """Count the tokens of a sample that has ended.
 
         Args:
             place: Place of the sample.
             completion: The sample.
-            held: Tokens that were reserved for it.
+            reserved: Tokens that were reserved for it.
         """
         line, call = self.search.line, self.call
         if line is None or call is None:
             self.search.usage.tokens_decoded += completion.num_tokens
         elif call in line.calls:
-            is_cut = held < call.most and completion.finish_reason == "length"
-            line.record_end(call, place, completion.num_tokens, held=held, is_cut=is_cut)
+            is_cut = reserved < call.most and completion.finish_reason == "length"
+            line.record_end(call, place, completion.num_tokens, reserved=reserved, is_cut=is_cut)

@@ -100,8 +100,8 @@ class BudgetedSearch(NonCopyable):
         """Return how many of n samples are sure to end within the budget of tokens; at least 0."""
         if self.budget.tokens is None:
             return n
-        left = self.budget.tokens - self.usage.tokens_decoded
-        return max(0, min(n, left // max_tokens))
+        remaining = self.budget.tokens - self.usage.tokens_decoded
+        return max(0, min(n, remaining // max_tokens))
 
     @contextmanager
     def drawing(self, n: int) -> Iterator[int]:
@@ -184,11 +184,11 @@ class QueuedCall:
     number of tokens of each. None if they start by themselves and are never cut."""
     num_begun: int = 0
     """Samples that have started."""
-    held: int = 0
+    reserved: int = 0
     """Tokens reserved for samples being drawn."""
     tokens: dict[int, int] = field(default_factory=dict)
     """Number of tokens of each sample that has ended, by its place."""
-    seen: int = 0
+    longest: int = 0
     """Tokens of the longest sample that another call returned since this call was made."""
 
     @property
@@ -205,7 +205,7 @@ class CallQueue:
         self._limit, self._usage = budget.tokens, usage
         self._calls: deque[QueuedCall] = deque()
         self._waiting: deque[QueuedCall] = deque()  # those with samples that have not begun
-        self._held = self._spent = 0  # sums over all queued calls
+        self._reserved = self._spent = 0  # sums over all queued calls
 
     @staticmethod
     def of(budget: Budget, usage: SearchUsage) -> CallQueue | None:
@@ -226,7 +226,7 @@ class CallQueue:
             self._begin()
 
     def record_end(
-        self, call: QueuedCall, place: int, tokens: int, *, held: int = 0, is_cut: bool = False
+        self, call: QueuedCall, place: int, tokens: int, *, reserved: int = 0, is_cut: bool = False
     ) -> None:
         """Record that a sample has ended.
 
@@ -234,14 +234,14 @@ class CallQueue:
             call: Call of the sample.
             place: Place of the sample in the call.
             tokens: Tokens that the sample took.
-            held: Tokens that were reserved for it.
+            reserved: Tokens that were reserved for it.
             is_cut: Whether the sample would have continued with a limit of `call.most` tokens.
         """
         # A cut sample counts as more tokens than the budget has, so that nothing starts after it.
         call.tokens[place] = self._limit + 1 if is_cut and self._limit is not None else tokens
         call.num_open -= 1
-        call.held -= held
-        self._held -= held
+        call.reserved -= reserved
+        self._reserved -= reserved
         self._spent += call.tokens[place]
         self._begin()
 
@@ -257,9 +257,9 @@ class CallQueue:
         if self._limit is None:
             self._usage.tokens_decoded += sum(call.tokens.values())
         else:
-            left = max(0, self._limit - self._usage.tokens_decoded)
-            tokens = call.num_samples * min(call.most, call.seen)
-            self._usage.tokens_decoded += min(left, tokens)
+            remaining = max(0, self._limit - self._usage.tokens_decoded)
+            tokens = call.num_samples * min(call.most, call.longest)
+            self._usage.tokens_decoded += min(remaining, tokens)
         self._begin()
 
     def return_next(self) -> bool:
@@ -285,7 +285,7 @@ class CallQueue:
         self._remove(call)
         self._usage.tokens_decoded = spent
         for other in self._calls if limit is not None else ():
-            other.seen = max(other.seen, longest)
+            other.longest = max(other.longest, longest)
         call.return_(num_kept)
         self._begin()
         return True
@@ -294,7 +294,7 @@ class CallQueue:
         self._calls.remove(call)
         if call in self._waiting:
             self._waiting.remove(call)
-        self._held -= call.held
+        self._reserved -= call.reserved
         self._spent -= sum(call.tokens.values())
 
     def _begin(self) -> None:
@@ -304,8 +304,8 @@ class CallQueue:
             if num and call.begin is not None:
                 first = call.num_begun
                 call.num_begun += num
-                call.held += num * most
-                self._held += num * most
+                call.reserved += num * most
+                self._reserved += num * most
                 call.begin(first, num, most)
             elif call.num_waiting:
                 break
@@ -316,13 +316,13 @@ class CallQueue:
         """Return how many samples of the next call may start, and the token limit of each."""
         if self._limit is None:
             return call.num_waiting, call.most
-        left = self._limit - self._usage.tokens_decoded - self._held - self._spent
-        if left >= call.most:
-            return min(call.num_waiting, left // call.most), call.most
-        if self._held or call is not self._calls[0]:
+        remaining = self._limit - self._usage.tokens_decoded - self._reserved - self._spent
+        if remaining >= call.most:
+            return min(call.num_waiting, remaining // call.most), call.most
+        if self._reserved or call is not self._calls[0]:
             return 0, 0  # wait until all earlier calls have returned
-        if left > 0:
-            return 1, left
+        if remaining > 0:
+            return 1, remaining
         call.num_open -= call.num_waiting  # these never start
         call.num_samples = call.num_begun
         return 0, 0

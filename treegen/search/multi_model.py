@@ -49,20 +49,20 @@ class CrossModelContext:
     """Its own text; for a prompt, the content for each LLM."""
     backends: Mapping[str, LiveBackend]
     """The backend of each LLM, by the LLM's name."""
-    own: dict[str, Context] = field(default_factory=dict)
+    contexts: dict[str, Context] = field(default_factory=dict)
     """The context in each cache, by the LLM's name."""
 
     def of(self, name: str) -> Context:
         """Return the context in one LLM's cache; its text is computed at the first use."""
-        if name not in self.own:
+        if name not in self.contexts:
             backend = self.backends[name]
             if self.above is None:
                 assert isinstance(self.content, Mapping)
-                self.own[name] = backend.prompt(self.content[name], SearchUsage())
+                self.contexts[name] = backend.prompt(self.content[name], SearchUsage())
             else:
                 assert not isinstance(self.content, Mapping)
-                self.own[name] = backend.extend(self.above.of(name), self.content)
-        return self.own[name]
+                self.contexts[name] = backend.extend(self.above.of(name), self.content)
+        return self.contexts[name]
 
     def on(self, name: str) -> SelectedModelContext:
         """Return the context for one of the LLMs; raises InputError for an unknown name."""
@@ -73,7 +73,7 @@ class CrossModelContext:
     @property
     def num_tokens(self) -> int:
         """Number of tokens from the start of the prompt, as one of the LLMs counts them."""
-        return self.of(next(iter(self.own or self.backends))).num_tokens
+        return self.of(next(iter(self.contexts or self.backends))).num_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -185,7 +185,7 @@ class MultiModelBackend:
             search: The search that asks.
         """
         shared, name = self._resolve_model(context)
-        drawn = await self._backends[name].sample(shared.of(name), key, indices, params, search)
+        samples = await self._backends[name].sample(shared.of(name), key, indices, params, search)
         return [
             None
             if sample is None
@@ -195,7 +195,7 @@ class MultiModelBackend:
                     shared, sample.completion.text, self._backends, {name: sample.context}
                 ),
             )
-            for sample in drawn
+            for sample in samples
         ]
 
     async def score(
@@ -214,7 +214,7 @@ class MultiModelBackend:
     def release(self, context: Context) -> None:
         """Release a context in every LLM's cache."""
         assert isinstance(context, CrossModelContext)
-        for name, own_context in context.own.items():
+        for name, own_context in context.contexts.items():
             self._backends[name].release(own_context)
 
     def cancel(self, search: BudgetedSearch) -> None:

@@ -169,7 +169,7 @@ def test_large_requests_are_refused_before_they_take_long(
 ) -> None:
     root = client.root("A")
     monkeypatch.setattr(node_calls, "_MOST_PARAMS", 1_000)
-    monkeypatch.setattr(node_answers, "_MOST_TOLD", 30_000)
+    monkeypatch.setattr(node_answers, "_MAX_LOGPROBS", 30_000)
     monkeypatch.setattr(node_routes, "_MOST_VALUES", 5_000)
     for body in ({"prompt": [1] * 3_000}, {"prompt": "A", "params": {"regex": "a" * 2_000}}):
         assert client.error("POST", "/v1/nodes", body)[0] == 400

@@ -457,7 +457,7 @@ def test_searches_and_nodes_share_the_verifier(judge: Verifier) -> None:
     shared: dict[str, Any] = {"verifier": judge, "searches": ChatSearches(judge)}
     with listening(demo(), nodes=NodeLimits(), **shared) as running:
         alone = [*map(search, range(4)), *(reward(number)["rewards"] for number in range(12))]
-        judge.reader._known.clear()  # type: ignore[union-attr]
+        judge.reader._values.clear()  # type: ignore[union-attr]
         with ThreadPoolExecutor(16) as threads:
             searches = [threads.submit(search, seed) for seed in range(4)]
             rewards = [threads.submit(reward, number) for number in range(12)]

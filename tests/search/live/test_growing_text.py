@@ -29,7 +29,7 @@ def test_pieces_add_up_to_the_text_before_the_stop(stop: str | None) -> None:
             num = draw.choice([1, 1, 2, 5])
             pieces.append(growing.add(rest[:num]))
             rest = rest[num:]
-            if stop and stop in "".join([*pieces, growing.held]):
+            if stop and stop in "".join([*pieces, growing.pending]):
                 break
             assert text.startswith("".join(pieces))
         assert "\ufffd" not in "".join(pieces)

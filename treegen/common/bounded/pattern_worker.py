@@ -42,7 +42,7 @@ def first_matches(request: tuple[list[str], list[str]]) -> dict[str, Any]:
         except (re.error, OverflowError, RecursionError) as error:
             return {"refused": f"{source[:60]!r} is not a regular expression: {error}"}
     places = [
-        next((place for place, each in enumerate(patterns) if each.match(text)), None)
+        next((place for place, pattern in enumerate(patterns) if pattern.match(text)), None)
         for text in texts
     ]
     return {"places": places}

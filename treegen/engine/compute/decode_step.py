@@ -94,7 +94,7 @@ class DecodeStep:
             tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
         rows_T = torch.arange(self.num_rows, device=inputs.device)
         positions_T, slots_T = inputs[POSITION], inputs[SLOT]
-        whole, layers = not self.draws_in_parts, self.cache.layers
+        gathers_logits, layers = not self.draws_in_parts, self.cache.layers
         self.cache.note_tokens(slots_T, tokens_T)
         batch = Batch(
             tokens_T,
@@ -104,7 +104,7 @@ class DecodeStep:
             self.levels,
             layers,
             self.states,
-            whole,
+            gathers_logits,
             rotary_AT=inputs[ROTARY, None],
         )
         return forward(batch)

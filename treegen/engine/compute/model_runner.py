@@ -53,7 +53,7 @@ class TokenChecksum:
         """Set up the checksum before any token is drawn."""
         self._ranks = ranks
         self._sum = torch.zeros(1, dtype=torch.int64, device=ranks.device)
-        self._found: AsyncHostCopy | None = None
+        self._sums: AsyncHostCopy | None = None
 
     def update(self, tokens: Tensor) -> None:
         """Add the tokens of a step to the sum."""
@@ -65,7 +65,7 @@ class TokenChecksum:
         Raises:
             WorkerError: at the previous comparison, ranks had drawn different tokens.
         """
-        before, self._found = self._found, AsyncHostCopy([self._ranks.all_gather(self._sum)])
+        before, self._sums = self._sums, AsyncHostCopy([self._ranks.all_gather(self._sum)])
         self._sum = torch.zeros_like(self._sum)
         if before is not None:
             (sums,) = before.wait()
@@ -87,7 +87,7 @@ class PrefillInputs:
     """As in `Batch`, [T]."""
     slots: Ints
     """As in `Batch`, [T]."""
-    wanted: Ints
+    logit_indices: Ints
     """Indices of the tokens after which logits are needed, [S]."""
     levels: Sequence[HostLevel]
     """Attention levels of the tokens."""
@@ -113,7 +113,7 @@ class StepRows:
     """The distinct logit biases of the rows."""
     index: Ints
     """Index of each row's sampling parameters, [T]."""
-    drawn: Ints | None = None
+    generated_spans: Ints | None = None
     """Runs of tokens that were drawn, as in `TokenHistory`, [T, runs, 2]; None if no draw depends
     on the text before it."""
     masked: bool = False
@@ -139,7 +139,7 @@ class StepInputs:
 
     inputs: Ints
     """As in `DecodeStep`, [8, T]."""
-    own: HostLevel
+    own_level: HostLevel
     """The level of the rows' own tokens."""
     rows: StepRows | None
     """Inputs that depend on the rows only; None if the rows are those of the previous step."""
@@ -217,11 +217,13 @@ class ModelRunner:
     def prefill(self, inputs: PrefillInputs) -> tuple[Tensor, PreparedLevels]:
         """Compute a prefill pass; return its logits [S, V] and its prepared levels."""
         if self._beside is not None:
-            self._beside.prefill(replace(inputs, wanted=inputs.wanted[:0], images=None))
+            self._beside.prefill(
+                replace(inputs, logit_indices=inputs.logit_indices[:0], images=None)
+            )
         with self._begin_collective("prefill", inputs):
             device, cache = self._model.device, self._cache
             images = None if inputs.images is None else inputs.images.on(device)
-            arrays = [inputs.tokens, inputs.positions, inputs.slots, inputs.wanted]
+            arrays = [inputs.tokens, inputs.positions, inputs.slots, inputs.logit_indices]
             prefills = None if self._exceeds_topk(inputs.positions) else self._prefills
             has_images = images is not None or inputs.rotary is not None
             if prefills is not None and (
@@ -263,16 +265,18 @@ class ModelRunner:
             return prefills.run(batch), levels
 
     def build_histories(
-        self, levels: Sequence[HostLevel], lengths: Ints, drawn: Ints
+        self, levels: Sequence[HostLevel], lengths: Ints, generated_spans: Ints
     ) -> TokenHistory:
         """Return the texts of rows, as `TokenHistory.of` reads them.
 
         Args:
             levels: The levels that the rows read.
             lengths: Number of tokens of each row.
-            drawn: Runs of tokens that were drawn, [rows, runs, 2].
+            generated_spans: Runs of tokens that were drawn, [rows, runs, 2].
         """
-        return TokenHistory.of(self._cache.tokens_S, self._cache.page_size, levels, lengths, drawn)
+        return TokenHistory.of(
+            self._cache.tokens_S, self._cache.page_size, levels, lengths, generated_spans
+        )
 
     def decode(self, inputs: StepInputs) -> tuple[Draws | DeferredDraws, PreparedLevels]:
         """Compute a decode step; return its draws, valid until the next step, and its levels.
@@ -300,7 +304,7 @@ class ModelRunner:
                 graphs is not None and inputs.graphs and graphs.can_capture(self._implementation)
             )
             inputs_8T = to_device(inputs.inputs, torch.device("cpu") if is_filled else device)
-            levels = [*rows.levels, inputs.own]
+            levels = [*rows.levels, inputs.own_level]
             prepared = prepare_host(levels, inputs_8T[POSITION], device, self._implementation)
             states = None
             if inputs.states is not None and cache.states is not None:
@@ -308,8 +312,10 @@ class ModelRunner:
                 states = states_of_rows(inputs.states.inputs, cache.states.layers)
             drawn_P1 = self._drawn_P1 if inputs.goes_on else None
             texts = None
-            if rows.drawn is not None and (self._ranks is None or not self._ranks.rank):
-                texts = self.build_histories(levels, inputs.inputs[POSITION] + 1, rows.drawn)
+            if rows.generated_spans is not None and (self._ranks is None or not self._ranks.rank):
+                texts = self.build_histories(
+                    levels, inputs.inputs[POSITION] + 1, rows.generated_spans
+                )
             step = DecodeStep(
                 inputs_8T,
                 drawn_P1,

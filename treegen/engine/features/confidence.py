@@ -65,10 +65,10 @@ class ConfidenceStops(RowFeature):
         count, window = rows.count[slots], self.window[slots]
         latest = store.at(confidences, slots, count - 1)
         total = self.total[slots] + latest.astype(np.float64)
-        left = np.flatnonzero((window > 0) & (count > window))  # a token leaves the window
-        if len(left):
-            gone = count[left] - 1 - window[left]
-            total[left] -= store.at(confidences, slots[left], gone)
+        sliding = np.flatnonzero((window > 0) & (count > window))  # a token leaves the window
+        if len(sliding):
+            gone = count[sliding] - 1 - window[sliding]
+            total[sliding] -= store.at(confidences, slots[sliding], gone)
         self.total[slots] = total
         is_whole = (window > 0) & (count >= window)
         is_low: NDArray[np.bool_] = is_whole & (total / np.maximum(window, 1) < self.floor[slots])

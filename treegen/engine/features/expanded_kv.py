@@ -64,7 +64,7 @@ class ExpandedKVCache:
         self._itemsize, self._cost = options.spec.itemsize, options.cost
         self._index_topk = options.spec.index_topk
         self._cache, self._store, self._executor = cache, store, executor
-        self._made: dict[int, _ExpandedKV] = {}
+        self._copies: dict[int, _ExpandedKV] = {}
         self._times_lost: dict[int, int] = {}
 
     def get_or_expand(self, index: int, rows: int) -> Pages | None:
@@ -77,12 +77,12 @@ class ExpandedKVCache:
         table, num_keys, start = self._store.keys_of(index)
         if 0 < self._index_topk <= start + num_keys:
             return None  # rows below select keys, which they read from latents
-        copy = self._made.get(index)
+        copy = self._copies.get(index)
         if copy is not None:
             is_lent = self._cache.pool.is_lent(index)
             if is_lent and copy.num_keys == num_keys and np.array_equal(copy.table, table):
                 return copy.blocks
-            del self._made[index]
+            del self._copies[index]
             self._cache.pool.end_loan(index)
             self._times_lost[index] = self._times_lost.get(index, 0) + 1
         return self._make(index, table, num_keys)
@@ -99,5 +99,5 @@ class ExpandedKVCache:
         self._executor.write_copies(
             table_slots(table, 0, num_keys, page_size), table_slots(blocks, 0, num_keys, page_size)
         )
-        self._made[index] = _ExpandedKV(blocks, table.copy(), num_keys)
+        self._copies[index] = _ExpandedKV(blocks, table.copy(), num_keys)
         return blocks

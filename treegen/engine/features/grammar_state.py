@@ -110,9 +110,9 @@ def _drawn_before(segment: LiveSegment, structure: object) -> list[int]:
     first = 0  # number of segments of the path that count
     for above in segment.path():
         path.append(above)
-        if above.drawn and above.structure != structure:
+        if above.is_generated and above.structure != structure:
             break
-        if above.drawn:
+        if above.is_generated:
             first = len(path)
     return [int(token) for above in path[:first][::-1] for token in above.tokens]
 

@@ -185,8 +185,8 @@ class RowGrammars:
             The index of the first row of each text, ascending, and each row's position in it.
         """
         serials, *_, hashes = self._bound[:, slots]
-        own = -1 - np.arange(len(slots))
-        return find_distinct(np.where(serials == self._run.rows.serial[slots], hashes, own))
+        unique = -1 - np.arange(len(slots))
+        return find_distinct(np.where(serials == self._run.rows.serial[slots], hashes, unique))
 
     def _copy_failures(self, slots: Ints, originals: Ints) -> None:
         """Record that rows have failed if the rows whose masks they share have.
@@ -430,16 +430,16 @@ def _fill(
     )
 
     if drafts is None:
-        others = list(zip(matchers, range(len(matchers)), strict=True))
+        without_drafts = list(zip(matchers, range(len(matchers)), strict=True))
     else:
         table.fill(-1)  # masks of a draft token that does not fit, and of all drafts after it
         starts = itertools.accumulate((len(row_drafts) + 1 for row_drafts in drafts), initial=0)
         jobs = list(zip(matchers, starts, drafts, strict=False))
         if with_drafts := [job for job in jobs if job[2]]:
             fill_next_token_bitmask_par_with_draft_tokens(_threads(), with_drafts, table)
-        others = [(matcher, start) for matcher, start, row_drafts in jobs if not row_drafts]
-    if others:
-        fill_next_token_bitmask_par(_threads(), others, table)
+        without_drafts = [(matcher, start) for matcher, start, row_drafts in jobs if not row_drafts]
+    if without_drafts:
+        fill_next_token_bitmask_par(_threads(), without_drafts, table)
 
 
 @functools.cache

@@ -175,9 +175,9 @@ class RecurrentSegmentStates(SegmentStates):
                 self.cache.free([segment.last_state])
                 segment.last_state = NO_STATE
 
-    def reset(self, kept: Slots) -> None:
+    def reset(self, cached: Slots) -> None:
         """Free all slots but those of cached prefixes."""
-        self.cache.reset(kept)
+        self.cache.reset(cached)
 
 
 class RecurrentRowStates(RowStates):
@@ -191,7 +191,7 @@ class RecurrentRowStates(RowStates):
     def __init__(self, rows: RowTable, cache: StateCache) -> None:
         """Set up a run in which no row owns a slot."""
         self._rows, self._cache = rows, cache
-        self._left: list[int] = []  # slots of states that only rows still read
+        self._orphaned: list[int] = []  # slots of states that only rows still read
 
     def count_missing(self, more: int, *, has_row: bool) -> int:
         """Return how many slots are missing to start a request.
@@ -206,16 +206,16 @@ class RecurrentRowStates(RowStates):
         """Return the state slots that rows own, their pages outside of these, and their windows."""
         raise NotImplementedError
 
-    def check(self, active: Ints, others: Sequence[Slots]) -> None:
+    def check(self, active: Ints, segment_slots: Sequence[Slots]) -> None:
         """Assert that every slot, page and window has one owner.
 
         Args:
             active: Slots of the active rows.
-            others: State slots of other owners.
+            segment_slots: State slots of other owners.
         """
         owned, pages, windows = self.get_owned_slots(active)
-        left = np.array(self._left, dtype=np.int64)
-        self._cache.check([*others, owned, left], pages, windows)
+        orphaned = np.array(self._orphaned, dtype=np.int64)
+        self._cache.check([*segment_slots, owned, orphaned], pages, windows)
 
     def _fit(self) -> None:
         """Grow the arrays to the length of the row table's."""

@@ -35,7 +35,7 @@ class RowUpdateLists(RecurrentRowStates):
     Attributes:
         listed: Number of updates in the list.
         fold_at: Number of updates at which the list is folded.
-        own: The state slot that the row owns; NO_STATE for none.
+        owned: The state slot that the row owns; NO_STATE for none.
         window: The convolution window that the row owns.
         window_at: Where its current window is.
         inputs: Number of tokens that the row has computed.
@@ -51,7 +51,7 @@ class RowUpdateLists(RecurrentRowStates):
         assert cache.delta is not None
         self._spec = cache.delta
         nothing = np.zeros(0, dtype=np.int64)
-        self.base = self.listed = self.fold_at = self.own = nothing
+        self.base = self.listed = self.fold_at = self.owned = nothing
         self.window = self.window_at = self.inputs = self.num_pages = nothing
         self.pages = np.zeros((0, self._spec.pages + self._spec.own_pages), dtype=np.int64)
 
@@ -90,16 +90,16 @@ class RowUpdateLists(RecurrentRowStates):
         self.base[slots] = self.window_at[slots] = source
         self.listed[slots] = self.inputs[slots] = 0
         self.window[slots] = cache.allocate_windows(len(slots))
-        self.own[slots] = NO_STATE
+        self.owned[slots] = NO_STATE
         owners = slots[owned > 0]
-        self.own[owners] = cache.allocate(len(owners))
+        self.owned[owners] = cache.allocate(len(owners))
         self.pages[slots] = 0
         self.num_pages[slots] = num_pages
         place = np.arange(self.pages.shape[1]) < num_pages[:, None]
         new_pages = np.zeros_like(place, dtype=np.int64)
         new_pages[place] = cache.allocate_pages(int(num_pages.sum()))
         self.pages[slots] = new_pages
-        cut = self.own[owners, None] * spec.pages + np.arange(spec.pages)
+        cut = self.owned[owners, None] * spec.pages + np.arange(spec.pages)
         self.pages[owners, spec.own_pages : spec.own_pages + spec.pages] = cut
         self.fold_at[slots] = _NEVER
         self.fold_at[owners] = spec.shared_tokens(siblings)
@@ -108,16 +108,16 @@ class RowUpdateLists(RecurrentRowStates):
         """Free the windows, pages and state slots of rows that leave."""
         self._fit()
         slots = slots[self.window[slots] > 0]
-        own, pages, windows = self.get_owned_slots(slots)
+        owned_slots, pages, windows = self.get_owned_slots(slots)
         self._cache.free_pages(pages)
         self._cache.free_windows(windows)
-        self._cache.free(own.tolist())
+        self._cache.free(owned_slots.tolist())
         self._forget(slots)
-        if self._left:
+        if self._orphaned:
             read = self.base[self.window > 0]
-            unread = [slot for slot in self._left if slot not in read]
+            unread = [slot for slot in self._orphaned if slot not in read]
             self._cache.free(unread)
-            self._left = [slot for slot in self._left if slot in read]
+            self._orphaned = [slot for slot in self._orphaned if slot in read]
 
     def can_leave_segments(self, slots: Ints) -> bool:
         """Return whether the slots suffice for `leave_segments`; `slots` are active rows."""
@@ -136,27 +136,27 @@ class RowUpdateLists(RecurrentRowStates):
                 new = self._cache.allocate_one()
                 waiting = slots[(self.base[slots] == segment.end_state) & (self.inputs[slots] == 0)]
                 self.base[waiting] = self.window_at[waiting] = new
-                self._left.append(segment.end_state)
+                self._orphaned.append(segment.end_state)
                 segment.end_state = new
 
     def _read_bases(self, slots: Ints) -> Ints:
         """Return the slots of segments to whose states the lists of rows apply."""
         self._fit()
         begun = slots[self.inputs[slots] > 0]
-        return np.setdiff1d(self.base[begun], [*self.own[begun], *self._left])
+        return np.setdiff1d(self.base[begun], [*self.owned[begun], *self._orphaned])
 
     def _forget(self, slots: Ints) -> None:
-        self.own[slots], self.window[slots], self.num_pages[slots] = NO_STATE, 0, 0
+        self.owned[slots], self.window[slots], self.num_pages[slots] = NO_STATE, 0, 0
 
     def get_owned_slots(self, slots: Ints) -> tuple[Slots, Slots, Slots]:
         """Return the state slots that rows own, their pages outside of these, and their windows."""
         is_own = np.arange(self.pages.shape[1]) < self.num_pages[slots, None]
-        return self.own[slots], self.pages[slots][is_own], self.window[slots]
+        return self.owned[slots], self.pages[slots][is_own], self.window[slots]
 
     def clear(self) -> None:
         """Drop all rows; the caller has freed their slots, pages and windows."""
         self._forget(np.arange(len(self.base)))
-        self._left.clear()
+        self._orphaned.clear()
 
     def step(self, order: Ints) -> StateInputs:
         """Return the state inputs of a decode step, and the lists to fold before it."""
@@ -187,16 +187,16 @@ class RowUpdateLists(RecurrentRowStates):
         for at, part in enumerate(parts):
             if not len(part):
                 continue
-            target = self.own[part] if at == 0 else cache.allocate(len(part) - 1)
+            target = self.owned[part] if at == 0 else cache.allocate(len(part) - 1)
             if at:
                 target = np.append(target, cache.spare)
             inputs = np.stack([self.base[part], target, self.listed[part]])
             folds.append(np.concatenate([inputs, self.pages[part].T]))
             if at:  # the slots of the lists are free once the lists are folded
-                before = self.own[part]
+                before = self.owned[part]
                 cache.spare = int(before[-1])
                 cache.free(before[:-1].tolist())
-            self.own[part] = self.base[part] = target
+            self.owned[part] = self.base[part] = target
             self.listed[part] = 0
             self.fold_at[part] = min(spec.own_tokens, spec.own_pages * spec.page_tokens)
         return folds
@@ -206,15 +206,15 @@ class RowUpdateLists(RecurrentRowStates):
 
         Only resuming rows do so. They continue from a state of their own.
         """
-        own = int(self.own[slot])
-        assert own != NO_STATE and not self.listed[slot], "a row that resumes has no state"
+        owned_slot = int(self.owned[slot])
+        assert owned_slot != NO_STATE and not self.listed[slot], "a row that resumes has no state"
         reads = int(self.base[slot])
-        self.base[slot] = self.window_at[slot] = own
+        self.base[slot] = self.window_at[slot] = owned_slot
         self.inputs[slot] += num
         self.fold_at[slot] = min(
             self._spec.own_tokens, self._spec.own_pages * self._spec.page_tokens
         )
-        return StateSpan(reads, NO_STATE, own)
+        return StateSpan(reads, NO_STATE, owned_slot)
 
     def transfer_states(self, slot: int, num_generated: int) -> tuple[int, int, int]:
         """Pass the states of an ended row to a segment that begins with `num_generated` tokens.
@@ -227,12 +227,12 @@ class RowUpdateLists(RecurrentRowStates):
         """
         inputs, listed = int(self.inputs[slot]), int(self.listed[slot])
         if 0 < inputs <= num_generated:
-            num_seen, wanted = inputs, [listed, listed - 1][: 1 + (inputs > 1)]
+            num_seen, lengths = inputs, [listed, listed - 1][: 1 + (inputs > 1)]
         elif 1 < inputs == num_generated + 1:
-            num_seen, wanted = num_generated, [listed - 1]
+            num_seen, lengths = num_generated, [listed - 1]
         else:
-            num_seen, wanted = 0, []
-        states = [self._materialize_state(slot, num) for num in wanted]
+            num_seen, lengths = 0, []
+        states = [self._materialize_state(slot, num) for num in lengths]
         at = np.array([slot])
         self.release(at)
         if not states or states[0] == NO_STATE:

@@ -126,7 +126,7 @@ class DecodeSteps:
         ends, base = rows.stop[order] + counts, rows.base[order]
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         index = np.arange(len(order) + 1)
-        own = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
+        own_level = make_level(index[:-1], index[1:], pages, ends - base, base, causal=False)
         slots = compute_slot_mapping(pages, ends - 1 - base, page_size)
         forced = self._features.budgets.get_forced_tokens(order, counts)
         rotary = ends - 1 + rows.shift[order]
@@ -136,7 +136,7 @@ class DecodeSteps:
         draws, levels = run.executor.decode(
             StepInputs(
                 inputs=inputs,
-                own=own,
+                own_level=own_level,
                 rows=same,
                 goes_on=before is not None,
                 states=self._queue.states.step(order),
@@ -179,7 +179,7 @@ class DecodeSteps:
         same, shared_keys = self._same_rows(order)
         levels = [expand_level(level, offsets) for level in same.levels]
         place = np.arange(len(order) + 1)
-        own = make_level(place[:-1], place[1:], pages, keys_R, base, causal=True)
+        own_level = make_level(place[:-1], place[1:], pages, keys_R, base, causal=True)
         columns_T = np.stack([first, first - base, counts, rows.seed[order]])[:, row_T]
         columns_T[:3] += guesses.place_T
         positions_T, at_T, counts_T, seeds_T = columns_T
@@ -195,15 +195,17 @@ class DecodeSteps:
         inputs[ROTARY, :num] = positions_T + rows.shift[slots_T]
         index = np.zeros(inputs.shape[1], dtype=np.int64)
         index[:num] = same.index[row_T]
-        drawn = None
-        if same.drawn is not None:
-            drawn = np.zeros((len(index), *same.drawn.shape[1:]), dtype=np.int64)
-            drawn[:num] = same.drawn[row_T]
+        generated_spans = None
+        if same.generated_spans is not None:
+            generated_spans = np.zeros(
+                (len(index), *same.generated_spans.shape[1:]), dtype=np.int64
+            )
+            generated_spans[:num] = same.generated_spans[row_T]
         draws, prepared = run.executor.decode(
             StepInputs(
                 inputs=inputs,
-                own=expand_level(own, offsets, self._own_memo),
-                rows=replace(same, levels=levels, index=index, drawn=drawn),
+                own_level=expand_level(own_level, offsets, self._own_memo),
+                rows=replace(same, levels=levels, index=index, generated_spans=generated_spans),
                 goes_on=False,
                 states=None,
                 graphs=graphs,

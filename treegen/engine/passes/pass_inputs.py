@@ -40,7 +40,7 @@ class Span:
     """Position of the first key in these pages."""
     chain: tuple[int, ...]
     """Indices of the cascaded segments above the tokens, root first."""
-    wanted: Ints
+    logit_positions: Ints
     """Positions whose logits are needed."""
     segment: LiveSegment | None = None
     """The segment of the tokens; None if they belong to a row."""
@@ -66,8 +66,11 @@ def prefill_inputs(run: EngineRun, spans: Sequence[Span]) -> PrefillInputs:
     positions = np.concatenate([np.arange(span.start, span.stop) for span in spans])
     pages = pad_tables([span.table for span in spans])
     base = np.array([span.base for span in spans])
-    wanted = np.concatenate(
-        [span.wanted - span.start + offset for span, offset in zip(spans, offsets, strict=False)]
+    logit_indices = np.concatenate(
+        [
+            span.logit_positions - span.start + offset
+            for span, offset in zip(spans, offsets, strict=False)
+        ]
     )
     item = np.repeat(np.arange(len(spans)), lengths)
     chains = np.full((len(spans), max(len(span.chain) for span in spans)), -1, dtype=np.int64)
@@ -88,7 +91,7 @@ def prefill_inputs(run: EngineRun, spans: Sequence[Span]) -> PrefillInputs:
         tokens=tokens,
         positions=positions,
         slots=slots,
-        wanted=wanted.astype(np.int64),
+        logit_indices=logit_indices.astype(np.int64),
         levels=levels(None if blocks is None or blocks.windowed else blocks),
         windowed=levels(blocks) if blocks is not None and blocks.windowed else None,
         pieces=_pieces(spans, offsets) if run.store.states.exist else None,
@@ -166,8 +169,10 @@ def _own_levels(
     levels = []
     width = (spans[0].start - spans[0].base) // page_size if len(spans) == 1 else 0
     if width * page_size >= _LONG:
-        whole, done = np.array([0, len(spans[0].tokens)]), np.array([width * page_size])
-        levels.append(make_level(whole[:1], whole[1:], pages[:, :width], done, base, causal=False))
+        bounds, done = np.array([0, len(spans[0].tokens)]), np.array([width * page_size])
+        levels.append(
+            make_level(bounds[:1], bounds[1:], pages[:, :width], done, base, causal=False)
+        )
         pages, base = pages[:, width:], base + done
     for is_block in (False, True):
         span, start, stop, end, _ = (column[runs.is_block == is_block] for column in runs)
@@ -200,12 +205,16 @@ def build_step_rows(run: EngineRun, slots: Ints, levels: Sequence[HostLevel]) ->
         levels: Shared levels above the rows.
     """
     sets, index = run.param_sets_of(run.rows.params[slots])
-    drawn = None
+    generated_spans = None
     if any(param_set.params.looks_back for param_set in sets):
         requests, place = np.unique(run.rows.request[slots], return_inverse=True)
-        drawn = find_generated_spans([run.requests[number] for number in requests.tolist()])[place]
+        generated_spans = find_generated_spans(
+            [run.requests[number] for number in requests.tolist()]
+        )[place]
     masked = any(param_set.stopping.grammar is not None for param_set in sets)
-    return StepRows(levels, [s.params for s in sets], [s.bias for s in sets], index, drawn, masked)
+    return StepRows(
+        levels, [s.params for s in sets], [s.bias for s in sets], index, generated_spans, masked
+    )
 
 
 def find_generated_spans(requests: Sequence[LiveRequest]) -> Ints:
@@ -215,19 +224,19 @@ def find_generated_spans(requests: Sequence[LiveRequest]) -> Ints:
     """
     runs: list[list[tuple[int, int]]] = []
     for request in requests:
-        drawn: list[tuple[int, int]] = [(request.segment.stop, NEVER)]
+        spans_of_request: list[tuple[int, int]] = [(request.segment.stop, NEVER)]
         for segment in request.segment.path():
-            if not segment.drawn:
+            if not segment.is_generated:
                 continue
-            first, stop = drawn[-1]
+            first, stop = spans_of_request[-1]
             if segment.stop == first:
-                drawn[-1] = segment.start, stop
+                spans_of_request[-1] = segment.start, stop
             else:
-                drawn.append((segment.start, segment.stop))
-        runs.append(drawn)
+                spans_of_request.append((segment.start, segment.stop))
+        runs.append(spans_of_request)
     spans = np.zeros((len(runs), max(map(len, runs), default=1), 2), dtype=np.int64)
-    for row, drawn in enumerate(runs):
-        spans[row, : len(drawn)] = drawn
+    for row, spans_of_request in enumerate(runs):
+        spans[row, : len(spans_of_request)] = spans_of_request
     return spans
 
 
@@ -241,6 +250,8 @@ def build_prompt_histories(run: EngineRun, requests: Sequence[LiveRequest]) -> T
     tables = [s.table for s in segments if s.table is not None]
     assert len(tables) == len(segments), "a prompt is not in place"
     stop, base = (np.array([getattr(s, at) for s in segments]) for at in ("stop", "base"))
-    own = make_level(place[:-1], place[1:], pad_tables(tables), stop - base, base, causal=True)
-    levels = [*build_shared_levels(chains, place, run.store.keys_of), own]
+    own_level = make_level(
+        place[:-1], place[1:], pad_tables(tables), stop - base, base, causal=True
+    )
+    levels = [*build_shared_levels(chains, place, run.store.keys_of), own_level]
     return run.executor.build_histories(levels, stop, find_generated_spans(requests))

@@ -69,7 +69,7 @@ def schedule_spans(
             spans.append(span)
             reached[index] = span.stop
             room = max(room - len(span.tokens), 0)
-            logits += len(span.wanted)
+            logits += len(span.logit_positions)
     # Sort by the shared segments first. Then the spans below any segment are consecutive.
     return sorted(spans, key=lambda span: (span.chain, span.key))
 
@@ -87,7 +87,7 @@ def _row_span(run: EngineRun, queue: RowQueue, slot: int, start: int, room: int)
         table=rows.table[slot, : rows.num_pages[slot]],
         base=int(rows.base[slot]),
         chain=tuple(chain[chain >= 0].tolist()),
-        wanted=np.empty(0, dtype=np.int64),
+        logit_positions=np.empty(0, dtype=np.int64),
         slot=slot,
         shift=int(rows.shift[slot]),
         states=queue.states.span(slot, last - first),
@@ -100,9 +100,9 @@ def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logi
     first_logit = max(start, segment.first_logit)
     stop = min(segment.stop, start + room, first_logit + max_logits)
     if store.blocks is not None:
-        rest = segment.tokens[start - segment.start :]
+        remaining = segment.tokens[start - segment.start :]
         # Stop before a block that would be cut, or after it if the span begins with it.
-        low, high = store.blocks.around(rest, stop - start)
+        low, high = store.blocks.around(remaining, stop - start)
         stop = start + (low or high)
     assert segment.table is not None
     return Span(
@@ -112,7 +112,7 @@ def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logi
         table=segment.table,
         base=segment.base,
         chain=segment.above,
-        wanted=np.arange(first_logit, stop),
+        logit_positions=np.arange(first_logit, stop),
         segment=segment,
         shift=store.shift_at(segment, start),
         states=store.states.span(segment, start, stop),
@@ -153,7 +153,7 @@ class InFlightPrefill:
         if self.lse is not None:
             (lse,) = self.lse.wait()
             return lse
-        lse = np.empty(sum(len(span.wanted) for span in self.spans), dtype=np.float32)
+        lse = np.empty(sum(len(span.logit_positions) for span in self.spans), dtype=np.float32)
         for first in self.first:
             lse[first.at] = first.flight.fetch.wait().lse
         return lse
@@ -167,11 +167,11 @@ class InFlightPrefill:
     def describe_row(self, at: int) -> str:
         """Return the prompt and token of row `at` of the logits, for an error message."""
         for span in self.spans:
-            if at < len(span.wanted):
+            if at < len(span.logit_positions):
                 below = span.segment.requests if span.segment else []
                 who = f"prompt {below[0].spec.id!r}" if below else "a shared prompt"
-                return f"{who} at token {int(span.wanted[at])}"
-            at -= len(span.wanted)
+                return f"{who} at token {int(span.logit_positions[at])}"
+            at -= len(span.logit_positions)
         raise AssertionError("a row of logits belongs to no span")
 
 
@@ -208,7 +208,7 @@ class PrefillPasses:
         offset = 0
         resumed: list[int] = []
         for span in spans:
-            end = offset + len(span.wanted)
+            end = offset + len(span.logit_positions)
             if span.segment is None:
                 resumed += self._on_row(span)
             else:
@@ -226,7 +226,7 @@ class PrefillPasses:
             lse = AsyncHostCopy([lse_S])
             for span, segment, rows_of_span in to_score:
                 scored += score_after(
-                    segment, span.wanted, logits[rows_of_span], lse_S[rows_of_span]
+                    segment, span.logit_positions, logits[rows_of_span], lse_S[rows_of_span]
                 )
         return InFlightPrefill(spans, lse, scored, self._draw_first(prompts, logits))
 
@@ -264,7 +264,7 @@ class PrefillPasses:
         by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
         for request, row in prompts:
             by_rows.setdefault(request.num_rows, []).append((request, row))
-        drawn: list[FirstDraws] = []
+        first_draws: list[FirstDraws] = []
         for num_rows, group in by_rows.items():
             requests = [request for request, _ in group]
             slots_PN = self._queue.add(requests, num_rows)
@@ -274,8 +274,8 @@ class PrefillPasses:
             forced = self._features.budgets.get_first_forced_tokens(slots_PN)
             if forced is not None:
                 arrays.append(forced)
-            at_P, seeds_PN, steps_PN, *rest = to_device_together(arrays, logits_SV.device)
-            forced_P = rest[0] if rest else None
+            at_P, seeds_PN, steps_PN, *forced_arrays = to_device_together(arrays, logits_SV.device)
+            forced_P = forced_arrays[0] if forced_arrays else None
             sampling = self._run.sampling_of(np.array([request.params for request in requests]))
             texts = None
             if sampling.penalties is not None:
@@ -291,8 +291,8 @@ class PrefillPasses:
                 AsyncDraws(draws),
                 version=self._run.gate.version,
             )
-            drawn.append(FirstDraws(requests, at, flight))
-        return drawn
+            first_draws.append(FirstDraws(requests, at, flight))
+        return first_draws
 
 
 def recompute_segments(run: EngineRun, queue: RowQueue, features: Features, chunk: int) -> None:
@@ -347,7 +347,7 @@ def _span(run: EngineRun, segment: LiveSegment) -> Span:
         table=segment.table,
         base=segment.base,
         chain=segment.above,
-        wanted=np.empty(0, dtype=np.int64),
+        logit_positions=np.empty(0, dtype=np.int64),
         segment=segment,
         shift=store.shift_at(first, start),
         states=states,
@@ -360,14 +360,14 @@ def _compute_some(run: EngineRun, features: Features, spans: list[Span], chunk: 
     now: list[Span] = []
     later: list[Span] = []
     for span in spans:
-        part, rest = _cut(run, span, room) if room else (None, span)
+        part, remainder = _cut(run, span, room) if room else (None, span)
         if part is not None and now and len(part.tokens) > room:  # a block that is never cut
-            part, rest = None, span
+            part, remainder = None, span
         if part is not None:
             now.append(part)
             room = max(room - len(part.tokens), 0)
-        if rest is not None:
-            later.append(rest)
+        if remainder is not None:
+            later.append(remainder)
     now.sort(key=lambda span: (span.chain, span.key))
     inputs = prefill_inputs(run, now)
     if features.images is not None:
@@ -392,18 +392,18 @@ def _cut(run: EngineRun, span: Span, room: int) -> tuple[Span, Span | None]:
         # A state that is kept before the last token is the running state until then.
         running = writes if leaves == NO_STATE else leaves
         states = StateSpan(reads, NO_STATE, running)
-        left = len(span.tokens) - num
-        rest_states = StateSpan(running, leaves if left > 1 else NO_STATE, writes)
+        num_remaining = len(span.tokens) - num
+        rest_states = StateSpan(running, leaves if num_remaining > 1 else NO_STATE, writes)
     shift = span.shift if rotary is None else rotary.after(span.tokens[:num], span.shift)
     part = replace(span, tokens=span.tokens[:num], states=states)
-    rest = replace(
+    remainder = replace(
         span,
         tokens=span.tokens[num:],
         start=span.start + num,
         shift=shift,
         states=rest_states,
     )
-    return part, rest
+    return part, remainder
 
 
 def _copy_to_rows(run: EngineRun, queue: RowQueue) -> None:

@@ -174,9 +174,9 @@ class AdmissionController:
         for segment in done:
             self.to_compute.pop(segment.index, None)
         # Segments that only this request had to compute again are complete for other requests.
-        others = {other: None for segment in done for other in segment.openers}
-        if others:
-            self._activate_requests(others)
+        waiting = {opener: None for segment in done for opener in segment.openers}
+        if waiting:
+            self._activate_requests(waiting)
 
     def _move(self, request: LiveRequest, phase: RequestPhase) -> None:
         """Set a request's phase; the table of `RequestPhase` lists the allowed changes."""
@@ -224,7 +224,11 @@ class AdmissionController:
         The candidates, in this order: an idle segment, a cached prefix, an open request without
         active rows, the last active row.
         """
-        if self._run.store.evict_idle(keep) or self._run.kept.evict_one() or self._close_idle(keep):
+        if (
+            self._run.store.evict_idle(keep)
+            or self._run.prefix_cache.evict_one()
+            or self._close_idle(keep)
+        ):
             return True
         preempted = self._queue.preempt_last()
         self._run.usage.preemptions += preempted
@@ -257,17 +261,17 @@ class AdmissionController:
         idle = [request for request in self._open if request.index not in active]
         for request in sorted(idle, key=lambda r: r.rank, reverse=True):
             self._return_to_waiting(request)
-        self._run.kept.clear()
+        self._run.prefix_cache.clear()
         self._run.store.free_idle()
 
     def add_rows(self, requests: Iterable[LiveRequest]) -> None:
         """Record that the first tokens of requests are drawn; their rows wait for pages."""
-        drawn = [request for request in requests if request.slots]
-        for request in drawn:
+        with_rows = [request for request in requests if request.slots]
+        for request in with_rows:
             if request.phase is UNDRAWN:
                 self._move(request, OPEN)
-        self._queue.park(self._queue.select(drawn, RowPhase.DRAWN))
-        self._activate_requests(request for request in drawn if request.phase is OPEN)
+        self._queue.park(self._queue.select(with_rows, RowPhase.DRAWN))
+        self._activate_requests(request for request in with_rows if request.phase is OPEN)
 
     def remove_rows(self, gone: Mapping[LiveRequest, Sequence[int]], *, ended: bool) -> None:
         """End or cancel rows of requests; a request leaves with its last row."""
@@ -292,18 +296,18 @@ class AdmissionController:
         if not request.spec.rows:
             self.finish(request)
             return
-        wanted = request.samples
-        gone = wanted.copy() if sample is None else [i for i in wanted if i == sample]
+        unfinished = request.samples
+        gone = unfinished.copy() if sample is None else [i for i in unfinished if i == sample]
         for index in gone:
-            wanted.remove(index)
+            unfinished.remove(index)
         self._count_undrawn(request)
         if gone and request.slots is not None:
             slots = np.array(sorted(request.slots), dtype=np.int64)
             if not greedy:  # greedy samples share one slot
-                slots = slots[~np.isin(self._run.rows.sample[slots], wanted)]
-            if len(slots) and not (greedy and wanted):
+                slots = slots[~np.isin(self._run.rows.sample[slots], unfinished)]
+            if len(slots) and not (greedy and unfinished):
                 self.remove_rows({request: slots.tolist()}, ended=False)
-        elif gone and not wanted:
+        elif gone and not unfinished:
             self.finish(request)
 
     def check(self) -> None:

@@ -85,21 +85,25 @@ class PassResultProcessor:
 
     def _record_draws(self, flight: InFlightStep) -> None:
         """Record the drawn tokens of rows that have not left since."""
-        drawn = flight.fetch.wait().flat()
+        draws = flight.fetch.wait().flat()
         self._run.executor.check()
         alive = self._run.rows.serial[flight.slots] == flight.serials
         if self._speculation is not None:
-            self._speculation.record(flight, drawn.tokens, alive)
+            self._speculation.record(flight, draws.tokens, alive)
         if flight.guesses is None:
-            self._record_tokens(flight, drawn, np.flatnonzero(alive))
+            self._record_tokens(flight, draws, np.flatnonzero(alive))
             return
-        self._record_verified(flight, flight.guesses, drawn, alive)
+        self._record_verified(flight, flight.guesses, draws, alive)
 
     def _record_verified(
-        self, flight: InFlightStep, guesses: VerifyInput, drawn: HostDraws, alive: NDArray[np.bool_]
+        self,
+        flight: InFlightStep,
+        guesses: VerifyInput,
+        sampled: HostDraws,
+        alive: NDArray[np.bool_],
     ) -> None:
         """Record the tokens of rows up to the one drawn after the last accepted draft token."""
-        rows, tokens, slots = self._run.rows, drawn.tokens, flight.slots
+        rows, tokens, slots = self._run.rows, sampled.tokens, flight.slots
         draws, is_last = guesses.find_accepted_rows(tokens)
         is_last, draws = is_last[alive[draws]], draws[alive[draws]]
         may_end = self._run.param_sets.may_end(rows.params[slots[draws]], tokens[draws])
@@ -109,23 +113,23 @@ class PassResultProcessor:
         if self._confidence.used:
             slow[slots[draws]] = True
         in_turn = slow[slots[draws]]
-        self._record_tokens(flight, drawn, draws[~in_turn], is_last[~in_turn])
+        self._record_tokens(flight, sampled, draws[~in_turn], is_last[~in_turn])
         self._run.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
-        rest = draws[in_turn]
-        place = guesses.place_T[rest]
+        remaining = draws[in_turn]
+        place = guesses.place_T[remaining]
         for turn in range(int(place.max(initial=-1)) + 1):
-            now = rest[place == turn]
+            now = remaining[place == turn]
             # A row may have ended at one of its earlier tokens.
             stays = rows.serial[slots[now]] == flight.serials[now]
             stays &= rows.phase[slots[now]] == RowPhase.LIVE
-            self._record_tokens(flight, drawn, now[stays])
+            self._record_tokens(flight, sampled, now[stays])
             self.end()
             self._run.usage.accepted_tokens += int(stays.sum()) if turn else 0
 
     def _record_tokens(
         self,
         flight: InFlightStep,
-        drawn: HostDraws,
+        sampled: HostDraws,
         draws: NDArray[np.int64],
         is_last: NDArray[np.bool_] | None = None,
     ) -> None:
@@ -133,12 +137,12 @@ class PassResultProcessor:
 
         Args:
             flight: The pass.
-            drawn: All draws of the pass.
+            sampled: All draws of the pass.
             draws: Indices of the draws to record, row by row.
             is_last: Whether each of these is the last of its row; None if each row has only one.
         """
         rows, slots = self._run.rows, flight.slots[draws]
-        draws_of_rows = drawn.at(draws)
+        draws_of_rows = sampled.at(draws)
         check_numbers(draws_of_rows.lse, lambda at: self._row_name(slots[at]))
         self._run.usage.decoded_tokens += len(slots)
         guesses = flight.guesses if is_last is not None else None

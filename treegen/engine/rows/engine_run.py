@@ -30,7 +30,7 @@ class EngineRun:
     """The model, as far as the engine sees it."""
     cache: PagedCache
     """The paged KV cache."""
-    kept: PrefixCache
+    prefix_cache: PrefixCache
     """Prefixes whose pages stay between runs."""
     executor: ModelRunner
     """Computes the passes."""

@@ -107,10 +107,10 @@ class RowStates:
         """
         return None
 
-    def check(self, active: Ints, others: Sequence[Slots]) -> None:
+    def check(self, active: Ints, segment_slots: Sequence[Slots]) -> None:
         """Assert that every slot has one owner.
 
         Args:
             active: Slots of the active rows.
-            others: State slots of other owners.
+            segment_slots: State slots of other owners.
         """

@@ -60,11 +60,11 @@ class PageDemandEstimator:
         """
         rows, num = self._run.rows, len(active)
         slots = np.concatenate([active, ready])
-        left = np.maximum(self._lengths(slots) - rows.count[slots], 1)
-        moments_M1 = np.unique(np.append(_sample_sorted(left), 1))[:, None]
-        more_MR = self._pages(slots, rows.count[slots] + np.minimum(left, moments_M1))
+        remaining_R = np.maximum(self._lengths(slots) - rows.count[slots], 1)
+        moments_M1 = np.unique(np.append(_sample_sorted(remaining_R), 1))[:, None]
+        more_MR = self._pages(slots, rows.count[slots] + np.minimum(remaining_R, moments_M1))
         # Rows that end before a moment have freed their pages by then.
-        there_MR = left >= moments_M1
+        there_MR = remaining_R >= moments_M1
         above = rows.stop[active] - rows.base[active]
         num_owned = rows.num_pages[active] - above // self._page_size
         taken_MR = np.where(there_MR[:, :num], more_MR[:, :num], -num_owned)

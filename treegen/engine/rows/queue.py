@@ -120,8 +120,8 @@ class RowQueue:
         if self._scouts:
             rows.key[slots_PN[:, self._scouts :]] += _LATE
         rows.seed[slots_PN] = [
-            [self._seed(request, index) for index in wanted]
-            for request, wanted in zip(requests, samples, strict=True)
+            [self._seed(request, index) for index in sample_indices]
+            for request, sample_indices in zip(requests, samples, strict=True)
         ]
         for feature in self.features:
             feature.begin(requests, slots_PN)
@@ -346,17 +346,17 @@ class RowQueue:
         """
         return self.states.count_missing(more, has_row=bool(request.spec.rows))
 
-    def check(self, drawn: Ints, ended: Ints) -> None:
+    def check(self, starting: Ints, ended: Ints) -> None:
         """Assert that every row is in the place of its phase, and in no other.
 
         Args:
-            drawn: Slots whose first tokens are being drawn.
+            starting: Slots whose first tokens are being drawn.
             ended: Slots whose samples wait to be reported.
         """
         rows, phase = self._run.rows, self._run.rows.phase
         resuming = np.fromiter(self.resuming, dtype=np.int64)
         places = {
-            DRAWN: drawn,
+            DRAWN: starting,
             READY: self.ready,
             RESUMING: resuming,
             LIVE: self.order,

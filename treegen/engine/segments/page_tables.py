@@ -17,13 +17,13 @@ from treegen.prompts.radix import common_prefix
 class PrefixMatcher:
     """Finds the cached prefix that has a segment's first tokens, and up to where it is usable."""
 
-    def __init__(self, kept: PrefixCache, states: SegmentStates) -> None:
+    def __init__(self, prefix_cache: PrefixCache, states: SegmentStates) -> None:
         """Set up a matcher of cached prefixes; `states` has the recurrent states of segments."""
-        self._kept, self._states = kept, states
+        self._prefix_cache, self._states = prefix_cache, states
 
     def match_roots(self, roots: list[LiveSegment]) -> None:
         """Record the longest matching prefix of each new segment, from these roots down."""
-        for prefix in self._kept:
+        for prefix in self._prefix_cache:
             level = list(roots)
             while level:
                 segment = level.pop()
@@ -35,7 +35,7 @@ class PrefixMatcher:
 
     def match_one(self, segment: LiveSegment) -> None:
         """Record the longest matching prefix of one segment below other segments."""
-        for prefix in self._kept:
+        for prefix in self._prefix_cache:
             self._offer(prefix, segment, common_prefix(prefix.tokens, segment.path_tokens()))
 
     def find_match(self, segment: LiveSegment) -> tuple[CachedPrefix | None, int]:
@@ -66,7 +66,7 @@ class PrefixMatcher:
         new = covered - segment.was_computed
         segment.mark_computed(covered)
         segment.continued = True
-        self._kept.touch(prefix)
+        self._prefix_cache.touch(prefix)
         return max(new, 0)
 
     def _offer(self, prefix: CachedPrefix, segment: LiveSegment, shared: int) -> None:

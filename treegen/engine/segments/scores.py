@@ -92,8 +92,8 @@ def collect_score(request: LiveRequest) -> Score:
 
     def concat_scored(arrays: Iterable[NDArray[Any] | None]) -> NDArray[Any]:
         """Copy the scored parts, so that no score keeps the numbers of a whole prompt alive."""
-        first, *rest = [array for array in arrays if array is not None]
-        return np.concatenate([first[skip:], *rest])
+        first, *later = [array for array in arrays if array is not None]
+        return np.concatenate([first[skip:], *later])
 
     num, most_likely = request.spec.top, [s.most_likely for s in path if s.most_likely is not None]
     top = [concat_scored(arrays[i][:, :num] for arrays in most_likely) for i in range(2) if num]

@@ -146,7 +146,7 @@ class LiveSegment:
     """Slot of the recurrent state before its last token, which it owns too."""
     shift: int = 0
     """Shift of rotary positions at its start, by images above; see `MRopePositions`."""
-    drawn: bool = False
+    is_generated: bool = False
     """Whether a sample of a search has drawn it."""
     structure: tuple[str, str] | None = None
     """The grammar it was drawn with, as in `SamplingParams.structure`."""
@@ -356,5 +356,5 @@ class SegmentStates:
             covered: The position, which is within the segment.
         """
 
-    def reset(self, kept: Slots) -> None:
+    def reset(self, cached: Slots) -> None:
         """Free all slots but those of cached prefixes."""

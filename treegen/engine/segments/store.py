@@ -44,7 +44,7 @@ class SegmentStore:
         self,
         plan: Plan,
         cache: PagedCache,
-        kept: PrefixCache,
+        prefix_cache: PrefixCache,
         *,
         states: SegmentStates,
         rewinds: bool = False,
@@ -56,7 +56,7 @@ class SegmentStore:
         Args:
             plan: The plan.
             cache: The paged KV cache.
-            kept: Prefixes whose pages stay between runs.
+            prefix_cache: Prefixes whose pages stay between runs.
             states: Recurrent states of the segments.
             rewinds: Whether requests may need the last token of a segment computed again.
             rotary: Rotary positions of tokens. Default: images shift no positions.
@@ -65,7 +65,7 @@ class SegmentStore:
         self.cache, self.rewinds, self.rotary, self.blocks = cache, rewinds, rotary, blocks
         self.states = states
         self.segments: dict[int, LiveSegment] = {}
-        self._plan, self._supply = plan, PrefixMatcher(kept, self.states)
+        self._plan, self._supply = plan, PrefixMatcher(prefix_cache, self.states)
         self.tables = SegmentPageTables(cache, self._supply, self.states)
         self._idle: dict[int, LiveSegment] = {}  # idle segments in memory, longest idle first
         self._next_index = 0
@@ -154,7 +154,7 @@ class SegmentStore:
             structure: The grammar of the sample, as in `SamplingParams.structure`.
         """
         segment = self.retain(self.new(parent, tokens))
-        segment.drawn, segment.structure = True, structure
+        segment.is_generated, segment.structure = True, structure
         if len(table):
             segment.base, segment.above = base, above
             segment.table, segment.continued = table, True

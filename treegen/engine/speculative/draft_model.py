@@ -150,9 +150,9 @@ class ModelDrafter:
         if not most:
             return Drafts(np.empty((num, 0), dtype=np.int64), chance_R, kind_R)
         self._catch_up(slots)
-        drawn = self._draw(slots, np.minimum(room_R, most), most)
+        drafts = self._draw(slots, np.minimum(room_R, most), most)
         self._done[slots] += np.minimum(room_R, most) + 1
-        (tokens_RK,) = AsyncHostCopy([drawn]).wait()
+        (tokens_RK,) = AsyncHostCopy([drafts]).wait()
         return Drafts(tokens_RK, chance_R, kind_R)
 
     def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
@@ -163,7 +163,7 @@ class ModelDrafter:
         # Tokens that a grammar forbids are removed before the drafts are verified.
         same = replace(build_step_rows(self._run, slots, levels), masked=False)
         base, pages = rows.base[slots], rows.table[slots, : int(rows.num_pages[slots].max())]
-        drawn = []
+        tokens_of_steps = []
         for step in range(most + 1):
             # A row without room writes to the padding page, and its draws are not used.
             goes_on = step <= room_R
@@ -181,14 +181,16 @@ class ModelDrafter:
                     ends - 1,
                 ]
             )
-            own = make_level(offsets[:-1], offsets[1:], pages, ends - base, base, causal=False)
+            own_level = make_level(
+                offsets[:-1], offsets[1:], pages, ends - base, base, causal=False
+            )
             draws, _ = self._executor.decode(
-                StepInputs(inputs, own, same, goes_on=step > 0, states=None, graphs=True)
+                StepInputs(inputs, own_level, same, goes_on=step > 0, states=None, graphs=True)
             )
             assert isinstance(draws, Draws)
             if step < most:
-                drawn.append(draws.tokens_PN[:, 0].clone())
-        return torch.stack(drawn, dim=1)
+                tokens_of_steps.append(draws.tokens_PN[:, 0].clone())
+        return torch.stack(tokens_of_steps, dim=1)
 
     def _catch_up(self, slots: Ints) -> None:
         """Compute the missing keys of tokens that rows have generated before their last tokens."""
@@ -198,10 +200,10 @@ class ModelDrafter:
         self._done = np.pad(self._done, (0, more))
         fresh = slots[self._serial[slots] != rows.serial[slots]]
         self._serial[fresh], self._done[fresh] = rows.serial[fresh], rows.stop[fresh]
-        wanted = rows.stop[slots] + rows.count[slots] - 1
+        num_needed = rows.stop[slots] + rows.count[slots] - 1
         # Keys of rejected draft tokens are computed again.
-        self._done[slots] = np.minimum(self._done[slots], wanted)
-        while len(behind := slots[self._done[slots] < wanted]):
+        self._done[slots] = np.minimum(self._done[slots], num_needed)
+        while len(behind := slots[self._done[slots] < num_needed]):
             missing = rows.stop[behind] + rows.count[behind] - 1 - self._done[behind]
             num_R = np.minimum(missing, max(_CHUNK // len(behind), 1))
             self._executor.prefill(self._build_catch_up_inputs(behind, num_R))
@@ -222,7 +224,7 @@ class ModelDrafter:
             ),
             positions=positions_T,
             slots=compute_slot_mapping(pages[row_T], at_T, self._run.cache.page_size),
-            wanted=np.empty(0, dtype=np.int64),
+            logit_indices=np.empty(0, dtype=np.int64),
             levels=[
                 *build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of),
                 make_level(offsets[:-1], offsets[1:], pages, keys, base, causal=True),

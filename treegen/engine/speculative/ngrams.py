@@ -71,10 +71,10 @@ class NgramDrafter:
         )
         self._salt_S = np.array([pow(_MIX, key.size, 2**64) for key in _KEYS], dtype=_U64)
         self._own_S = np.array([key.is_own for key in _KEYS], dtype=_U64)
-        # By place: the log entry of the key's continuation, the rest of the key's hash, and the
+        # By place: the log entry of the key's continuation, the key's fingerprint, and the
         # votes by which that continuation leads. Empty places have entry 0, which has no token.
         self._entry = np.zeros(1 << _SLOT_BITS, dtype=np.int32)
-        self._rest = np.zeros(1 << _SLOT_BITS, dtype=np.uint32)
+        self._fingerprints = np.zeros(1 << _SLOT_BITS, dtype=np.uint32)
         self._votes = np.zeros(1 << _SLOT_BITS, dtype=np.int8)
         # The log: tokens, and the next entry of the same row, 0 while there is none.
         self._token = np.full(4096, NOTHING, dtype=np.int32)
@@ -138,8 +138,8 @@ class NgramDrafter:
             slots: Slots of the rows, [R].
             room_R: Maximum number of draft tokens of each row, [R].
         """
-        place_RS, rest_RS = self._places(self._recent[slots], self._scope[slots])
-        is_hit_RS = self._rest[place_RS] == rest_RS
+        place_RS, fingerprint_RS = self._places(self._recent[slots], self._scope[slots])
+        is_hit_RS = self._fingerprints[place_RS] == fingerprint_RS
         kind_RS = _VOTES[self._votes[place_RS]] + _GRADES * np.arange(len(_KEYS))
         chance_RS = np.where(is_hit_RS, self._chance_2K[0][kind_RS], 0.0)
         best_R = chance_RS.argmax(axis=1)
@@ -224,18 +224,18 @@ class NgramDrafter:
             scope_N: Scope of the prompt of each.
             entry_N: Log entry of each.
         """
-        place_NS, rest_NS = self._places(windows_NW, scope_N)
+        place_NS, fingerprint_NS = self._places(windows_NW, scope_N)
         old_NS, votes_NS = self._entry[place_NS], self._votes[place_NS]
-        same_NS = self._rest[place_NS] == rest_NS
+        same_NS = self._fingerprints[place_NS] == fingerprint_NS
         agree_NS = self._token[old_NS] == self._token[entry_N][:, None]
         stays_NS = same_NS & (agree_NS | (votes_NS > 1))
         change_NS = np.where(agree_NS, 1, -1).astype(np.int8)
         self._votes[place_NS] = np.where(stays_NS, np.minimum(votes_NS, _MOST_VOTES) + change_NS, 1)
         self._entry[place_NS] = np.where(stays_NS, old_NS, entry_N[:, None])
-        self._rest[place_NS] = rest_NS
+        self._fingerprints[place_NS] = fingerprint_NS
 
     def _places(self, windows_NW: Ints, scope_N: NDArray[_U64]) -> tuple[Ints, NDArray[np.uint32]]:
-        """Return the table places of windows by key, [N, S], and the rest of their hashes."""
+        """Return the table places of windows by key, [N, S], and their fingerprints."""
         hash_NS = (windows_NW + 1).view(_U64) @ self._powers_WS
         hash_NS += self._own_S * scope_N[:, None] + self._salt_S
         hash_NS ^= hash_NS >> _U64(31)
@@ -252,7 +252,7 @@ class NgramDrafter:
             self._scope = np.pad(self._scope, (0, more))
         needed = self._size + num_tokens
         if needed > _MOST_ENTRIES:
-            self._entry[:] = self._last[:] = self._rest[:] = 0
+            self._entry[:] = self._last[:] = self._fingerprints[:] = 0
             self._next[:] = 0
             self._prompts = {number: (text, 0) for number, (text, _) in self._prompts.items()}
             self._size = 1

@@ -257,8 +257,8 @@ def resolve_eval_settings(
         chosen["logit_bias"] = {int(token): bias for token, bias in chosen["logit_bias"].items()}
     recommended = load_recommended(choices.get("sampling_from"), choices)
     chosen |= {name: value for name, value in recommended.items() if name not in requested}
-    drawn = default_sampling(defaults, chat=chat)
-    sampling = replace(drawn, **{"seed": drawn.seed or 0, **chosen})
+    default_params = default_sampling(defaults, chat=chat)
+    sampling = replace(default_params, **{"seed": default_params.seed or 0, **chosen})
     recorded = [name for name in names if name in SAMPLING or name in chosen]
     # Votes are added to those of the run, so that a later command hides none.
     added = split_votes(choices.get("votes", ()))

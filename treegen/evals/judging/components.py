@@ -77,21 +77,21 @@ def components(values: Cells) -> dict[str, float | None]:
     the variance of both.
     """
     names: list[str] = []
-    kept: list[Ints] = []
+    distinct: list[Ints] = []
     for name, parts in FACTORS.items():
         level = _levels(values, parts)
         count = len(np.unique(level))
         if 1 < count < len(values.y) and not any(
-            _are_equal_groupings(level, other) for other in kept
+            _are_equal_groupings(level, other) for other in distinct
         ):
             names.append(name)
-            kept.append(level)
+            distinct.append(level)
     result: dict[str, float | None] = dict.fromkeys((*FACTORS, REST))
     if len(values.y) < 2:
         return result
-    groups = [np.zeros(len(values.y), dtype=np.int64), *kept]
+    groups = [np.zeros(len(values.y), dtype=np.int64), *distinct]
     squares = np.array([_sum_squares_within(values.y, group) for group in groups])
-    matrix = np.array([[_coefficient(f, g) for g in [*kept, None]] for f in groups])
+    matrix = np.array([[_coefficient(f, g) for g in [*distinct, None]] for f in groups])
     with require_extra("variances need scipy", "judge"):
         from scipy.optimize import nnls
     scale = matrix.max(axis=1, keepdims=True)
@@ -227,11 +227,11 @@ def required_numbers(
         InputError: the half width is not above 0.
     """
     check_half_width(half_width)
-    rest = variances[REST] or 0.0
-    repeat_variance = min(repeat_variance, rest * repeats)
+    residual = variances[REST] or 0.0
+    repeat_variance = min(repeat_variance, residual * repeats)
 
     def half(design: Design, num_repeats: int) -> float:
-        more = rest - repeat_variance / repeats + repeat_variance / num_repeats
+        more = residual - repeat_variance / repeats + repeat_variance / num_repeats
         return _NORMAL * math.sqrt(predicted_variance({**variances, REST: more}, design))
 
     needs = []

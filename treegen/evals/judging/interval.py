@@ -159,7 +159,7 @@ class CorrectedMean:
 
 
 def correct_mean(
-    labels: Sequence[float], judged: Sequence[float], others: Sequence[float]
+    labels: Sequence[float], judged: Sequence[float], unlabelled: Sequence[float]
 ) -> CorrectedMean:
     """Return the mean corrected by labels: prediction-powered inference with a tuned weight.
 
@@ -177,17 +177,19 @@ def correct_mean(
     Args:
         labels: For each labelled problem, the mean label of its labelled answers, from 0 to 1.
         judged: For each labelled problem, the judge's mean value of the same answers, from 0 to 1.
-        others: For each other problem, the judge's mean value, from 0 to 1.
+        unlabelled: For each other problem, the judge's mean value, from 0 to 1.
 
     Raises:
         InputError: fewer than two problems have labels, or scipy is not installed.
     """
-    n, m = len(labels), len(others)
+    n, m = len(labels), len(unlabelled)
     if n < 2 or len(judged) != n:
         raise InputError(f"a correction needs labels of at least 2 problems, got {n}")
-    y, f, rest = (np.asarray(values, dtype=np.float64) for values in (labels, judged, others))
+    y, f, f_unlabelled = (
+        np.asarray(values, dtype=np.float64) for values in (labels, judged, unlabelled)
+    )
     weight = 0.0
-    spread = float(np.var(np.concatenate([f, rest]), ddof=1))
+    spread = float(np.var(np.concatenate([f, f_unlabelled]), ddof=1))
     if n >= _FEWEST and m and spread > 0:
         covariance = float(np.cov(y, f, ddof=0)[0, 1])
         weight = min(1.0, max(0.0, covariance / (spread * (1 + n / m))))
@@ -198,8 +200,8 @@ def correct_mean(
     variance, center = rectified.error**2, rectified.center
     freedom = n - 1.0  # fewer than adjusted_mean gives, because the weight is uncertain too
     if weight > 0:
-        value += weight * float(rest.mean())
-        center += weight * float(rest.mean())
+        value += weight * float(f_unlabelled.mean())
+        center += weight * float(f_unlabelled.mean())
         # The spread of all judgements is used, because there may be few unlabelled problems.
         judge_variance = weight**2 * spread / m
         freedom = (variance + judge_variance) ** 2 / (
@@ -215,7 +217,7 @@ def correct_mean(
         stderr=math.sqrt(variance),
         low=max(0.0, min(value, center - half)),
         high=min(1.0, max(value, center + half)),
-        judge=float(np.concatenate([f, rest]).mean()),
+        judge=float(np.concatenate([f, f_unlabelled]).mean()),
         bias=float((f - y).mean()),
         labels_low=max(0.0, by_labels.center - half_labels),
         labels_high=min(1.0, by_labels.center + half_labels),

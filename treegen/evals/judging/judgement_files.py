@@ -36,13 +36,13 @@ The answers are (run, sample) pairs in the order in which the prompt shows them.
 
 
 def begin(
-    run: RunDir, others: Sequence[RunDir], judge: str, fingerprint: str, settings: JudgeSettings
+    run: RunDir, compared: Sequence[RunDir], judge: str, fingerprint: str, settings: JudgeSettings
 ) -> JudgeRun:
     """Create the folder of a judge run, or find the existing one, and store its settings.
 
     Args:
         run: The run in whose directory the judgements are stored.
-        others: Further runs, whose answers are compared with those of `run`.
+        compared: Further runs, whose answers are compared with those of `run`.
         judge: Directory or name of the judge.
         fingerprint: Hash of the judge's weights.
         settings: Settings of judging.
@@ -53,7 +53,7 @@ def begin(
     Raises:
         RunError: the folder cannot be made or written.
     """
-    runs = tuple(_run_to_json(one) for one in (run, *others))
+    runs = tuple(_run_to_json(one) for one in (run, *compared))
     identity = {
         **settings.identity(),
         "fingerprint": fingerprint,

@@ -102,7 +102,7 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
     rubric = judging.settings.rubric
     choices, values = list(rubric.choices), list(rubric.choices.values())
     for record in read_records(path, judging.name):
-        shown, wording, criterion, repeat = get_slot(record)
+        answer_keys, wording, criterion, repeat = get_slot(record)
         fields: dict[str, Any] = {}
         if "choice_logprobs" in record:
             logprobs = record["choice_logprobs"]
@@ -123,7 +123,7 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
             value = None if verdict is None else rubric.choices[verdict]
             fields = {"verdict": verdict, "value": value, "text": get_answer_text(record)}
             fields["too_long"] = bool(record.get(TOO_LONG))
-        yield Judgement(record["problem_id"], shown, wording, criterion, repeat, **fields)
+        yield Judgement(record["problem_id"], answer_keys, wording, criterion, repeat, **fields)
 
 
 def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
@@ -140,15 +140,19 @@ def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
         slot = judgement.problem_id, judgement.shown, judgement.wording, judgement.criterion
         judgements[slot].append(judgement)
     weighted_values: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
-    for (problem_id, shown, wording, criterion), repeats in judgements.items():
+    for (problem_id, answer_keys, wording, criterion), repeats in judgements.items():
         value = _value(repeats, decided=settings.decided, choices=rubric.choices)
         if value is None:
             continue
         value = (value - rubric.least) / span
-        if len(shown) == 2 and shown[0] > shown[1]:
-            value, shown = 1 - value, shown[::-1]
+        if len(answer_keys) == 2 and answer_keys[0] > answer_keys[1]:
+            value, answer_keys = 1 - value, answer_keys[::-1]
         weight = rubric.criteria[criterion][1] if rubric.criteria else 1.0
-        key = shown[0] if len(shown) == 1 else (shown[0][0] * 1000 + shown[1][0], shown[0][1])
+        key = (
+            answer_keys[0]
+            if len(answer_keys) == 1
+            else (answer_keys[0][0] * 1000 + answer_keys[1][0], answer_keys[0][1])
+        )
         weighted_values[problem_id, key, wording].append((value, weight))
     return {
         key: math.fsum(v * w for v, w in pairs) / math.fsum(w for _, w in pairs)

@@ -239,18 +239,24 @@ def progress_of(
     done, planned = 0, len(there) * settings.wordings * num_criteria * settings.repeats
     verdict_of_repeat: dict[Hashable, dict[int, str | None]] = defaultdict(dict)
     for record in read_records(path, judging.name):
-        shown, wording, criterion, repeat = get_slot(record)
+        answer_keys, wording, criterion, repeat = get_slot(record)
         is_asked = (
             wording < settings.wordings and criterion < num_criteria and repeat < settings.repeats
         )
-        if is_asked and len(shown) == 1 and (record["problem_id"], shown[0][1]) in there:
+        if (
+            is_asked
+            and len(answer_keys) == 1
+            and (record["problem_id"], answer_keys[0][1]) in there
+        ):
             verdict = read_verdict(record, settings.rubric) if settings.decided else None
-            verdict_of_repeat[record["problem_id"], shown, wording, criterion][repeat] = verdict
+            verdict_of_repeat[record["problem_id"], answer_keys, wording, criterion][repeat] = (
+                verdict
+            )
     for verdicts in verdict_of_repeat.values():
-        left = settings.repeats - len(verdicts)
+        remaining = settings.repeats - len(verdicts)
         done += len(verdicts)
-        if settings.decided and is_settled(verdicts.values(), left):
-            planned -= left
+        if settings.decided and is_settled(verdicts.values(), remaining):
+            planned -= remaining
     return done, planned
 
 

@@ -97,7 +97,7 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
     covariance = bread @ (gradient.T @ gradient) @ bread * total / (total - 1)
     limit = quantile(0.975, num + 1)
     real = np.arange(len(table)) < len(pairs)
-    seen = _count_wins(first[real], second[real], won[real], 1 - won[real], num_runs)
+    observed = _count_wins(first[real], second[real], won[real], 1 - won[real], num_runs)
     strengths = []
     for run in range(num_runs):
         stderr = math.sqrt(float(covariance[run, run]))
@@ -105,7 +105,7 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
         naive = float(bread[run, run]) - 1 / num_runs**2
         fall = limit**2 / 2 * stderr**2 / naive
         without = wins.copy()
-        without[run], without[:, run] = seen[run], seen[:, run]
+        without[run], without[:, run] = observed[run], observed[:, run]
         ends = [_profile(table, theta, run, fall) for table in (wins, without)]
         low, high = min(low for low, _ in ends), max(high for _, high in ends)
         results = [*won[real & (first == run)], *(1 - won[real & (second == run)])]

@@ -195,9 +195,9 @@ def cases_of(answers: AnswerSet, judging: JudgeRun) -> list[JudgedCase]:
     settings = judging.settings
     criteria = range(max(1, len(settings.rubric.criteria)))
     return [
-        JudgedCase(problem_id, shown, wording, criterion)
+        JudgedCase(problem_id, answer_keys, wording, criterion)
         for wording in range(settings.wordings)
-        for problem_id, shown in answers.iterate_shown(pairs=settings.rubric.pairs)
+        for problem_id, answer_keys in answers.iterate_shown(pairs=settings.rubric.pairs)
         for criterion in criteria
     ]
 

@@ -94,8 +94,12 @@ class RepeatScheduler:
     def _next(self, verdicts: dict[int, Verdict]) -> int:
         """Return the smallest number of further verdicts that could settle a case."""
         lead, second = _top_two(verdicts.values())
-        left = self._settings.repeats - len(verdicts)
-        return next(n for n in range(1, left + 1) if n == left or lead + n > second + left - n)
+        remaining = self._settings.repeats - len(verdicts)
+        return next(
+            n
+            for n in range(1, remaining + 1)
+            if n == remaining or lead + n > second + remaining - n
+        )
 
     def _is_decided(self, case: JudgedCase) -> bool:
         verdicts, repeats = self._verdicts[case.id], self._settings.repeats
@@ -104,17 +108,17 @@ class RepeatScheduler:
         )
 
 
-def is_settled(verdicts: Collection[Verdict], left: int) -> bool:
+def is_settled(verdicts: Collection[Verdict], remaining: int) -> bool:
     """Return whether the leading verdict stays ahead whatever the remaining verdicts are.
 
     Unreadable verdicts are a category like any other, so that leaving them out settles nothing.
 
     Args:
         verdicts: The known verdicts.
-        left: Number of remaining verdicts.
+        remaining: Number of remaining verdicts.
     """
     lead, second = _top_two(verdicts)
-    return lead > second + left
+    return lead > second + remaining
 
 
 def majority(verdicts: Iterable[Verdict]) -> Verdict:

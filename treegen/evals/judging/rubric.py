@@ -110,12 +110,12 @@ class RubricTemplate:
         self.source, self._name = source, name
         places = {field: f"\0{field}\0" for field in FIELDS}
         try:
-            shown = render_rubric(source, places)
+            rendered = render_rubric(source, places)
         except TemplateError as error:
             raise InputError(
                 f"{name} is not a valid template: {error}; it may use {', '.join(FIELDS)}"
             ) from None
-        position_of = {field: shown.find(place) for field, place in places.items()}
+        position_of = {field: rendered.find(place) for field, place in places.items()}
         there = [field for field in FIELDS if position_of[field] >= 0]
         self.fields: tuple[str, ...] = tuple(sorted(there, key=position_of.__getitem__))
 

@@ -270,9 +270,9 @@ def _by_likelihood(
 
     tokenizer, choices = asking.llm.tokenizer, list(asking.judging.settings.rubric.choices)
     room = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
-    if not (left := asking.due(deciding, lead=_LEAD, room=room)):
+    if not (pending := asking.due(deciding, lead=_LEAD, room=room)):
         return
-    tree = Node("", children=[node for _, node in left], samples=0)
+    tree = Node("", children=[node for _, node in pending], samples=0)
     prompts = tokenize(tree, tokenizer, asking.llm.images)
     ends: dict[bytes, list[list[int]]] = {}
     pairs: list[tuple[list[int], list[int]]] = []
@@ -295,7 +295,7 @@ def _by_likelihood(
                 logprob_of_choice[choice] = score.logprob
                 if len(logprob_of_choice) < len(choices):
                     continue
-                case, prompt = left[number][0], prompts[number]
+                case, prompt = pending[number][0], prompts[number]
                 followed = ends[prompt.tokens[-TAIL:].tobytes()]
                 logprobs = exclusive_logprob(
                     [logprob_of_choice[i] for i in range(len(choices))], followed

@@ -11,7 +11,7 @@ from treegen.evals.judging.rubric import Rubric, of_json
 
 Verdicts = Literal["likelihood", "samples"]
 KINDS: Final = get_args(Verdicts)
-_DRAWN: Final = ("temperature", "max_tokens", "seed")  # settings of texts
+_SAMPLING: Final = ("temperature", "max_tokens", "seed")  # settings of texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +96,12 @@ class JudgeSettings:
 
         Wordings and repeats may grow later within the same judge run.
         """
-        drawn = {name: getattr(self, name) for name in _DRAWN}
+        sampling = {name: getattr(self, name) for name in _SAMPLING}
         return {
             "rubric": self.rubric.to_json(),
             "verdicts": self.verdicts,
             "chat": self.chat,
-            **({**drawn, "decided": self.decided} if self.verdicts == "samples" else {}),
+            **({**sampling, "decided": self.decided} if self.verdicts == "samples" else {}),
         }
 
 
@@ -120,9 +120,9 @@ def resolve_judge_settings(rubric: Rubric, choices: Mapping[str, Any]) -> JudgeS
     check_choices(chosen, JudgeSettings)
     need_texts = chosen.get("repeats", 1) > 1 or chosen.get("decided") or rubric.has_own_form
     verdicts = chosen.setdefault("verdicts", "samples" if need_texts else "likelihood")
-    if verdicts == "likelihood" and (drawn := [name for name in _DRAWN if name in chosen]):
+    if verdicts == "likelihood" and (names := [name for name in _SAMPLING if name in chosen]):
         raise InputError(
-            f"{arg(drawn[0] + '=')} needs verdicts by samples; give "
+            f"{arg(names[0] + '=')} needs verdicts by samples; give "
             f"{arg('verdicts', 'samples')} too"
         )
     return JudgeSettings(rubric=rubric, **{"wordings": len(rubric.wordings), **chosen})

@@ -330,14 +330,14 @@ def _with_labels(
     of_problem: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for key in both:
         of_problem[key[0]].append((labels[key], judged[key]))
-    others: dict[str, list[float]] = defaultdict(list)
+    unlabelled: dict[str, list[float]] = defaultdict(list)
     for (problem, _), value in judged.items():
         if problem not in of_problem:
-            others[problem].append(value)
+            unlabelled[problem].append(value)
     corrected = correct_mean(
         [_mean([y for y, _ in group]) for group in of_problem.values()],
         [_mean([f for _, f in group]) for group in of_problem.values()],
-        [_mean(group) for group in others.values()],
+        [_mean(group) for group in unlabelled.values()],
     )
     pairs = [(labels[key], judged[key]) for key in both]
     hard = (
@@ -381,12 +381,12 @@ def _effective_votes(
         if (problem, index) in labels:
             values[problem, index][judge].append(value)
     num = 1 + max(row[3] for row in rows)
-    whole = {key: by_judge for key, by_judge in values.items() if len(by_judge) == num}
+    complete = {key: by_judge for key, by_judge in values.items() if len(by_judge) == num}
     errors = [
         [_mean(by_judge[judge]) - labels[key] for judge in range(num)]
-        for key, by_judge in whole.items()
+        for key, by_judge in complete.items()
     ]
-    return effective_votes(errors, [problem for problem, _ in whole])
+    return effective_votes(errors, [problem for problem, _ in complete])
 
 
 def _worth_table(worth: Estimate, num_judges: int) -> Table:

@@ -213,10 +213,10 @@ def evaluate_all(
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
     if not choices.keys() & {"limit", "ids", "num_samples"}:
         _tell_large_plans(fresh, listener)
-    whole = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
+    complete_runs = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
 
     def prepare(job: Job, facts: "ModelInfo") -> PreparedJob | None:
-        is_whole = any(job is other for other, _ in whole)
+        is_whole = any(job is other for other, _ in complete_runs)
         prepared = None if is_whole else prepare_job(job, facts)
         hint = advice(job.settings.sampling, facts.spec)
         if hint and not is_multiple_choice(job.data) and any(job is other for other in fresh):
@@ -232,11 +232,13 @@ def evaluate_all(
 
     models.threads = next((target.threads for target in targets if target.threads), None)
     # Showing a prompt needs the tokenizer.
-    complete = () if show_prompts else whole
-    wanted, prepared = prepare_runs(jobs, models, listener, prepare, targets, complete)
+    complete = () if show_prompts else complete_runs
+    run_settings, prepared = prepare_runs(jobs, models, listener, prepare, targets, complete)
     settings = [target.settings for target in targets]
     again = listener.resume_command(resume or output or targets[0].path, settings)
-    return execute_runs(RunDir, targets, wanted, work, models, listener, again, unit="samples")
+    return execute_runs(
+        RunDir, targets, run_settings, work, models, listener, again, unit="samples"
+    )
 
 
 def plan_tasks(
@@ -314,26 +316,29 @@ def evaluate_adapters(
     if "adapter" in choices:
         raise InputError("--model-args names an adapter too; leave the adapter out there")
     model = Path(str(choices.get("model", demo.NAME))).name
-    whole = named_path(output, resume) or new_path("adapters", model)
+    directory = named_path(output, resume) or new_path("adapters", model)
     folders = [file_name(Path(adapter).name) for adapter in adapters]
     if len({*folders}) < len(folders):
         raise InputError(
             f"two adapters have the same name: {', '.join(folders)}; rename a directory, or run "
             "them separately"
         )
-    if is_run(whole):
+    if is_run(directory):
         raise InputError(
-            f"{whole} is a single run; give the directory that contains the runs of the adapters"
+            f"{directory} is a single run; give the directory that contains "
+            "the runs of the adapters"
         )
     for adapter, folder in zip(adapters, folders, strict=True):
         find_adapter(adapter)
-        if resume is None and (whole / folder).exists():
-            raise InputError(f"{whole / folder} exists already; continue with --resume {whole}")
+        if resume is None and (directory / folder).exists():
+            raise InputError(
+                f"{directory / folder} exists already; continue with --resume {directory}"
+            )
     results = []
     with share_base_weights():
         for adapter, folder in zip(adapters, folders, strict=True):
             all_choices = {**choices, "adapter": adapter}
-            path, again = str(whole / folder), None if resume is None else ""
+            path, again = str(directory / folder), None if resume is None else ""
             results.append(
                 evaluate_all(tasks, all_choices, models, listener, output=path, resume=again, **how)
             )

@@ -38,7 +38,7 @@ _Run = TypeVar("_Run", bound=RunDir)
 _Done = TypeVar("_Done")
 _Prepared = TypeVar("_Prepared")
 Before = Sequence[Callable[[], object]]
-_SHOWN = 5
+_MAX_LISTED_ROWS = 5
 # Options that the fingerprint of the weights implies, or that were chosen for the loaded model.
 _OF_WEIGHTS = (
     "model",
@@ -235,7 +235,7 @@ def announce_demo_model(
         settings: The settings of all runs.
         listener: Receives the message.
     """
-    models = {str(each.engine.model) for each in settings}
+    models = {str(run_settings.engine.model) for run_settings in settings}
     if "model" not in choices and models & demo.MODELS.keys():
         if "data" in choices or demo.AGENT in models:
             text = f"{demo.MODEL_NOTICE}; use {arg('model=')} for your own"
@@ -247,10 +247,12 @@ def announce_demo_model(
 def tell_skipped(job: "AnyJob", listener: Listener) -> None:
     """Tell the listener which lines of the data cannot be run."""
     rows = job.data.skipped
-    for row in rows[:_SHOWN]:
+    for row in rows[:_MAX_LISTED_ROWS]:
         listener.tell(f"skipped: {row}")
-    if len(rows) > _SHOWN:
-        listener.tell(f"skipped: {len(rows) - _SHOWN:,} more rows; results.json lists all of them")
+    if len(rows) > _MAX_LISTED_ROWS:
+        listener.tell(
+            f"skipped: {len(rows) - _MAX_LISTED_ROWS:,} more rows; results.json lists all of them"
+        )
 
 
 def prepare_runs(
@@ -259,7 +261,7 @@ def prepare_runs(
     listener: Listener,
     prepare: "Callable[[_Job, ModelInfo], _Prepared | None]",
     targets: "Sequence[RunTarget[Any]]",
-    whole: "Sequence[tuple[_Job, RunInfo | None]]" = (),
+    complete_runs: "Sequence[tuple[_Job, RunInfo | None]]" = (),
 ) -> "tuple[list[RunSettings], list[_Prepared | None]]":
     """Check and prepare everything that needs no weights.
 
@@ -270,8 +272,8 @@ def prepare_runs(
         prepare: Checks a job with the facts about its model, and prepares it.
         targets: The directories of all runs. The listener is told which ones are prepared, which
             may take minutes; they are created later, because run.json has hashes of the weights.
-        whole: Jobs of complete runs, which are not prepared. Each comes with the run's stored
-            content of run.json, or None if the user changes an option of the model.
+        complete_runs: Jobs of complete runs, which are not prepared. Each comes with the run's
+            stored content of run.json, or None if the user changes an option of the model.
 
     Returns:
         The settings of each run, and each prepared job; None for a complete run.
@@ -280,7 +282,7 @@ def prepare_runs(
     paths = [str(target.path) for target in targets if not target.whole]
     for job in jobs:
         tell_skipped(job, listener)
-        infos = [info for other, info in whole if other is job]
+        infos = [info for other, info in complete_runs if other is job]
         if infos:
             settings.append(models.settings_of_complete(job, infos[0]))
             prepared.append(None)
@@ -297,7 +299,7 @@ def prepare_runs(
 def execute_runs(
     kind: type[_Run],
     targets: "Sequence[RunTarget[Any]]",
-    wanted: "Sequence[RunSettings]",
+    run_settings: "Sequence[RunSettings]",
     make: "Callable[[Sequence[_Run], ExitStack], _Works[_Done]]",
     models: ModelLoader,
     listener: Listener,
@@ -310,7 +312,7 @@ def execute_runs(
     Args:
         kind: The class of run directories.
         targets: The directory of each run, and whether to resume it.
-        wanted: The settings of each run.
+        run_settings: The settings of each run.
         make: Returns the work of the open runs, and the functions that each worker calls before it
             loads the model. What it puts on the stack is closed at the end.
         models: Loads the models, or holds one that is loaded.
@@ -319,7 +321,7 @@ def execute_runs(
         unit: The unit of a run's records in messages, such as "samples".
     """
     with ExitStack() as stack:
-        runs = _open_runs(kind, targets, wanted, stack, listener, unit)
+        runs = _open_runs(kind, targets, run_settings, stack, listener, unit)
         stack.enter_context(models)
         # It is entered before anything that writes in the run directories, so it exits after that.
         stack.enter_context(discard_on_error(runs, but=RunError))
@@ -346,14 +348,14 @@ def execute_runs(
 def _open_runs(
     kind: type[_Run],
     targets: "Sequence[RunTarget[Any]]",
-    wanted: "Sequence[RunSettings]",
+    run_settings: "Sequence[RunSettings]",
     stack: ExitStack,
     listener: Listener,
     unit: str,
 ) -> list[_Run]:
     runs: list[_Run] = []
     with discard_on_error(runs):
-        for target, settings in zip(targets, wanted, strict=True):
+        for target, settings in zip(targets, run_settings, strict=True):
             path = target.path
             run: _Run = (
                 kind.resume(path, settings) if target.resume else kind.create(path, settings)
@@ -373,7 +375,7 @@ def _fill(
     listener: Listener,
     before: Before,
     runs: Sequence[RunDir],
-    kept: Callable[[], str],
+    describe_stored: Callable[[], str],
 ) -> None:
     """Draw what a run is missing. The model is loaded only for that."""
     llm = models.get(item, listener, before)
@@ -385,7 +387,7 @@ def _fill(
         except TreegenError as error:
             if all_new(runs):
                 raise  # there is nothing to continue
-            raise type(error)(f"{error.message.marked}; {kept()}") from error
+            raise type(error)(f"{error.message.marked}; {describe_stored()}") from error
 
 
 @contextmanager

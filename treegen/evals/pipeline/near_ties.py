@@ -62,25 +62,25 @@ def most_ties(num_tokens: int) -> int:
     return _FEW + math.ceil(MOST_SHARE * num_tokens)
 
 
-def compare_records(stored: Record, drawn: Record, tolerance: float) -> tuple[str, float]:
+def compare_records(stored: Record, redrawn: Record, tolerance: float) -> tuple[str, float]:
     """Return what differs, or an empty text and the distance of the log-probabilities.
 
     Args:
         stored: The record of a sample.
-        drawn: The record of its redraw.
+        redrawn: The record of its redraw.
         tolerance: By how much log-probabilities may differ; see `redraw_samples`.
     """
     for name in _EXACT:
-        if stored.get(name) != drawn.get(name):
-            return f"{name} {stored.get(name)!r:.80} / {drawn.get(name)!r:.80}", 0.0
-    if "tokens" in stored and stored["tokens"] != drawn["tokens"]:
+        if stored.get(name) != redrawn.get(name):
+            return f"{name} {stored.get(name)!r:.80} / {redrawn.get(name)!r:.80}", 0.0
+    if "tokens" in stored and stored["tokens"] != redrawn["tokens"]:
         return "other tokens", 0.0
     distance = 0.0
     for name, count in _NUMBERS.items():
-        old, new = (list(_numbers(record.get(name))) for record in (stored, drawn))
+        old, new = (list(_numbers(record.get(name))) for record in (stored, redrawn))
         if [*map(_is_number, old)] != [*map(_is_number, new)]:
             return f"{name} is missing, or has other parts", 0.0
-        scale = math.sqrt(max(1, drawn.get(count, 1))) if count else 1.0
+        scale = math.sqrt(max(1, redrawn.get(count, 1))) if count else 1.0
         for a, b in zip(old, new, strict=True):
             gap = abs(a - b) / scale if _is_number(a) else 0.0
             if not gap <= tolerance:
@@ -127,21 +127,21 @@ class NearTies:
         self._records = RecordMaker(prepared.plan, prepared.job)
 
     def follow(
-        self, stored: Mapping[Key, Record], drawn: Mapping[Key, Record]
+        self, stored: Mapping[Key, Record], redraws: Mapping[Key, Record]
     ) -> dict[Key, Followed]:
         """Return for each sample whether it differs from its redraws only at near-ties.
 
         Args:
             stored: The stored records that differ from their redraws.
-            drawn: Their redraws.
+            redraws: Their redraws.
         """
         if self._prepared.job.choices:
-            return {key: self._follow_choice(stored[key], drawn[key]) for key in stored}
-        done = {key: Followed(0, self._compare(stored[key], drawn[key])[0]) for key in stored}
+            return {key: self._follow_choice(stored[key], redraws[key]) for key in stored}
+        done = {key: Followed(0, self._compare(stored[key], redraws[key])[0]) for key in stored}
         open_branches = [
             (key, branch)
             for key in stored
-            for branch in self._find(stored[key], drawn[key], 0)[:_MOST_BRANCHES]
+            for branch in self._find(stored[key], redraws[key], 0)[:_MOST_BRANCHES]
         ]
         for num_ties in range(1, _MOST_TIES + 1):
             if not open_branches:
@@ -166,8 +166,8 @@ class NearTies:
             ]
         return done
 
-    def _compare(self, stored: Record, drawn: Record) -> tuple[str, float]:
-        return compare_records(stored, drawn, self._tolerance)
+    def _compare(self, stored: Record, redrawn: Record) -> tuple[str, float]:
+        return compare_records(stored, redrawn, self._tolerance)
 
     def _draw(self, branches: Sequence[tuple[Key, Branch]]) -> list[dict[str, Any]]:
         """Return the records of samples with given first tokens and all others drawn."""
@@ -197,28 +197,28 @@ class NearTies:
         )
         return [self._records.record(completion) for completion in named]
 
-    def _find(self, stored: Record, drawn: Record, start: int) -> list[Branch]:
+    def _find(self, stored: Record, redrawn: Record, start: int) -> list[Branch]:
         """Return the ways in which a stored sample may part from a redraw at a near-tie.
 
         Args:
             stored: The record of the sample.
-            drawn: The record of the redraw.
+            redrawn: The record of the redraw.
             start: The first place at which they may part.
         """
-        if any(stored.get(name) != drawn.get(name) for name in ("seed", "prompt_hash")):
+        if any(stored.get(name) != redrawn.get(name) for name in ("seed", "prompt_hash")):
             return []
-        tokens, kept = drawn["tokens"], stored.get("tokens")
-        if not isinstance(kept, list):
-            found = sorted(self._find_by_text(stored, drawn, start), key=lambda pair: -pair[0])
-            return [branch for _, branch in found]
-        pairs = enumerate(zip(tokens, kept, strict=False))
+        tokens, stored_tokens = redrawn["tokens"], stored.get("tokens")
+        if not isinstance(stored_tokens, list):
+            branches = sorted(self._find_by_text(stored, redrawn, start), key=lambda pair: -pair[0])
+            return [branch for _, branch in branches]
+        pairs = enumerate(zip(tokens, stored_tokens, strict=False))
         at = next((place for place, (a, b) in pairs if a != b), None)
-        if at is None or at < start or kept[at] not in self._list_near(drawn, at):
+        if at is None or at < start or stored_tokens[at] not in self._list_near(redrawn, at):
             return []
-        return [(*tokens[:at], int(kept[at]))]
+        return [(*tokens[:at], int(stored_tokens[at]))]
 
     def _find_by_text(
-        self, stored: Record, drawn: Record, start: int
+        self, stored: Record, redrawn: Record, start: int
     ) -> Iterator[tuple[int, Branch]]:
         """Yield what `_find` returns for a sample whose text alone is known.
 
@@ -226,24 +226,26 @@ class NearTies:
             The length of the text that the tokens of a branch have in common with the sample, and
             the branch.
         """
-        request, _ = self._requests[drawn["problem_id"]]
-        tokens, text, stop = drawn["tokens"], stored.get("text"), stored.get("stop")
+        request, _ = self._requests[redrawn["problem_id"]]
+        tokens, text, stop = redrawn["tokens"], stored.get("text"), stored.get("stop")
         if not isinstance(text, str) or not isinstance(stop, str | int | None):
             return  # it was edited by hand
         text = text.lstrip()
-        whole = f"{text}{stop}" if isinstance(stop, str) else text
+        full_text = f"{text}{stop}" if isinstance(stop, str) else text
 
         def read(some: Sequence[int]) -> str:
             return self._decode(request.tokens, some).rstrip(PARTIAL).lstrip()
 
         def agrees(added: str) -> bool:
             """Return whether the stored sample may begin with a text."""
-            return whole.startswith(added) or (isinstance(stop, str) and added.startswith(whole))
+            return full_text.startswith(added) or (
+                isinstance(stop, str) and added.startswith(full_text)
+            )
 
         def _may_follow(before: str, added: str, other: int) -> bool:
             if other in self._ends or stop == other:  # it adds no text
                 return stop == other and before == text
-            following = whole[len(before) : len(before) + 1]
+            following = full_text[len(before) : len(before) + 1]
             if added == before and before and following.isascii():
                 return False  # it begins a character of several bytes, which does not follow
             return agrees(added)
@@ -253,31 +255,31 @@ class NearTies:
         last = min(first, len(tokens) - 1)
         for at in range(last, max(start - 1, last - _BACK), -1):
             before = read(tokens[:at])
-            for other in self._list_near(drawn, at):
+            for other in self._list_near(redrawn, at):
                 added = read([*tokens[:at], other])
                 if _may_follow(before, added, other):
                     yield len(added), (*tokens[:at], other)
 
-    def _follow_choice(self, stored: Record, drawn: Record) -> Followed:
+    def _follow_choice(self, stored: Record, redrawn: Record) -> Followed:
         """Return whether two choices are about equally likely, and everything else is the same."""
-        why = self._compare(stored, drawn)[0]
-        candidates = self._prepared.job.choices[drawn["problem_id"]].candidates
-        if stored["text"] not in candidates or stored["text"] == drawn["text"]:
+        why = self._compare(stored, redrawn)[0]
+        candidates = self._prepared.job.choices[redrawn["problem_id"]].candidates
+        if stored["text"] not in candidates or stored["text"] == redrawn["text"]:
             return Followed(0, why)
-        new = drawn["choice_logprobs"]
+        new = redrawn["choice_logprobs"]
         new_logprob, old_logprob = (
-            float(new[candidates.index(one["text"])]) for one in (drawn, stored)
+            float(new[candidates.index(one["text"])]) for one in (redrawn, stored)
         )
         of_text = {name: stored.get(name) for name in ("text", "num_tokens", "tokens")}
-        rest, distance = self._compare(stored, {**drawn, **of_text, "logprob": old_logprob})
-        most = self._tolerance * math.sqrt(max(1, drawn["choice_tokens"]))
-        if rest or abs(new_logprob - old_logprob) > 2 * most:
+        reason, distance = self._compare(stored, {**redrawn, **of_text, "logprob": old_logprob})
+        most = self._tolerance * math.sqrt(max(1, redrawn["choice_tokens"]))
+        if reason or abs(new_logprob - old_logprob) > 2 * most:
             return Followed(0, why)
         return Followed(1, "", distance)
 
-    def _list_near(self, drawn: Record, at: int) -> list[int]:
+    def _list_near(self, redrawn: Record, at: int) -> list[int]:
         """Return the tokens other than the drawn one that rounding could have drawn at a place."""
-        request, params = self._requests[drawn["problem_id"]]
+        request, params = self._requests[redrawn["problem_id"]]
         if params.penalties or params.structure or params.max_thinking_tokens is not None:
             return []  # then a draw depends on more than the text before it
         one = replace(
@@ -291,17 +293,17 @@ class NearTies:
             logprobs=self._llm.spec.vocab_size,
             logprobs_mode="processed_logprobs" if params.temperature else "raw_logprobs",
         )
-        ids = [*request.tokens.tolist(), *drawn["tokens"][:at]]
+        ids = [*request.tokens.tolist(), *redrawn["tokens"][:at]]
         ((completion,),) = self._llm.generate([ids], one, progress=False)
         logprobs = dict(completion.top_logprobs[0])
-        drawn_token = drawn["tokens"][at]
+        redrawn_token = redrawn["tokens"][at]
         if params.temperature == 0:
             near = (
-                t for t, p in logprobs.items() if p >= logprobs[drawn_token] - 2 * self._tolerance
+                t for t, p in logprobs.items() if p >= logprobs[redrawn_token] - 2 * self._tolerance
             )
-            return [token for token in near if token != drawn_token]
+            return [token for token in near if token != redrawn_token]
         weights = {token: math.exp(logprobs[token]) for token in sorted(logprobs)}
-        point = random_number(drawn["seed"], at) * math.fsum(weights.values())
+        point = random_number(redrawn["seed"], at) * math.fsum(weights.values())
         # Scaled logits that move by up to x move a share of the distribution by up to tanh(x / 2).
         margin = math.tanh(self._tolerance / params.temperature / 2)
         if params.top_p < 1 or params.top_k or params.min_p:  # the last token that is kept may go
@@ -309,7 +311,7 @@ class NearTies:
         near_tokens, begin = [], 0.0
         for token, weight in weights.items():
             if (
-                token != drawn_token
+                token != redrawn_token
                 and weight > 0
                 and begin - margin <= point <= begin + weight + margin
             ):

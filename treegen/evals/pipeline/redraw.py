@@ -143,11 +143,13 @@ def redraw_samples(
     try:
         stored = {_key(record): record for record in run.records() if _key(record) in chosen}
         prepared = _record_tokens(prepared)
-        drawn = _draw(run, prepared, llm, chosen, listener)
-        results = _compare(stored, drawn, tolerance or 0.0)
-        left = {key: stored[key] for key, result in results.items() if result.why and key in drawn}
-        if left and not is_exact:
-            results |= NearTies(prepared, llm, tolerance or 0.0).follow(left, drawn)
+        redrawn = _draw(run, prepared, llm, chosen, listener)
+        results = _compare(stored, redrawn, tolerance or 0.0)
+        unequal = {
+            key: stored[key] for key, result in results.items() if result.why and key in redrawn
+        }
+        if unequal and not is_exact:
+            results |= NearTies(prepared, llm, tolerance or 0.0).follow(unequal, redrawn)
     finally:
         llm.close()
     right = {key: result for key, result in results.items() if not result.why}
@@ -165,12 +167,12 @@ def redraw_samples(
 
 
 def _compare(
-    stored: Mapping[Key, Record], drawn: Mapping[Key, Record], tolerance: float
+    stored: Mapping[Key, Record], redrawn: Mapping[Key, Record], tolerance: float
 ) -> dict[Key, Followed]:
     """Return for each stored sample what differs from its redraw."""
     results = {key: Followed(0, "it was not drawn again") for key in sorted(stored)}
-    for key in sorted(drawn):
-        why, distance = compare_records(stored[key], drawn[key], tolerance)
+    for key in sorted(redrawn):
+        why, distance = compare_records(stored[key], redrawn[key], tolerance)
         results[key] = Followed(0, why, distance)
     return results
 

@@ -229,12 +229,12 @@ def score_with_verifier(
             raise InputError(
                 f"{path} has scores of another verifier; move the file away, and score again"
             )
-        left = [record for record in records if record[:2] not in file.keys]
-        yield len(records) - len(left), len(records)
-        for start in range(0, len(left), _AT_ONCE):
+        pending = [record for record in records if record[:2] not in file.keys]
+        yield len(records) - len(pending), len(records)
+        for start in range(0, len(pending), _AT_ONCE):
             if stop():
                 return
-            part = left[start : start + _AT_ONCE]
+            part = pending[start : start + _AT_ONCE]
             values = verifier.values([(questions[key], text) for key, _, text in part])
             for (problem_id, index, _), steps in zip(part, values, strict=True):
                 score = verifier.reduce_steps(steps)
@@ -247,4 +247,4 @@ def score_with_verifier(
                         "by": by,
                     }
                 )
-            yield len(records) - len(left) + start + len(part), len(records)
+            yield len(records) - len(pending) + start + len(part), len(records)

@@ -124,7 +124,7 @@ def search_all(
     jobs = [load_search_job(target.settings) for target in targets]
     _check_alike(jobs)
     models.threads = next((target.threads for target in targets if target.threads), None)
-    wanted, _ = prepare_runs(jobs, models, listener, _check, targets)
+    run_settings, _ = prepare_runs(jobs, models, listener, _check, targets)
     folder = targets[0].path.parent if compare and len(targets) > 1 else targets[0].path
     again = listener.resume_command(resume or folder, [target.settings for target in targets])
 
@@ -138,7 +138,7 @@ def search_all(
         return items, before
 
     results = execute_runs(
-        SearchRunDir, targets, wanted, work, models, listener, again, unit="searches"
+        SearchRunDir, targets, run_settings, work, models, listener, again, unit="searches"
     )
     for result in results:
         for sentence in describe_ends(result.results):

@@ -82,7 +82,7 @@ class _Kind(Generic[_Settings]):
         with self.directory.open(path) as run:
             stored, identity = self.stored(run), run.info.identity
             threads = computed_on(run.info).get("threads")
-            whole, done = run.missing <= 0, bool(run.done)
+            is_complete, done = run.missing <= 0, bool(run.done)
             info = None if choices.keys() & EngineOptions.__dataclass_fields__.keys() else run.info
         all_choices = {**choices, **({self.by: name[0]} if name else {})}
         if "task" in all_choices:
@@ -92,12 +92,12 @@ class _Kind(Generic[_Settings]):
                 raise InputError(f"{message}; name another directory, or leave the task out")
         settings = self.settle(all_choices, {**stored, "kept": path})
         late = _changed_drawing(settings, choices, stored) if done else ()
-        if whole and (recorded := [name for name in late if name in settings.RECORDED]):
+        if is_complete and (recorded := [name for name in late if name in settings.RECORDED]):
             raise InputError(
                 f"{path} is finished, and {arg(recorded[0] + '=')} has an effect only while "
                 "treegen draws samples; leave it out, or start a new run"
             )
-        return RunTarget(settings, path, True, whole, info, threads, late)
+        return RunTarget(settings, path, True, is_complete, info, threads, late)
 
     def find(
         self,
@@ -129,7 +129,7 @@ class _Kind(Generic[_Settings]):
             if targets := self.find_below(path, names, choices, must=bool(resume)):
                 return targets
         settings = [self.begin(choices, name) for name in names] or [self.begin(choices)]
-        folders = [self.folder(getattr(each, self.by)) for each in settings]
+        folders = [self.folder(getattr(run_settings, self.by)) for run_settings in settings]
         if path is None:
             word = self.together if several else folders[0]
             task = () if self.by == "task" else (get_task(settings[0].task).name,)
@@ -141,7 +141,10 @@ class _Kind(Generic[_Settings]):
             )
         paths = [path / folder for folder in folders] if several else [path]
         _check_free((path, *paths), path)
-        return [RunTarget(each, to, False) for each, to in zip(settings, paths, strict=True)]
+        return [
+            RunTarget(run_settings, to, False)
+            for run_settings, to in zip(settings, paths, strict=True)
+        ]
 
     def find_below(
         self, path: Path, names: Sequence[str | Task], choices: Mapping[str, Any], *, must: bool

@@ -23,7 +23,7 @@ from treegen.evals.statistics.estimators import Estimate, estimate
 _WINDOW: Final = 30.0  # seconds over which the speed is measured
 _REFRESH: Final = 0.25  # seconds between two fits
 _GROUPS: Final = 8  # groups of equal ages in a fit
-_LEAST_REST: Final = 0.1  # smallest expected further length, as a share of the length so far
+_MIN_REMAINING: Final = 0.1  # smallest expected further length, as a share of the length so far
 _WAITING: Final = 32  # number of quantiles that give the mean length of a sample
 _NORMAL: Final = NormalDist()
 # The spread (standard deviation of the logarithm) is expected near 0.4, within a factor of 2.
@@ -129,14 +129,14 @@ class TimeForecast:
         if not self._num:
             if math.isinf(self._longest):
                 return None
-            rest = waiting * self._longest + float(np.sum(self._longest - ages))
-            return TimeLeft(rest / (speed * len(ages)), is_bound=True)
+            remaining = waiting * self._longest + float(np.sum(self._longest - ages))
+            return TimeLeft(remaining / (speed * len(ages)), is_bound=True)
         mean, spread = self._fit(ages)
         rests = self._expect_rests(ages, mean, spread)
         shares = [(i + 0.5) / _WAITING for i in range(_WAITING)]
-        whole = [self._length_at(share, mean, spread) for share in shares]
-        work = (waiting * sum(whole) / _WAITING + sum(rests)) / (speed * len(rests))
-        longest = max((*rests, whole[-1]) if waiting else rests) / speed
+        lengths = [self._length_at(share, mean, spread) for share in shares]
+        work = (waiting * sum(lengths) / _WAITING + sum(rests)) / (speed * len(rests))
+        longest = max((*rests, lengths[-1]) if waiting else rests) / speed
         return TimeLeft(work if self._shares_speed else max(work, longest))
 
     def _fit(self, ages: "np.ndarray") -> tuple[float, float]:
@@ -168,7 +168,7 @@ class TimeForecast:
             order = (place * 7919) % num if num % 7919 else place  # not in the order of ages
             share = reached + (1 - reached) * (order + 0.5) / num
             # A sample far longer than all others is none of the fit; it may go on for a while.
-            least = max(1.0, min(_LEAST_REST * age, self._longest - age))
+            least = max(1.0, min(_MIN_REMAINING * age, self._longest - age))
             rests.append(max(self._length_at(share, mean, spread) - age, least))
         return rests
 
@@ -264,9 +264,9 @@ class RunProgress:
         """A text like "1:02:03 left"; "" if the time is unknown or the run is finished."""
         if self.seconds_left is None or self.done >= self.planned:
             return ""
-        minutes, rest = divmod(round(self.seconds_left), 60)
+        minutes, seconds = divmod(round(self.seconds_left), 60)
         hours, minutes = divmod(minutes, 60)
-        clock = f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+        clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
         most = "at most " if self.forecast is not None and self.forecast.is_bound else ""
         return f"{most}{clock} left"
 

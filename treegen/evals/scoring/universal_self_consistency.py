@@ -64,13 +64,13 @@ def question_of(
         texts: Texts of its samples, by index.
         most: Maximum number of samples to show, from the first; None shows all.
     """
-    shown = sorted(texts)[:most]
+    indices = sorted(texts)[:most]
     responses = [
         _RESPONSE.format(number=number, text=texts[index].strip())
-        for number, index in enumerate(shown, 1)
+        for number, index in enumerate(indices, 1)
     ]
     prompt = f"{_HEAD.format(question=question)}{''.join(responses)}{_TAIL}"
-    return PickPrompt(problem_id, prompt, tuple(shown))
+    return PickPrompt(problem_id, prompt, tuple(indices))
 
 
 @check_argument_types
@@ -120,14 +120,14 @@ def pick_samples(
     questions = questions_of(job, run, most)
     with open_for_append(run.path / FILE, "usc.lock") as file:
         picked = {row["problem_id"]: row["key"] for row in file.records()}  # the last pick counts
-        left = [query for query in questions if picked.get(query.problem_id) != query.key]
-        next_indices, done = file.next_indices(), len(questions) - len(left)
+        pending = [query for query in questions if picked.get(query.problem_id) != query.key]
+        next_indices, done = file.next_indices(), len(questions) - len(pending)
         yield done, len(questions)
-        if not left:
+        if not pending:
             return
-        question_of_problem = {query.problem_id: query for query in left}
+        question_of_problem = {query.problem_id: query for query in pending}
         nodes = []
-        for query in left:
+        for query in pending:
             content: Any = query.prompt
             if job.settings.apply_chat_template:
                 content = [{"role": "user", "content": query.prompt}]

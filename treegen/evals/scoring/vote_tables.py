@@ -153,7 +153,7 @@ def vote_table(
             if reason:
                 rows.append((Message(f"{name} ({reason.marked})"), filter, None, *[None] * 6))
                 continue
-            for k in {shown for _, shown in inputs.picks.values()} if name == USC else ks:
+            for k in {num_shown for _, num_shown in inputs.picks.values()} if name == USC else ks:
                 cells = _values(name, groups, filter, k, inputs, clusters)
                 if cells is not None:
                     rows.append((name, filter, k, *cells))
@@ -254,9 +254,9 @@ def _values(
         verdicts = [sample.verdicts[filter] for sample in group]
         if name == USC:
             # The vote has a value only for the number of samples that the model chose from.
-            picked, shown = inputs.picks.get(group[0].problem_id, (0, 0))
+            picked, num_shown = inputs.picks.get(group[0].problem_id, (0, 0))
             verdicts = verdicts[:k]
-            if shown != k or len(verdicts) < k or group[k - 1].sample_index != k - 1:
+            if num_shown != k or len(verdicts) < k or group[k - 1].sample_index != k - 1:
                 return None
             value = float(verdicts[picked].correct)
         else:

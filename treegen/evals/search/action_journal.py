@@ -125,7 +125,7 @@ class ActionJournal:
         search: str,
         path: Keys,
         action: ToolCall,
-        shown: Observation,
+        observation: Observation,
         snapshot: str | None = None,
         *,
         raised: bool = False,
@@ -136,13 +136,14 @@ class ActionJournal:
             search: The name of the search.
             path: The keys of the actions before it.
             action: The action.
-            shown: What it has shown.
+            observation: What it has shown.
             snapshot: A snapshot of the state after it. Default: there is none.
-            raised: Whether the environment raised an error, whose text is the failure in `shown`.
+            raised: Whether the environment raised an error, whose text is the failure in
+                `observation`.
         """
-        end = {"observation": _observation_record(shown), "snapshot": snapshot}
+        end = {"observation": _observation_record(observation), "snapshot": snapshot}
         place = self._store(search, path, action, {**end, "raised": True} if raised else end)
-        self._enter(place, _Entry(shown, snapshot, raised))
+        self._enter(place, _Entry(observation, snapshot, raised))
 
     def _store(self, search: str, path: Keys, action: ToolCall, what: Mapping[str, Any]) -> _Place:
         before = _id_of(path)
@@ -208,13 +209,13 @@ def _place_of(record: Mapping[str, Any]) -> tuple[_Place, str]:
 def _read(record: Mapping[str, Any]) -> _Entry:
     values = record["observation"]
     images = tuple(map(bytes.fromhex, values.get("images", ())))
-    shown, snapshot = Observation(**{**values, "images": images}), record["snapshot"]
-    check_observation(shown)
+    observation, snapshot = Observation(**{**values, "images": images}), record["snapshot"]
+    check_observation(observation)
     if not isinstance(snapshot, str | None):
         raise TypeError(f"the snapshot {snapshot!r:.40}")
-    return _Entry(shown, snapshot, record.get("raised") is True)
+    return _Entry(observation, snapshot, record.get("raised") is True)
 
 
-def _observation_record(shown: Observation) -> dict[str, Any]:
-    values = {name: getattr(shown, name) for name in Observation.__slots__}
-    return {**values, "images": [image.hex() for image in shown.images]}
+def _observation_record(observation: Observation) -> dict[str, Any]:
+    values = {name: getattr(observation, name) for name in Observation.__slots__}
+    return {**values, "images": [image.hex() for image in observation.images]}

@@ -69,8 +69,8 @@ class RunAgent:
         num = self.journaled.journal.num_stored
         lines = []
         if self.begun:
-            (search, key), *others = self.begun
-            more = f", and so did {len(others):,} other actions" if others else ""
+            (search, key), *more_actions = self.begun
+            more = f", and so did {len(more_actions):,} other actions" if more_actions else ""
             lines.append(
                 f"the action {key:.100} of {search} began, and its end is not stored{more}; "
                 "treegen runs it again from the state before it if the search needs it"
@@ -317,8 +317,8 @@ class AgentSearcher(Searcher):
         """
         self._check()
         steps = [step.describe() for above in node.path if (step := step_of(above)) is not None]
-        whole = "\n\n".join([self._problem.question, "\n".join(steps), text])
-        prompt = self._agent.turns_of(node).render_question(replace_surrogates(whole))
+        full_text = "\n\n".join([self._problem.question, "\n".join(steps), text])
+        prompt = self._agent.turns_of(node).render_question(replace_surrogates(full_text))
         digest = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()
         with node.search.temporary_prompt(prompt, key=f"ask {digest}") as question:
             (answer,) = await question.sample(1, stop=(), max_tokens=max_tokens)

@@ -113,8 +113,8 @@ def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
                 f"{arg('max_tokens=')}"
             )
     if facts.num_pages is not None:  # otherwise it is known only after the model is loaded
-        whole, spec, images = job.settings.whole, facts.spec, facts.images
-        facts.plan(requests_of_prompts(prompts, tokenizer, whole, spec, images))
+        params, spec, images = job.settings.whole, facts.spec, facts.images
+        facts.plan(requests_of_prompts(prompts, tokenizer, params, spec, images))
 
 
 def check_reward(settings: SearchSettings) -> None:

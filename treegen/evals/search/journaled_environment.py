@@ -307,12 +307,12 @@ class _JournaledWorld:
             await self._end_world()  # it is in the state before the action
             if entry.raised:
                 raise WorldError(entry.observation.failure)
-            shown, snapshot = entry.observation, entry.snapshot
+            observation, snapshot = entry.observation, entry.snapshot
         else:
-            shown, snapshot = await self._run(await self.live(), action)
+            observation, snapshot = await self._run(await self.live(), action)
         self._path = (*self._path, key)
         await self._move(snapshot)
-        return shown
+        return observation
 
     async def _run(self, world: World, action: ToolCall) -> tuple[Observation, str | None]:
         """Run an action, store it, and return what it shows and a snapshot of the state after it.
@@ -321,23 +321,25 @@ class _JournaledWorld:
         """
         environment = self._environment
         store = partial(self._journal.append, self._episode.search, self._path, action)
-        shown = snapshot = None
+        observation = snapshot = None
         self._journal.begin(self._episode.search, self._path, action)
         try:
-            shown = await environment.call(world.run(action), f"the action {action.name}")
-            check_observation(shown)
-            can_return = not shown.failure and (environment.keeps_ends or not shown.is_done)
+            observation = await environment.call(world.run(action), f"the action {action.name}")
+            check_observation(observation)
+            can_return = not observation.failure and (
+                environment.keeps_ends or not observation.is_done
+            )
             if environment.keeps_snapshots and can_return:
                 snapshot = await environment.try_save(world)
         except Exception as error:
             store(Observation(failure=describe_failure(error)), raised=True)
             raise
         except BaseException:
-            if shown is not None:
-                store(shown)
+            if observation is not None:
+                store(observation)
             raise
-        store(shown, snapshot)
-        return shown, snapshot
+        store(observation, snapshot)
+        return observation, snapshot
 
     async def _move(self, snapshot: str | None) -> None:
         """Be in the state of a snapshot, and in that of no other; None if the state has none."""
@@ -384,14 +386,15 @@ class _JournaledWorld:
         world = await self.live()
         call = world.observe() if action is OBSERVE else world.run(action)
         store = partial(self._journal.append, self._episode.search, self._path, action)
+        what = f"the action {action.name or 'observe'}"
         try:
-            shown = await self._environment.call(call, f"the action {action.name or 'observe'}")
-            check_observation(shown)
+            observation = await self._environment.call(call, what)
+            check_observation(observation)
         except Exception as error:
             store(Observation(failure=describe_failure(error)), raised=True)
             raise
-        store(shown)
-        return shown
+        store(observation)
+        return observation
 
     async def live(self) -> World:
         """Return a live world in this state."""
@@ -409,8 +412,8 @@ class _JournaledWorld:
                 name, arguments = json.loads(path[place])
                 self._environment.count_replayed()
                 again = world.run(ToolCall(name, arguments))
-                shown = await self._environment.call(again, f"the action {name}")
-                if entry is not None and shown != entry.observation:
+                observation = await self._environment.call(again, f"the action {name}")
+                if entry is not None and observation != entry.observation:
                     raise WorldError(
                         f"action {place + 1} of an episode, {name}, has another result when it "
                         "runs again, so its branch ends"

@@ -54,7 +54,7 @@ def read_signature(
             text.
     """
     try:
-        first, *others = inspect.signature(function).parameters.values()
+        first, *parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         raise InputError(f"{label} takes no argument; add an argument for the root node") from None
     if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
@@ -62,7 +62,7 @@ def read_signature(
             f"{label} takes no positional argument; make its first argument the root node"
         )
     arguments = []
-    for parameter in others:
+    for parameter in parameters:
         if parameter.name in filled or parameter.kind in (
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,

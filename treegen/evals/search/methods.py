@@ -194,18 +194,18 @@ async def lats(
     from treegen.search.event_loop import gather
     from treegen.search.strategies.lats import lats as search
 
-    known: dict[SearchNode, Sequence[str]] = {}
+    lessons_of: dict[SearchNode, Sequence[str]] = {}
     shares: dict[SearchNode, float] = {}
 
     async def propose(node: "SearchNode", lessons: "Sequence[str]") -> "Sequence[SearchNode]":
-        new = [lesson for lesson in lessons if lesson not in known.get(node, ())]
+        new = [lesson for lesson in lessons if lesson not in lessons_of.get(node, ())]
         start = node
         if new and not on.done(node):
             start = on.instruct(node, "\n".join(["Lessons of earlier attempts:", *new]))
         children = await on.propose(start)
         counts = Counter(map(on.state, children))
         for child in children:
-            known[child] = [*known.get(node, ()), *new]
+            lessons_of[child] = [*lessons_of.get(node, ()), *new]
             shares[child] = counts[on.state(child)] / len(children)
         return children
 

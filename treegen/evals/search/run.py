@@ -120,7 +120,7 @@ class _ProgressTracker:
         self._start, self._num_before, self._tokens = time.monotonic(), len(run.done), 0
         # The tokens of searches in progress are not known, so a search's length is its time.
         self._forecast = TimeForecast(job.settings.budget.seconds)
-        self._spent, self._seen = 0.0, 0.0
+        self._spent, self._last_seconds = 0.0, 0.0
 
     def count(
         self, record: Mapping[str, Any], search_seconds: float, results: "SearchRun", unknown: int
@@ -136,11 +136,13 @@ class _ProgressTracker:
         self._tally.count(record["problem_id"], record["solved"])
         self._tokens += record["usage"]["tokens_decoded"]
         seconds, planned = time.monotonic() - self._start, self._run.info.planned
-        left = planned - len(self._run.done)
-        running = min(self._settings.concurrency, left)
+        remaining = planned - len(self._run.done)
+        running = min(self._settings.concurrency, remaining)
         # The search was in progress with the others until now.
-        self._spent += (seconds - self._seen) * min(self._settings.concurrency, left + 1)
-        self._seen = seconds
+        self._spent += (seconds - self._last_seconds) * min(
+            self._settings.concurrency, remaining + 1
+        )
+        self._last_seconds = seconds
         self._forecast.finish(search_seconds)
         solved = self._tally.estimate(unknown if self._settings.repeats == 1 else 0)
         status = results.status()
@@ -159,7 +161,7 @@ class _ProgressTracker:
             unknown=unknown,
             workers=results.workers(),
             forecast=self._forecast.estimate(
-                seconds=seconds, spent=self._spent, running=running, waiting=left - running
+                seconds=seconds, spent=self._spent, running=running, waiting=remaining - running
             ),
         )
 
@@ -323,9 +325,9 @@ def _pass_at(solved: Sequence[Sequence[bool]], repeats: int) -> dict[str, Any]:
 
 def _sums(values: list[float]) -> Mapping[str, float | None]:
     total = math.fsum(values)
-    whole = all(isinstance(value, int) for value in values)
+    are_integers = all(isinstance(value, int) for value in values)
     return {
-        "total": int(total) if whole else total,
+        "total": int(total) if are_integers else total,
         "mean": total / len(values) if values else None,
         "most": max(values, default=None),
     }

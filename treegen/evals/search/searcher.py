@@ -218,8 +218,8 @@ class Searcher:
             outcome = await self._method.run(self, **self._arguments)
             right = self._right()
             if right is not None:
-                others = tuple(node for node in outcome.candidates if node is not right)
-                return replace(outcome, best=right, candidates=(right, *others), stopped=SOLVED)
+                remaining = tuple(node for node in outcome.candidates if node is not right)
+                return replace(outcome, best=right, candidates=(right, *remaining), stopped=SOLVED)
             if self._settings.choose == "vote" and not self._method.votes:
                 outcome = vote(outcome, self.answer, self._weight)
             again = self.checkable and self.root.search.stopped is None
@@ -318,7 +318,7 @@ class Searcher:
         self.root.search.check()
 
     def _prune_checked(self, nodes: Sequence[SearchNode]) -> list[SearchNode]:
-        kept = []
+        survivors = []
         for node in nodes:
             value = self._plain(node)
             if value == self._value.won:
@@ -327,8 +327,8 @@ class Searcher:
                 node.value, node.pruned, node.pruned_because = value, True, LOST
                 node.free()
             else:
-                kept.append(node)
-        return kept
+                survivors.append(node)
+        return survivors
 
     def _plain(self, node: SearchNode) -> float | None:
         """Return the value of a node that a check finds correct, wrong or a dead end, else None."""

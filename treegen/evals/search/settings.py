@@ -42,7 +42,7 @@ from treegen.search.budget import Budget
 if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
-_OWN: Final = (
+_RECORDED_NAMES: Final = (
     "choose",
     "arguments",
     "source",
@@ -156,7 +156,7 @@ class SearchSettings(BaseSettings, TreeSettings):
                 "method": self.method,
                 **{
                     name: getattr(self, name)
-                    for name in (*(knob.name for knob in fields(TreeSettings)), *_OWN)
+                    for name in (*(knob.name for knob in fields(TreeSettings)), *_RECORDED_NAMES)
                     if name not in _BEFORE or getattr(self, name) != _BEFORE[name]
                 },
             },
@@ -212,7 +212,7 @@ def resolve_search_settings(
     # Each way to evaluate has its own scale; the default is on the scale of the task's own ways.
     prune = defaults.prune_below if evaluate in defaults.evaluate else None
     draw = select(choices, (*_DRAW, *PENALTIES))
-    step, whole = (
+    step, sample_params = (
         replace(default, **{"seed": default.seed or 0, **draw})
         for default in (defaults.step, defaults.whole)
     )
@@ -224,14 +224,14 @@ def resolve_search_settings(
         choices,
         **method,
         environment=environment,
-        choose=_check_known("way to choose", choices.get("choose", "best"), CHOOSE),
+        choose=_check_valid("way to choose", choices.get("choose", "best"), CHOOSE),
         propose=_check_choice("propose", choices.get("propose", PROPOSE[0]), ways),
         evaluate=evaluate,
         prune_below=choices.get("prune_below", prune),
         verifier_args=check_verifier_settings(choices.get("verifier_args", {})),
         budget=_budget(choices.get("budget"), defaults),
         step=step,
-        whole=replace(whole, **select(choices, ["max_tokens"])),
+        whole=replace(sample_params, **select(choices, ["max_tokens"])),
         num_samples=choices.get("num_samples", task.defaults.num_samples),
         **{
             name: choices.get(name, getattr(defaults, name))
@@ -315,7 +315,7 @@ def _check_environment(task: SearchTask, name: str | None) -> str | None:
     if isinstance(task, AgentTask):
         name = name or task.environments[0]
         kind = name.partition(":")[0]
-        _check_known("environment", name if kind == "memory" else kind, task.environments)
+        _check_valid("environment", name if kind == "memory" else kind, task.environments)
         return name
     if name is not None:
         raise InputError(
@@ -324,7 +324,7 @@ def _check_environment(task: SearchTask, name: str | None) -> str | None:
     return None
 
 
-def _check_known(name: str, word: str, valid: Iterable[str]) -> str:
+def _check_valid(name: str, word: str, valid: Iterable[str]) -> str:
     valid = list(valid)
     if word not in valid:
         hint = did_you_mean(word, valid) or f"; known: {', '.join(valid)}"
@@ -335,4 +335,4 @@ def _check_known(name: str, word: str, valid: Iterable[str]) -> str:
 def _check_choice(name: str, word: str, valid: Iterable[str]) -> str:
     if name == "evaluate" and word.startswith(REWARD) and word != REWARD:
         return word
-    return _check_known(f"way to {name}", word, valid)
+    return _check_valid(f"way to {name}", word, valid)

@@ -46,8 +46,8 @@ def maj_at_k(correct: Sequence[int], wrong: Sequence[int], invalid: int, k: int)
     if num < k:
         return math.nan
     shares = [
-        repeats * _win_probability_float(size, others, invalid, k, True)
-        for size, repeats, others in candidates
+        repeats * _win_probability_float(size, other_sizes, invalid, k, True)
+        for size, repeats, other_sizes in candidates
     ]
     return min(1.0, math.fsum(shares))
 
@@ -73,8 +73,8 @@ def tie_at_k(counts: Sequence[int], invalid: int, k: int) -> float:
     if num < k:
         return math.nan
     won = [math.comb(invalid, k) / math.comb(num, k)]
-    for size, repeats, others in candidates:
-        won.append(repeats * _win_probability_float(size, others, invalid, k, False))
+    for size, repeats, other_sizes in candidates:
+        won.append(repeats * _win_probability_float(size, other_sizes, invalid, k, False))
     tie = 1.0 - math.fsum(won)
     # Rounding may leave a tiny probability of an impossible tie.
     return tie if tie > 1e-11 else 0.0
@@ -99,7 +99,10 @@ def votes_at(
             (maj_at_k(correct, wrong, invalid, k), tie_at_k(counts, invalid, k)) for k in ks
         )
     answers = candidates or ((0, 0, _sizes(wrong)),)
-    tops = [(repeats, *_count_wins(size, others, invalid)) for size, repeats, others in answers]
+    tops = [
+        (repeats, *_count_wins(size, other_sizes, invalid))
+        for size, repeats, other_sizes in answers
+    ]
     results = []
     for k in ks:
         check_k(k)
@@ -146,9 +149,9 @@ def _sizes(counts: Sequence[int]) -> _Sizes:
 
 def _remove_answer(sizes: Sequence[int], size: int) -> _Sizes:
     """Return (size, number of answers) pairs of all answers except one of the given size."""
-    others = Counter(sizes)
-    others[size] -= 1
-    return tuple(sorted([(other, repeats) for other, repeats in others.items() if repeats]))
+    remaining = Counter(sizes)
+    remaining[size] -= 1
+    return tuple(sorted([(other, repeats) for other, repeats in remaining.items() if repeats]))
 
 
 def _share(wins: Sequence[int], num: int, k: int) -> float:
@@ -182,7 +185,7 @@ def _coefficient(packed: int, num: int, k: int) -> int:
 
 
 @lru_cache(maxsize=1 << 14)
-def _count_wins(size: int, others: _Sizes, invalid: int) -> tuple[tuple[int, ...], int]:
+def _count_wins(size: int, other_sizes: _Sizes, invalid: int) -> tuple[tuple[int, ...], int]:
     """Count the subsets of k samples in which an answer has the most votes, by the number of ties.
 
     Each returned integer packs the counts of all k: the count of k is in num + 1 bits from bit
@@ -196,24 +199,24 @@ def _count_wins(size: int, others: _Sizes, invalid: int) -> tuple[tuple[int, ...
 
     Args:
         size: Samples that gave the answer; 0 to count only the second result.
-        others: (size, number of answers) pairs of the other answers.
+        other_sizes: (size, number of answers) pairs of the other answers.
         invalid: Samples without a valid answer.
 
     Returns:
         The subsets in which the answer ties with 0, 1, ... other answers for the most votes, and
         the subsets in which any answer has the most votes alone.
     """
-    rest = sum([other * repeats for other, repeats in others])
-    width = size + rest + invalid + 1
-    top = others[-1][0] if others else 0
+    num_others = sum([other * repeats for other, repeats in other_sizes])
+    width = size + num_others + invalid + 1
+    top = other_sizes[-1][0] if other_sizes else 0
     # With more votes than any other answer has samples, ours wins alone.
     single = _sum_binomials(size, size + 1, width) - _sum_binomials(size, min(top, size) + 1, width)
-    single *= _sum_binomials(rest + invalid, rest + invalid + 1, width)
+    single *= _sum_binomials(num_others + invalid, num_others + invalid + 1, width)
     wins = [single]
     for votes in range(1, top + 1):
         # Answers with fewer samples may have any number of votes: (1 + x)^n for n samples.
-        rivals = [other for other in others if other[0] >= votes]
-        free = invalid + rest - sum([other * repeats for other, repeats in rivals])
+        rivals = [other for other in other_sizes if other[0] >= votes]
+        free = invalid + num_others - sum([other * repeats for other, repeats in rivals])
         shift = votes * width
         if votes > size:
             single += _count_sole_wins(rivals, free + size, votes, width)
@@ -262,7 +265,7 @@ def _sum_binomials(size: int, votes: int, width: int) -> int:
 
 @lru_cache(maxsize=1 << 14)
 def _win_probability_float(
-    size: int, others: _Sizes, invalid: int, k: int, share_ties: bool
+    size: int, other_sizes: _Sizes, invalid: int, k: int, share_ties: bool
 ) -> float:
     """Return the probability that one answer wins a vote of k, in doubles, accurate to about 1e-12.
 
@@ -277,10 +280,10 @@ def _win_probability_float(
     coefficient follows from the values at roots of unity. The parameter k/n concentrates the
     probability at the required coefficient, so doubles are accurate enough for any n.
     """
-    num = size + invalid + sum(other * repeats for other, repeats in others)
+    num = size + invalid + sum(other * repeats for other, repeats in other_sizes)
     if k == num:
-        top = max((other for other, _ in others), default=0)
-        tied = sum(repeats for other, repeats in others if other == size)
+        top = max((other for other, _ in other_sizes), default=0)
+        tied = sum(repeats for other, repeats in other_sizes if other == size)
         return 0.0 if size < top or (tied and not share_ties) else 1.0 / (1 + tied)
     if k == 1:
         return size / num
@@ -291,14 +294,14 @@ def _win_probability_float(
     num_roots = min(num, k + slack) + 1
     root = _roots(num_roots)
     most = min(size, k)
-    weight = np.zeros((len(others), most + 1))
-    for row, (other, _) in enumerate(others):
+    weight = np.zeros((len(other_sizes), most + 1))
+    for row, (other, _) in enumerate(other_sizes):
         weight[row, : min(other, most) + 1] = _binomial(other, rate)[: most + 1]
-    repeats_D = np.array([repeats for _, repeats in others])
+    repeats_D = np.array([repeats for _, repeats in other_sizes])
     binomial = _binomial(size, rate)
     free = (1 - rate + rate * root) ** invalid
     total = 0.0
-    below = np.zeros((1, len(others), num_roots), dtype=np.complex128)
+    below = np.zeros((1, len(other_sizes), num_roots), dtype=np.complex128)
     # Votes for our answer, j, in blocks of J values, so that arrays [J, A, R] (votes, other sizes,
     # roots) stay small.
     block = max(1, _BLOCK // max(1, below.size))
@@ -312,7 +315,7 @@ def _win_probability_float(
         middle = 0.5 if share_ties else 0.0
         product_JR = np.prod((below_JAR + middle * at_JAR) ** repeats_D[:, None], axis=1)
         for at, j in enumerate(votes_J.tolist()) if share_ties else ():
-            rivals = int(sum(repeats for other, repeats in others if other >= j))
+            rivals = int(sum(repeats for other, repeats in other_sizes if other >= j))
             if j and (degree := min(rivals, k // j - 1)) > 1:
                 nodes, mass = _compute_quadrature(degree)
                 factors = below_JAR[at, :, None] + nodes[:, None] * at_JAR[at, :, None]

@@ -122,21 +122,21 @@ def effective_votes(
     centred = np.column_stack([table - table.mean(axis=0), table.mean(axis=1) - table.mean()])
     counts, sums, squares = _sums(centred, names, num)
     size, total, total_squares = float(len(table)), sums.sum(axis=0), squares.sum(axis=0)
-    whole = _variance_ratio(size, total, total_squares)
-    if whole is None:
+    full_ratio = _variance_ratio(size, total, total_squares)
+    if full_ratio is None:
         return None
-    left_out = [
+    jackknife_ratios = [
         _variance_ratio(size - counts[i], total - sums[i], total_squares - squares[i])
         for i in range(num)
     ]
-    ratios = [math.log(ratio) for ratio in left_out if ratio is not None]
+    ratios = [math.log(ratio) for ratio in jackknife_ratios if ratio is not None]
     if len(ratios) < num:
         return None
     mean = math.fsum(ratios) / num
     error = math.sqrt(math.fsum((ratio - mean) ** 2 for ratio in ratios) * (num - 1) / num)
-    interval = AdjustedMean(math.log(whole), error, max(2.0, num - 1))
+    interval = AdjustedMean(math.log(full_ratio), error, max(2.0, num - 1))
     low, high = interval.interval(-math.inf, math.inf)
-    return Estimate(whole, error * whole, math.exp(low), math.exp(high), num)
+    return Estimate(full_ratio, error * full_ratio, math.exp(low), math.exp(high), num)
 
 
 def _sums(

@@ -132,8 +132,8 @@ def _counts(codes_ON: _Ints, num_answers: int, batch: int) -> tuple[_Ints, _Ints
     """Return the votes of each answer after each round, [O, R, A], and the ends of rounds, [R]."""
     num = codes_ON.shape[1]
     ends = np.array([*range(batch, num, batch), num], dtype=np.int64)
-    is_mine = codes_ON[..., None] == np.arange(num_answers)
-    counts_ORA: _Ints = is_mine.cumsum(axis=1)[:, ends - 1]
+    is_vote = codes_ON[..., None] == np.arange(num_answers)
+    counts_ORA: _Ints = is_vote.cumsum(axis=1)[:, ends - 1]
     return counts_ORA, ends
 
 

@@ -203,9 +203,9 @@ def _subsets(num: int, k: int, num_subsets: int, seed: int) -> _Flags:
     """
     if math.comb(num, k) <= num_subsets:
         every = np.array(list(combinations(range(num), k)))
-        whole = np.zeros((len(every), num), dtype=np.bool_)
-        np.put_along_axis(whole, every, True, axis=1)
-        return whole
+        masks = np.zeros((len(every), num), dtype=np.bool_)
+        np.put_along_axis(masks, every, True, axis=1)
+        return masks
     keys = np.random.default_rng((seed, num, k)).random((num_subsets, num))
     chosen = np.zeros((num_subsets, num), dtype=np.bool_)
     np.put_along_axis(chosen, np.argpartition(keys, k - 1, axis=1)[:, :k], True, axis=1)

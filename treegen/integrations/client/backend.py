@@ -104,9 +104,9 @@ class NodeBackend:
         """Return the context with text, or with texts and images, appended."""
         assert isinstance(context, NodeContext)
         path = f"{context.path}+{context.num_extended}/"
-        given = content if isinstance(content, str) else encode_parts(content)
+        encoded = content if isinstance(content, str) else encode_parts(content)
         context.num_extended += 1
-        return NodeContext(context, given, path, num_tokens=context.num_tokens)
+        return NodeContext(context, encoded, path, num_tokens=context.num_tokens)
 
     def release(self, context: Context) -> None:
         """Release a context; the server drops its node with the next request."""

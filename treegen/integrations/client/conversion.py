@@ -56,8 +56,10 @@ def encode_messages(messages: Any) -> list[dict[str, Any]]:
     encoded = []
     for message in messages:
         content = message.get("content")
-        given = encode_parts(content) if isinstance(content, list | tuple) else content
-        encoded.append({**message, "content": given} if "content" in message else dict(message))
+        encoded_content = encode_parts(content) if isinstance(content, list | tuple) else content
+        encoded.append(
+            {**message, "content": encoded_content} if "content" in message else dict(message)
+        )
     return encoded
 
 
@@ -156,16 +158,18 @@ def score_of_choices(index: int, choices: Any, top: int) -> Score:
         choices: The server's choices for the context, and for the context with the continuation.
         top: Number of most likely tokens to report.
     """
-    before, whole = choices
-    shorter, tokens = before["prompt_token_ids"], whole["prompt_token_ids"]
+    before, joint = choices
+    shorter, tokens = before["prompt_token_ids"], joint["prompt_token_ids"]
     pairs = zip(shorter, tokens, strict=False)
     start = next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(shorter), len(tokens)))
     if start == len(tokens) or not start:
         raise InputError(
             f"pair {index}: the context and the continuation must each have at least one token"
         )
-    entries = whole["prompt_logprobs"][start:]
-    own = [entry[str(token)] for entry, token in zip(entries, tokens[start:], strict=True)]
+    entries = joint["prompt_logprobs"][start:]
+    choice_entries = [
+        entry[str(token)] for entry, token in zip(entries, tokens[start:], strict=True)
+    ]
     most_likely = [
         sorted(
             ((int(token), value["logprob"]) for token, value in entry.items() if value["rank"]),
@@ -182,5 +186,5 @@ def score_of_choices(index: int, choices: Any, top: int) -> Score:
             np.array([[token for token, _ in row] for row in most_likely], dtype=np.int32),
             np.array([[value for _, value in row] for row in most_likely], dtype=np.float32),
         )
-    logprobs = tuple(entry["logprob"] for entry in own)
+    logprobs = tuple(entry["logprob"] for entry in choice_entries)
     return Score(tuple(tokens[start:]), logprobs, is_greedy, reported)

@@ -65,7 +65,7 @@ class RemoteSearchRun(SearchResults):
         self.names = list(roots)
         self._connect, self._fn, self._params, self._budget = connect, fn, params, budget
         self._concurrency, self._roots = concurrency, roots
-        self._num_left = len(roots)
+        self._num_remaining = len(roots)
         self._connection: Connection | None = None
         self._searches = NodeSearches(self._send, lease_seconds)
         self._results: asyncio.Queue[SearchResult | BaseException] = asyncio.Queue()
@@ -76,7 +76,7 @@ class RemoteSearchRun(SearchResults):
         return await self._connection.run_operations(operations)
 
     def __next__(self) -> SearchResult:
-        if not self._num_left:
+        if not self._num_remaining:
             self._end()
             raise StopIteration
         loop, results = self._searches.loop, list[SearchResult | BaseException]()
@@ -95,7 +95,7 @@ class RemoteSearchRun(SearchResults):
         if isinstance(result, BaseException):
             self.close()
             raise result
-        self._num_left -= 1
+        self._num_remaining -= 1
         return result
 
     async def _run_all(self) -> None:
@@ -126,7 +126,7 @@ class RemoteSearchRun(SearchResults):
 
     def close(self) -> None:
         """End all searches; unfinished ones get no result."""
-        self._num_left = 0
+        self._num_remaining = 0
         if self._main is not None and not self._searches.loop.is_closed():
             self._main.cancel()
         self._end()
@@ -273,9 +273,9 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         include = fields.pop("include_stop", None)
         if include is not None:
             raise InputError("RemoteLLM.generate does not support include_stop; leave it out")
-        for ours, theirs in _STRUCTURES.items():
-            if ours in fields:
-                fields["structured_outputs"] = {theirs: fields.pop(ours)}
+        for name, server_name in _STRUCTURES.items():
+            if name in fields:
+                fields["structured_outputs"] = {server_name: fields.pop(name)}
         contents = [check_prompt(prompt) for prompt in as_list("prompts", prompts)]
         template: dict[str, Any] = {"tools": list(tools)} if tools else {}
         if chat_template_kwargs:
@@ -307,8 +307,8 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         check_int("top", top, least=0, most=20)
         prompts: list[list[Any]] = []
         for index, pair in enumerate(as_list("pairs", pairs)):
-            given: Any = pair if len(pair) == 2 else (None, None)
-            context, continuation = given
+            parts: Any = pair if len(pair) == 2 else (None, None)
+            context, continuation = parts
             if isinstance(context, str) != isinstance(continuation, str) or not context:
                 raise InputError(
                     f"pair {index} is {pair!r:.80}; give a context and a continuation, both as "

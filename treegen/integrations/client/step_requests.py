@@ -218,5 +218,5 @@ class StepRequest:
             )
         above = self._name(context.above, root_name, names)
         index = int(context.path.split("/")[-2].removeprefix("+"))
-        given: Any = {"text": content} if isinstance(content, str) else {"parts": content}
-        return ExtendOperation(op="extend", node=above, index=index, **given)
+        content_field: Any = {"text": content} if isinstance(content, str) else {"parts": content}
+        return ExtendOperation(op="extend", node=above, index=index, **content_field)

@@ -123,7 +123,7 @@ def sampling_params(
             f"treegen does not support {', '.join(refused)}; leave them out; in extra_body, "
             f"treegen supports {', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
         )
-    set_fields = {ours: getattr(config, theirs) for theirs, ours in _NAMES.items()}
+    set_fields = {param: getattr(config, option) for option, param in _NAMES.items()}
     set_fields = {name: value for name, value in set_fields.items() if value is not None}
     structure = parse_structure({name: extra.pop(name) for name in REQUESTED if name in extra})
     if config.response_schema is not None:
@@ -181,7 +181,7 @@ def output_of(
         logprobs: Whether to report log-probabilities.
         seconds: Duration of the generation.
     """
-    read, drawn = len(prompt), sum(completion.num_tokens for completion in completions)
+    num_input, num_output = len(prompt), sum(completion.num_tokens for completion in completions)
     choices = []
     for completion in completions:
         message = _message(model, prompt, completion, replies, tools)
@@ -194,7 +194,9 @@ def output_of(
                 prompt_logprobs=_prompt_logprobs(prompt, completion.prompt_logprobs, text),
             )
         )
-    usage = ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)
+    usage = ModelUsage(
+        input_tokens=num_input, output_tokens=num_output, total_tokens=num_input + num_output
+    )
     return ModelOutput(model=model, choices=choices, usage=usage, time=seconds)
 
 

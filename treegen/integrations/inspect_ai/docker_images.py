@@ -71,13 +71,13 @@ class DockerImages:
             containers: Names of containers that stay.
         """
         running = (await _docker("ps", "--all", self._filter, "--format={{.Names}}")).split()
-        if left := [name for name in running if name not in containers]:
-            await _docker("rm", "--force", "--volumes", *left)
+        if leftovers := [name for name in running if name not in containers]:
+            await _docker("rm", "--force", "--volumes", *leftovers)
         old = [tag for tag in await self.tags() if tag not in tags]
         for tag in old:
             await self.remove(tag)
         await self.prune()
-        return len(left) + len(old)
+        return len(leftovers) + len(old)
 
 
 def compose(tag: str, size: int) -> str:

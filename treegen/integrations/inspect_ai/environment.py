@@ -125,7 +125,7 @@ class InspectEnvironment:
         self._has_folder, self._folder = folder is not None, self._open(folder)
         self._images = DockerImages(run_name or str(self._folder))
         self._sizes = {path.name: _measure(path) for path in self._folder.iterdir()}
-        self._left = max_snapshot_bytes - sum(self._sizes.values())
+        self._free_bytes = max_snapshot_bytes - sum(self._sizes.values())
 
     async def start(self, problem: Any) -> InspectWorld:
         """Return a new world with the first files of a problem.
@@ -178,7 +178,7 @@ class InspectEnvironment:
                 await self._images.remove(snapshot)
             (self._folder / snapshot).unlink(missing_ok=True)
             self._created.discard(snapshot)
-            self._left += self._sizes.pop(snapshot, 0)
+            self._free_bytes += self._sizes.pop(snapshot, 0)
 
     async def remove_leftovers(self, keep: Collection[str] = ()) -> int:
         """Remove what earlier processes with the same `run_name` have left; return how many things.
@@ -186,14 +186,14 @@ class InspectEnvironment:
         Args:
             keep: Ids of snapshots that stay.
         """
-        kept = {*keep, *self._created}
-        old = [snapshot for snapshot in self._sizes if snapshot not in kept]
+        retained = {*keep, *self._created}
+        old = [snapshot for snapshot in self._sizes if snapshot not in retained]
         for snapshot in old:
             await self.delete(snapshot)
         if not self._makes_images:
             return len(old)
-        own = [await self._container(world) for world in self._worlds]
-        return len(old) + await self._images.remove_leftovers(kept, own)
+        containers = [await self._container(world) for world in self._worlds]
+        return len(old) + await self._images.remove_leftovers(retained, containers)
 
     async def close(self, keep: Collection[str] = ()) -> None:
         """Close all worlds and delete all snapshots that this object made.
@@ -230,12 +230,12 @@ class InspectEnvironment:
         else:
             data = await world.pack()
             size = len(data)
-        if size > self._left:
+        if size > self._free_bytes:
             raise CapacityError(
                 f"a snapshot needs {size:,} bytes, but the {len(self._sizes):,} stored snapshots "
-                f"leave only {self._left:,}; raise {arg('max_snapshot_bytes')}"
+                f"leave only {self._free_bytes:,}; raise {arg('max_snapshot_bytes')}"
             )
-        self._left -= size
+        self._free_bytes -= size
         self._sizes[snapshot] = size
         self._created.add(snapshot)
         try:
@@ -313,10 +313,10 @@ def _measure(path: Path) -> int:
     Raises:
         InputError: The file is none.
     """
-    shown = os.fsencode(path).decode("utf-8", "backslashreplace")
+    name = os.fsencode(path).decode("utf-8", "backslashreplace")
     if not _FORM.fullmatch(path.name) or path.is_symlink():
         raise InputError(
-            f"{shown} was not stored by treegen; move it out of the folder, or name another "
+            f"{name} was not stored by treegen; move it out of the folder, or name another "
             f"{arg('folder')}"
         )
     try:
@@ -327,5 +327,5 @@ def _measure(path: Path) -> int:
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
     if size < 0:
-        raise InputError(f"{shown} was changed after treegen wrote it; remove it")
+        raise InputError(f"{name} was changed after treegen wrote it; remove it")
     return size

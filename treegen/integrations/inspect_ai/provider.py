@@ -23,7 +23,7 @@ from treegen.llm.async_llm import AsyncLLM
 from treegen.model.options import check_known
 from treegen.prompts.replies.formats import tool_format as check_tool_format
 
-_OWN: Final = ("chat_template", "chat_template_kwargs", "sampling", "tool_format")
+_MODEL_ARGS: Final = ("chat_template", "chat_template_kwargs", "sampling", "tool_format")
 _SAMPLING: Final = ("recommended", "neutral")
 _CONNECTIONS: Final = 1024
 _MAX_TOKENS: Final = 2048  # default length of an answer, as in Inspect's `hf`
@@ -76,7 +76,7 @@ class TreegenAPI(ModelAPI):
                 )
             if not isinstance(chat_template_kwargs or {}, Mapping):
                 raise InputError(f"chat_template_kwargs must be a mapping: {chat_template_kwargs}")
-            check_known(options, "model arguments", _OWN)
+            check_known(options, "model arguments", _MODEL_ARGS)
             if sampling not in _SAMPLING:
                 raise InputError(
                     f"{arg('sampling')} must be {' or '.join(_SAMPLING)}, got {sampling!r}"

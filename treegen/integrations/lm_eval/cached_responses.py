@@ -69,9 +69,9 @@ class Journal:
             yield file
 
 
-def read_stored(file: RecordFile, wanted: Collection[Key]) -> dict[Key, dict[str, Any]]:
+def read_stored(file: RecordFile, requested: Collection[Key]) -> dict[Key, dict[str, Any]]:
     """Return the records of a file that have one of the wanted keys."""
-    keys = set(wanted) & file.keys
+    keys = set(requested) & file.keys
     if not keys:
         return {}
     records = (((r["problem_id"], r["sample_index"]), r) for r in file.records())
@@ -124,12 +124,12 @@ class ResponseCache:
             for key, record in stored.items():
                 answer = record["logprob"], record["is_greedy"]
                 yield from ((at, answer) for at in places[key])
-            left = [key for key in places if key not in stored]
-            if not left:
+            missing = [key for key in places if key not in stored]
+            if not missing:
                 return
-            with self._llm.score_stream([pairs[places[key][0]] for key in left]) as stream:
+            with self._llm.score_stream([pairs[places[key][0]] for key in missing]) as stream:
                 for index, score in stream:
-                    key, answer = left[index], (score.logprob, score.is_greedy)
+                    key, answer = missing[index], (score.logprob, score.is_greedy)
                     if file:
                         named = {"problem_id": key[0], "sample_index": key[1]}
                         file.append({**named, "logprob": answer[0], "is_greedy": answer[1]})
@@ -154,12 +154,12 @@ class ResponseCache:
             stored = read_stored(file, keys) if file else {}
             for (name, index), record in stored.items():
                 yield of_name[name], index, record["tokens"]
-            left = {name: of_name[name] for name, index in keys if (name, index) not in stored}
-            if not left:
+            missing = {name: of_name[name] for name, index in keys if (name, index) not in stored}
+            if not missing:
                 return
-            leaves = [Node(p.tokens, samples=prompts[p], id=p.name) for p in left.values()]
-            skip = [key for key in stored if key[0] in left]
-            params = [prompt.params for prompt in left.values()]
+            leaves = [Node(p.tokens, samples=prompts[p], id=p.name) for p in missing.values()]
+            skip = [key for key in stored if key[0] in missing]
+            params = [prompt.params for prompt in missing.values()]
             with self._llm.stream(Node("", children=leaves), params, skip=skip) as stream:
                 for done in stream:
                     ended_by_token = isinstance(done.stop, int)
@@ -168,12 +168,12 @@ class ResponseCache:
                         named = {"problem_id": done.prompt_id, "sample_index": done.sample_index}
                         about = {"logprob": done.logprob, "finish_reason": done.finish_reason}
                         file.append({**named, "text": done.text, "tokens": tokens, **about})
-                    yield left[done.prompt_id], done.sample_index, tokens
+                    yield missing[done.prompt_id], done.sample_index, tokens
 
     def _open_journal(self, kind: Kind) -> AbstractContextManager[RecordFile | None]:
         return nullcontext() if self._journal is None else self._journal.open(kind)
 
 
-def _name(tokens: Sequence[int], rest: object) -> str:
+def _name(tokens: Sequence[int], settings: object) -> str:
     data = np.asarray(tokens, dtype="<i4").tobytes()
-    return hashlib.blake2b(repr(rest).encode() + b"\0" + data, digest_size=16).hexdigest()
+    return hashlib.blake2b(repr(settings).encode() + b"\0" + data, digest_size=16).hexdigest()

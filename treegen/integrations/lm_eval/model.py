@@ -255,8 +255,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         members: dict[SampledPrompt, list[int]] = defaultdict(list)
         settings = []
         for at, request in enumerate(requests):
-            context, gen_kwargs, *rest = request.args
-            images = load_images(self._images, rest[0]) if rest else []
+            context, gen_kwargs, *extra = request.args
+            images = load_images(self._images, extra[0]) if extra else []
             text = context, repr(gen_kwargs), *(image.digest for image in images)
             if text not in prompts:
                 prompts[text] = self._prompt(context, gen_kwargs, images)
@@ -264,9 +264,9 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             members[prompt].append(at)
             settings.append(own_settings)
         answers: dict[int, str] = {}
-        drawn = self._answers.samples({prompt: len(places) for prompt, places in members.items()})
+        samples = self._answers.samples({prompt: len(places) for prompt, places in members.items()})
         kind = "generate_until"
-        for prompt, index, tokens in _show_progress(drawn, len(requests), kind, disable_tqdm):
+        for prompt, index, tokens in _show_progress(samples, len(requests), kind, disable_tqdm):
             at = members[prompt][index]
             answers[at] = self._texts.answer(tokens, settings[at].until)
             self.cache_hook.add_partial(kind, requests[at].args, answers[at])

@@ -167,4 +167,7 @@ def windows(tokens: Sequence[int], prefix: int | None, max_length: int) -> list[
         max_length: Maximum number of tokens that the model reads.
     """
     rolled = get_rolling_token_windows(tokens, prefix, max_length, 1)
-    return [(list(context), list(rest)) for context, rest in map(make_disjoint_window, rolled)]
+    return [
+        (list(context), list(continuation))
+        for context, continuation in map(make_disjoint_window, rolled)
+    ]

@@ -245,8 +245,8 @@ class Server:
         answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:
-            whole = self._encode_answer(answer, prompts, params if ask.is_sampled else None, how)
-            return stream_json(await cancel_on_disconnect(request, whole))
+            encoding = self._encode_answer(answer, prompts, params if ask.is_sampled else None, how)
+            return stream_json(await cancel_on_disconnect(request, encoding))
         items = served.stream(prompts, params, **how, parts=ask.parses_reply)
         # Await the first item, so that an error becomes the status and not part of the stream.
         first = await cancel_on_disconnect(request, anext(items))

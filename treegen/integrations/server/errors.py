@@ -24,7 +24,7 @@ _RETRY_AFTER: Final = 1  # seconds
 # With smaller pieces a client that reads almost nothing could keep a large answer in memory for
 # hours.
 _PIECE: Final = 2**20
-_MOST_TOLD: Final = 1_000  # characters of an error message, which may quote the request
+_MAX_MESSAGE_CHARS: Final = 1_000  # characters of an error message, which may quote the request
 _ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
 _TEMPLATE: Final = "load the model with chat_template='FILE'"
 _TEMPLATE_OPTION: Final = "start the server with --chat-template FILE"
@@ -97,7 +97,7 @@ def error_response(status: int, message: str, headers: Mapping[str, str] | None 
 
 def _make_error(status: int, message: str, param: str | None = None) -> dict[str, Any]:
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"message": message[:_MOST_TOLD], "type": kind, "param": param, "code": status}
+    return {"message": message[:_MAX_MESSAGE_CHARS], "type": kind, "param": param, "code": status}
 
 
 def for_client(message: str) -> str:

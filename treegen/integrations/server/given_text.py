@@ -26,7 +26,7 @@ from treegen.prompts.tree import Message, chat_arguments
 from treegen.search.live.pending import AppendedText
 
 _CONTENTS: Final = ("text", "parts", "messages")  # fields that have the text of an extension
-_MOST_GIVEN: Final = 2**20  # characters of given text that one operation may encode
+_MAX_GIVEN_CHARS: Final = 2**20  # characters of given text that one operation may encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +133,10 @@ class GivenText:
             RequestError: They have too many characters.
             ContextError: A text is longer than the model's context.
         """
-        if sum(map(len, texts)) > _MOST_GIVEN:
+        if sum(map(len, texts)) > _MAX_GIVEN_CHARS:
             raise RequestError(
-                f"one operation accepts at most {_MOST_GIVEN:,} characters; send less text", param
+                f"one operation accepts at most {_MAX_GIVEN_CHARS:,} characters; send less text",
+                param,
             )
         for text in texts:
             self.check_context(self._bound.of_text(text))

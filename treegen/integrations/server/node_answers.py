@@ -20,7 +20,7 @@ from treegen.integrations.server.nodes import ServedNode
 from treegen.integrations.server.requests import RequestError
 from treegen.search.budgeted_search import BudgetedSearch
 
-_MOST_TOLD: Final = 2**21  # log-probabilities of the scores of one answer, with alternatives
+_MAX_LOGPROBS: Final = 2**21  # log-probabilities of the scores of one answer, with alternatives
 _LEAST_LOGPROB: Final = -9999.0  # stands for minus infinity, which JSON cannot express
 
 
@@ -136,9 +136,9 @@ def count_cached(node: ServedNode) -> int:
 def check_answer_size(asks: Sequence[ScoreFields]) -> None:
     """Raise RequestError if the scores that a request asks for may be too many for one answer."""
     most = sum(sum(map(len, ask.texts)) * (ask.top + 1) for ask in asks)
-    if most > _MOST_TOLD:
+    if most > _MAX_LOGPROBS:
         raise RequestError(
             f"the request may return {most:,} log-probabilities, more than the limit of "
-            f"{_MOST_TOLD:,} per response; score fewer texts, or request fewer alternatives",
+            f"{_MAX_LOGPROBS:,} per response; score fewer texts, or request fewer alternatives",
             "top" if any(ask.top for ask in asks) else "texts",
         )

@@ -98,18 +98,22 @@ class BatchRunner:
             awaited: Those that must have ended.
             changes: Records what the batch changes.
         """
-        calls, own = self._calls, Changes()
+        calls, operation_changes = self._calls, Changes()
         try:
             if awaited:
                 await asyncio.wait(awaited)
             find = partial(self._find, client, earlier)
             match operation:
                 case RootOperation():
-                    return await calls.root(client, operation, own)
+                    return await calls.root(client, operation, operation_changes)
                 case SampleOperation():
-                    return await calls.sample(client, find(operation.node), operation, own)
+                    return await calls.sample(
+                        client, find(operation.node), operation, operation_changes
+                    )
                 case ExtendOperation():
-                    return await calls.extend(client, find(operation.node), operation, own)
+                    return await calls.extend(
+                        client, find(operation.node), operation, operation_changes
+                    )
                 case ScoreOperation():
                     return await calls.score(client, find(operation.node), operation)
                 case RewardOperation():
@@ -120,14 +124,14 @@ class BatchRunner:
                 case DropOperation():
                     return calls.drop(client, find(operation.node))
         except Exception as error:
-            own.undo(self._calls.store)
+            operation_changes.undo(self._calls.store)
             details = ErrorDetails(**describe_error(error))
             if details.param is not None:
                 details.param = f"operations.{len(earlier)}.{details.param}"
             return FailedOperation(error=details)
         finally:
-            changes.nodes += own.nodes
-            changes.indices += own.indices
+            changes.nodes += operation_changes.nodes
+            changes.indices += operation_changes.indices
 
     def _find(
         self,
@@ -148,16 +152,16 @@ class BatchRunner:
         if reference is None:
             return self._calls.store.find(client, name, param)
         result = earlier[int(reference[1])].result()
-        made: list[NodeAnswer] = []
+        answers: list[NodeAnswer] = []
         if isinstance(result, SampleResult):
-            made = result.nodes
+            answers = result.nodes
         elif isinstance(result, NodeResult) and reference[2] is None:
-            made = [result.node]
+            answers = [result.node]
         place = int(reference[2] or 0)
-        if place >= len(made) or (reference[2] is None and len(made) != 1):
+        if place >= len(answers) or (reference[2] is None and len(answers) != 1):
             reason = "failed" if isinstance(result, FailedOperation) else "made no such node"
             raise RequestError(f"{name} refers to operation {reference[1]}, which {reason}", param)
-        return self._calls.store.find(client, made[place].id, param)
+        return self._calls.store.find(client, answers[place].id, param)
 
 
 def _find_references(operation: Operation) -> list[int]:
@@ -165,5 +169,5 @@ def _find_references(operation: Operation) -> list[int]:
     if isinstance(operation, RootOperation):
         return []
     names = operation.nodes if isinstance(operation, RewardOperation) else [operation.node]
-    found = (_REFERENCE.fullmatch(name) for name in names)
-    return [int(reference[1]) for reference in found if reference is not None]
+    matches = (_REFERENCE.fullmatch(name) for name in names)
+    return [int(reference[1]) for reference in matches if reference is not None]

@@ -64,8 +64,8 @@ from treegen.search.reward import compute_values
 T = TypeVar("T")
 
 _MOST_PARAMS: Final = 2**16  # characters of the sampling parameters that a tree keeps, as JSON
-_KEPT: Final = 16_384  # characters of messages that a tree keeps, in addition to
-_KEPT_PER_TOKEN: Final = 16
+_MESSAGE_CHARS: Final = 16_384  # characters of messages that a tree keeps, in addition to
+_MESSAGE_CHARS_PER_TOKEN: Final = 16
 
 
 class NodeCalls:
@@ -136,7 +136,9 @@ class NodeCalls:
         # Only later turns need them. What is far larger than its tokens is not kept, because tokens
         # are limited and other memory is not.
         earlier = [without_images(message) for message in prompt.messages]
-        if len(json.dumps([earlier, prompt.template])) <= _KEPT + _KEPT_PER_TOKEN * len(tokens):
+        if len(
+            json.dumps([earlier, prompt.template])
+        ) <= _MESSAGE_CHARS + _MESSAGE_CHARS_PER_TOKEN * len(tokens):
             tree.messages, tree.template = earlier, prompt.template
         node = self.store.add_root(tree, context)
         changes.nodes.append(node)
@@ -154,8 +156,8 @@ class NodeCalls:
             changes: Records what the operation changes.
         """
         with self._sampling(client, node, ask, changes) as (params, first, _):
-            drawn, usage = await self._draw(node, range(first, first + ask.n), params)
-            nodes = self._add_samples(node, first, drawn, changes)
+            samples, usage = await self._draw(node, range(first, first + ask.n), params)
+            nodes = self._add_samples(node, first, samples, changes)
         return SampleResult(nodes=nodes, usage=usage, memory=self.store.memory(client))
 
     async def stream(
@@ -180,10 +182,10 @@ class NodeCalls:
                     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for task in sorted(done, key=draws.__getitem__):
                         waiting.discard(task)
-                        drawn, usage = task.result()
+                        samples, usage = task.result()
                         usages.append(usage)
                         room.give_back(1, room.tokens // room.nodes)
-                        for answer in self._add_samples(node, draws[task], drawn, changes):
+                        for answer in self._add_samples(node, draws[task], samples, changes):
                             yield answer
             except BaseException:
                 if not changes.nodes:  # otherwise the client may know some
@@ -349,20 +351,20 @@ class NodeCalls:
             samples = await _backend_of(tree, backend).sample(
                 node.context, node.key, indices, params, search
             )
-            drawn = [sample for sample in samples if sample is not None]
-            for sample in drawn:
+            completed = [sample for sample in samples if sample is not None]
+            for sample in completed:
                 assert isinstance(sample.context, LiveContext)
                 _with_ids(sample.context)
-            return drawn
+            return completed
 
         def discard(samples: list[BackendSample]) -> None:
             for sample in samples:
                 tree.backend.release(sample.context)
 
-        drawn = await self._call(node, begin, rows=len(indices), discard=discard)
-        if len(drawn) == len(indices) and node.is_live:
-            return drawn, usage_of(search)
-        self._release(tree, drawn)
+        new_samples = await self._call(node, begin, rows=len(indices), discard=discard)
+        if len(new_samples) == len(indices) and node.is_live:
+            return new_samples, usage_of(search)
+        self._release(tree, new_samples)
         self._check_live(node)
         raise StoppedError("the server is stopping, and did not execute this call")
 
@@ -388,21 +390,21 @@ class NodeCalls:
             node.calls.discard(call)
 
     def _add_samples(
-        self, node: ServedNode, first: int, drawn: Sequence[BackendSample], changes: Changes
+        self, node: ServedNode, first: int, samples: Sequence[BackendSample], changes: Changes
     ) -> list[NodeAnswer]:
         """Add samples as children of a node.
 
         Args:
             node: The node above.
             first: Index of the first sample.
-            drawn: The samples.
+            samples: The samples.
             changes: Records the nodes.
         """
         if not node.is_live:
-            self._release(node.tree, drawn)
+            self._release(node.tree, samples)
             self._check_live(node)
         answers = []
-        for index, sample in enumerate(drawn, first):
+        for index, sample in enumerate(samples, first):
             assert isinstance(sample.context, LiveContext)
             child = self.store.add_child(node, index, sample.context, "", sample.completion)
             changes.nodes.append(child)

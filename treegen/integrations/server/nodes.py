@@ -21,7 +21,7 @@ from treegen.prompts.tree import Message
 from treegen.search.live.backend import LiveBackend
 from treegen.search.live.pending import LiveContext
 
-_SHOWN: Final = 3  # trees that an error names for dropping
+_MAX_NAMED_TREES: Final = 3  # trees that an error names for dropping
 
 
 @dataclass(slots=True, eq=False)
@@ -278,19 +278,19 @@ class NodeStore:
         """
         num_nodes = len(client.nodes) + client.reserved_nodes
         num_tokens = client.num_tokens + client.reserved_tokens
-        for what, name, wanted, taken, most in (
+        for what, name, requested, taken, most in (
             ("nodes", fields[0], nodes, num_nodes, self.limits.max_nodes),
             ("tokens", fields[1], tokens, num_tokens, self.max_tokens),
         ):
-            if taken + wanted > most:
+            if taken + requested > most:
                 less = f", or lower {name}" if name else ""
                 raise StatusError(
                     429,
-                    f"your trees have {taken:,} {what}, and up to {wanted:,} more would exceed the "
-                    f"limit max_{what} of {most:,}; drop nodes or trees (DELETE /v1/nodes/ID), "
+                    f"your trees have {taken:,} {what}, and up to {requested:,} more would exceed "
+                    f"the limit max_{what} of {most:,}; drop nodes or trees (DELETE /v1/nodes/ID), "
                     f"such as those in `free`{less}",
                     name,
-                    free=[tree.model_dump() for tree in self.trees(client)[:_SHOWN]],
+                    free=[tree.model_dump() for tree in self.trees(client)[:_MAX_NAMED_TREES]],
                 )
         client.reserved_nodes += nodes
         client.reserved_tokens += tokens

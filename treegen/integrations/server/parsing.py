@@ -34,10 +34,10 @@ def parse_model(kind: type[_Model], fields: Any, name: str = "") -> _Model:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        first, *others = error.errors(include_url=False, include_input=False)
+        first, *more_errors = error.errors(include_url=False, include_input=False)
         param = _name_field(first["loc"], name)
         if first["type"].endswith("_type"):  # another member of a union may fit better
-            for other in others:
+            for other in more_errors:
                 if _name_field(other["loc"], name) == param and not other["type"].endswith("_type"):
                     first = other
                     break

@@ -50,7 +50,9 @@ _DEFAULT_MAX_TOKENS: Final = 16  # default of /v1/completions, as in OpenAI's AP
 
 _NAMED: Final = 8  # maximum unknown fields that an error names
 _MOST_ECHOED: Final = 2**20  # maximum characters of prompts that are echoed n times
-_MOST_TOLD: Final = 2**21  # maximum prompt log-probabilities of an answer, alternatives included
+_MAX_PROMPT_LOGPROBS: Final = (
+    2**21
+)  # maximum prompt log-probabilities of an answer, alternatives included
 
 _Length = Annotated[int, Field(ge=0)]
 _Top = Annotated[int, Field(ge=0, le=20)]
@@ -148,10 +150,10 @@ class CompletionRequest(BaseModel):
         if self.num_prompt_top is None:
             return
         total = num_tokens * (self.num_prompt_top + 1) * self.sampling.get("n", 1)
-        if total > _MOST_TOLD:
+        if total > _MAX_PROMPT_LOGPROBS:
             raise RequestError(
                 f"{total:,} prompt log-probabilities exceed the limit per response, which is "
-                f"{_MOST_TOLD:,}; request fewer alternatives or send shorter prompts",
+                f"{_MAX_PROMPT_LOGPROBS:,}; request fewer alternatives or send shorter prompts",
                 "prompt_logprobs" if self.prompt_logprobs is not None else "logprobs",
             )
 

@@ -38,7 +38,7 @@ class CompletionResponse:
             replies: Splits replies into reasoning, text and tool calls.
         """
         self.ask, self.prompts = ask, list[list[int]]()
-        self._num, self._text, self._replies, self._num_drawn = num, text, replies, 0
+        self._num, self._text, self._replies, self._num_completion_tokens = num, text, replies, 0
         kind = "chat.completion" if ask.is_chat else "text_completion"
         self._frame = {
             "id": f"{'chatcmpl' if ask.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
@@ -64,7 +64,7 @@ class CompletionResponse:
         choices = []
         ids = self.ask.return_token_ids
         for place, prompt in enumerate(self.prompts):
-            echoed, its_own = "", None
+            echoed, prompt_logprobs = "", None
             if self.ask.echo:
                 echoed = self._text.of([], prompt)
             score = scores[place] if scores else None
@@ -72,22 +72,30 @@ class CompletionResponse:
                 scored = (None, *(score.logprobs if score else ()))
                 tops = ((), *(score.top.pairs() if score and score.top else [()] * len(scored[1:])))
                 tops = tuple(top[: self.ask.num_top] for top in tops)
-                its_own = _by_name(list(self._text.iter_named_tokens([], prompt, scored, tops)), 0)
-            for drawn in completions[place] if completions else [_NOTHING]:
-                content = self._message(place, drawn) if self.ask.is_chat else echoed + drawn.text
-                logprobs = self._logprobs(prompt, drawn, len(echoed))
-                if logprobs and its_own:
-                    logprobs = {name: its_own[name] + logprobs[name] for name in its_own}
-                choice = self._build_final_choice(place, drawn, content, logprobs)
+                prompt_logprobs = _by_name(
+                    list(self._text.iter_named_tokens([], prompt, scored, tops)), 0
+                )
+            for completion in completions[place] if completions else [_NOTHING]:
+                content = (
+                    self._message(place, completion)
+                    if self.ask.is_chat
+                    else echoed + completion.text
+                )
+                logprobs = self._logprobs(prompt, completion, len(echoed))
+                if logprobs and prompt_logprobs:
+                    logprobs = {
+                        name: prompt_logprobs[name] + logprobs[name] for name in prompt_logprobs
+                    }
+                choice = self._build_final_choice(place, completion, content, logprobs)
                 if self.ask.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = self._of_prompt(prompt, score)
                 if ids:
-                    choice["token_ids"] = list(drawn.tokens)
+                    choice["token_ids"] = list(completion.tokens)
                     if not self.ask.is_chat:
                         choice["prompt_token_ids"] = prompt
                 choices.append(choice)
-        known_prompt = {"prompt_token_ids": self.prompts[0]} if ids and self.ask.is_chat else {}
-        return {**self._frame, "choices": choices, "usage": self._usage(), **known_prompt}
+        prompt_ids = {"prompt_token_ids": self.prompts[0]} if ids and self.ask.is_chat else {}
+        return {**self._frame, "choices": choices, "usage": self._usage(), **prompt_ids}
 
     def _of_prompt(self, prompt: Sequence[int], score: Score | None) -> list[Any]:
         """Return the log-probabilities of a prompt's tokens by token id, as vLLM's server does."""
@@ -112,12 +120,12 @@ class CompletionResponse:
             )
         return entries
 
-    def _message(self, place: int, drawn: Completion) -> dict[str, Any]:
+    def _message(self, place: int, completion: Completion) -> dict[str, Any]:
         ask = self.ask
-        reply = Reply(drawn.text, [])
+        reply = Reply(completion.text, [])
         if ask.parses_reply:
             reply = self._replies.read(
-                drawn, self.prompts[place], ask.shown_tools, is_structured=ask.is_structured
+                completion, self.prompts[place], ask.shown_tools, is_structured=ask.is_structured
             )
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         if reply.thoughts:
@@ -188,12 +196,12 @@ class CompletionResponse:
 
     # Shared by whole and streamed responses
     def _build_final_choice(
-        self, place: int, drawn: Completion, content: Any, logprobs: Any
+        self, place: int, completion: Completion, content: Any, logprobs: Any
     ) -> dict[str, Any]:
-        self._num_drawn += drawn.num_tokens
+        self._num_completion_tokens += completion.num_tokens
         calls = isinstance(content, dict) and "tool_calls" in content
-        reason = "tool_calls" if calls else drawn.finish_reason
-        return self._choice(place * self._num + drawn.sample_index, content, logprobs, reason)
+        reason = "tool_calls" if calls else completion.finish_reason
+        return self._choice(place * self._num + completion.sample_index, content, logprobs, reason)
 
     def _choice(
         self, index: int, content: Any, logprobs: Any = None, reason: str | None = None
@@ -209,18 +217,20 @@ class CompletionResponse:
         read = sum(map(len, self.prompts))
         return {
             "prompt_tokens": read,
-            "completion_tokens": self._num_drawn,
-            "total_tokens": read + self._num_drawn,
+            "completion_tokens": self._num_completion_tokens,
+            "total_tokens": read + self._num_completion_tokens,
         }
 
     def _logprobs(
-        self, before: Sequence[int], drawn: Completion | SampleDelta, offset: int = 0
+        self, before: Sequence[int], completion: Completion | SampleDelta, offset: int = 0
     ) -> dict[str, Any] | None:
         """Return the log-probabilities of tokens that begin at character `offset` of the choice."""
         if self.ask.num_top is None:
             return None
-        tops = drawn.top if isinstance(drawn, SampleDelta) else drawn.top_logprobs
-        tokens = list(self._text.iter_named_tokens(before, drawn.tokens, drawn.logprobs, tops))
+        tops = completion.top if isinstance(completion, SampleDelta) else completion.top_logprobs
+        tokens = list(
+            self._text.iter_named_tokens(before, completion.tokens, completion.logprobs, tops)
+        )
         if not self.ask.is_chat:
             return _by_name(tokens, offset)
         return {"content": chat_logprobs(tokens), "refusal": None}

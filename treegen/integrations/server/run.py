@@ -33,7 +33,7 @@ from treegen.model.scorers.verifier import Verifier
 _IDLE_SECONDS: Final = 75
 _HEAD_SECONDS: Final = 30  # for a request's headers; the application itself waits for the body
 _READ_SECONDS: Final = 60  # for a client to read buffered output, a few dozen kilobytes
-_TOLD_SECONDS: Final = 10  # for sending errors to clients whose requests were dropped
+_ERROR_SECONDS: Final = 10  # for sending errors to clients whose requests were dropped
 
 MAX_IMAGE_PIXELS: Final = 2**25
 """Default limit on the total number of pixels of the images of one request."""
@@ -114,7 +114,7 @@ class _GracefulServer(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._served, self._drain_seconds, self._on_start = served, drain_seconds, on_start
-        config.timeout_graceful_shutdown = drain_seconds + _TOLD_SECONDS
+        config.timeout_graceful_shutdown = drain_seconds + _ERROR_SECONDS
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -52,20 +52,20 @@ class WeightUpdater:
         Raises:
             RequestError: there is no such checkpoint, or it does not fit the model.
         """
-        wanted = parse_model(WeightsRequest, body)
+        request = parse_model(WeightsRequest, body)
         await self._turn.acquire()
-        loading = asyncio.create_task(self._load(wanted))
+        loading = asyncio.create_task(self._load(request))
         loading.add_done_callback(self._end_turn)
         return await asyncio.shield(loading)
 
-    async def _load(self, wanted: WeightsRequest) -> dict[str, Any]:
-        directory = await asyncio.to_thread(self._find, wanted.path)
+    async def _load(self, request: WeightsRequest) -> dict[str, Any]:
+        directory = await asyncio.to_thread(self._find, request.path)
         try:
-            version = await self._served.update(directory, cache=wanted.cache)
+            version = await self._served.update(directory, cache=request.cache)
         except (InputError, ModelError) as error:
             message = str(error).replace(f"{self._folder}/", "")
             raise RequestError(message, "path") from None
-        return {"object": "weights", "path": wanted.path, "version": version}
+        return {"object": "weights", "path": request.path, "version": version}
 
     def _end_turn(self, loading: asyncio.Task[dict[str, Any]]) -> None:
         self._turn.release()

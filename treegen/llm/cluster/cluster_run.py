@@ -33,7 +33,7 @@ class _WorkerState:
     """The usage reported with the last batch of results."""
     status: Status
     """The status reported with the last batch of results."""
-    seen: float
+    updated_at: float
     """Time of the last batch."""
     levels: tuple[LevelRows, ...] = ()
     """The levels reported with the last batch of results."""
@@ -103,7 +103,7 @@ class ClusterRun:
         """Let a worker with a loaded model take part."""
         slot.actor.begin.remote(self._id, self._job)
         status = Status(0, 0, slot.loaded.num_pages if slot.loaded else 0)
-        self._shares[slot] = _WorkerState(deque(), Usage(), status, seen=time.monotonic())
+        self._shares[slot] = _WorkerState(deque(), Usage(), status, updated_at=time.monotonic())
         self._dealer.add(slot.number)
 
     def add_work(self, items: Iterable[WorkItem], floors: Mapping[int, float]) -> None:
@@ -248,8 +248,8 @@ class ClusterRun:
         if done:
             slot.failures = 0
         tokens = batch.usage.decoded_tokens - share.usage.decoded_tokens
-        share.rate = tokens / max(now - share.seen, 1e-3)
-        share.seen, share.last = now, len(done)
+        share.rate = tokens / max(now - share.updated_at, 1e-3)
+        share.updated_at, share.last = now, len(done)
         share.usage, share.status, share.levels = batch.usage, batch.status, batch.levels
         return done
 

@@ -34,13 +34,13 @@ class WorkItem:
     """Its parts, such as samples."""
     weight: float = 1.0
     """Cost of each part, in tokens."""
-    whole: bool = False
+    is_atomic: bool = False
     """Whether its parts are one piece of work, such as greedy samples."""
 
     @property
     def size(self) -> int:
         """Number of rows that it takes."""
-        return 1 if self.whole else len(self.indices)
+        return 1 if self.is_atomic else len(self.indices)
 
     @property
     def cost(self) -> float:
@@ -83,24 +83,24 @@ class Dispatcher:
 
     def _fill_lanes(self, items: Sequence[WorkItem]) -> None:
         """Cut the items into one run of equal cost per worker."""
-        lanes, rest = list(self._lanes.values()), deque(items)
-        left = sum(item.cost for item in items)
+        lanes, queue = list(self._lanes.values()), deque(items)
+        cost_left = sum(item.cost for item in items)
         for number, lane in enumerate(lanes):
-            share = left / (len(lanes) - number)
+            share = cost_left / (len(lanes) - number)
             has = 0.0
-            while rest and (number == len(lanes) - 1 or has < share * (1 - _SNAP)):
-                item = rest.popleft()
+            while queue and (number == len(lanes) - 1 or has < share * (1 - _SNAP)):
+                item = queue.popleft()
                 if number < len(lanes) - 1 and has + item.cost > share * (1 + _SNAP):
                     taken = round((share - has) / item.weight)
-                    if not item.whole and 0 < taken < item.size:
+                    if not item.is_atomic and 0 < taken < item.size:
                         item, behind = item.cut(taken)
-                        rest.appendleft(behind)
+                        queue.appendleft(behind)
                     elif has and item.cost / 2 > share - has:  # closer to the share without it
-                        rest.appendleft(item)
+                        queue.appendleft(item)
                         break
                 lane.append(item)
                 has += item.cost
-            left -= has
+            cost_left -= has
 
     # Workers
 
@@ -134,8 +134,8 @@ class Dispatcher:
         suspects = [item for item in back if self._deaths[item.key] >= _SUSPECT]
         half = -(-len(suspects) // 2)
         self._apart += ((part, worker) for part in (suspects[:half], suspects[half:]) if part)
-        others = [item for item in back if self._deaths[item.key] < _SUSPECT]
-        self._lanes.setdefault(worker, deque()).extendleft(reversed(others))
+        innocent = [item for item in back if self._deaths[item.key] < _SUSPECT]
+        self._lanes.setdefault(worker, deque()).extendleft(reversed(innocent))
         if for_good:
             lane = self._lanes.pop(worker)
             if self._lanes:
@@ -157,9 +157,9 @@ class Dispatcher:
         """Assign no more work of a key."""
         self.left_out.add(key)
         for lane in self._lanes.values():
-            kept = [item for item in lane if item.key != key]
+            remaining = [item for item in lane if item.key != key]
             lane.clear()
-            lane.extend(kept)
+            lane.extend(remaining)
         apart = [([i for i in items if i.key != key], who) for items, who in self._apart]
         self._apart = deque((items, who) for items, who in apart if items)
 
@@ -191,7 +191,7 @@ class Dispatcher:
     def num_open(self, worker: int) -> int:
         """Return the number of rows that a worker was assigned and has not finished."""
         open_of = self._open.get(worker, {})
-        return sum(1 if self._items[key].whole else len(has) for key, has in open_of.items())
+        return sum(1 if self._items[key].is_atomic else len(has) for key, has in open_of.items())
 
     def assign(self, worker: int, *, low: int, high: int) -> list[WorkItem]:
         """Assign further work to a worker, and return it.
@@ -213,9 +213,9 @@ class Dispatcher:
             if not lane:
                 break
             item = lane.popleft()
-            if item.size > room and not item.whole:
-                item, rest = item.cut(room)
-                lane.appendleft(rest)
+            if item.size > room and not item.is_atomic:
+                item, remainder = item.cut(room)
+                lane.appendleft(remainder)
             room -= item.size
             dealt.append(self._assign_item(worker, item))
         if not dealt and not self._open.get(worker):
@@ -228,10 +228,10 @@ class Dispatcher:
 
     def _choose_suspects(self, worker: int) -> list[WorkItem]:
         """Return suspects for a worker, preferably not ones that have crashed it before."""
-        others = self._lanes.keys() - self._away - {worker}
+        candidates = self._lanes.keys() - self._away - {worker}
         for _ in range(len(self._apart)):
             items, broke = self._apart.popleft()
-            if broke == worker and others:
+            if broke == worker and candidates:
                 self._apart.append((items, broke))
                 continue
             self._is_apart.add(worker)
@@ -253,9 +253,9 @@ class Dispatcher:
         while lane and gap > 0:
             item = lane.pop()
             num = max(round(gap / 2 / item.weight), 1)
-            if not item.whole and num < item.size:
-                kept, item = item.cut(item.size - num)
-                lane.append(kept)
+            if not item.is_atomic and num < item.size:
+                first_part, item = item.cut(item.size - num)
+                lane.append(first_part)
             if item.cost > gap:
                 lane.append(item)
                 return
@@ -344,13 +344,13 @@ def sample_items(plan: Plan, samples: Sequence[Sequence[int]]) -> list[WorkItem]
     """Return the work items for drawing some samples of each request."""
     items = []
     for place in sort_depth_first(plan):
-        request, wanted = plan.requests[place], tuple(samples[place])
-        if not wanted:
+        request, indices = plan.requests[place], tuple(samples[place])
+        if not indices:
             continue
-        whole = request.rows < request.samples
+        is_atomic = request.rows < request.samples
         last_segment = plan.segments[int(plan.segment_of[place])]
-        prompt = (last_segment.stop - last_segment.start) / (1 if whole else len(wanted))
-        items.append(WorkItem(place, wanted, request.max_tokens + prompt, whole))
+        prompt = (last_segment.stop - last_segment.start) / (1 if is_atomic else len(indices))
+        items.append(WorkItem(place, indices, request.max_tokens + prompt, is_atomic))
     return items
 
 

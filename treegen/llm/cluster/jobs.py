@@ -275,14 +275,14 @@ def _send_loose_modules(register: Callable[[ModuleType], None]) -> None:
 
     Functions of the main program are always pickled by value.
     """
-    known: dict[str, bool] = {}
+    is_installed: dict[str, bool] = {}
     for name, module in list(sys.modules.items()):
         top = name.partition(".")[0]
         if not getattr(module, "__file__", None) or getattr(module, "__name__", "") != name:
             continue
-        if top not in known:
-            known[top] = _is_found(top)
-        if not known[top]:
+        if top not in is_installed:
+            is_installed[top] = _is_found(top)
+        if not is_installed[top]:
             register(module)
 
 

@@ -182,8 +182,8 @@ def _set_visible_gpus(gpus: tuple[int, ...]) -> Iterator[None]:
     name = "CUDA_VISIBLE_DEVICES"
     before = os.environ.get(name)
     if gpus:
-        seen = before.split(",") if before else [str(index) for index in range(max(gpus) + 1)]
-        os.environ[name] = ",".join(seen[index] for index in gpus)
+        visible = before.split(",") if before else [str(index) for index in range(max(gpus) + 1)]
+        os.environ[name] = ",".join(visible[index] for index in gpus)
     try:
         yield
     finally:
@@ -217,23 +217,23 @@ class RayMonitor:
         )
         self._last = time.monotonic()
         self._refused: float | None = None  # time since which the server refuses connections
-        self._told = ""
+        self._failure = ""
 
     def describe_failure(self) -> str:
         """Return a message about an ended process; empty while all are alive."""
         now = time.monotonic()
-        if self._told or now - self._last < _LOOK:
-            return self._told
+        if self._failure or now - self._last < _LOOK:
+            return self._failure
         self._last = now
         if self._raylet is not None and _refuses(self._raylet):
-            self._told = _GONE.format("raylet")
+            self._failure = _GONE.format("raylet")
         elif not _refuses(self._server):
             self._refused = None
         elif self._refused is None:
             self._refused = now
         elif now - self._refused > _PATIENCE:
-            self._told = _GONE.format("gcs_server")
-        return self._told
+            self._failure = _GONE.format("gcs_server")
+        return self._failure
 
 
 def _refuses(address: tuple[str, int]) -> bool:

@@ -48,19 +48,19 @@ class ClusterStream(_WorkerRunView, Stream):
         self.plan, self._run = plan, run
         self._closed = False
         self._finished: list[Completion] = []
-        self._known: dict[int, Score] = {}
+        self._scores: dict[int, Score] = {}
 
     @property
     def scores(self) -> dict[int, Score]:
         """Scores that are known, by index of the request."""
-        return self._known
+        return self._scores
 
     def check_complete(self) -> None:
         """Raise WorkerError if prompts were left out because they crashed workers or Ray failed."""
-        if left := self._run.left_out:
-            key, reason = next(iter(left.items()))
+        if left_out := self._run.left_out:
+            key, reason = next(iter(left_out.items()))
             name = self._run.name_of(key)
-            what = f"{len(left):,} prompts are" if len(left) > 1 else f"prompt {name!r} is"
+            what = f"{len(left_out):,} prompts are" if len(left_out) > 1 else f"prompt {name!r} is"
             raise WorkerError(f"{what} left out, because {name!r} failed: {reason}")
 
     @synchronized
@@ -91,8 +91,8 @@ class ClusterStream(_WorkerRunView, Stream):
     @synchronized
     def take_finished(self) -> list[Completion]:
         """Return ended samples that were not returned yet; call it before abandoning a run."""
-        rest, self._finished = self._finished[::-1], []
-        return rest + self._record_results(self._run.drain())
+        finished, self._finished = self._finished[::-1], []
+        return finished + self._record_results(self._run.drain())
 
     def add_work(
         self,
@@ -108,8 +108,8 @@ class ClusterStream(_WorkerRunView, Stream):
         items = []
         for place, samples in work:
             request = self.plan.requests[place]
-            whole = request.rows < request.samples
-            items.append(WorkItem(place, tuple(samples), request.max_tokens, whole))
+            is_atomic = request.rows < request.samples
+            items.append(WorkItem(place, tuple(samples), request.max_tokens, is_atomic))
         self._run.add_work(items, floors)
 
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
@@ -140,7 +140,7 @@ class ClusterScores(ClusterStream):
 
     def _record_results(self, results: list[Result]) -> list[Completion]:
         for key, index, score in results:
-            self._known[self._groups[key][index]] = score
+            self._scores[self._groups[key][index]] = score
         return []
 
 

@@ -180,9 +180,9 @@ class WorkerPool:
             self.replace_worker(slot, result.reason)
             return False
         if not self.starting and result.device not in self.devices:
-            others = ", ".join(sorted(self.devices))
+            devices = ", ".join(sorted(self.devices))
             slot.over = True
-            slot.reason = f"its device is {result.device}, but the other workers have {others}"
+            slot.reason = f"its device is {result.device}, but the other workers have {devices}"
             ray.kill(slot.actor)
             return False
         self.devices.add(result.device)

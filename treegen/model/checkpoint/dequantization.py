@@ -170,7 +170,7 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
     def convert(
         self,
         input_dict: dict[str, Any],
-        *_others: Any,
+        *_args: Any,
         full_layer_name: str,
         model: Any,
         **_options: Any,
@@ -199,15 +199,15 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
             name = pattern.removesuffix("$")
             part = next(part for part in _parts(packing) if f".{name}".endswith(f".{part}"))
             by_matrix[name[: -len(part)]][part] = value if isinstance(value, list) else [value]
-        made: dict[str, Any] = {}
+        weights: dict[str, Any] = {}
         is_kept = not stays and self._keep(full_layer_name, by_matrix)
         for start, parts in by_matrix.items():
             if parts.keys() == {"weight"} and parts["weight"][0].dtype not in (torch.uint8, FP8):
-                made[f"{start}weight"] = parts["weight"]
+                weights[f"{start}weight"] = parts["weight"]
                 continue
             if is_kept:
                 numbers = parts.get("weight_packed", parts.get("weight", []))
-                made[f"{start}weight"] = [
+                weights[f"{start}weight"] = [
                     torch.zeros((), dtype=dtype).expand(len(part), 2 * part.shape[1])
                     for part in numbers
                 ]
@@ -215,16 +215,18 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
             columns = zip(*parts.values(), strict=True)
             stored = (dict(zip(parts, column, strict=True)) for column in columns)
             matrices = (_matrix(packing, tensors).to(dtype) for tensors in stored)
-            made[f"{start}weight"] = [
+            weights[f"{start}weight"] = [
                 matrix if stays else matrix.T.contiguous() for matrix in matrices
             ]
-        if not all(matrix.is_floating_point() for matrices in made.values() for matrix in matrices):
+        if not all(
+            matrix.is_floating_point() for matrices in weights.values() for matrix in matrices
+        ):
             raise ValueError("the scales of these integers are missing")
-        if "weight" in made:  # a single matrix, not one per expert
-            return {full_layer_name: made["weight"][0].to(dtype)}
+        if "weight" in weights:  # a single matrix, not one per expert
+            return {full_layer_name: weights["weight"][0].to(dtype)}
         # The next operation finds each matrix by the pattern of its weight.
         end = "$" if any(pattern.endswith("$") for pattern in input_dict) else ""
-        return {f"{name}{end}": matrices for name, matrices in made.items()}
+        return {f"{name}{end}": matrices for name, matrices in weights.items()}
 
     def _keep(self, name: str, by_matrix: Mapping[str, Mapping[str, list[Tensor]]]) -> bool:
         """Give the matrices of a layer to the keeper; return whether it keeps them."""
@@ -265,10 +267,10 @@ class _WeightsOp(ErnieFuseAndSplitTextVisionExperts):  # type: ignore[misc]
             **options: The operation's other arguments.
         """
         patterns = [pattern for pattern in source_patterns if pattern in input_dict]
-        made: dict[str, Any] = self._operation.convert(
+        weights: dict[str, Any] = self._operation.convert(
             input_dict, source_patterns=patterns, **options
         )
-        return made
+        return weights
 
     @property
     def reverse_op(self) -> ConversionOps:

@@ -326,8 +326,8 @@ def list_model_files(directory: Path) -> list[Path]:
     if is_gguf(directory):
         return [directory]
     names = (*_SETTINGS, *_PROCESSORS, *TOKENIZER_FILES, *TOKENIZER_SETTINGS)
-    others = [directory / name for name in names if (directory / name).is_file()]
-    return sorted({*others, *weight_files(directory), *directory.glob("*.py")})
+    settings = [directory / name for name in names if (directory / name).is_file()]
+    return sorted({*settings, *weight_files(directory), *directory.glob("*.py")})
 
 
 def fingerprint(directory: Path, adapter: Path | None = None) -> str:

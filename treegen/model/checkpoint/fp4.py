@@ -62,13 +62,15 @@ def dequantize_fp4(weight: Tensor, scale: Tensor) -> Tensor:
     halves = torch.stack([weight & 15, weight >> 4], dim=-1).flatten(-2)
     number = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
     grouped = numbers[halves.int()].unflatten(-1, (scale.shape[-1], -1))
-    whole: Tensor = (grouped * number[..., None]).flatten(-2)
-    return whole
+    matrix: Tensor = (grouped * number[..., None]).flatten(-2)
+    return matrix
 
 
 def is_fp4(parts: Mapping[str, Any]) -> bool:
     """Return whether the tensors, by the suffixes of their names, store a matrix in NVFP4."""
-    return any(numbers in parts and whole in parts for numbers, whole in _LAYOUTS.items())
+    return any(
+        numbers in parts and global_scale in parts for numbers, global_scale in _LAYOUTS.items()
+    )
 
 
 def read_fp4(parts: Mapping[str, Tensor]) -> Fp4Matrix:
@@ -80,8 +82,8 @@ def read_fp4(parts: Mapping[str, Tensor]) -> Fp4Matrix:
     Raises:
         ValueError: the tensors do not fit together, or are no scales.
     """
-    weight, scale, whole, divides = _split(parts)
-    factor = whole.reciprocal() if divides else whole
+    weight, scale, global_scale, divides = _split(parts)
+    factor = global_scale.reciprocal() if divides else global_scale
     return Fp4Matrix(weight, scale, factor.expand(len(weight)))
 
 
@@ -96,26 +98,28 @@ def dequantize_stored(parts: Mapping[str, Tensor]) -> Tensor:
     """
     if not is_fp4(parts):
         return _dequantize_fp8(parts)
-    weight, scale, whole, divides = _split(parts)
+    weight, scale, global_scale, divides = _split(parts)
     numbers = scale.float()
-    return dequantize_fp4(weight, numbers / whole if divides else numbers * whole)
+    return dequantize_fp4(weight, numbers / global_scale if divides else numbers * global_scale)
 
 
 def _split(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, bool]:
     """Return bytes, scales, the scale of the whole matrix, and whether it divides."""
-    numbers = next(name for name, whole in _LAYOUTS.items() if name in parts and whole in parts)
+    numbers = next(
+        name for name, global_scale in _LAYOUTS.items() if name in parts and global_scale in parts
+    )
     kinds = {name: (_dtype_name(part), tuple(part.shape)) for name, part in parts.items()}
     if why := _describe_mismatch(kinds):
         raise ValueError(why)
-    whole = parts[_LAYOUTS[numbers]].float().reshape(())
-    if not 0 < float(whole) < float("inf"):
-        raise ValueError(f"{_LAYOUTS[numbers]} is {float(whole):g}, not a positive number")
+    global_scale = parts[_LAYOUTS[numbers]].float().reshape(())
+    if not 0 < float(global_scale) < float("inf"):
+        raise ValueError(f"{_LAYOUTS[numbers]} is {float(global_scale):g}, not a positive number")
     scale = parts["weight_scale"]
     bits = scale.view(torch.uint8)
     # 127 and 255 are no numbers; a negative scale has the highest bit, which -0.0 has too.
     if bits.numel() and int(bits.max()) > 126:
         raise ValueError("weight_scale has negative scales, or values that are not numbers")
-    return parts[numbers], scale, whole, numbers == "weight_packed"
+    return parts[numbers], scale, global_scale, numbers == "weight_packed"
 
 
 def _dequantize_fp8(parts: Mapping[str, Tensor]) -> Tensor:
@@ -150,11 +154,11 @@ def _describe_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
         kinds: The types, as safetensors names them, and the shapes, by the suffixes of names.
     """
     names = ", ".join(sorted(kinds))
-    whole_names = [whole for whole in _LAYOUTS.values() if whole in kinds]
+    whole_names = [global_scale for global_scale in _LAYOUTS.values() if global_scale in kinds]
     if not whole_names and "weight_packed" not in kinds and kinds["weight"][0] != "U8":
         return _wrong_fp8(kinds)
-    for numbers, whole in _LAYOUTS.items():
-        if kinds.keys() == {numbers, "weight_scale", whole}:
+    for numbers, global_scale in _LAYOUTS.items():
+        if kinds.keys() == {numbers, "weight_scale", global_scale}:
             break
     else:
         return f"{names} are not the three tensors of a matrix in NVFP4"
@@ -164,9 +168,9 @@ def _describe_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     want = [shape[0], 2 * shape[1] // GROUP]
     if scale_kind != "F8_E4M3" or [*scale_shape] != want or 2 * shape[1] % GROUP:
         return f"weight_scale is {scale_kind} {[*scale_shape]}, not F8_E4M3 {want}"
-    kind, shape = kinds[whole]
+    kind, shape = kinds[global_scale]
     if kind not in _FLOATS or [*shape] not in ([], [1]):
-        return f"{whole} is {kind} {[*shape]}, not one number"
+        return f"{global_scale} is {kind} {[*shape]}, not one number"
     return ""
 
 
@@ -210,11 +214,11 @@ class StoredMatrices:
     plain: frozenset[str]
     """Modules with a matrix that is not quantized; norms and convolutions have none."""
 
-    def sizes(self, kept: Sequence[str], itemsize: int) -> dict[str, StoredSizes]:
+    def sizes(self, formats: Sequence[str], itemsize: int) -> dict[str, StoredSizes]:
         """Return what matrices take, by format, and apart those that are kept and expanded.
 
         Args:
-            kept: The formats that stay as they are stored, "NVFP4" and "FP8".
+            formats: The formats that stay as they are stored, "NVFP4" and "FP8".
             itemsize: Bytes of an expanded number.
         """
         sizes: dict[str, StoredSizes] = {}
@@ -228,7 +232,7 @@ class StoredMatrices:
                 stored = numbers + 4 * sum(rows for rows, _ in shapes)
                 if form == "NVFP4":
                     stored = numbers * 9 // 16 + 4 * sum(rows for rows, _ in shapes)
-                is_kept = form in kept and not is_head
+                is_kept = form in formats and not is_head
                 key = f"{form} {'kept' if is_kept else 'dequantized'}"
                 before = sizes.get(key, StoredSizes(0, 0, 0, 0))
                 loaded = stored if is_kept else numbers * itemsize

@@ -107,8 +107,10 @@ def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
         case True:
             recommended = {"temperature": 1.0, **recommended}
         case False:
-            others = {name: value for name, value in recommended.items() if name not in _OF_DRAWS}
-            recommended = {"temperature": 0.0, **others}
+            remaining = {
+                name: value for name, value in recommended.items() if name not in _OF_DRAWS
+            }
+            recommended = {"temperature": 0.0, **remaining}
     if recommended.get("top_k") == -1:  # means that all tokens are kept
         recommended["top_k"] = 0
     cold = recommended.get("temperature")

@@ -139,7 +139,7 @@ class _Walk:
     """A walk over a header that keeps nothing and checks every length before using it."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
-        self._stream, self._left, self._values = stream, size, 0
+        self._stream, self._remaining, self._values = stream, size, 0
         self._order = "<"
 
     def header(self) -> None:
@@ -186,9 +186,9 @@ class _Walk:
         return count
 
     def _check_count(self, number: int, least: int) -> int:
-        if number * least > self._left:
+        if number * least > self._remaining:
             raise ValueError(
-                f"its header claims {number:,} entries, but only {self._left:,} bytes follow"
+                f"its header claims {number:,} entries, but only {self._remaining:,} bytes follow"
             )
         return number
 
@@ -201,15 +201,15 @@ class _Walk:
 
     def _read(self, size: int) -> bytes:
         data = self._stream.read(size)
-        self._left -= len(data)
+        self._remaining -= len(data)
         if len(data) < size:
             raise ValueError("it is cut off")
         return data
 
     def _skip(self, size: int) -> None:
-        if size > self._left:
+        if size > self._remaining:
             raise ValueError("it is cut off")
-        self._left -= size
+        self._remaining -= size
         self._stream.seek(size, 1)
 
 

@@ -76,11 +76,11 @@ def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
     """Raise ModelError if the checkpoint lacks weights, which transformers would fill at random."""
     wrong = sorted(tuple(mismatch) for mismatch in info["mismatched_keys"])
     if wrong:
-        name, stored, wanted = wrong[0]
+        name, stored, expected = wrong[0]
         more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
         raise ModelError(
             f"the weights in {directory} do not fit config.json: {name} is {list(stored)}, but "
-            f"the configuration requires {list(wanted)}{more}; download both again"
+            f"the configuration requires {list(expected)}{more}; download both again"
         )
     missing = sorted(map(str, info["missing_keys"]))
     if missing:

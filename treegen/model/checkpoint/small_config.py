@@ -74,11 +74,11 @@ def find_boundaries(config: PretrainedConfig, context_length: int) -> dict[str, 
         context_length: Its context in tokens.
     """
     text = config.get_text_config(decoder=True)
-    found: dict[str, int] = {}
+    boundaries: dict[str, int] = {}
     for path, value in _iter_numbers(text.to_dict()):
         if 1 < value < context_length and _is_boundary(path):
-            found[path] = min(value, found.get(path, value))
-    return found
+            boundaries[path] = min(value, boundaries.get(path, value))
+    return boundaries
 
 
 def _iter_numbers(settings: Any, path: str = "") -> Iterator[tuple[str, int]]:
@@ -153,7 +153,7 @@ def _lower(text: PretrainedConfig, boundaries: Mapping[str, int]) -> None:
 
 def _set_number(holder: Any, steps: Sequence[str], value: int) -> None:
     """Set the number at the end of a path, or each number above 1 in a list."""
-    step, *rest = steps
+    step, *steps_below = steps
     if step == _EACH:
         keys: Iterable[Any] = range(len(holder))
     elif isinstance(holder, Mapping):
@@ -163,8 +163,8 @@ def _set_number(holder: Any, steps: Sequence[str], value: int) -> None:
     for key in keys:
         is_config = isinstance(holder, PretrainedConfig)
         old = getattr(holder, key) if is_config else holder[key]
-        if rest:
-            _set_number(old, rest, value)
+        if steps_below:
+            _set_number(old, steps_below, value)
         elif is_config:
             setattr(holder, key, value)
         elif step != _EACH or (type(old) is int and old > 1):
@@ -180,12 +180,12 @@ def _keep_first_layers(text: PretrainedConfig) -> None:
         if isinstance(value, list) and len(value) == num_layers
     }
     first_of_kinds = [values.index(value) + 1 for values in lists.values() for value in values]
-    kept = min(num_layers, max([_LEAST_LAYERS, *first_of_kinds]), _MOST_LAYERS)
-    text.num_hidden_layers = kept
+    num_kept = min(num_layers, max([_LEAST_LAYERS, *first_of_kinds]), _MOST_LAYERS)
+    text.num_hidden_layers = num_kept
     for name, value in lists.items():
-        setattr(text, name, value[:kept])
+        setattr(text, name, value[:num_kept])
     overrides = _layer_overrides(text)
-    for layer in [layer for layer in overrides if layer >= kept]:
+    for layer in [layer for layer in overrides if layer >= num_kept]:
         del overrides[layer]
 
 

@@ -160,10 +160,10 @@ def _multiplies(kind: Any) -> bool:
 
 def _library() -> types.ModuleType:
     """Return a copy of `torch.nn.functional` with `linear` of this module."""
-    shown = types.ModuleType("treegen_functional")
-    shown.__dict__.update(functional.__dict__)
-    shown.__dict__["linear"] = linear
-    return shown
+    library = types.ModuleType("treegen_functional")
+    library.__dict__.update(functional.__dict__)
+    library.__dict__["linear"] = linear
+    return library
 
 
 _FUNCTIONAL: Final = _library()

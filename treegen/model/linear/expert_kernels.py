@@ -219,21 +219,22 @@ def grouped_product(
     bias: Tensor | None,
     order: Tensor,
     blocks: Tensor,
-    each: int,
+    pairs_per_row: int,
     transposed: bool,
     out: Tensor,
 ) -> None:
     """Fill out [S, N] as documented in `treegen.model.linear.experts.grouped_product`.
 
     Args:
-        rows: Inputs [S / each, K].
-        row_scales: Float32 [S / each], the scales of FP8 rows; None for rows that are not FP8.
+        rows: Inputs [S / pairs_per_row, K].
+        row_scales: Float32 [S / pairs_per_row], the scales of FP8 rows; None for rows that are not
+            FP8.
         weights: Weights [E, N, K], or [E, K, N] if transposed.
         weight_scales: Float32 [E, N], the scales of FP8 weights; None for weights that are not FP8.
         bias: Biases [E, N]; None for none.
         order: int32 [S], the pairs sorted by expert.
         blocks: int32 [3, B], expert, first place and end of each block.
-        each: Consecutive pairs that share an input row.
+        pairs_per_row: Consecutive pairs that share an input row.
         transposed: Whether weights have inputs first.
         out: Outputs [S, N], dense; overwritten.
     """
@@ -255,7 +256,7 @@ def grouped_product(
         blocks.shape[1],
         N=outputs,
         K=inputs,
-        EACH=each,
+        EACH=pairs_per_row,
         STRIDE_N=1 if transposed else inputs,
         STRIDE_K=outputs if transposed else 1,
         HAS_SCALES=row_scales is not None,

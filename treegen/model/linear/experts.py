@@ -207,10 +207,10 @@ def grouped_product(
         pairs = order_S[begin:end]
         at = pairs // pairs_per_row
         matrix = weight[expert].T if transposed else weight[expert]
-        made = linear(rows[at].float(), matrix.float())
+        product = linear(rows[at].float(), matrix.float())
         if scale_M is not None and scale is not None:
-            made *= scale_M[at, None] * scale[expert]
-        out[pairs] = (made if bias_EN is None else made + bias_EN[expert].float()).to(dtype)
+            product *= scale_M[at, None] * scale[expert]
+        out[pairs] = (product if bias_EN is None else product + bias_EN[expert].float()).to(dtype)
     return out
 
 

@@ -129,12 +129,12 @@ def fp4_product(
         multiply(quarters_M4Q, (weight, scale.view(torch.uint8), factor_N, bias), out)
         return out
     rows = quarters_M4Q.transpose(1, 2).flatten(1).float()
-    made = linear(rows, dequantize_fp4(weight, scale)) * factor_N
-    return out.copy_(made if bias is None else made + bias.float())
+    product = linear(rows, dequantize_fp4(weight, scale)) * factor_N
+    return out.copy_(product if bias is None else product + bias.float())
 
 
 @fp4_product.register_fake
-def _(quarters_M4Q: Tensor, weight: Tensor, *_others: Any) -> Tensor:
+def _(quarters_M4Q: Tensor, weight: Tensor, *_args: Any) -> Tensor:
     return quarters_M4Q.new_empty(quarters_M4Q.shape[0], weight.shape[0])
 
 
@@ -180,9 +180,11 @@ def grouped_fp4_product(
         if expert < 0:
             break
         pairs = order_S[begin:end]
-        made = rows[pairs // pairs_per_row] @ dequantize_fp4(weight[expert], scale[expert]).T
-        made = made if factor_EN is None else made * factor_EN[expert]
-        out[pairs] = (made if bias_EN is None else made + bias_EN[expert].float()).to(out.dtype)
+        product = rows[pairs // pairs_per_row] @ dequantize_fp4(weight[expert], scale[expert]).T
+        product = product if factor_EN is None else product * factor_EN[expert]
+        out[pairs] = (product if bias_EN is None else product + bias_EN[expert].float()).to(
+            out.dtype
+        )
     return out
 
 

@@ -31,7 +31,7 @@ class KeptMatrices:
         self.numbers = 0
         """Numbers in them."""
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._kept: dict[str, tuple[Fp4Matrix, int]] = {}
+        self._matrices: dict[str, tuple[Fp4Matrix, int]] = {}
 
     def __deepcopy__(self, memo: Any) -> KeptMatrices:
         return self
@@ -72,7 +72,7 @@ class KeptMatrices:
         *outer, pairs = matrix.weight.shape
         if (*outer, 2 * pairs) != self._shapes[name]:
             return False  # the layer has a part of the stored matrix, or several matrices
-        self._kept[name] = (matrix, num)
+        self._matrices[name] = (matrix, num)
         return True
 
     def install(self, module: nn.Module, device: torch.device) -> None:
@@ -83,24 +83,24 @@ class KeptMatrices:
             device: The device of the matrices.
         """
         for name, part in [*iter_fp8_linears(module)]:
-            if (weight_name := f"{name}.weight") in self._kept:
-                matrix, num = self._kept.pop(weight_name)
+            if (weight_name := f"{name}.weight") in self._matrices:
+                matrix, num = self._matrices.pop(weight_name)
                 _replace_linear(part, matrix, device)
                 self._add(num, matrix)
         for name, experts in [*fused_experts(module)]:
             names = [f"{name}.{tensor}" for tensor in experts.tensors]
-            kept = [self._kept.pop(tensor_name, None) for tensor_name in names]
-            if all(kept):
-                sides = cast(list[tuple[Fp4Matrix, int]], kept)
+            matrices = [self._matrices.pop(tensor_name, None) for tensor_name in names]
+            if all(matrices):
+                sides = cast(list[tuple[Fp4Matrix, int]], matrices)
                 _replace_experts(experts, [matrix for matrix, _ in sides], device)
                 for matrix, num in sides:
                     self._add(num, matrix)
                 continue
-            for tensor_name, one in zip(experts.tensors, kept, strict=True):
+            for tensor_name, one in zip(experts.tensors, matrices, strict=True):
                 if one is not None:  # only one of the two tensors is in NVFP4
                     weight = getattr(experts.module, tensor_name)
                     weight.data = _expand(one[0]).to(weight.dtype)
-        self._kept.clear()  # of parts that text never reaches
+        self._matrices.clear()  # of parts that text never reaches
 
     def _add(self, num: int, matrix: Fp4Matrix) -> None:
         self.count += num

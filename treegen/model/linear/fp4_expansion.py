@@ -116,10 +116,10 @@ def fp4_linear(quarters: Tensor, matrix: Matrices, out: Tensor) -> None:
     weight, scale, factor, bias = matrix
     assert factor is not None
     rows = quarters.flatten(1)
-    whole = _scratch(rows, len(weight))
-    expand(weight, scale, True, whole)
+    expanded = _scratch(rows, len(weight))
+    expand(weight, scale, True, expanded)
     for some, outputs in zip(rows.split(_AT_ONCE), out.split(_AT_ONCE), strict=True):
-        add_parts(_multiply(some, whole)[None], factor, bias, outputs)
+        add_parts(_multiply(some, expanded)[None], factor, bias, outputs)
 
 
 def grouped_fp4_product(quarters: Tensor, matrices: Matrices, routes: Routes, out: Tensor) -> None:
@@ -133,12 +133,12 @@ def grouped_fp4_product(quarters: Tensor, matrices: Matrices, routes: Routes, ou
     """
     weight, scale, factor, bias = matrices
     rows = quarters.flatten(1)
-    whole = _scratch(rows, *weight.shape[:2])
-    expand(weight, scale, factor is not None, whole)
+    expanded = _scratch(rows, *weight.shape[:2])
+    expand(weight, scale, factor is not None, expanded)
     row_factors = None if factor is None else factor.new_ones(len(rows))
     if INTERPRETED.value:  # the interpreter multiplies no bfloat16
-        rows, whole = rows.float(), whole.float()
-    expert_kernels.grouped_product(rows, row_factors, whole, factor, bias, *routes, False, out)
+        rows, expanded = rows.float(), expanded.float()
+    expert_kernels.grouped_product(rows, row_factors, expanded, factor, bias, *routes, False, out)
 
 
 def is_faster(num_rows: int, experts: int, device: torch.device) -> bool:
@@ -172,10 +172,10 @@ def _balance(device: torch.device) -> float:
     """Return how many operations in bfloat16 a device does while it moves a byte."""
     if INTERPRETED.value:
         return _USUAL_BALANCE
-    found = torch.cuda.get_device_properties(device)
-    per_clock = _FLOPS.get((found.major, found.minor), _USUAL_FLOPS)
-    flops = found.multi_processor_count * per_clock * found.clock_rate
-    moved = 2 * found.memory_clock_rate * found.memory_bus_width / 8
+    properties = torch.cuda.get_device_properties(device)
+    per_clock = _FLOPS.get((properties.major, properties.minor), _USUAL_FLOPS)
+    flops = properties.multi_processor_count * per_clock * properties.clock_rate
+    moved = 2 * properties.memory_clock_rate * properties.memory_bus_width / 8
     return flops / moved if moved else _USUAL_BALANCE
 
 
@@ -183,8 +183,8 @@ def _scratch(rows: Tensor, *shape: int) -> Tensor:
     return rows.new_empty((*shape, rows.shape[1]), dtype=torch.bfloat16)
 
 
-def _multiply(rows: Tensor, whole: Tensor) -> Tensor:
+def _multiply(rows: Tensor, matrix: Tensor) -> Tensor:
     """Return rows [M, K] times the transpose of a matrix [N, K] in float32."""
     if INTERPRETED.value:
-        return rows.float() @ whole.float().T
-    return torch.mm(rows, whole.T, out_dtype=torch.float32)
+        return rows.float() @ matrix.float().T
+    return torch.mm(rows, matrix.T, out_dtype=torch.float32)

@@ -336,7 +336,7 @@ def _launch(
         out: Outputs, or the sums of parts of the inputs.
     """
     weight, scale, factor, bias = matrices
-    order, blocks, each = (None, None, 1) if routes is None else routes
+    order, blocks, pairs_per_row = (None, None, 1) if routes is None else routes
     outputs, inputs = weight.shape[1], quarters[0].numel()
     # With four warps, blocks of 64 inputs and four stages, Triton 3.6 sets no barrier between
     # reading a step's bytes and copying the next step's, and sums were wrong.
@@ -355,7 +355,7 @@ def _launch(
         out.shape[-2],
         N=outputs,
         K=inputs,
-        EACH=each,
+        EACH=pairs_per_row,
         GROUP=inputs // scale.shape[-1],
         IS_E4M3=factor is not None,
         HAS_BIAS=bias is not None,

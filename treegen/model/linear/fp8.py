@@ -110,7 +110,7 @@ def iter_fp8_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
             continue
         if any(part is up for up in ups):
             continue
-        if any(f".{kept}." in f".{name}.weight." for kept in float32_names):
+        if any(f".{float32_name}." in f".{name}.weight." for float32_name in float32_names):
             continue
         if not any(size % MULTIPLE for size in part.weight.shape):
             yield name, part

@@ -117,9 +117,13 @@ def _stack_experts(
     side: list[_Grids], put: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Return the matrices of experts as one tensor [E, N, K], and its scales [E, N]."""
-    made = [[put(stored) for stored in parts] for parts in side]
-    weights = torch.stack([torch.cat([weight for weight, _ in parts]) for parts in made])
-    return weights, torch.stack([torch.cat([scale_N for _, scale_N in parts]) for parts in made])
+    parts_of_experts = [[put(stored) for stored in parts] for parts in side]
+    weights = torch.stack(
+        [torch.cat([weight for weight, _ in parts]) for parts in parts_of_experts]
+    )
+    return weights, torch.stack(
+        [torch.cat([scale_N for _, scale_N in parts]) for parts in parts_of_experts]
+    )
 
 
 def requantize_per_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, float, float]:

@@ -165,8 +165,8 @@ class _Sharding:
         for name, style in styles.items():
             weight, owner = self.module.get_parameter(name), _pattern(name).rpartition(".")[0]
             dim, pieces = _pieces(weight.data, style)
-            rest = pieces[0].shape[dim] * weight.itemsize % (_STRIDE * self.size)
-            fits[owner] = fits.get(owner, True) and not rest
+            remainder = pieces[0].shape[dim] * weight.itemsize % (_STRIDE * self.size)
+            fits[owner] = fits.get(owner, True) and not remainder
         return with_whole_experts(plan, _ep_plan(self.module), {n for n in fits if fits[n]})
 
     def _make_error(self, reason: str) -> ModelError:

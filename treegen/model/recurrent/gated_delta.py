@@ -86,9 +86,11 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
     )
     channels = 2 * spec.k_heads * spec.k_dim + spec.v_heads * spec.v_dim
     conv = layer.conv1d
-    seen = conv.weight.shape[-1]
+    kernel_size = conv.weight.shape[-1]
     # A window has a spare column, so it also contains the window of the previous token.
-    fits = has_state_shapes(states, dtype, (channels, seen), (spec.v_heads, spec.k_dim, spec.v_dim))
+    fits = has_state_shapes(
+        states, dtype, (channels, kernel_size), (spec.v_heads, spec.k_dim, spec.v_dim)
+    )
     plain = conv.bias is None and getattr(layer, "activation", None) in ("silu", "swish")
     return spec if fits and plain and spec.v_heads % spec.k_heads == 0 else None
 

@@ -85,7 +85,7 @@ class LayerStates:
         layer_idx: int | None = None,
         state_idx: int = 0,
         conv_kernel_size: int | None = None,
-        **_others: Any,
+        **_kwargs: Any,
     ) -> Tensor:
         """Append inputs of a convolution to its window.
 

@@ -77,8 +77,10 @@ class RecurrentLayer:
         if current is None:
             return self._forward(*args, **kwargs)
         # The pass has the states, so drop any cache argument, whatever its name.
-        others = {name: value for name, value in kwargs.items() if name not in CACHE_ARGUMENTS}
-        arguments = dict(self._signature.bind_partial(*args, **others).arguments)
+        without_cache = {
+            name: value for name, value in kwargs.items() if name not in CACHE_ARGUMENTS
+        }
+        arguments = dict(self._signature.bind_partial(*args, **without_cache).arguments)
         # Other keywords are for attention.
         for name, parameter in self._signature.parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD:

@@ -274,12 +274,12 @@ def has_state_shapes(
         window: The shape of the convolution window.
         state: The shape of the recurrent state; None for none.
     """
-    wanted = [("conv", window, str(dtype).removeprefix("torch."))]
+    expected = [("conv", window, str(dtype).removeprefix("torch."))]
     if state is not None:
-        wanted.append(("recurrent", state, "float32"))
+        expected.append(("recurrent", state, "float32"))
     return [
         (state_spec.kind, state_spec.shape, state_spec.dtype) for state_spec in states
-    ] == wanted
+    ] == expected
 
 
 def delta_pass(inputs: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
@@ -326,12 +326,12 @@ def convolve_run(
         run: The run.
     """
     x_NCL = x_TC.view(run.num, run.length, -1).transpose(1, 2)
-    width, seen = windows.shape[-1], conv_C1W.shape[-1]
+    width, kernel_size = windows.shape[-1], conv_C1W.shape[-1]
     if run.reads_N is None:
         before = x_NCL.new_zeros(run.num, x_NCL.shape[1], width)
     else:
         before = windows[run.reads_N]
     extended = torch.cat([before, x_NCL], -1)
     windows[run.writes_N] = extended[..., -width:]
-    extended = extended[..., width - seen + 1 :].to(conv_C1W.dtype)
+    extended = extended[..., width - kernel_size + 1 :].to(conv_C1W.dtype)
     return conv1d(extended, conv_C1W, bias_C, groups=len(conv_C1W)).transpose(1, 2)

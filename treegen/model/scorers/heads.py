@@ -166,9 +166,9 @@ class _BinaryHead(nn.Module):
         right = logits[..., self._column]
         if logits.shape[-1] == 1:
             return torch.stack([right, torch.zeros_like(right)], dim=-1)
-        others = logits.clone()
-        others[..., self._column] = -torch.inf
-        return torch.stack([right, others.logsumexp(dim=-1)], dim=-1)
+        other_logits = logits.clone()
+        other_logits[..., self._column] = -torch.inf
+        return torch.stack([right, other_logits.logsumexp(dim=-1)], dim=-1)
 
 
 def slice_head(head: nn.Module, tokens: list[int]) -> nn.Linear:

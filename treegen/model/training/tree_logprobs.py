@@ -134,7 +134,7 @@ def tree_logprobs(
     predictors, rows, tokens, places = (to_device(array, base.device) for array in arrays)
     logits_SV = _forward(module, base, packed, predictors)
     values_N = _SelectedLogprobs.apply(logits_SV, rows, tokens, 1 / temperature)  # type: ignore[no-untyped-call]
-    return list(values_N[places].split([len(each) for each in targets]))
+    return list(values_N[places].split([len(tokens_of_target) for tokens_of_target in targets]))
 
 
 def check_tokens(

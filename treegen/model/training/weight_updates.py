@@ -110,20 +110,20 @@ def save_whole(
     """
     _refuse(model)
     with torch.device("meta"):
-        whole = _stock_class(model)._from_config(_plain_config(model), dtype=model.dtype)
-    drop_parts(whole, _unloaded_prefixes(model))
-    targets, required, _ = _list_targets(whole)
+        stock_model = _stock_class(model)._from_config(_plain_config(model), dtype=model.dtype)
+    drop_parts(stock_model, _unloaded_prefixes(model))
+    targets, required, _ = _list_targets(stock_model)
     sources, digest = _fit(model, weights, targets, required, None, check_finite)
     if isinstance(weights, str | os.PathLike):
         return digest
     by_target = {id(targets[name]): tensor for name, tensor in sources.items()}
-    own = model.module.state_dict()  # for buffers that are not given
+    current = model.module.state_dict()  # for buffers that are not given
     state = {
-        name: by_target[id(target)].to(target.dtype) if id(target) in by_target else own[name]
+        name: by_target[id(target)].to(target.dtype) if id(target) in by_target else current[name]
         for name, target in targets.items()
     }
-    whole.load_state_dict(state, assign=True)
-    whole.save_pretrained(folder)
+    stock_model.load_state_dict(state, assign=True)
+    stock_model.save_pretrained(folder)
     return digest
 
 
@@ -151,17 +151,17 @@ def _fit(
     """
     digest = ""
     if isinstance(weights, nn.Module):
-        given = _tensors_of(weights, targets)
+        tensors = _tensors_of(weights, targets)
     elif isinstance(weights, str | os.PathLike):
-        given, digest = _read(model, weights, ranks)
+        tensors, digest = _read(model, weights, ranks)
     else:
-        given = _collect(weights, targets)
-        if any(name not in targets for name in _used(given, targets, model)):
-            given = _convert(model, given)
-    given = {name: given[name] for name in _used(given, targets, model)}
-    _check_names(given, targets, required)
+        tensors = _collect(weights, targets)
+        if any(name not in targets for name in _used(tensors, targets, model)):
+            tensors = _convert(model, tensors)
+    tensors = {name: tensors[name] for name in _used(tensors, targets, model)}
+    _check_names(tensors, targets, required)
     sources: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in given.items():
+    for name, tensor in tensors.items():
         target = targets[name]
         _check_tensor(name, tensor, target, check_finite)
         other, before = sources.setdefault(id(target), (name, tensor))
@@ -206,10 +206,12 @@ def _list_targets(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tenso
     return targets, required, scales
 
 
-def _used(given: Mapping[str, Tensor], targets: Mapping[str, Tensor], model: Model) -> list[str]:
+def _used(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor], model: Model) -> list[str]:
     """Return the names outside of the parts that the model was loaded without."""
     return [
-        name for name in given if name in targets or not name.startswith(_unloaded_prefixes(model))
+        name
+        for name in tensors
+        if name in targets or not name.startswith(_unloaded_prefixes(model))
     ]
 
 
@@ -223,7 +225,7 @@ def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if unnamed := [name for name in weights if not isinstance(name, str)]:
             raise InputError(f"the names of tensors must be text, got {unnamed[0]!r:.60}")
         return dict(weights)
-    given: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     places: dict[int, str] = {}
     if not isinstance(weights, Iterable):
         raise InputError(
@@ -236,7 +238,7 @@ def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 pass
             case _:
                 raise InputError(f"update takes pairs of a name and a tensor, got {pair!r:.60}")
-        if name in given:
+        if name in tensors:
             raise InputError(f"two tensors are named {name}; give one")
         other = places.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
         if other != name and targets.get(name) is not targets.get(other, tensor):
@@ -244,18 +246,18 @@ def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 f"{other} and {name} are in the same memory, so one has overwritten the other; "
                 "yield clones"
             )
-        given[name] = tensor
-    return given
+        tensors[name] = tensor
+    return tensors
 
 
 def _check_names(
-    given: Mapping[str, Tensor], targets: Mapping[str, Tensor], required: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor], required: Mapping[str, Tensor]
 ) -> None:
-    if unknown := [name for name in given if name not in targets]:
+    if unknown := [name for name in tensors if name not in targets]:
         raise InputError(
             f"the model has no weights with these names: {_list(unknown)}; leave them out"
         )
-    covered = {id(targets[name]) for name in given}
+    covered = {id(targets[name]) for name in tensors}
     if missing := [name for name, weight in required.items() if id(weight) not in covered]:
         raise InputError(f"the new weights lack {_list(missing)}; give all weights of the model")
 
@@ -310,8 +312,8 @@ def _tensors_of(module: nn.Module, targets: Mapping[str, Tensor]) -> dict[str, T
     for path, layer in part.named_modules():
         if hasattr(layer, "get_delta_weight"):
             inside = [name for name in state if name.startswith(f"{path}.")]
-            own = {name: state.pop(name) for name in inside}
-            for name, tensor in own.items():
+            layer_state = {name: state.pop(name) for name in inside}
+            for name, tensor in layer_state.items():
                 if name.startswith(f"{path}{_BASE}."):
                     state[name.replace(_BASE, "", 1)] = tensor
             state[f"{path}.weight"] = _merge(path, layer)
@@ -387,7 +389,7 @@ def _plain_config(model: Model) -> Any:
     return config
 
 
-def _convert(model: Model, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _convert(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the names and shapes of the model's, from those of its checkpoints."""
     stock, config = _stock_class(model), _plain_config(model)
     with quiet_loading():
@@ -395,7 +397,7 @@ def _convert(model: Model, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
             loaded, info = stock.from_pretrained(
                 None,
                 config=config,
-                state_dict=dict(given),
+                state_dict=dict(tensors),
                 dtype=model.dtype,
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,

@@ -280,12 +280,12 @@ def cut_units(level: HostLevel, positions_T: IntArray | None, window: Window | N
     units_U7 = np.stack(columns, axis=1)[seen_G & ~mixed_G]
     if positions_T is None or not (seen_G & mixed_G).any():
         return units_U7
-    rest = [
+    mixed_units = [
         unit
         for i in np.flatnonzero(seen_G & mixed_G)
         for unit in _cut_mixed(level, int(group_G[i]), positions_T, window)
     ]
-    return np.concatenate([units_U7, np.array(rest, dtype=np.int64).reshape(-1, 7)])
+    return np.concatenate([units_U7, np.array(mixed_units, dtype=np.int64).reshape(-1, 7)])
 
 
 def _cut_mixed(

@@ -224,8 +224,8 @@ def rows_to_expand(form: LatentSpec) -> float:
     narrower than latents. The result is infinite if they are not narrower.
     """
     spared = form.kept + form.rank - form.k_dim - form.v_dim
-    made = form.rank * (form.nope + form.v_dim)
-    return made / spared if spared > 0 else float("inf")
+    added = form.rank * (form.nope + form.v_dim)
+    return added / spared if spared > 0 else float("inf")
 
 
 def _split(levels: PreparedLevels, form: LatentSpec, pool: Tensor) -> _LevelSplit:
@@ -253,9 +253,9 @@ def _make_split(levels: PreparedLevels, form: LatentSpec, page_size: int) -> _Le
         stored.append(replace(level, kv_len_G=np.where(wide_G, 0, level.kv_len_G), memo={}))
     if not pieces:
         return _LevelSplit(levels)
-    rest = prepare_host(stored, levels.positions_T, levels.device, levels.implementation)
+    remaining = prepare_host(stored, levels.positions_T, levels.device, levels.implementation)
     is_all = not any(level.kv_len_G.any() for level in stored) and levels.copies is None
-    return _LevelSplit(rest, tuple(pieces), is_all)
+    return _LevelSplit(remaining, tuple(pieces), is_all)
 
 
 def _pieces(

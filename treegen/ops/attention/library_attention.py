@@ -79,9 +79,9 @@ def cut_level(
     low_N = np.zeros_like(high_N)
     if window is not None:
         low_N = np.maximum(window.start(positions_T[row_N]) - position[run_N], 0)
-    seen = low_N < high_N
+    has_keys = low_N < high_N
     run_N, row_N, place_N, low_N, high_N = (
-        array[seen] for array in (run_N, row_N, place_N, low_N, high_N)
+        array[has_keys] for array in (run_N, row_N, place_N, low_N, high_N)
     )
     # Which keys of the same run the next row sees: 1 the same keys; 2 one key more; 0 otherwise.
     near = (np.diff(run_N) == 0) & (np.diff(row_N) == 1)

@@ -97,7 +97,7 @@ def attend_selected(
             results.append(attend_selected(q_THK[:, heads], k, v, one, scale, its_sinks))
         return torch.cat(results, 1)
     reads = _plan_reads(selected, keys.shape[1])
-    whole = _empty(q_THK, values.shape[-1])
+    result = _empty(q_THK, values.shape[-1])
     for group in reads.masked:
         rows = slice(group.start, group.stop)
         for slots_L, mask_NL in _pieces(group, selected, q_THK.shape[1]):
@@ -108,11 +108,11 @@ def attend_selected(
                 mask_NL,
                 scale,
             )
-            _add(whole, rows, part)
+            _add(result, rows, part)
     for rows, slots_NS, mask_NS in _gathers(reads, selected, keys):
         k_NSGK, v_NSGV = (read_slots(pool, slots_NS, q_THK.dtype) for pool in (keys, values))
-        _add(whole, rows, _attend_gathered(q_THK[rows], k_NSGK, v_NSGV, mask_NS, scale))
-    return _finish(whole, sinks, q_THK.dtype)
+        _add(result, rows, _attend_gathered(q_THK[rows], k_NSGK, v_NSGV, mask_NS, scale))
+    return _finish(result, sinks, q_THK.dtype)
 
 
 def attend_selected_latents(
@@ -142,12 +142,12 @@ def attend_selected_latents(
     up_HNR, up_HVR = up_HXR.split([form.nope, form.v_dim], 1)
     q_THN, q_THP = q_THK.split([form.nope, form.rope], -1)
     q_THD = torch.cat([torch.bmm(q_THN.transpose(0, 1), up_HNR).transpose(0, 1), q_THP], -1)
-    whole = _empty(q_THK, form.v_dim)
+    result = _empty(q_THK, form.v_dim)
 
     def expand_results(part: _Part) -> _Part:
         out_NHR, lse_NH = part
         out_HNV = torch.bmm(out_NHR.to(q_THK.dtype).transpose(0, 1), up_HVR.mT)
-        return out_HNV.transpose(0, 1).to(whole[0].dtype), lse_NH
+        return out_HNV.transpose(0, 1).to(result[0].dtype), lse_NH
 
     for group in reads.masked:
         rows = slice(group.start, group.stop)
@@ -159,12 +159,12 @@ def attend_selected_latents(
             else:
                 k_L1D, v_L1R = stored_LD[:, None], stored_LD[:, None, : form.rank]
                 part = expand_results(_attend_masked(q_THD[rows], k_L1D, v_L1R, mask_NL, scale))
-            _add(whole, rows, part)
+            _add(result, rows, part)
     for rows, slots_NS, mask_NS in _gathers(reads, selected, pool):
         k_NS1D = read_slots(pool, slots_NS, q_THK.dtype)
         part = _attend_gathered(q_THD[rows], k_NS1D, k_NS1D[..., : form.rank], mask_NS, scale)
-        _add(whole, rows, expand_results(part))
-    return _finish(whole, sinks, q_THK.dtype)
+        _add(result, rows, expand_results(part))
+    return _finish(result, sinks, q_THK.dtype)
 
 
 def _split_heads(
@@ -185,16 +185,16 @@ def _empty(q_THK: Tensor, v_dim: int) -> _Part:
     return out_THV, out_THV.new_full(q_THK.shape[:2], -torch.inf)
 
 
-def _add(whole: _Part, rows: slice, part: _Part) -> None:
+def _add(result: _Part, rows: slice, part: _Part) -> None:
     """Merge the results of some rows over further keys into those of all rows."""
-    out_THV, lse_TH = whole
+    out_THV, lse_TH = result
     out_THV[rows], lse_TH[rows] = merge((out_THV[rows], part[0]), (lse_TH[rows], part[1]))
 
 
-def _finish(whole: _Part, sinks: Tensor | None, dtype: torch.dtype) -> Tensor:
+def _finish(result: _Part, sinks: Tensor | None, dtype: torch.dtype) -> Tensor:
     if sinks is not None:
-        whole = add_sinks(*whole, sinks)
-    return whole[0].to(dtype)
+        result = add_sinks(*result, sinks)
+    return result[0].to(dtype)
 
 
 def _plan_reads(selected: SelectedKeys, page_size: int) -> _Reads:

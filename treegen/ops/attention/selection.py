@@ -137,7 +137,7 @@ def keys_by_row(levels: PreparedLevels, num_rows: int, page_size: int) -> RowKey
         num_T = np.zeros(num_rows, dtype=np.int64)
         for level in stored:
             num_T += _by_row(level, level.kv_len_G, num_rows)
-        by_level = tuple(_level_keys(each, num_rows, page_size, levels.device) for each in stored)
+        by_level = tuple(_level_keys(level, num_rows, page_size, levels.device) for level in stored)
         levels.memo[key] = RowKeys(by_level, num_T)
     rows: RowKeys = levels.memo[key]
     return rows

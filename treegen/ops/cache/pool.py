@@ -172,9 +172,9 @@ class PagePool:
     def free(self, pages: Pages) -> None:
         """Drop one reference to a page for each of its occurrences in `pages`."""
         np.subtract.at(self._refs, pages, 1)
-        left = self._refs[pages]
-        assert (left >= 0).all(), "freed a free page"
-        freed = len(set(pages[left == 0].tolist()))
+        counts = self._refs[pages]
+        assert (counts >= 0).all(), "freed a free page"
+        freed = len(set(pages[counts == 0].tolist()))
         self.num_free += freed
         self.num_freed += freed
 

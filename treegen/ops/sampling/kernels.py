@@ -289,7 +289,7 @@ def draw_blocks(
         tensor, so they go to the host in one copy.
     """
     rows, width = logits_PV.shape
-    mine = part or VocabPart(0, 0, width)
+    vocab_part = part or VocabPart(0, 0, width)
     blocks = my_blocks = triton.cdiv(width, BLOCK)
     assert masks is None or part is None
     num_sums = 3 if masks is None else 4
@@ -311,7 +311,7 @@ def draw_blocks(
             sums[-1],
             stride,
             words,
-            mine.size,
+            vocab_part.size,
             blocks,
             HAS_MASK=masks is not None,
             BLOCK=BLOCK,
@@ -336,11 +336,11 @@ def draw_blocks(
             *result_PN2.view(torch.float32)[..., 2:].unbind(-1),
             stride,
             words,
-            mine.size,
+            vocab_part.size,
             blocks,
             draws,
-            mine.first,
-            mine.rank * my_blocks,
+            vocab_part.first,
+            vocab_part.rank * my_blocks,
             my_blocks,
             HAS_GREEDY=greedy_P is not None,
             HAS_FORCED=forced_P is not None,

@@ -104,7 +104,7 @@ class TokenHistory:
         page_size: int,
         levels: Sequence[HostLevel],
         lengths: NDArray[np.int64],
-        drawn: NDArray[np.int64],
+        generated_spans: NDArray[np.int64],
     ) -> TokenHistory:
         """Return the texts of P rows, which are in the keys of their levels.
 
@@ -113,11 +113,11 @@ class TokenHistory:
             page_size: Slots per page.
             levels: The levels of the pass.
             lengths: Number of tokens of each text [P].
-            drawn: First position and end of each run of drawn tokens [P, I, 2].
+            generated_spans: First position and end of each run of drawn tokens [P, I, 2].
         """
         device, num = tokens_S.device, len(lengths)
         parts = [_LevelTokens.of(level, num, device) for level in levels if len(level.start_G)]
-        length_P, drawn_PI2 = to_device_together([lengths, drawn], device)
+        length_P, drawn_PI2 = to_device_together([lengths, generated_spans], device)
         return TokenHistory(
             tokens_S, page_size, parts, length_P, int(lengths.max(initial=0)), drawn_PI2
         )

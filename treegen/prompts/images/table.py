@@ -95,7 +95,7 @@ class ImageTable:
         # Two locks: processing may take seconds, while the engine reads images that are known.
         self._processing, self._lock = threading.Lock(), threading.Lock()
         self._by_digest: dict[str, PlacedImage] = {}
-        self._known: dict[Any, PlacedImage] = {}
+        self._cached: dict[Any, PlacedImage] = {}
         self._inputs: OrderedDict[str, dict[str, Any]] = OrderedDict()
         # Images sorted by first id, and these ids. Replaced together, because threads read both.
         self._placed: tuple[list[PlacedImage], NDArray[np.int64]] = ([], np.empty(0, np.int64))
@@ -108,14 +108,14 @@ class ImageTable:
         """
         content = read_image(source)
         key = hashlib.sha256(content).digest() if isinstance(content, bytes) else None
-        if key is not None and key in self._known:
-            return self._known[key]
+        if key is not None and key in self._cached:
+            return self._cached[key]
         with self._processing:
-            if key is not None and key in self._known:  # another thread has processed it meanwhile
-                return self._known[key]
+            if key is not None and key in self._cached:  # another thread has processed it meanwhile
+                return self._cached[key]
             placed = self._add(source, load_image(content, name_of(source)))
             if key is not None:
-                self._known[key] = placed
+                self._cached[key] = placed
             return placed
 
     def inputs(self, image: PlacedImage) -> Mapping[str, Any]:

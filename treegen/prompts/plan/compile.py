@@ -98,11 +98,11 @@ def compile_plan(
         above = segments[parent] if parent >= 0 else None
         start, base = (above.stop, above.base_below) if above else (0, 0)
         live = min(rows[index], most_live)
-        whole = node.stop // align * align
+        stop = node.stop // align * align
         kept, reason = decide_cascade(
-            sharing, live, whole - base, layer_bytes, cost, root=above is None, live_rows=most_live
+            sharing, live, stop - base, layer_bytes, cost, root=above is None, live_rows=most_live
         )
-        expanded = kept and form.should_expand(cost, live, whole)
+        expanded = kept and form.should_expand(cost, live, stop)
         segments.append(
             PlanSegment(
                 index=index,
@@ -115,7 +115,7 @@ def compile_plan(
                 requests=tuple(sequences),
                 kept=kept,
                 base=base,
-                base_below=whole if kept else base,
+                base_below=stop if kept else base,
                 reason=f"{reason}, expanded" if expanded else reason,
                 expanded=expanded,
             )

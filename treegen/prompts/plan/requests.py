@@ -159,8 +159,8 @@ def expand_requests(
         for above in reversed(path):
             prompt = Node(above.content, children=[prompt], samples=0, template=above.template)
         prompts.append(prompt)
-    whole = Node("", children=prompts, samples=0)
-    return build_sample_requests(whole, tokenizer, params, spec, images)
+    root = Node("", children=prompts, samples=0)
+    return build_sample_requests(root, tokenizer, params, spec, images)
 
 
 def check_length(
@@ -169,7 +169,7 @@ def check_length(
     spec: ModelSpec,
     images: ImageTable | None = None,
     *,
-    drawn: bool = True,
+    generates: bool = True,
 ) -> None:
     """Reject prompts whose number of characters alone shows that they do not fit; encodes nothing.
 
@@ -178,23 +178,23 @@ def check_length(
         tokenizer: The model's tokenizer.
         spec: The model's sizes and limits.
         images: The model's images; None if it takes none.
-        drawn: Whether at least one token will be drawn after the prompt. Default: True.
+        generates: Whether at least one token will be drawn after the prompt. Default: True.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
         ContextError: a prompt is too long for the model's context.
     """
-    if too_long := longer_prompt(tree, tokenizer, spec.context_length - drawn, images):
-        raise _too_long(*too_long, spec, least="at least ", drawn=drawn)
+    if too_long := longer_prompt(tree, tokenizer, spec.context_length - generates, images):
+        raise _too_long(*too_long, spec, least="at least ", generates=generates)
 
 
 def _too_long(
-    name: str, num_tokens: int, spec: ModelSpec, *, least: str = "", drawn: bool = True
+    name: str, num_tokens: int, spec: ModelSpec, *, least: str = "", generates: bool = True
 ) -> ContextError:
     return ContextError(
         f"prompt {name!r} has {least}{num_tokens:,} tokens, "
-        f"{num_tokens + drawn - spec.context_length:,} too many for the model's context of "
-        f"{spec.context_length:,}{' and one generated token' if drawn else ''}; shorten it"
+        f"{num_tokens + generates - spec.context_length:,} too many for the model's context of "
+        f"{spec.context_length:,}{' and one generated token' if generates else ''}; shorten it"
     )
 
 
@@ -321,26 +321,26 @@ def build_score_requests(
         is_chat = isinstance(continuation, str) and _get_messages(context) is not None
         if isinstance(context, str) or is_chat:
             if is_chat:
-                before, whole = next(rendered).tokens, next(rendered).tokens
+                before, sequence = next(rendered).tokens, next(rendered).tokens
             else:
-                before, whole = next(encoded), next(encoded)
-            shared = min(len(before), len(whole))
-            different = before[:shared] != whole[:shared]
+                before, sequence = next(encoded), next(encoded)
+            shared = min(len(before), len(sequence))
+            different = before[:shared] != sequence[:shared]
             start = int(different.argmax()) if different.any() else shared
         else:
             parts = [token_ids(name, ids) for ids in (context, continuation)]  # type: ignore[arg-type]
-            start, whole = len(parts[0]), np.concatenate(parts)
-        if start == len(whole):
+            start, sequence = len(parts[0]), np.concatenate(parts)
+        if start == len(sequence):
             raise InputError(
                 f"{name}: the continuation adds no token to the context; give it at least one token"
             )
         if start == 0:
-            whole, start = np.concatenate([_get_empty_context(name, tokenizer), whole]), 1
-        check_vocabulary(name, whole, spec, images)
-        if images is not None and images.has_images(whole[start:]):
+            sequence, start = np.concatenate([_get_empty_context(name, tokenizer), sequence]), 1
+        check_vocabulary(name, sequence, spec, images)
+        if images is not None and images.has_images(sequence[start:]):
             raise InputError(f"{name}: the continuation has an image, which has no probability")
-        check_scored(name, len(whole), spec)
-        requests.append(Request(name, whole, 0, 0, max_tokens=1, score_from=start, top=top))
+        check_scored(name, len(sequence), spec)
+        requests.append(Request(name, sequence, 0, 0, max_tokens=1, score_from=start, top=top))
     return requests
 
 

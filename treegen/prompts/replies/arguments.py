@@ -79,7 +79,7 @@ def _schema_of_function(tool: Callable[..., Any]) -> Any:
         return None
 
 
-def _types(schema: Any, whole: Mapping[str, Any], depth: int = 0) -> set[str]:
+def _types(schema: Any, root_schema: Mapping[str, Any], depth: int = 0) -> set[str]:
     """Return the JSON types that a schema allows; empty if it does not say."""
     if not isinstance(schema, Mapping) or depth > 8:
         return set()
@@ -93,13 +93,13 @@ def _types(schema: Any, whole: Mapping[str, Any], depth: int = 0) -> set[str]:
     for name in ("anyOf", "oneOf", "allOf"):
         options = schema.get(name)
         for option in options if isinstance(options, list) else ():
-            types |= _types(option, whole, depth + 1)
+            types |= _types(option, root_schema, depth + 1)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = whole
+        target: Any = root_schema
         for step in reference[2:].split("/"):
             target = target.get(step) if isinstance(target, Mapping) else None
-        types |= _types(target, whole, depth + 1)
+        types |= _types(target, root_schema, depth + 1)
     return types
 
 

@@ -132,8 +132,8 @@ def call_grammar(
                 f"a call of {tool_name!r} has no finite text, because a required argument "
                 "contains itself; remove the argument from required"
             )
-        shown = json.dumps(tool_name, ensure_ascii=False)[1:-1] if written.is_json else tool_name
-        head, tail = _literals(f"{before}{shown}{within}", marks), _literals(after, marks)
+        escaped = json.dumps(tool_name, ensure_ascii=False)[1:-1] if written.is_json else tool_name
+        head, tail = _literals(f"{before}{escaped}{within}", marks), _literals(after, marks)
         lines += [
             f"call_{index}: {head} arguments_{index} {tail}",
             f"arguments_{index}: %json {json.dumps(schema)}",
@@ -163,11 +163,11 @@ def _function(tool: Any) -> tuple[str, Any]:
 def _marks(tokenizer: Any, form: ToolFormat) -> dict[str, int]:
     """Return the special tokens that a format writes; text in a grammar cannot express them."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    wanted = (*form.literals, *form.inner)
+    literals = (*form.literals, *form.inner)
     return {
         str(token): index
         for index, token in added.items()
-        if getattr(token, "special", False) and any(str(token) in mark for mark in wanted)
+        if getattr(token, "special", False) and any(str(token) in mark for mark in literals)
     }
 
 

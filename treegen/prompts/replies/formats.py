@@ -314,7 +314,7 @@ _FORMATS: Final = (
     ToolFormat("pythonic", (), {}, (("[", readers.python_calls),)),
 )
 
-TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {each.name: each for each in _FORMATS}
+TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {form.name: form for form in _FORMATS}
 """Formats of tool calls, by name. A model has the first format whose marks it contains."""
 
 NO_TOOLS: Final = ToolFormat("none", ())

@@ -40,7 +40,7 @@ class ReplyParser:
         self._may_think = tags is not None and not form.has_channels
         self._begun = False  # whether anything but space has arrived since the reasoning
         self._space = ""  # space that is emitted once text follows
-        self._said = {TextPart: False, ReasoningPart: False}  # which kinds were emitted
+        self._has_emitted = {TextPart: False, ReasoningPart: False}  # which kinds were emitted
         self._skips = False  # whether space before the text is dropped
         self._after_call = False  # whether the last part was a call
 
@@ -79,12 +79,12 @@ class ReplyParser:
         if self._tags is not None and not self._form.has_channels:
             marks: tuple[str, ...] = (self._tags.close,)
             if not self._begun:  # the model may repeat the opening tag of the prompt
-                rest = self._text.lstrip()
-                if self._may_be(rest, self._tags.open):
+                text = self._text.lstrip()
+                if self._may_be(text, self._tags.open):
                     raise NeedMoreText
-                if rest.startswith(self._tags.open):
-                    self._text = rest[len(self._tags.open) :]
-                self._begun = bool(rest)
+                if text.startswith(self._tags.open):
+                    self._text = text[len(self._tags.open) :]
+                self._begun = bool(text)
         else:
             marks = self._form.literals
         at, mark = self._find(marks)
@@ -100,21 +100,21 @@ class ReplyParser:
     def _speak(self) -> Iterator[Part]:
         """Yield text and calls, up to the reasoning."""
         if not self._begun:
-            rest = self._text.lstrip()
+            text = self._text.lstrip()
             if self._skips:
                 self._text = self._text.lstrip("\n")
-            if not rest:
+            if not text:
                 if not self._ended:
                     raise NeedMoreText
                 yield from self._emit(TextPart, len(self._text))
                 return
             if self._may_think and self._tags is not None:
-                if self._may_be(rest, self._tags.open):
+                if self._may_be(text, self._tags.open):
                     raise NeedMoreText
-                if rest.startswith(self._tags.open):
-                    self._text, self._thinks, self._begun = rest[len(self._tags.open) :], True, True
+                if text.startswith(self._tags.open):
+                    self._text, self._thinks, self._begun = text[len(self._tags.open) :], True, True
                     return
-            calls = self._read_whole_text(rest)
+            calls = self._read_whole_text(text)
             if calls is not None:
                 self._text = ""
                 yield from self._calls(calls)
@@ -138,7 +138,7 @@ class ReplyParser:
         if isinstance(result, str):
             self._thinks = result == "thoughts"
             kind = ReasoningPart if self._thinks else TextPart
-            self._space = "\n\n" if self._said[kind] else ""
+            self._space = "\n\n" if self._has_emitted[kind] else ""
             return
         yield from self._calls(result)
 
@@ -192,12 +192,12 @@ class ReplyParser:
         and line breaks before the first thought are dropped.
         """
         piece, self._text = self._text[:num], self._text[num:]
-        if kind is ReasoningPart and not self._said[ReasoningPart]:
+        if kind is ReasoningPart and not self._has_emitted[ReasoningPart]:
             piece = piece.lstrip("\n")
-        shown = piece.rstrip("\n" if kind is ReasoningPart else None)
-        if shown:
-            yield kind(self._space + shown)
-            self._space, self._said[kind] = piece[len(shown) :], True
+        text = piece.rstrip("\n" if kind is ReasoningPart else None)
+        if text:
+            yield kind(self._space + text)
+            self._space, self._has_emitted[kind] = piece[len(text) :], True
             self._after_call = False
         else:
             self._space += piece

@@ -62,9 +62,9 @@ class ReplyReader:
         form = self.format or USUAL
         marks = (*form.literals, *form.inner, tags.open, tags.close)
         special = special_tokens(tokenizer, Detokenizer(tokenizer))
-        shown = [name for name in special if any(name in mark for mark in marks)]
-        self.text = TokenText(tokenizer, shown=shown)
-        ends = [name for name in shown if name in form.dropped]
+        visible = [name for name in special if any(name in mark for mark in marks)]
+        self.text = TokenText(tokenizer, visible=visible)
+        ends = [name for name in visible if name in form.dropped]
         self._ends = frozenset(tokenizer.convert_tokens_to_ids(ends))
         self._is_warned = self.format is not None or self.by_template
 
@@ -98,17 +98,17 @@ class ReplyReader:
         thinking = completion.thinking
         if thinking is not None and not has_channels:
             before = [*prompt, *completion.tokens[: thinking.num_tokens]]
-            rest = self._decode_completion(completion, before, thinking.num_tokens).lstrip("\n")
-            parts = ReplyParser(*self._get_format(tools)).end(rest)
+            answer = self._decode_completion(completion, before, thinking.num_tokens).lstrip("\n")
+            parts = ReplyParser(*self._get_format(tools)).end(answer)
             thoughts = without_tags(completion.text[: thinking.end], self.tokenizer)
             reply = _reply(parts)
             text = reply.text if reply.calls else completion.answer
             return Reply(text, reply.calls, thoughts)
-        shown = self._decode_completion(completion, prompt)
+        full_text = self._decode_completion(completion, prompt)
         opened = self._thinking.opens(prompt) if len(prompt) else False
-        if not opened and not has_channels and not shown.lstrip().startswith(self._tags.open):
-            opened = self._tags.close in shown
-        reply = _reply(self._parser(opened, tools).end(shown))
+        if not opened and not has_channels and not full_text.lstrip().startswith(self._tags.open):
+            opened = self._tags.close in full_text
+        reply = _reply(self._parser(opened, tools).end(full_text))
         if not reply.calls and not reply.thoughts and not has_channels and not opened:
             return Reply(completion.text, [])
         return reply

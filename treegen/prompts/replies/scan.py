@@ -69,8 +69,8 @@ class Scan:
         """Whether one of some literals follows; the position does not move."""
         if self.text.startswith(literals, self.at):
             return True
-        rest = self.text[self.at : self.at + max(map(len, literals))]
-        if not self.ended and any(literal.startswith(rest) for literal in literals):
+        upcoming = self.text[self.at : self.at + max(map(len, literals))]
+        if not self.ended and any(literal.startswith(upcoming) for literal in literals):
             raise NeedMoreText
         return False
 

@@ -70,7 +70,7 @@ def references_of(answer: str) -> tuple[str, ...]:
     if answer.startswith("["):
         with suppress(ValueError, RecursionError):
             answers = json.loads(answer)
-            if answers and all(isinstance(each, str) for each in answers):
+            if answers and all(isinstance(text, str) for text in answers):
                 return tuple(answers)
     answer = answer.rpartition("#### ")[2]
     return (answer,) if answer else ()
@@ -250,10 +250,10 @@ def _judge(
     if verdict.answer is None:
         opinions.unread.append(reading.sample)
     pairs = [*zip(opinions.rules, reading.answers, strict=True)]
-    others = next((a for rule, (a, _) in pairs if rule.marks and a is not None), None)
-    if others is None:
-        others = next((a for a, _ in reading.answers if a is not None), None)
-    case = _Case(reading.sample, golds[0], verdict.answer, others)
+    other = next((a for rule, (a, _) in pairs if rule.marks and a is not None), None)
+    if other is None:
+        other = next((a for a, _ in reading.answers if a is not None), None)
+    case = _Case(reading.sample, golds[0], verdict.answer, other)
     if kind == "text":
         if not verdict.correct and sum(right for _, right in reading.answers) >= 2:
             opinions.rejected.append(case)
@@ -301,8 +301,8 @@ def _judge_marked(
             if same is not None and (same or not _is_same_answer(answer, verdict.answer))
         ]
         # Without a mark, rules that read the last number agree by construction.
-        is_said = bool(_is_same_value(verdict.answer, golds, kind)) or is_bare(reading.text)
-        if all(second) and (second or (not marked and is_said)):
+        is_stated = bool(_is_same_value(verdict.answer, golds, kind)) or is_bare(reading.text)
+        if all(second) and (second or (not marked and is_stated)):
             opinions.rejected.append(case)
     if verdict.correct and marked and decided.count(False) >= 2 and True not in decided:
         # A value that is unclear, or a reference that follows the mark, leaves a doubt.

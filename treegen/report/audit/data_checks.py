@@ -33,7 +33,9 @@ _STATED: Final = (
 )
 _CHECKED: Final = 2000  # references that are scored, because comparing formulas takes time
 _TRIED: Final = 20  # references without an accepted form after which the format is unknown
-_KNOWN: Final = 0.9  # the share of accepted references from which a rejected one is an error
+_MIN_ACCEPTED_SHARE: Final = (
+    0.9  # the share of accepted references from which a rejected one is an error
+)
 _MOST_BYTES: Final = 16 << 20  # of a file of ids
 _DIGITS: Final = 12  # of the hashes in published.jsonl, 6 bytes
 
@@ -158,7 +160,7 @@ def _find_rejected(job: Job) -> Iterator[Finding]:
         golds = references_of(problem.answer)
         if not golds or _is_object(problem.answer):
             continue
-        if place < _TRIED or len(rejected) <= (1 - _KNOWN) * place:
+        if place < _TRIED or len(rejected) <= (1 - _MIN_ACCEPTED_SHARE) * place:
             accepting = _accepting_form(job, problem, forms, golds)
             if accepting is None:
                 return  # this task cannot score a text
@@ -167,7 +169,7 @@ def _find_rejected(job: Job) -> Iterator[Finding]:
                 forms.insert(0, accepting)
                 continue
         rejected.append(problem)
-    if len(rejected) > (1 - _KNOWN) * len(checked):
+    if len(rejected) > (1 - _MIN_ACCEPTED_SHARE) * len(checked):
         rejected = [problem for problem in rejected if _rejects_solution(job, problem)]
     cases = [(p.id, f"{p.answer!r}: {p.question}") for p in rejected]
     yield from find("reference-rejected", cases, len(checked), unit="problems")
@@ -285,12 +287,12 @@ def _read_published() -> dict[str, tuple[str, tuple[str, ...]]]:
     A line of published.jsonl has the hashes of one split: the first 6 bytes of `hash_question`, in
     base64.
     """
-    found: dict[str, tuple[str, tuple[str, ...]]] = {}
+    published: dict[str, tuple[str, tuple[str, ...]]] = {}
     for split in _read_lines("published.jsonl"):
         digits = b64decode(split["items"]).hex()
         of = f"{split['name']} ({split['split']})", tuple(split["tasks"])
-        found |= {digits[at : at + _DIGITS]: of for at in range(0, len(digits), _DIGITS)}
-    return found
+        published |= {digits[at : at + _DIGITS]: of for at in range(0, len(digits), _DIGITS)}
+    return published
 
 
 def _audit_names(task: str, problems: Sequence[ProblemView]) -> Iterator[Finding]:
@@ -298,6 +300,6 @@ def _audit_names(task: str, problems: Sequence[ProblemView]) -> Iterator[Finding
     published, cases = _read_published(), []
     for problem in problems:
         name, tasks = published.get(hash_question(problem.question)[:_DIGITS], ("", ()))
-        if name and not any(known in task.casefold() for known in tasks):
+        if name and not any(task_name in task.casefold() for task_name in tasks):
             cases.append((problem.id, f"{name}: {problem.question}"))
     yield from find("published-elsewhere", cases, len(problems), unit="problems")

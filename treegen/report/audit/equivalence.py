@@ -141,8 +141,8 @@ def expression_of(text: str) -> str | None:
     box = last_boxed(text)
     if box is not None:
         return box
-    found = _EXPRESSION.findall(text)
-    return found[-1].strip() if found else None
+    matches = _EXPRESSION.findall(text)
+    return matches[-1].strip() if matches else None
 
 
 def compare(first: str, second: str) -> tuple[bool | None, bool | None]:

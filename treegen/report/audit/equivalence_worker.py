@@ -56,8 +56,8 @@ def _parse(text: str) -> Any:
     import sympy
     from sympy.parsing.latex import parse_latex
 
-    known = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I}
-    return parse_latex(text).subs({sympy.Symbol(name): value for name, value in known.items()})
+    constants = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I}
+    return parse_latex(text).subs({sympy.Symbol(name): value for name, value in constants.items()})
 
 
 def _are_equal_formulas(one: Any, other: Any) -> bool | None:
@@ -76,7 +76,7 @@ def programs(text: str, names: Sequence[str]) -> dict[str, str | None]:
     """Return the first and last fenced block, and the longest lines that Python can parse."""
     parts = _FENCE.split(text)
     blocks = [part for part in parts[1::2] if part.strip()]
-    found = {
+    sources = {
         "first block": blocks[0].strip() if blocks else None,
         "last block": blocks[-1].strip() if blocks else None,
         "evalplus": None,
@@ -85,9 +85,9 @@ def programs(text: str, names: Sequence[str]) -> dict[str, str | None]:
     for part in sorted(candidates, key=len, reverse=True):
         code = _longest(part)
         if code and (not names or any(_defines(code, name) for name in names)):
-            found["evalplus"] = code
+            sources["evalplus"] = code
             break
-    return found
+    return sources
 
 
 def _defines(code: str, name: str) -> bool:

@@ -11,8 +11,8 @@ from treegen.report.audit.kinds import KINDS, SEVERITIES, Severity
 from treegen.report.tables import PrintableTable, table_listing
 from treegen.report.view import Sample
 
-_SHOWN: Final = 240
-_KEPT: Final = 4000  # last characters of an example
+_MAX_SHORT_CHARS: Final = 240
+_MAX_EXAMPLE_CHARS: Final = 4000  # last characters of an example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +143,7 @@ class Audit:
     def agreement(self) -> list[str]:
         """A sentence that names the rules with the same verdicts as the run, if there are any."""
         same = [f"{rule.rule} ({rule.source})" for rule in self.rules if not rule.differing]
-        return [f"The same verdict on every sample: {', '.join(same)}."] if same else []
+        return [f"These scoring rules agree on every sample: {', '.join(same)}."] if same else []
 
     def _effects(self, metric: str, rules: Sequence[RuleEffect]) -> Table:
         name = metric[:1].upper() + metric[1:]
@@ -192,8 +192,8 @@ class Audit:
 
 def excerpt(text: str) -> str:
     """Return the start and the end of a text, in one line and safe to display."""
-    if len(text) > _SHOWN:
-        text = f"{text[: _SHOWN // 3]} [...] {text[-2 * _SHOWN // 3 :]}"
+    if len(text) > _MAX_SHORT_CHARS:
+        text = f"{text[: _MAX_SHORT_CHARS // 3]} [...] {text[-2 * _MAX_SHORT_CHARS // 3 :]}"
     return " ".join(safe_text(text).split())
 
 
@@ -240,7 +240,7 @@ def find(
         unit=unit,
         message=kind.message.format(**values) if values else kind.message,
         advice=kind.advice,
-        example=(text if example is None else example)[-_KEPT:],
+        example=(text if example is None else example)[-_MAX_EXAMPLE_CHARS:],
         problem_id=problem_id,
         sample_index=index,
     )

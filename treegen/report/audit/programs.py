@@ -25,7 +25,7 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
     missed: list[Sample] = []
     broken: list[Sample] = []
     redefined: list[Sample] = []
-    found: dict[tuple[str, ...], dict[str, str | None] | None] = {}
+    cache: dict[tuple[str, ...], dict[str, str | None] | None] = {}
     for problem in view.problems:
         names = re.findall(r"^\s*(?:def|class)\s+(\w{1,80})", problem.question, re.MULTILINE)[-1:]
         for sample in problem.samples:
@@ -34,9 +34,9 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
                 continue
             text = sample.parts[1]
             key = (text, *names)
-            if key not in found:
-                found[key] = find_programs(text, names)
-            programs = found[key] or {}
+            if key not in cache:
+                cache[key] = find_programs(text, names)
+            programs = cache[key] or {}
             best, outcome = programs.get("evalplus"), str(getattr(verdict, "outcome", ""))
             if verdict.answer is None and best:
                 missed.append(sample)
@@ -72,8 +72,8 @@ def list_solutions(job: Job) -> dict[str, list[str]]:
     task = job.task
     if as_code_execution_task(task) is None or not isinstance(task, _SolvedTask):
         return {}
-    found = {problem.id: task.solutions(problem.id)[:_MOST] for problem in job.data.problems}
-    return {name: texts for name, texts in found.items() if texts}
+    solutions = {problem.id: task.solutions(problem.id)[:_MOST] for problem in job.data.problems}
+    return {name: texts for name, texts in solutions.items() if texts}
 
 
 def audit_solutions(

@@ -130,12 +130,12 @@ def _examples(view: RunView, texts: Mapping[str, str], kind: str) -> Iterator[Fi
         return
     solved = {squad_form(answer) for _, answer in view.job.data.turns}
     solved = {form for form in solved if len(form) > 5}
-    known = [
+    answered = [
         (p.id, f"{p.reference}: {p.question}")
         for p in view.problems
         if any(squad_form(gold) in solved for gold in references_of(p.answer))
     ]
-    yield from find("reference-among-examples", known, len(view.problems), unit="problems")
+    yield from find("reference-among-examples", answered, len(view.problems), unit="problems")
 
 
 def _is_among_examples(problem: ProblemView, prompt: str) -> bool:
@@ -158,8 +158,8 @@ def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding if the model can begin another example without being stopped."""
     if view.job is None or not view.job.data.num_fewshot or view.job.choices:
         return
-    given = settings_group(view.info, "sampling").get("stop")
-    stops = [stop for stop in given if stop] if isinstance(given, list) else []
+    stop_setting = settings_group(view.info, "sampling").get("stop")
+    stops = [stop for stop in stop_setting if stop] if isinstance(stop_setting, list) else []
     questions = {p.id: p.question for p in view.problems}
     for name, text in texts.items():
         at = text.rfind(questions.get(name) or "\0")
@@ -216,8 +216,8 @@ def _of_model(
         special = {k: str(v) for k, v in config.items() if k.endswith("_token")}
         # A template that rejects system texts would have ended the run at its start.
         with suppress(TreegenError):
-            shown = render_source(template, messages, special, add_generation_prompt=True)
-            if _MARKER not in shown:
+            rendered = render_source(template, messages, special, add_generation_prompt=True)
+            if _MARKER not in rendered:
                 yield from find("system-text-dropped", [("", str(system))], 1, unit="runs")
     model_type = str(config.get("model_type"))
     needs, may_need = _NEEDS_BOS in model_type, any(kind in model_type for kind in _MAY_NEED_BOS)

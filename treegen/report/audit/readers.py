@@ -175,15 +175,17 @@ def is_same_number(answer: str, gold: str) -> bool | None:
     It is unclear for numbers that differ by a sign, by rounding, or by a power of ten: 50% and 0.5,
     $2 million and 2, and 1.234 in languages with a decimal comma.
     """
-    value, wanted = value_of(answer), value_of(gold)
-    if value is None or wanted is None:
+    value, gold_value = value_of(answer), value_of(gold)
+    if value is None or gold_value is None:
         return None
-    if value == wanted:
+    if value == gold_value:
         return True
-    if not value or not wanted:
+    if not value or not gold_value:
         return False
-    ratio = abs(value / wanted)
-    near = abs(ratio - 1) < Fraction(1, 100) and not value.denominator == wanted.denominator == 1
+    ratio = abs(value / gold_value)
+    near = (
+        abs(ratio - 1) < Fraction(1, 100) and not value.denominator == gold_value.denominator == 1
+    )
     is_power = {ratio.numerator, ratio.denominator} <= _POWERS
     return None if near or is_power else False
 
@@ -259,8 +261,8 @@ def is_bare(text: str) -> bool:
 def _flexible(text: str) -> str | None:
     # A match has no spaces, so words are read from the end.
     for word in reversed(text[-2000:].split()):
-        if found := [match[0] for match in _FLEXIBLE.finditer(word)]:
-            return found[-1]
+        if numbers := [match[0] for match in _FLEXIBLE.finditer(word)]:
+            return numbers[-1]
     return None
 
 
@@ -311,10 +313,10 @@ def _last(pattern: re.Pattern[str]) -> Callable[[str], str | None]:
     """Return a reader of the last match of a pattern."""
 
     def read(text: str) -> str | None:
-        found = list(pattern.finditer(text))
-        if not found:
+        matches = list(pattern.finditer(text))
+        if not matches:
             return None
-        answer: str = found[-1][1]
+        answer: str = matches[-1][1]
         return answer.upper() if len(answer) == 1 else answer
 
     return read

@@ -40,7 +40,7 @@ from treegen.report.certify.document import (
 from treegen.report.certify.signature import signature_path, verify
 from treegen.runs import RunDir
 
-_SHOWN: Final = 3
+_MAX_NAMES: Final = 3
 _WIDTH: Final = 160
 _OF_MODEL: Final = ("model", "prompts", "redraw")
 _WORDS: Final = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
@@ -170,17 +170,21 @@ def _compare_run(
         "task", certified["task"], recomputed["task"], f"{job.task.name} {job.task.version}"
     )
     done = facts.samples.num_samples
-    found = _compare("samples", certified["samples"], recomputed["samples"], f"{done:,} samples")
-    if found.holds and run.missing > 0:
+    part_check = _compare(
+        "samples", certified["samples"], recomputed["samples"], f"{done:,} samples"
+    )
+    if part_check.holds and run.missing > 0:
         planned = run.info.planned
-        found = PartCheck("samples", False, f"{run.missing:,} of {planned:,} samples are missing")
-    yield found
-    ours, scores = (
+        part_check = PartCheck(
+            "samples", False, f"{run.missing:,} of {planned:,} samples are missing"
+        )
+    yield part_check
+    recomputed_scores, scores = (
         {"verdicts": verdict, "report": values["report"]}
         for verdict, values in zip(verdicts, (recomputed, certified), strict=True)
     )
     how = f"{done:,} samples scored again, {len(recomputed['report']['metrics']):,} metrics"
-    scored = _compare("scores", scores, ours, how)
+    scored = _compare("scores", scores, recomputed_scores, how)
     if as_code_execution_task(job.task) and execution is None and scored.holds:
         how = "as the stored verdicts give; --allow-code-execution runs the programs again"
         scored = PartCheck("scores", None, how)
@@ -190,9 +194,9 @@ def _compare_run(
     else:
         changed = find_changed_report(run, recomputed["report"])
         yield PartCheck("results.json", not changed, _list(changed) or "the same scores")
-    others = list(find_differences(libraries[0], libraries[1]))
-    if others:
-        names = ", ".join(f"{name} {a} / {b}" for name, a, b in others)
+    differences = list(find_differences(libraries[0], libraries[1]))
+    if differences:
+        names = ", ".join(f"{name} {a} / {b}" for name, a, b in differences)
         yield PartCheck("libraries", None, f"other versions here: {names}")
 
 
@@ -293,5 +297,5 @@ def _compare(what: str, certified: object, recomputed: object, detail: str) -> P
 
 
 def _list(names: Sequence[str]) -> str:
-    more = f"; and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return "; ".join(names[:_SHOWN]) + more
+    more = f"; and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
+    return "; ".join(names[:_MAX_NAMES]) + more

@@ -25,7 +25,7 @@ from treegen.runs.settings import to_json
 FILE: Final = "certificate.json"
 """The name of a run's certificate in its directory."""
 _MOST_BYTES: Final = 64 << 20
-_SHOWN: Final = 40
+_MAX_CHARS: Final = 40
 _CLOSE: Final = 1e-9
 """Numbers of reports are equal up to this, because other versions of libraries round otherwise."""
 
@@ -240,7 +240,7 @@ def find_other_conditions(a: Certificate, b: Certificate) -> list[str]:
 
 def _shorten(value: object) -> str:
     text = json.dumps(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
 
 
 def find_differences(a: object, b: object, name: str = "") -> Iterator[tuple[str, Any, Any]]:

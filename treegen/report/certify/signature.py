@@ -92,10 +92,10 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
             for line in signers.splitlines()
         ]
         allowed.write_text("\n".join([*lines, ""]))
-        found = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
-        if found.returncode:
-            return False, f"no signer in {signer} made the signature: {_last_line(found)}"
-        for name in _text(found.stdout).splitlines():
+        result = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
+        if result.returncode:
+            return False, f"no signer in {signer} made the signature: {_last_line(result)}"
+        for name in _text(result.stdout).splitlines():
             done = _run("-Y", "verify", "-f", str(allowed), "-I", name, *common, content=content)
             if not done.returncode:
                 return True, _last_line(done)

@@ -147,13 +147,13 @@ def export_run(
         hint = did_you_mean(str(to), FORMATS) or f"; known: {', '.join(FORMATS)}"
         raise InputError(f"there is no format {to!r:.60}{hint}")
     target = None if path is None else given_path("path", path)
-    whole = read_full_run(directory, **options)
+    full_run = read_full_run(directory, **options)
     module, default = _WRITERS[to]
     write: Callable[[ExportedRun, Path], list[Path]] = import_module(module).write
     if target is None:
-        check_no_link(directory, target := directory / default.format(name=whole.view.name))
+        check_no_link(directory, target := directory / default.format(name=full_run.view.name))
     try:
-        return write(whole, target)
+        return write(full_run, target)
     except OSError as error:
         raise RunError(
             f"cannot write {error.filename or target}: {format_os_error(error)}"

@@ -69,10 +69,10 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
     try:
         return kind.model_validate(dict(value))
     except ValidationError as error:
-        first, *others = error.errors(include_url=False)
+        first, *more_errors = error.errors(include_url=False)
         place = ".".join(map(str, first["loc"]))
         got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
-        more = f" ({len(others)} more errors)" if others else ""
+        more = f" ({len(more_errors)} more errors)" if more_errors else ""
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise InputError(
             f"{where}: {place or 'it'}: {message}{got}{more}; fix or remove it"
@@ -82,7 +82,7 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
 PROBLEMS: Final = "problems.jsonl"
 """The file with the problems of the log, in the directory of an imported run."""
 _SCRATCH: Final = ".import.{}.tmp"
-_LEFT: Final = (".import.[0-9]*.tmp",)
+_TEMPORARY_FILES: Final = (".import.[0-9]*.tmp",)
 
 
 class ForeignVerdict(Schema):
@@ -232,13 +232,13 @@ def _check_free(path: Path) -> None:
     Scratch folders of interrupted imports are removed first.
     """
     check_directory(path)
-    for pattern in _LEFT:
+    for pattern in _TEMPORARY_FILES:
         sweep(path, pattern)
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
         raise RunError(f"{path} already holds a run; name another directory")
     names = os.listdir(path) if os.path.exists(path) else []
-    if any(not any(Path(name).match(pattern) for pattern in _LEFT) for name in names):
+    if any(not any(Path(name).match(pattern) for pattern in _TEMPORARY_FILES) for name in names):
         raise RunError(f"{path} is not empty; name another directory")
 
 
@@ -313,8 +313,8 @@ def _check(log: ExternalLog) -> None:
             f"the log of {log.task} has {log.num_samples} samples of each problem; a run has 1 to "
             f"{MOST_SAMPLES:,}"
         )
-    known = {problem.id for problem in log.problems}
-    if len(known) < len(log.problems):
+    problem_ids = {problem.id for problem in log.problems}
+    if len(problem_ids) < len(log.problems):
         ids = [problem.id for problem in log.problems]
         twice = next(i for i in ids if ids.count(i) > 1)
         raise InputError(f"the log has two problems with the id {twice!r}; rename one of them")

@@ -146,13 +146,13 @@ def _collect_problems(samples: Sequence[EvalSample], path: Path) -> tuple[Foreig
             message = f"{path} has the number {name} and the text {name!r} as two ids"
             raise InputError(f"{message}; rename one of the samples")
         problem = _problem(sample, f"{path}: sample {sample.id!r:.60}")
-        known = problems.setdefault(name, problem)
-        if known.model_copy(update={"prompt": problem.prompt}) != problem:
+        earlier = problems.setdefault(name, problem)
+        if earlier.model_copy(update={"prompt": problem.prompt}) != problem:
             raise InputError(
                 f"{path} has two inputs or targets for the sample {name!r:.60}; rename one of them"
             )
-        if known.prompt != problem.prompt:  # such as choices in another order in each epoch
-            problems[name] = known.model_copy(update={"prompt": ""})
+        if earlier.prompt != problem.prompt:  # such as choices in another order in each epoch
+            problems[name] = earlier.model_copy(update={"prompt": ""})
     return tuple(problems.values())
 
 
@@ -205,8 +205,8 @@ def _scores(
         if any(value is not None for value in values)
         and all(value is None or 0 <= value <= 1 for value in values)
     }
-    known = dict.fromkeys(name for sample in samples for name in sample.scores or {})
-    for name in sorted(known):
+    names = dict.fromkeys(name for sample in samples for name in sample.scores or {})
+    for name in sorted(names):
         if not any(share == name or share.startswith(f"{name}/") for share in shares):
             notices.append(f"the scores of {name} are not numbers from 0 to 1 and are left out")
     for name in sorted(shares):

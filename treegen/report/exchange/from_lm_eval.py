@@ -247,8 +247,8 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
     config = validate(_Config, results.configs[task], f"{path}: configs.{task}")
     notices: list[str] = []
     many = max((len(line.row.resps[0]) for line in lines if not _is_chosen(line.row)), default=1)
-    judged_each = any(line.row.by_response is not None for line in lines)
-    if many > 1 and not judged_each:
+    are_responses_judged = any(line.row.by_response is not None for line in lines)
+    if many > 1 and not are_responses_judged:
         votes = {
             filter.name
             for filter in config.filter_list or ()
@@ -273,7 +273,7 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
     scored = [sample for sample in samples.values() if sample["verdicts"]]
     if num_left := len(samples) - len(scored):
         notices.append(f"{num_left:,} samples have no score and are left out")
-    known: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "task": task,
         "version": str(results.versions.get(task, "")),
         "model": results.model_name or "unknown",
@@ -282,13 +282,15 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
         "filters": tuple(names.values()),
         "num_samples": max([index + 1 for _, index in samples], default=1),
         "samples": tuple(
-            validate(ExternalSample, each, f"{path}: problem {each['problem_id']} of {task}")
-            for each in scored
+            validate(
+                ExternalSample, external, f"{path}: problem {external['problem_id']} of {task}"
+            )
+            for external in scored
         ),
         "sampling": usable_sampling(_sampling(config.generation_kwargs), notices),
         "num_fewshot": config.num_fewshot or 0,
     }
-    return validate(ExternalLog, {**known, "notices": tuple(notices)}, str(path))
+    return validate(ExternalLog, {**fields, "notices": tuple(notices)}, str(path))
 
 
 def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tuple[str, str]]:
@@ -363,7 +365,9 @@ def _problem(line: _Line) -> ForeignProblem:
 def _prompt(arguments: Any) -> str:
     """Return the prompt of a generation request, in either form of lm-eval; "" if there is none."""
     if isinstance(arguments, dict):
-        arguments = [[*each.values()] for each in arguments.values() if isinstance(each, dict)]
+        arguments = [
+            [*argument.values()] for argument in arguments.values() if isinstance(argument, dict)
+        ]
     match arguments:
         case [[str(prompt), dict(), *_]]:
             return prompt

@@ -45,8 +45,8 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
     lines = [json.dumps(row, allow_nan=False) for row in _rows(run, scored)]
     text = "".join(f"{line}\n" for line in lines)
     samples = where / f"{name}_samples.jsonl"
-    whole = _aggregate(run, results)
-    whole["detailed_evaluation_results"] = {
+    document = _aggregate(run, results)
+    document["detailed_evaluation_results"] = {
         "format": "jsonl",
         "file_path": (place / samples.name).as_posix(),
         "hash_algorithm": "sha256",
@@ -56,7 +56,7 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
     aggregate = where / f"{name}.json"
     for path, content in (
         (samples, text),
-        (aggregate, json.dumps(whole, indent=2, allow_nan=False) + "\n"),
+        (aggregate, json.dumps(document, indent=2, allow_nan=False) + "\n"),
     ):
         with replace_file(path) as file:
             file.write(content.encode())
@@ -160,8 +160,8 @@ def _generation(run: ExportedRun) -> dict[str, Any]:
         for name in ("temperature", "top_p", "top_k", "max_tokens")
         if run.sampling.get(name) is not None
     }
-    rest = {"num_samples": str(run.view.num_samples), "seed": str(run.sampling.get("seed"))}
-    return {"generation_args": arguments, "additional_details": rest}
+    details = {"num_samples": str(run.view.num_samples), "seed": str(run.sampling.get("seed"))}
+    return {"generation_args": arguments, "additional_details": details}
 
 
 def _rows(run: ExportedRun, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

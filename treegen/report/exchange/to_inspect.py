@@ -134,9 +134,9 @@ def _certificate(run: ExportedRun) -> dict[str, Any]:
 
 
 def _config(sampling: Mapping[str, Any]) -> models.GenerateConfig:
-    known = ("temperature", "top_p", "max_tokens", "seed")
+    names = ("temperature", "top_p", "max_tokens", "seed")
     return models.GenerateConfig(
-        **{name: sampling[name] for name in known if sampling.get(name) is not None},
+        **{name: sampling[name] for name in names if sampling.get(name) is not None},
         top_k=sampling.get("top_k") or None,  # 0 keeps all
         stop_seqs=[replace_surrogates(stop) for stop in sampling.get("stop") or ()] or None,
     )
@@ -279,5 +279,7 @@ def _spans(tree: StoredTree, time: str) -> Iterator[Any]:
 
 def _total(samples: list[logs.EvalSample]) -> models.ModelUsage:
     used = [sample.output.usage for sample in samples if sample.output.usage]
-    read, drawn = sum(u.input_tokens for u in used), sum(u.output_tokens for u in used)
-    return models.ModelUsage(input_tokens=read, output_tokens=drawn, total_tokens=read + drawn)
+    num_input, num_output = sum(u.input_tokens for u in used), sum(u.output_tokens for u in used)
+    return models.ModelUsage(
+        input_tokens=num_input, output_tokens=num_output, total_tokens=num_input + num_output
+    )

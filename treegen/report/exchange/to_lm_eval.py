@@ -62,12 +62,12 @@ def _results(run: ExportedRun, task: str, rows: list[dict[str, Any]]) -> dict[st
         values[f"maj@{vote.k},{vote.filter}"] = vote.value
         values[f"maj@{vote.k}_stderr,{vote.filter}"] = "N/A" if vote.stderr is None else vote.stderr
         better[f"maj@{vote.k}"] = True
-    drawn = run.sampling
+    sampling = run.sampling
     generation = {
-        "until": list(drawn.get("stop") or ()),
-        "max_gen_toks": drawn.get("max_tokens"),
-        "temperature": drawn.get("temperature"),
-        "do_sample": bool(drawn.get("temperature")),
+        "until": list(sampling.get("stop") or ()),
+        "max_gen_toks": sampling.get("max_tokens"),
+        "temperature": sampling.get("temperature"),
+        "do_sample": bool(sampling.get("temperature")),
     }
     version = run.version
     return {
@@ -96,7 +96,7 @@ def _results(run: ExportedRun, task: str, rows: list[dict[str, Any]]) -> dict[st
             "model": "treegen",
             "model_args": {"pretrained": run.model},
             "gen_kwargs": {},
-            "random_seed": drawn.get("seed"),
+            "random_seed": sampling.get("seed"),
         },
         "date": datetime.fromisoformat(info.created).timestamp(),
         "task_hashes": {

@@ -42,9 +42,9 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
 def _one_type(column: Any) -> Any:
     """Return a column of texts, of lists of one type, or of JSON values if types differ."""
     column = column.astype(object)
-    known = [value for value in column if value is not None and value == value]
-    kinds = {type(value) for value in known}
-    if kinds == {list} and len({type(item) for value in known for item in value}) < 2:
+    values = [value for value in column if value is not None and value == value]
+    kinds = {type(value) for value in values}
+    if kinds == {list} and len({type(item) for value in values for item in value}) < 2:
         return column
 
     def to_text(value: Any) -> str | None:

@@ -24,7 +24,7 @@ class Across {
     });
     this.detail = box.querySelector(".beside");
     for (const [name, spots] of Object.entries(JSON.parse(box.dataset.spots))) {
-      const figure = [...document.querySelectorAll("body > .plots figure")].find((each) => each.dataset.plot === name);
+      const figure = [...document.querySelectorAll("body > .plots figure")].find((candidate) => candidate.dataset.plot === name);
       if (figure) new Spots(figure, spots, { state: (place) => ({ problem: this.ids[place] }), label: (place) => this.ids[place] });
     }
   }
@@ -68,20 +68,20 @@ class Across {
     if (problem === undefined) return;
     const turn = (this.opening = (this.opening ?? 0) + 1);
     const sides = this.selects.map((select) => select.selectedIndex);
-    const known = sides.find((side) => this.places[side].has(problem)) ?? this.places.findIndex((place) => place.has(problem));
-    if (known < 0) return;
-    const run = this.runs[known];
-    const [question, reference] = await run.problems.get(this.places[known].get(problem));
-    const made = await Promise.all(sides.map((side, at) => this.side(side, problem, sample, at)));
+    const origin = sides.find((side) => this.places[side].has(problem)) ?? this.places.findIndex((place) => place.has(problem));
+    if (origin < 0) return;
+    const run = this.runs[origin];
+    const [question, reference] = await run.problems.get(this.places[origin].get(problem));
+    const sections = await Promise.all(sides.map((side, at) => this.side(side, problem, sample, at)));
     if (turn !== this.opening) return; // another one was picked meanwhile
     Object.assign(this, { problem, sample });
     const step = (by) => button(by < 0 ? "\u25c2 sample" : "sample \u25b8", () => this.move(by));
     const level = { level: 1 };
     this.detail.replaceChildren(
       heading(level, 2, make("bdi", "", problem)),
-      ...problemText(level, question, reference, problemImages(run, this.places[known].get(problem))),
+      ...problemText(level, question, reference, problemImages(run, this.places[origin].get(problem))),
       make("div", "controls", [step(-1), make("span", "number", `#${sample}`), step(1)]),
-      make("div", "sides", made),
+      make("div", "sides", sections),
     );
     this.detail.hidden = false;
     this.page.note({ problem, sample });
@@ -96,14 +96,14 @@ class Across {
     const none = make("p", "faint", "no sample here");
     if (place === undefined) return make("section", "side", [head, none]);
     const [first, end] = [samples.first[place], samples.first[place + 1]];
-    const found = samples.index.indexOf(sampleIndex, first);
+    const row = samples.index.indexOf(sampleIndex, first);
     const [filter] = filters;
     const level = { ...run, level: 1 };
-    const votes = votesOf(level, filter, place, found < 0 || found >= end ? undefined : filter?.answer[found]);
-    if (found < 0 || found >= end) return make("section", "side", [head, none, ...votes]);
-    const text = await run.texts.get(found);
+    const votes = votesOf(level, filter, place, row < 0 || row >= end ? undefined : filter?.answer[row]);
+    if (row < 0 || row >= end) return make("section", "side", [head, none, ...votes]);
+    const text = await run.texts.get(row);
     return make("section", "side", [
-      head, ...sampleFacts(level, filter, found), ...sampleText(level, found, text, answerOf(filter, found)), ...votes,
+      head, ...sampleFacts(level, filter, row), ...sampleText(level, row, text, answerOf(filter, row)), ...votes,
     ]);
   }
 

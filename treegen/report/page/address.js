@@ -2,14 +2,14 @@
 // #problem=p3&sample=4, or #problems=accuracy<0.2 for a filter of the table of problems.
 
 const readAddress = () => {
-  const found = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-  if (found.sample !== undefined) found.sample = Number(found.sample);
-  return found;
+  const state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+  if (state.sample !== undefined) state.sample = Number(state.sample);
+  return state;
 };
 
 const addressOf = (state) => {
-  const known = Object.entries(state).filter(([, value]) => value !== undefined && value !== null);
-  return `#${new URLSearchParams(known)}`;
+  const entries = Object.entries(state).filter(([, value]) => value !== undefined && value !== null);
+  return `#${new URLSearchParams(entries)}`;
 };
 
 // Notes where one is, so that the address can be copied. It adds nothing to the history. Browsers

@@ -5,9 +5,9 @@
 // The element of a part, once it is whole.
 const embedded = async (id) => {
   for (;;) {
-    const found = document.getElementById(id);
+    const script = document.getElementById(id);
     // What follows an element says that the browser has read all of it.
-    if (found?.nextSibling || document.readyState !== "loading") return found;
+    if (script?.nextSibling || document.readyState !== "loading") return script;
     await new Promise((resume) => {
       const watch = new MutationObserver(() => (watch.disconnect(), resume()));
       watch.observe(document.body, { childList: true });
@@ -64,16 +64,16 @@ class Parts {
   }
 
   async part(part) {
-    let found = this.parts.get(part);
-    if (!found) {
-      found = { loading: decode(`${this.name}-${part}`) };
-      this.parts.set(part, found);
-      found.items = await found.loading;
-      found.size = found.items.reduce((sum, item) => sum + (item.length ?? 200), 0);
-      this.size += found.size;
+    let entry = this.parts.get(part);
+    if (!entry) {
+      entry = { loading: decode(`${this.name}-${part}`) };
+      this.parts.set(part, entry);
+      entry.items = await entry.loading;
+      entry.size = entry.items.reduce((sum, item) => sum + (item.length ?? 200), 0);
+      this.size += entry.size;
       this.forget(part);
     }
-    return found.items ?? found.loading;
+    return entry.items ?? entry.loading;
   }
 
   forget(except) {

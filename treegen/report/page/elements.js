@@ -19,7 +19,7 @@ const heading = (run, below, content) => make(`h${run.level + below}`, "", conte
 // A text, cut where it is long; more of it comes on demand, so that a line of a megabyte does not
 // stop the browser. end: show its end at first, where a prompt has the question. span: the part
 // of the text that is marked, if any.
-const textBlock = (text, shown = 4000, end = false, span = null) => {
+const textBlock = (text, limit = 4000, end = false, span = null) => {
   const body = make("div", "text");
   const block = make("div", "block", body);
   const show = (length, end) => {
@@ -37,7 +37,7 @@ const textBlock = (text, shown = 4000, end = false, span = null) => {
       block.append(button(`show ${what} ${count(text.length)} characters`, () => show(next), "more"));
     }
   };
-  show(shown, end);
+  show(limit, end);
   if (text === "") block.classList.add("empty");
   return block;
 };

@@ -66,12 +66,12 @@ const asMermaid = (nodes, best) => {
   for (const node of nodes) {
     if (node.parent_id !== null) lines.push(`  n${node.parent_id} ${best.has(node.id) ? "==>" : "-->"} n${node.id}`);
   }
-  for (const [name, style, mine] of [
+  for (const [name, style, marked] of [
     ["best", "stroke-width:4px", nodes.filter((node) => best.has(node.id))],
     ["pruned", "stroke-dasharray:4", nodes.filter((node) => node.pruned)],
     ["dropped", "stroke-dasharray:4", nodes.filter((node) => nodeEnd(node) === "dropped")],
   ]) {
-    if (mine.length) lines.push(`  classDef ${name} ${style}`, `  class ${mine.map((node) => `n${node.id}`).join(",")} ${name}`);
+    if (marked.length) lines.push(`  classDef ${name} ${style}`, `  class ${marked.map((node) => `n${node.id}`).join(",")} ${name}`);
   }
   return `${lines.join("\n")}\n  %% ${legend}\n`;
 };

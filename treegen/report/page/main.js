@@ -35,7 +35,7 @@ class RunPage {
       });
     }
     for (const [name, spots] of Object.entries(index.spots)) {
-      const figure = [...article.querySelectorAll("figure")].find((each) => each.dataset.plot === name);
+      const figure = [...article.querySelectorAll("figure")].find((candidate) => candidate.dataset.plot === name);
       if (figure) new Spots(figure, spots, this.target);
     }
   }
@@ -123,7 +123,7 @@ class Page {
 
   // Of several runs one is shown at a time.
   async show(key) {
-    for (const [each, article] of this.articles) article.classList.toggle("shown", each === key);
+    for (const [runKey, article] of this.articles) article.classList.toggle("shown", runKey === key);
     for (const link of document.querySelectorAll("nav.runs a")) {
       if (link.hash === addressOf({ run: key })) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");

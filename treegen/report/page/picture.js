@@ -2,7 +2,7 @@
 // and folded, and the keys lead from node to node.
 
 const SVG = "http://www.w3.org/2000/svg";
-const drawn = (tag, attributes, ...inside) => {
+const svgElement = (tag, attributes, ...inside) => {
   const element = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
   element.append(...inside);
@@ -42,8 +42,8 @@ class TreePicture {
     if (this.range[0] >= 0 && this.range[1] <= 1) this.range = [0, 1];
     this.visits = Math.max(1, ...nodes.map((node) => node.visits ?? 0));
     this.fold();
-    this.layer = drawn("g", {});
-    this.svg = drawn("svg", { role: "tree", tabindex: 0, "aria-label": "Search tree" }, this.layer);
+    this.layer = svgElement("g", {});
+    this.svg = svgElement("svg", { role: "tree", tabindex: 0, "aria-label": "Search tree" }, this.layer);
     const buttons = [
       button("+", () => this.zoom(1.4)), button("\u2212", () => this.zoom(1 / 1.4)),
       button("fit", () => this.fit()), button("fold", () => this.toggle(this.picked)),
@@ -77,11 +77,11 @@ class TreePicture {
   // Folds what is deepest until few enough nodes are left; never the best path.
   fold() {
     this.folded = new Set();
-    let shown = [this.root];
+    let level = [this.root];
     let total = 1;
-    while (shown.length) {
+    while (level.length) {
       const next = [];
-      for (const node of shown) {
+      for (const node of level) {
         const below = this.below.get(node.id) ?? [];
         if (total + below.length > TreePicture.most && !this.best.has(node.id) && below.length) {
           this.folded.add(node.id);
@@ -90,7 +90,7 @@ class TreePicture {
           total += below.length;
         }
       }
-      shown = next;
+      level = next;
     }
   }
 
@@ -106,7 +106,7 @@ class TreePicture {
     while (stack.length) {
       const [node, depth] = stack.pop();
       order.push([node, depth]);
-      stack.push(...this.shownBelow(node).map((each) => [each, depth + 1]).reverse());
+      stack.push(...this.shownBelow(node).map((child) => [child, depth + 1]).reverse());
     }
     let low = null;
     for (const [node, depth] of order) {
@@ -118,7 +118,7 @@ class TreePicture {
     for (const [node, depth] of order.reverse()) {
       const below = this.shownBelow(node);
       if (below.length === 0) continue;
-      const ys = below.map((each) => this.at.get(each.id)[1]);
+      const ys = below.map((child) => this.at.get(child.id)[1]);
       this.at.set(node.id, [depth * TreePicture.columns, (ys[0] + ys.at(-1)) / 2]);
     }
     this.order = order.reverse().map(([node]) => node);
@@ -136,7 +136,7 @@ class TreePicture {
         const [left, up] = this.at.get(node.parent_id);
         const bend = left + 150; // what is under a label is straight
         const best = this.best.has(node.id) ? "edge best" : "edge";
-        edges.push(drawn("path", { class: best, d: `M${left} ${up}H${bend}C${bend + 60} ${up} ${x - 50} ${y} ${x} ${y}` }));
+        edges.push(svgElement("path", { class: best, d: `M${left} ${up}H${bend}C${bend + 60} ${up} ${x - 50} ${y} ${x} ${y}` }));
       }
       nodes.push(this.node(node, x, y));
     }
@@ -156,15 +156,15 @@ class TreePicture {
     const share = most > least ? (node.score - least) / (most - least) : 1;
     const radius = node.visits ? 5 + 6 * Math.sqrt(node.visits / this.visits) : 6;
     const classes = ["dot", ...(nodeEnd(node) ? [nodeEnd(node).split(":")[0]] : []), ...(this.best.has(node.id) ? ["best"] : [])];
-    const dot = drawn("circle", { class: classes.join(" "), r: radius });
+    const dot = svgElement("circle", { class: classes.join(" "), r: radius });
     if (node.score !== null) dot.style.fill = cividis(share);
     const cut = [...words];
     // What has edges to its right has its label above them.
     const inner = this.shownBelow(node).length > 0;
     const [left, up, down] = inner ? [-radius, -radius - 4, radius + 11] : [radius + 5, facts || hidden ? -2 : 4, 12];
-    const label = drawn("text", { x: left, y: up }, cut.length > 22 ? `${cut.slice(0, 21).join("")}\u2026` : words);
-    const more = drawn("text", { x: left, y: down, class: "facts" }, [facts, ...(hidden ? [`+${count(hidden)}`] : [])].filter(Boolean).join("  "));
-    const group = drawn("g", {
+    const label = svgElement("text", { x: left, y: up }, cut.length > 22 ? `${cut.slice(0, 21).join("")}\u2026` : words);
+    const more = svgElement("text", { x: left, y: down, class: "facts" }, [facts, ...(hidden ? [`+${count(hidden)}`] : [])].filter(Boolean).join("  "));
+    const group = svgElement("g", {
       class: node === this.picked ? "spot picked" : "spot", transform: `translate(${x} ${y})`, role: "treeitem",
       "aria-label": `${words.slice(0, 80)} ${facts}`, id: `${this.box.id}-node-${node.id}`,
     }, dot, label, more);
@@ -175,14 +175,14 @@ class TreePicture {
 
   // Nodes below one.
   size(node) {
-    let found = 0;
+    let total = 0;
     const stack = [node];
     while (stack.length) {
       const below = this.below.get(stack.pop().id) ?? [];
-      found += below.length;
+      total += below.length;
       stack.push(...below);
     }
-    return found;
+    return total;
   }
 
   move() {
@@ -272,7 +272,7 @@ class TreePicture {
 
   onkey(event) {
     const node = this.picked;
-    const siblings = this.order.filter((each) => this.at.get(each.id)[0] === this.at.get(node.id)[0]);
+    const siblings = this.order.filter((other) => this.at.get(other.id)[0] === this.at.get(node.id)[0]);
     const next = {
       ArrowLeft: () => this.byId.get(node.parent_id),
       ArrowRight: () => this.shownBelow(node)[0],

@@ -8,11 +8,11 @@ const promptTree = (run, box) => {
     children: async (node) => {
       if (node.sample !== undefined) return [];
       if (node.problem === undefined) return node.below.map((i) => index.prompts[i]);
-      const found = [];
+      const texts = [];
       for (let i = samples.first[node.problem]; i < samples.first[node.problem + 1]; i++) {
-        found.push({ sample: i, text: await run.texts.get(i) });
+        texts.push({ sample: i, text: await run.texts.get(i) });
       }
-      return [...found, ...(node.below ?? []).map((i) => index.prompts[i])];
+      return [...texts, ...(node.below ?? []).map((i) => index.prompts[i])];
     },
     describe: (node) => {
       if (node.sample !== undefined) {
@@ -36,7 +36,7 @@ const promptTree = (run, box) => {
       const logprob = node.logprob === null ? [] : [`mean logprob ${short(node.logprob)}`];
       return {
         text: node.text,
-        shown: node.problem === undefined ? 400 : 160,
+        limit: node.problem === undefined ? 400 : 160,
         folds: true,
         best: false,
         marks: [],

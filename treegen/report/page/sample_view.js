@@ -23,21 +23,21 @@ const answerSpan = (text, answer) => {
   const body = /^-?\d+(\.\d+)?$/.test(answer)
     ? `${[...answer].map(escape).join(",?")}(?:\\.0+)?`
     : answer.trim().split(/\s+/).map(escape).join("\\s+"); // each blank once, or it takes forever
-  const whole = new RegExp(`(?<![\\w.])${body}(?!\\w|[.,]\\d)`, "gi");
-  let found = null;
+  const pattern = new RegExp(`(?<![\\w.])${body}(?!\\w|[.,]\\d)`, "gi");
+  let span = null;
   let isAnnounced = false;
-  for (const match of text.slice(from).matchAll(whole)) {
+  for (const match of text.slice(from).matchAll(pattern)) {
     const at = from + match.index;
     const announced = /(?:answer|####|boxed|=)[^\w\n]*(?:is|are)?[^\w\n]*$/i.test(text.slice(Math.max(0, at - 40), at));
-    if (announced || !isAnnounced) found = [at, at + match[0].length];
+    if (announced || !isAnnounced) span = [at, at + match[0].length];
     isAnnounced ||= announced;
   }
-  return found;
+  return span;
 };
 
 // The text of a sample; its thinking is folded.
 const sampleText = (run, sample, text, answer) => {
-  const said = (text) => {
+  const answerBlock = (text) => {
     const block = textBlock(text, 20000, false, answerSpan(text, answer));
     block.classList.add("said");
     return block;
@@ -45,12 +45,12 @@ const sampleText = (run, sample, text, answer) => {
   const start = run.index.samples.answer_at?.[sample] ?? -1;
   if (start < 0) {
     const title = run.index.unit === "searches" ? "Best path" : "Sample";
-    return [heading(run, 3, title), said(text)];
+    return [heading(run, 3, title), answerBlock(text)];
   }
   const tokens = `Thinking, ${count(run.index.samples.thinking[sample])} tokens`;
   const folded = make("details", "", [make("summary", "", tokens), textBlock(text.slice(0, start), 20000)]);
-  const rest = text.slice(start).replace(/^\n+/, "");
-  return [folded, heading(run, 3, "Answer"), said(rest)];
+  const answerText = text.slice(start).replace(/^\n+/, "");
+  return [folded, heading(run, 3, "Answer"), answerBlock(answerText)];
 };
 
 const sampleFacts = (run, filter, sample) => {
@@ -63,15 +63,15 @@ const sampleFacts = (run, filter, sample) => {
   const prompt = problems.prompt_tokens[samples.problem[sample]];
   if (prompt > 0) facts.push(`prompt ${count(prompt)} tokens`);
   // The filter that the answer is marked by stands first.
-  const ordered = [filter, ...filters.filter((each) => each !== filter)].filter(Boolean);
+  const ordered = [filter, ...filters.filter((other) => other !== filter)].filter(Boolean);
   return [
     make("p", "facts", facts.map((fact) => make("span", "fact", fact))),
-    ...ordered.map((each) => {
-      const outcome = each.outcome[sample] >= 0 ? `, ${each.outcomes[each.outcome[sample]]}` : "";
+    ...ordered.map((entry) => {
+      const outcome = entry.outcome[sample] >= 0 ? `, ${entry.outcomes[entry.outcome[sample]]}` : "";
       return make("div", "reading", [
-        fateMark(run, Number(each.status[sample])),
-        `${each.name}${outcome}: `,
-        make("bdi", "", answerOf(each, sample) ?? "no answer"),
+        fateMark(run, Number(entry.status[sample])),
+        `${entry.name}${outcome}: `,
+        make("bdi", "", answerOf(entry, sample) ?? "no answer"),
       ]);
     }),
   ];

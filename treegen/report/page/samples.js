@@ -1,9 +1,9 @@
 // The samples of a run: a list that is filtered and searched, and one sample in full.
 
 class Samples {
-  // shown(sample): called when a sample is shown in full.
-  constructor(run, box, shown) {
-    Object.assign(this, { run, box, shown, turn: 0 });
+  // onShow(sample): called when a sample is shown in full.
+  constructor(run, box, onShow) {
+    Object.assign(this, { run, box, onShow, turn: 0 });
     const { samples, filters, finishes } = run.index;
     this.columns = samples;
     this.all = samples.problem.map((_, i) => i);
@@ -38,12 +38,12 @@ class Samples {
     this.apply();
   }
 
-  add(controls, name, label, options, shown) {
+  add(controls, name, label, options, isVisible) {
     const choices = options.map((option) => make("option", "", option, { value: option }));
     const select = make("select", "", choices, { onchange: () => this.apply() });
     select.name = name;
     this.control[name] = select;
-    if (shown) controls.append(make("label", "", [`${label} `, select]));
+    if (isVisible) controls.append(make("label", "", [`${label} `, select]));
   }
 
   get filter() {
@@ -68,7 +68,7 @@ class Samples {
     const digit = String(status.selectedIndex - 1);
     const judged = filter ? filter.outcomes.indexOf(outcome.value) : -1;
     const votes = { any: 0, tied: 1, won: 2, lost: 3 }[vote.value];
-    let found = this.all.filter(
+    let matches = this.all.filter(
       (i) =>
         isSelected[columns.problem[i]] &&
         (finished < 0 || columns.finish[i] === finished) &&
@@ -77,24 +77,24 @@ class Samples {
         (votes === 0 || filter.vote[columns.problem[i]] === votes),
     );
     if (text === "") {
-      this.list.show(found, found.indexOf(this.current ?? -1));
-      this.tell(found.length);
+      this.list.show(matches, matches.indexOf(this.current ?? -1));
+      this.tell(matches.length);
       return;
     }
     const hits = [];
     this.list.show(hits);
     const { texts } = this.run;
     let pause = performance.now();
-    for (let at = 0; at < found.length; ) {
-      const part = texts.partOf(found[at]);
+    for (let at = 0; at < matches.length; ) {
+      const part = texts.partOf(matches[at]);
       const start = texts.starts[part];
       const items = await texts.part(part);
       if (turn !== this.turn) return; // another selection was made meanwhile
-      for (; at < found.length && found[at] - start < items.length; at++) {
-        if (items[found[at] - start].toLowerCase().includes(text)) hits.push(found[at]);
+      for (; at < matches.length && matches[at] - start < items.length; at++) {
+        if (items[matches[at] - start].toLowerCase().includes(text)) hits.push(matches[at]);
       }
       if (performance.now() - pause > 30) {
-        this.tell(hits.length, `, searched ${Math.round((100 * at) / found.length)}%`);
+        this.tell(hits.length, `, searched ${Math.round((100 * at) / matches.length)}%`);
         this.list.draw();
         await new Promise((resume) => setTimeout(resume));
         pause = performance.now();
@@ -172,7 +172,7 @@ class Samples {
     );
     this.detail.hidden = false;
     this.current = sample;
-    this.shown(sample);
+    this.onShow(sample);
   }
 
   // Writes the samples that are listed, as lines of JSON.

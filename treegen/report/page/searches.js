@@ -79,9 +79,9 @@ const nodeMarks = (node, best) => [
 ];
 
 class Searches {
-  // shown(tree): called with the number of a tree that is shown.
-  constructor(run, box, shown) {
-    Object.assign(this, { run, box, shown });
+  // onShow(tree): called with the number of a tree that is shown.
+  constructor(run, box, onShow) {
+    Object.assign(this, { run, box, onShow });
     this.detail = box.querySelector(".detail");
     this.table = new Table(box, {
       columns: searchColumns(run), total: run.index.trees.length, unit: "search trees", name: run.name,
@@ -134,7 +134,7 @@ class Searches {
     choose(nodes[0]);
     await list.show(list.roots);
     await list.unfoldBest();
-    this.shown(i);
+    this.onShow(i);
   }
 
   list(box, nodes, best) {
@@ -148,7 +148,7 @@ class Searches {
       describe: (node) => ({
         text: node.text,
         end: node.parent_id === null,
-        shown: node.parent_id === null ? 200 : 400,
+        limit: node.parent_id === null ? 200 : 400,
         best: best.has(node.id),
         folds: below.has(node.id),
         marks: nodeMarks(node, best),

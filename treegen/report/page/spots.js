@@ -11,13 +11,13 @@ class Spots {
     this.place(0);
     figure.append(this.link);
     figure.addEventListener("pointermove", (event) => {
-      const found = this.find(event);
-      if (found >= 0) this.place(found);
+      const spot = this.find(event);
+      if (spot >= 0) this.place(spot);
     });
     // A finger does not hover: it touches the picture itself.
     this.image.addEventListener("click", (event) => {
-      const found = this.find(event);
-      if (found >= 0) location.hash = addressOf(state(spots[found][4]));
+      const spot = this.find(event);
+      if (spot >= 0) location.hash = addressOf(state(spots[spot][4]));
     });
     this.link.addEventListener("keydown", (event) => {
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
@@ -33,14 +33,14 @@ class Spots {
     const box = this.image.getBoundingClientRect();
     const [x, y] = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
     // Of those that lie over each other, the smallest.
-    let found = -1;
+    let smallest = -1;
     let least = Infinity;
     this.spots.forEach(([left, top, right, bottom], at) => {
       if (x < left || x > right || y < top || y > bottom) return;
       const area = (right - left) * (bottom - top);
-      if (area < least) [found, least] = [at, area];
+      if (area < least) [smallest, least] = [at, area];
     });
-    return found;
+    return smallest;
   }
 
   place(at) {

@@ -94,8 +94,8 @@ class Table {
   sort(column) {
     const way = this.order?.column === column ? { 1: -1, "-1": 0 }[this.order.way] : 1;
     this.order = way ? { column, way } : null;
-    this.columns.forEach((each, at) => {
-      const direction = this.order?.column === each ? way : 0;
+    this.columns.forEach((column, at) => {
+      const direction = this.order?.column === column ? way : 0;
       this.heads[at].setAttribute("aria-sort", { 0: "none", 1: "ascending", "-1": "descending" }[direction]);
     });
     this.apply();
@@ -145,8 +145,8 @@ class Table {
   row(row) {
     return make("div", "", this.columns.map((column) => {
       const value = column.of(row);
-      const shown = value === null ? "" : (column.show?.(value, row) ?? (typeof value === "number" ? count(value) : value));
-      const cell = make(typeof value === "number" ? "span" : "bdi", typeof value === "number" ? "number" : "cell", shown);
+      const content = value === null ? "" : (column.show?.(value, row) ?? (typeof value === "number" ? count(value) : value));
+      const cell = make(typeof value === "number" ? "span" : "bdi", typeof value === "number" ? "number" : "cell", content);
       cell.setAttribute("role", "gridcell");
       return cell;
     }));

@@ -18,17 +18,17 @@ class FoldingTree {
 
   add(parent, nodes) {
     for (const node of nodes.slice(0, FoldingTree.batch)) parent.append(this.item(node));
-    const rest = nodes.slice(FoldingTree.batch);
-    if (rest.length === 0) return;
-    const more = button(`${count(rest.length)} more`, () => {
+    const remaining = nodes.slice(FoldingTree.batch);
+    if (remaining.length === 0) return;
+    const more = button(`${count(remaining.length)} more`, () => {
       more.remove();
-      this.add(parent, rest);
+      this.add(parent, remaining);
     }, "more");
     parent.append(more);
   }
 
   item(node) {
-    const { text, facts, marks, best, folds, shown = 400, end } = this.describe(node);
+    const { text, facts, marks, best, folds, limit = 400, end } = this.describe(node);
     const item = make("div", best ? "node best" : "node");
     item.setAttribute("role", "treeitem");
     const head = make("div", "head");
@@ -39,7 +39,7 @@ class FoldingTree {
       head.append(fold);
     }
     head.append(...marks, ...facts.map((fact) => make("span", "fact", fact)));
-    item.append(head, textBlock(text, shown, end));
+    item.append(head, textBlock(text, limit, end));
     item.node = node;
     return item;
   }

@@ -113,8 +113,8 @@ class Plot:
         Raises:
             InputError: matplotlib is not installed.
         """
-        drawn, figure = self._render("svg")
-        return _light_or_dark(drawn), self.spots(figure) if self.spots else []
+        svg, figure = self._render("svg")
+        return _light_or_dark(svg), self.spots(figure) if self.spots else []
 
     def png(self) -> bytes:
         """Return the picture as PNG, on white.

@@ -24,17 +24,17 @@ def draw_text(grid: Grid, *, ascii: bool = False) -> str:
     """
     shades = _ASCII if ascii else _BLOCKS
     cells = [[_cell(value, shades) for value in row] for row in grid.values]
-    left = max(len(text) for text in (grid.row_name, *grid.row_labels))
+    label_width = max(len(text) for text in (grid.row_name, *grid.row_labels))
     widths = [max(6, len(label)) for label in grid.column_labels]
 
     def line(label: str, texts: list[str]) -> str:
         padded = (text.rjust(width) for text, width in zip(texts, widths, strict=True))
-        return "  ".join([label.rjust(left), *padded])
+        return "  ".join([label.rjust(label_width), *padded])
 
     return "\n".join(
         [
             grid.title,
-            f"{'':>{left}}  {grid.column_name}",
+            f"{'':>{label_width}}  {grid.column_name}",
             line(grid.row_name, list(grid.column_labels)),
             *(line(label, row) for label, row in zip(grid.row_labels, cells, strict=True)),
         ]

@@ -50,12 +50,14 @@ def finish_plot(view: RunView) -> Plot:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         reasons = list(counts)
-        left = [0] * len(reasons)
+        starts = [0] * len(reasons)
         for name in FATES:
             values = [counts[reason][name] for reason in reasons]
             if any(values):
-                axes.barh(range(len(reasons)), values, left=left, color=_COLOURS[name], label=name)
-                left = [a + b for a, b in zip(left, values, strict=True)]
+                axes.barh(
+                    range(len(reasons)), values, left=starts, color=_COLOURS[name], label=name
+                )
+                starts = [a + b for a, b in zip(starts, values, strict=True)]
         axes.set_yticks(range(len(reasons)), [plain_label(reason) for reason in reasons])
         axes.invert_yaxis()
         axes.set_xlabel(view.unit)

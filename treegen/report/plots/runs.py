@@ -53,8 +53,8 @@ def run_plots(view: RunView) -> list[Plot]:
         if curves := k_curves(fixed, votes=votes, problems=view.problems):
             plots.append(curves_plot({plain_label(headline): curves}))
         most = max(map(len, verdicts.values()), default=0)
-        whole = most == view.num_samples >= _LEAST_VOTERS
-        if votes and whole and not has_stopped(view):
+        has_all_votes = most == view.num_samples >= _LEAST_VOTERS
+        if votes and has_all_votes and not has_stopped(view):
             plots.append(
                 _savings_plot(savings(get_replay_problems(view, headline), problems=view.problems))
             )
@@ -122,11 +122,11 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
 
 def _savings_plot(groups: Sequence[Savings]) -> Plot:
     """Return the plot of votes against tokens: majority of all samples, and stopping early."""
-    whole = groups[0]
-    best = whole.rules[-1]
+    all_problems = groups[0]
+    best = all_problems.rules[-1]
     description = (
         f"{best.name}: {best.vote.value:.3f} with {best.saved:.0%} fewer tokens than "
-        f"{whole.majority[-1].name}, which has {whole.majority[-1].vote.value:.3f}"
+        f"{all_problems.majority[-1].name}, which has {all_problems.majority[-1].vote.value:.3f}"
     )
 
     def draw(figure: "Figure") -> None:
@@ -207,9 +207,9 @@ def _draw_bars(axes: "Axes", rows: Sequence[_Bar]) -> None:
 
 def _grid_plot(index: int, grid: Grid) -> Plot:
     size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
-    known = [v for row in grid.values for v in row if v is not None]
+    values = [v for row in grid.values for v in row if v is not None]
     description = (
-        f"{len(known):,} cells from {min(known, default=0):.2f} to {max(known, default=0):.2f}"
+        f"{len(values):,} cells from {min(values, default=0):.2f} to {max(values, default=0):.2f}"
     )
     return Plot(
         f"heat_map_{index + 1}",

@@ -27,16 +27,18 @@ def methods_of(views: Sequence[RunView]) -> list[str]:
     """Return the search method of each run, with the settings in which its runs differ."""
     runs = [(_method(view), _settings(view)) for view in views]
     labels = []
-    for method, own in runs:
-        others = [settings for other, settings in runs if other == method]
-        differ = (key for key in own if any(other.get(key) != own[key] for other in others))
-        labels.append(" ".join([method, *(f"{key}={own[key]}" for key in differ)]))
+    for method, chosen in runs:
+        same_method = [settings for other, settings in runs if other == method]
+        differ = (
+            key for key in chosen if any(other.get(key) != chosen[key] for other in same_method)
+        )
+        labels.append(" ".join([method, *(f"{key}={chosen[key]}" for key in differ)]))
     return labels
 
 
 def _method(view: RunView) -> str:
-    known = view.trees[0].method if view.trees else "?"
-    return str(settings_group(view.info, "search").get("method") or known)
+    tree_method = view.trees[0].method if view.trees else "?"
+    return str(settings_group(view.info, "search").get("method") or tree_method)
 
 
 def _settings(view: RunView) -> dict[str, Any]:
@@ -104,10 +106,10 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
         "Tokens per solution",
         *_COSTS.values(),
     ]
-    return PrintableTable(head, rows, range(3, len(head)), "Budgets and costs", _TOLD)
+    return PrintableTable(head, rows, range(3, len(head)), "Budgets and costs", _COSTS_NOTE)
 
 
-_TOLD = (
+_COSTS_NOTE = (
     "Costs are means per search. Tokens counts decoded tokens, and Max those of the largest "
     "search; Tokens per solution divides the tokens of all searches by the number of solved "
     "searches. Prefilled counts prompt tokens that were computed; Reprompted counts prompt tokens "
@@ -116,18 +118,18 @@ _TOLD = (
 
 
 def _cost(trees: Sequence[StoredTree], name: str) -> str:
-    known = [float(tree.usage[name]) for tree in trees if tree.usage.get(name) is not None]
-    if len(known) < len(trees):
+    costs = [float(tree.usage[name]) for tree in trees if tree.usage.get(name) is not None]
+    if len(costs) < len(trees):
         return ""
-    mean = fmean(known)
+    mean = fmean(costs)
     return f"{mean:,.2f}" if name == "seconds" else f"{mean:,.1f}"
 
 
 def solved_plot(view: RunView) -> Plot | None:
     """Return the plot of searches solved within a number of tokens; None if none is solved."""
     costs = sorted({tree.num_tokens for tree in view.trees if tree.solved})
-    whole = solved_share(view.trees)
-    if not costs or whole is None:
+    solved = solved_share(view.trees)
+    if not costs or solved is None:
         return None
     # Limit the number of steps in the picture.
     steps = costs if len(costs) <= 200 else [costs[i * len(costs) // 200] for i in range(200)]
@@ -154,7 +156,7 @@ def solved_plot(view: RunView) -> Plot | None:
 
     half = costs[(len(costs) - 1) // 2]
     description = (
-        f"{whole.value:.3f} solved; half of the costs of solutions are up to {half:,} tokens"
+        f"{solved.value:.3f} solved; half of the costs of solutions are up to {half:,} tokens"
     )
     return Plot("solved", "Solved within so many tokens, with 95% intervals", description, draw)
 

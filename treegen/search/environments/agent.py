@@ -28,8 +28,8 @@ from treegen.search.environments.branch import (
     count_actions,
     fail_node,
     fail_step,
+    find_last_reward,
     is_full,
-    last_reward,
     make_step,
     step_of,
 )
@@ -380,17 +380,17 @@ class Agent(Closeable):
         futures: dict[SharedState, Future[Observation]] = {}
         for node in nodes:
             state = branch_of(node).state
-            if last_reward(node) is None and state is not None and state not in futures:
+            if find_last_reward(node) is None and state is not None and state not in futures:
                 futures[state] = self._worlds.observe(state.state)
-        shown: dict[SharedState, Observation] = {}
+        observations: dict[SharedState, Observation] = {}
         if futures:
             results = await await_external(nodes[0], list(futures.values()))
-            shown = dict(zip(futures, results, strict=True))
+            observations = dict(zip(futures, results, strict=True))
         rewards = []
         for node in nodes:
-            reward, state = last_reward(node), branch_of(node).state
-            if reward is None and state in shown:
-                reward, failure = shown[state].reward, shown[state].failure
+            reward, state = find_last_reward(node), branch_of(node).state
+            if reward is None and state in observations:
+                reward, failure = observations[state].reward, observations[state].failure
                 if failure:
                     fail_node(node, failure)
                     reward = None
@@ -406,10 +406,10 @@ class Agent(Closeable):
         state = branch_of(node).state
         if state is None:
             raise InputError(f"node {node.key!r} no longer has a world")
-        (shown,) = await await_external(node, [self._worlds.observe(state.state)])
-        if shown.failure:
-            raise WorldError(shown.failure)
-        return shown
+        (observation,) = await await_external(node, [self._worlds.observe(state.state)])
+        if observation.failure:
+            raise WorldError(observation.failure)
+        return observation
 
     async def use_world(
         self,

@@ -40,7 +40,7 @@ class AgentStep:
     def describe(self) -> str:
         """Return the calls and results as lines of text, or the answer."""
         lines = [f"Call: {call_key(call)}" for call in self.reply.calls]
-        lines += [f"Result: {shown.text}" for shown in self.observations]
+        lines += [f"Result: {observation.text}" for observation in self.observations]
         return "\n".join(
             [*lines, *([f"Answer: {self.reply.text}"] if self.end == "answer" else [])]
         )
@@ -52,7 +52,7 @@ class AgentStep:
             "thoughts": self.reply.thoughts,
             "text": self.reply.text,
             "calls": calls,
-            "observations": [observation_json(shown) for shown in self.observations],
+            "observations": [observation_json(observation) for observation in self.observations],
             "end": self.end,
             "failure": self.failure,
         }
@@ -200,7 +200,7 @@ def branch_of(node: SearchNode) -> Branch:
     return node.branch
 
 
-def last_reward(node: SearchNode) -> float | None:
+def find_last_reward(node: SearchNode) -> float | None:
     """Return the reward that came with the step to a node; None if none did."""
     step = step_of(node)
     return None if step is None else step.reward

@@ -217,9 +217,9 @@ class FileWorld(ABC):
         if names is None:
             raise ToolError(f"there is no tool {action.name!r}; use {', '.join(self._arguments)}")
         if set(action.arguments) != set(names):
-            wanted = ", ".join(names) or "no arguments"
-            given = ", ".join(map(str, action.arguments)) or "none"
-            raise ToolError(f"{action.name} takes {wanted}; got {given}")
+            expected = ", ".join(names) or "no arguments"
+            actual = ", ".join(map(str, action.arguments)) or "none"
+            raise ToolError(f"{action.name} takes {expected}; got {actual}")
         values = [action.arguments[name] for name in names]
         for name, value in zip(names, values, strict=True):
             if not isinstance(value, str):

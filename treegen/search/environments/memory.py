@@ -191,8 +191,8 @@ def _fork(state: WorldObject) -> WorldObject:
     return copied
 
 
-def _observation(shown: Any) -> Observation:
-    return Observation(text=shown) if isinstance(shown, str) else shown
+def _observation(value: Any) -> Observation:
+    return Observation(text=value) if isinstance(value, str) else value
 
 
 async def in_daemon(function: Callable[..., T], *args: Any) -> T:

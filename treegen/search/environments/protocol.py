@@ -168,30 +168,32 @@ def call_key(call: ToolCall) -> str:
     return json.dumps([call.name, call.arguments], sort_keys=True, ensure_ascii=False)
 
 
-def check_observation(shown: object) -> None:
+def check_observation(observation: object) -> None:
     """Raise WorldError unless a value is an observation that can be used."""
-    if not isinstance(shown, Observation):
-        raise WorldError(f"the environment returned {shown!r:.80}, which is not an Observation")
+    if not isinstance(observation, Observation):
+        raise WorldError(
+            f"the environment returned {observation!r:.80}, which is not an Observation"
+        )
     wrong = [
         name
         for name, kinds in _KINDS.items()
-        if not isinstance(getattr(shown, name), kinds)
-        or (isinstance(getattr(shown, name), bool) and bool not in kinds)
+        if not isinstance(getattr(observation, name), kinds)
+        or (isinstance(getattr(observation, name), bool) and bool not in kinds)
     ]
-    if not wrong and shown.reward is not None and not math.isfinite(shown.reward):
+    if not wrong and observation.reward is not None and not math.isfinite(observation.reward):
         wrong = ["reward"]
-    if not wrong and not all(isinstance(image, bytes) for image in shown.images):
+    if not wrong and not all(isinstance(image, bytes) for image in observation.images):
         wrong = ["images"]
     if wrong:
-        value = getattr(shown, wrong[0])
+        value = getattr(observation, wrong[0])
         raise WorldError(
             f"the environment returned an Observation whose {wrong[0]} is {value!r:.80}"
         )
 
 
-def check_images(shown: Observation) -> None:
+def check_images(observation: Observation) -> None:
     """Raise WorldError unless all images of an observation can be decoded."""
-    for image in shown.images:
+    for image in observation.images:
         try:
             load_image(read_image(image), name_of(image))
         except InputError as error:
@@ -207,15 +209,15 @@ def describe_failure(error: Exception) -> str:
     return text if is_plain else f"{type(error).__name__}: {text}".rstrip(": ")
 
 
-def observation_json(shown: Observation) -> dict[str, Any]:
+def observation_json(observation: Observation) -> dict[str, Any]:
     """Return an observation as a JSON object, without fields that are empty."""
-    record: dict[str, Any] = {"text": shown.text}
-    if shown.images:
-        record["num_images"] = len(shown.images)
+    record: dict[str, Any] = {"text": observation.text}
+    if observation.images:
+        record["num_images"] = len(observation.images)
     for name in ("exit_status", "reward"):
-        if (value := getattr(shown, name)) is not None:
+        if (value := getattr(observation, name)) is not None:
             record[name] = value
     for name in ("is_done", "failure"):
-        if value := getattr(shown, name):
+        if value := getattr(observation, name):
             record[name] = value
     return record

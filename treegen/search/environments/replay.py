@@ -126,8 +126,8 @@ class _ReplayWorld:
 
 def _differing(after: Any, before: Observation) -> str:
     if not isinstance(after, Observation) or after.text != before.text:
-        shown = getattr(after, "text", after)
-        return f"{shown!r:.60} instead of {before.text!r:.60}"
+        text = getattr(after, "text", after)
+        return f"{text!r:.60} instead of {before.text!r:.60}"
     names = [
         name for name in Observation.__slots__ if getattr(after, name) != getattr(before, name)
     ]

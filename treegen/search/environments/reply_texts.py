@@ -52,16 +52,16 @@ def render_outcome(
         outcome: What its calls have done.
         sample: The sample.
     """
-    shown = outcome.observations
+    results = outcome.observations
     # Texts next to images are marked, because a text may be empty or stand elsewhere, too.
-    marks = {i: secrets.token_hex(16) for i, observation in enumerate(shown) if observation.images}
-    texts = [marks.get(i, observation.text) for i, observation in enumerate(shown)]
+    marks = {i: secrets.token_hex(16) for i, result in enumerate(results) if result.images}
+    texts = [marks.get(i, result.text) for i, result in enumerate(results)]
     text = replace_surrogates(turns.render_results(reply.calls, texts, sample.stop))
     if not marks:
         return text
     parts: list[Mapping[str, Any]] = []
     for place, mark in marks.items():
         before, _, text = text.partition(mark)
-        parts.append({"type": "text", "text": before + replace_surrogates(shown[place].text)})
-        parts += [{"type": "image", "image": image} for image in shown[place].images]
+        parts.append({"type": "text", "text": before + replace_surrogates(results[place].text)})
+        parts += [{"type": "image", "image": image} for image in results[place].images]
     return [*parts, {"type": "text", "text": text}]

@@ -24,7 +24,7 @@ class WorldState:
     """Held while its world is used."""
     num_users: int = 0
     """Coroutines that hold the lock or wait for it."""
-    shown: Observation | None = None
+    observation: Observation | None = None
     """What `World.observe` has returned; None if it was not called."""
     pure: dict[str, Observation] = field(default_factory=dict)
     """The observations of pure calls, by `call_key`."""

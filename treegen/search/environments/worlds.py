@@ -178,7 +178,7 @@ class LiveWorlds(Closeable):
             state = await _await_shielded(future)
         except Exception as error:
             return Outcome((), failure=describe_failure(error))
-        shown: list[Observation] = []
+        results: list[Observation] = []
         num_run = 0
         world: World | None = None
         try:
@@ -190,19 +190,19 @@ class LiveWorlds(Closeable):
                     world = world or await self._fork(state, is_last)
                     num_run += 1
                     observation = await self._act(world, call)
-                shown.append(observation)
+                results.append(observation)
                 if observation.is_done or observation.failure:
                     break
         except Exception as error:
             if world is not None:
                 await self._discard(world)
-            failure, num_calls = describe_failure(error), len(shown) + 1
-            return Outcome(tuple(shown), failure=failure, num_run=num_run, num_calls=num_calls)
+            failure, num_calls = describe_failure(error), len(results) + 1
+            return Outcome(tuple(results), failure=failure, num_run=num_run, num_calls=num_calls)
         except BaseException:
             if world is not None:
                 self._discard_later(world)
             raise
-        last = shown[-1]
+        last = results[-1]
         after: WorldState | None = None
         reward, failure = last.reward, last.failure
         if not last.is_done and not failure:
@@ -215,7 +215,7 @@ class LiveWorlds(Closeable):
                 failure = describe_failure(error)
         if after is None and world is not None:
             await self._discard(world)
-        return Outcome(tuple(shown), after, failure, reward, num_run, len(shown))
+        return Outcome(tuple(results), after, failure, reward, num_run, len(results))
 
     async def _run_pure(self, state: WorldState, call: ToolCall) -> tuple[Observation, bool]:
         """Return the observation of a call that changes nothing, and whether it had to run."""
@@ -225,20 +225,20 @@ class LiveWorlds(Closeable):
                 return state.pure[key], False
             world = await self._revive(state)
             try:
-                shown = await self._act(world, call)
+                observation = await self._act(world, call)
             except BaseException:
                 await self._drop_world(state)
                 raise
             self._set_idle(state, world)
-            state.pure[key] = shown
-            return shown, True
+            state.pure[key] = observation
+            return observation, True
 
     async def _act(self, world: World, call: ToolCall) -> Observation:
-        shown = await self._call(world.run(call), f"the action {call.name}")
-        check_observation(shown)
-        if shown.images:
-            await asyncio.to_thread(check_images, shown)
-        return shown
+        observation = await self._call(world.run(call), f"the action {call.name}")
+        check_observation(observation)
+        if observation.images:
+            await asyncio.to_thread(check_images, observation)
+        return observation
 
     async def _observe(self, future: Future[WorldState]) -> Observation:
         try:
@@ -249,20 +249,20 @@ class LiveWorlds(Closeable):
     async def _look(self, state: WorldState) -> Observation:
         """Return what a state shows."""
         async with self._using(state):
-            if state.shown is None:
+            if state.observation is None:
                 world = await self._revive(state)
                 try:
-                    state.shown = await self._show(world)
+                    state.observation = await self._show(world)
                 except BaseException:
                     await self._drop_world(state)
                     raise
                 self._set_idle(state, world)
-            return state.shown
+            return state.observation
 
     async def _show(self, world: World) -> Observation:
-        shown = await self._call(world.observe(), "observing a world")
-        check_observation(shown)
-        return shown
+        observation = await self._call(world.observe(), "observing a world")
+        check_observation(observation)
+        return observation
 
     async def _fork(self, state: WorldState, is_last: bool) -> World:
         """Return a world in a state that the caller may change."""
@@ -423,10 +423,10 @@ class LiveWorlds(Closeable):
         return await limit_time(call, what, self._max_seconds)
 
     async def _close_all(self) -> None:
-        own = asyncio.current_task()
+        this_task = asyncio.current_task()
         deadline = self._loop.time() + _CLOSING_SECONDS
-        while (left := asyncio.all_tasks() - {own}) and self._loop.time() < deadline:
-            await asyncio.wait(left, timeout=max(0.0, deadline - self._loop.time()))
+        while (tasks := asyncio.all_tasks() - {this_task}) and self._loop.time() < deadline:
+            await asyncio.wait(tasks, timeout=max(0.0, deadline - self._loop.time()))
         for state in list(self._states):
             await self._end(state)
         await self._call(self.environment.close(), "closing the environment")

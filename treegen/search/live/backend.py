@@ -100,7 +100,7 @@ class LiveBackend:
         ]
         ends = self.prompts.add_plan(self._make_plan(requests))
         return [
-            LiveContext(segment, given=GivenPrompt.of(content))
+            LiveContext(segment, prompt=GivenPrompt.of(content))
             for segment, content in zip(ends, contents, strict=True)
         ]
 
@@ -129,7 +129,7 @@ class LiveBackend:
         """
         self._check_open()
         ids = self._encode([content])[0] if tokens is None else tokens
-        return LiveContext(self.prompts.find(ids), given=GivenPrompt.of(content), _ids=ids)
+        return LiveContext(self.prompts.find(ids), prompt=GivenPrompt.of(content), _ids=ids)
 
     def extend(
         self,
@@ -149,10 +149,10 @@ class LiveBackend:
         if not isinstance(content, AppendedText):
             content = self._appended.encode_extension(context, content, images)
         store, segment, ids = self.scheduler.run.store, context.segment, content.tokens
-        if content.given is not None:
-            return LiveContext(self.prompts.find(ids), given=content.given, _ids=ids)
+        if content.prompt is not None:
+            return LiveContext(self.prompts.find(ids), prompt=content.prompt, _ids=ids)
         below = store.add(segment, ids) if len(ids) else store.retain(segment)
-        return LiveContext(below, given=None)
+        return LiveContext(below, prompt=None)
 
     def release(self, context: Context) -> None:
         """Release a context; what other contexts share with it stays."""
@@ -262,7 +262,7 @@ class LiveBackend:
         encoded = [ids for ids in texts if not isinstance(ids, str)]
         encoded += self._appended.encode_scored(context, strings)
         spec = Request("score", tail, 0, 0, 1, score_from=context.num_tokens, top=top)
-        if context.given is not None:
+        if context.prompt is not None:
             store.cascade_new(context.segment)
         segments = [store.add(context.segment, ids) for ids in encoded]
         try:
@@ -359,7 +359,7 @@ class LiveBackend:
                 continue
             ticket, request = self._tickets[index]
             place = sample - ticket.requests[request]
-            ticket.results[place] = BackendSample(completion, LiveContext(segment, given=None))
+            ticket.results[place] = BackendSample(completion, LiveContext(segment, prompt=None))
             ended.append((ticket, place, completion, request.spec.max_tokens))
         for index in {index for index, _ in self.scheduler.grown} & self._tickets.keys():
             ticket, request = self._tickets[index]
@@ -391,8 +391,8 @@ class LiveBackend:
                 break
         generated = np.array(tokens[:count], dtype=np.int32)
         tail = np.concatenate([tail, generated])[-TAIL:]
-        rest = append_text(self.tokenizer, tail, text[len(before) :])
-        return GeneratedSegment(np.concatenate([generated, rest]), num_generated=count)
+        appended = append_text(self.tokenizer, tail, text[len(before) :])
+        return GeneratedSegment(np.concatenate([generated, appended]), num_generated=count)
 
     def _check_time(self) -> None:
         """Stop searches that have used up their time."""

@@ -29,7 +29,7 @@ class LiveContext:
 
     segment: LiveSegment
     """The segment that ends with the node."""
-    given: GivenPrompt | None
+    prompt: GivenPrompt | None
     """The text or token ids of the context; None if some of it was generated."""
     released: bool = False
     """Whether it was released."""
@@ -47,7 +47,7 @@ class LiveContext:
         Only the thread of the engine may read them the first time.
         """
         if self._ids is None:
-            self._ids = self.tail() if self.given is None else self.segment.path_tokens()
+            self._ids = self.tail() if self.prompt is None else self.segment.path_tokens()
         return self._ids
 
     def path_tokens(self) -> list[int]:
@@ -80,8 +80,8 @@ class AppendedText:
     """Encoded text that follows a context."""
 
     tokens: Tokens
-    """Token ids of the text, or of everything up to its end if `given` is not None."""
-    given: GivenPrompt | None
+    """Token ids of the text, or of everything up to its end if `prompt` is not None."""
+    prompt: GivenPrompt | None
     """Everything up to its end; None if some of it was generated."""
 
 
@@ -116,7 +116,7 @@ class AppendedTextEncoder:
         Raises:
             InputError: The content cannot be encoded.
         """
-        prompt, table = context.given, self._images
+        prompt, table = context.prompt, self._images
         if not isinstance(content, str):
             content, images = render_parts(content, self._tokenizer, table, "extension")
         if prompt is not None and not images:

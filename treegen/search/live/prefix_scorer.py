@@ -37,8 +37,8 @@ from treegen.search.live.prompts import PromptIndex, check_fits
 
 _ROWS: Final = 8  # expected number of texts below a shared segment
 _CHUNK: Final = 2048  # tokens per pass; small, because the sampling model has most of the memory
-_HELD: Final = 4096  # segments kept for later texts
-_KNOWN: Final = 65536  # results kept for later calls
+_MAX_RECENT: Final = 4096  # segments kept for later texts
+_MAX_VALUES: Final = 65536  # results kept for later calls
 
 
 class PrefixScorer:
@@ -64,7 +64,7 @@ class PrefixScorer:
         self._model, self.scorer = model, scorer
         self._options = EngineOptions(model=model.spec.name, memory=memory, prefill_chunk=_CHUNK)
         self._cache = make_cache(model, self._options)
-        self._known: OrderedDict[bytes, float] = OrderedDict()
+        self._values: OrderedDict[bytes, float] = OrderedDict()
         self._lock = threading.Lock()  # a server's searches and its nodes share one reader
         self._begin()
 
@@ -79,7 +79,7 @@ class PrefixScorer:
             EngineResources(
                 model=model,
                 cache=self._cache,
-                kept=PrefixCache(self._cache, 0),
+                prefix_cache=PrefixCache(self._cache, 0),
                 executor=ModelRunner(model, self._cache, None, model.impl),
                 max_rows=max_rows,
                 prefill_chunk=chunk,
@@ -88,7 +88,7 @@ class PrefixScorer:
             [],
         )
         store = self._scheduler.run.store
-        self._prompts = PromptIndex(store, rows=_ROWS, held=_HELD)
+        self._prompts = PromptIndex(store, rows=_ROWS, max_recent=_MAX_RECENT)
 
     @property
     def usage(self) -> Usage:
@@ -120,7 +120,7 @@ class PrefixScorer:
             for end, key in zip(text_ends, names, strict=True)
         }
         with self._lock:
-            new = {key: prefix for key, prefix in prefixes.items() if key not in self._known}
+            new = {key: prefix for key, prefix in prefixes.items() if key not in self._values}
             try:
                 values = self._compute(new)
             except BaseException:
@@ -129,11 +129,11 @@ class PrefixScorer:
                 raise
             for key in prefixes:
                 if key not in values:
-                    self._known.move_to_end(key)
-                    values[key] = self._known[key]
-            self._known.update(values)
-            while len(self._known) > _KNOWN:
-                self._known.popitem(last=False)
+                    self._values.move_to_end(key)
+                    values[key] = self._values[key]
+            self._values.update(values)
+            while len(self._values) > _MAX_VALUES:
+                self._values.popitem(last=False)
             return [[values[key] for key in names] for names in keys]
 
     def _compute(self, prefixes: dict[bytes, Tokens]) -> dict[bytes, float]:

@@ -17,25 +17,25 @@ from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.plan.plan import Plan, Request, row_pages, segment_pages
 from treegen.prompts.radix import Tokens, common_prefix
 
-_MAX_HELD = 256
+_MAX_RECENT = 256
 
 
 class PromptIndex:
     """Segments of given text, by the segment above them and their first token."""
 
-    def __init__(self, store: SegmentStore, *, rows: int, held: int = _MAX_HELD) -> None:
+    def __init__(self, store: SegmentStore, *, rows: int, max_recent: int = _MAX_RECENT) -> None:
         """Create an empty index.
 
         Args:
             store: The segments in memory.
             rows: Rows to expect below a segment that prompts share.
-            held: Number of segments to keep although nothing else refers to them.
+            max_recent: Number of segments to keep although nothing else refers to them.
         """
-        self._store, self._rows, self._max_held = store, rows, held
+        self._store, self._rows, self._max_recent = store, rows, max_recent
         self._page_size = store.cache.page_size
         self._below: dict[tuple[int, int], list[LiveSegment]] = {}
         # The most recently used segments are kept in memory by a reference of their own.
-        self._held: OrderedDict[int, LiveSegment] = OrderedDict()
+        self._recent: OrderedDict[int, LiveSegment] = OrderedDict()
         self._num_noted = 0
 
     def add_plan(self, plan: Plan) -> list[LiveSegment]:
@@ -48,22 +48,22 @@ class PromptIndex:
     def find(self, tokens: Tokens) -> LiveSegment:
         """Return the segment that ends a prompt, with one reference for the caller."""
         parent: LiveSegment | None = None
-        rest = tokens
-        while len(rest):
-            match, cut = self._find_longest_match(parent, rest)
+        remaining = tokens
+        while len(remaining):
+            match, cut = self._find_longest_match(parent, remaining)
             if match is None:
                 break
             if cut < match.stop:
                 match = self._part(match, cut)
-            elif match.index in self._held:
-                self._held.move_to_end(match.index)
-            rest = rest[len(match.tokens) :]
+            elif match.index in self._recent:
+                self._recent.move_to_end(match.index)
+            remaining = remaining[len(match.tokens) :]
             parent = match
-        if parent is not None and not len(rest):
+        if parent is not None and not len(remaining):
             return self._store.retain(parent)
         if parent is not None:
             self._store.promote(parent, self._rows)
-        return self._store.retain(self._keep(self._store.add(parent, rest)))
+        return self._store.retain(self._keep(self._store.add(parent, remaining)))
 
     def _find_longest_match(
         self, parent: LiveSegment | None, tokens: Tokens
@@ -121,7 +121,7 @@ class PromptIndex:
     def _note(self, segment: LiveSegment) -> None:
         self._below.setdefault(self._key(segment.parent, segment.tokens), []).append(segment)
         self._num_noted += 1
-        if self._num_noted > 2 * len(self._store.segments) + self._max_held:
+        if self._num_noted > 2 * len(self._store.segments) + self._max_recent:
             below = {key: [s for s in group if s.refs > 0] for key, group in self._below.items()}
             self._below = {key: group for key, group in below.items() if group}
             self._num_noted = sum(map(len, self._below.values()))
@@ -129,9 +129,9 @@ class PromptIndex:
     def _keep(self, segment: LiveSegment) -> LiveSegment:
         """Keep a new segment by the caller's reference until many other segments have been used."""
         self._note(segment)
-        self._held[segment.index] = segment
-        while len(self._held) > self._max_held:
-            _, oldest = self._held.popitem(last=False)
+        self._recent[segment.index] = segment
+        while len(self._recent) > self._max_recent:
+            _, oldest = self._recent.popitem(last=False)
             self._store.release(oldest)
         return segment
 

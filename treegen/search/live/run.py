@@ -60,7 +60,7 @@ class _OpenRequest:
     """An unfinished request."""
 
     request: LiveRequest
-    left: int
+    num_remaining: int
     """Results still to come."""
     num_reported: dict[int, int] = field(default_factory=dict)
     """Number of tokens already reported, by sample."""
@@ -103,7 +103,7 @@ class LiveRun(Closeable, NonCopyable):
             if backend is None
             else backend.prompts
         )
-        self._asked: dict[int, _OpenRequest] = {}  # by number
+        self._open_requests: dict[int, _OpenRequest] = {}  # by number
         self._scored: dict[int, int] = {}  # numbers of scored requests, by the scheduler's index
         self._num_added = 0
 
@@ -196,7 +196,7 @@ class LiveRun(Closeable, NonCopyable):
             store.release(segment)
 
     def _note(self, live: LiveRequest, results: int) -> int:
-        self._asked[self._num_added] = _OpenRequest(live, results)
+        self._open_requests[self._num_added] = _OpenRequest(live, results)
         self._num_added += 1
         return self._num_added - 1
 
@@ -205,7 +205,7 @@ class LiveRun(Closeable, NonCopyable):
 
         A request that is over is not affected.
         """
-        open_request = self._asked.pop(number, None)
+        open_request = self._open_requests.pop(number, None)
         if open_request is not None:
             self._scored.pop(open_request.request.index, None)
             self.scheduler.cancel(open_request.request.index)
@@ -231,7 +231,7 @@ class LiveRun(Closeable, NonCopyable):
             for completion in finished
             if completion.prompt_id.isdecimal()  # the ids of nodes are paths
         ]
-        results = [(number, result) for number, result in results if number in self._asked]
+        results = [(number, result) for number, result in results if number in self._open_requests]
         scores = self._run.scores
         for index in [index for index in scores if index in self._scored]:
             results.append((self._scored.pop(index), scores.pop(index)))
@@ -239,9 +239,9 @@ class LiveRun(Closeable, NonCopyable):
             self.backend.collect()
         scores.clear()
         for number, _ in results:
-            self._asked[number].left -= 1
-            if not self._asked[number].left:
-                del self._asked[number]
+            self._open_requests[number].num_remaining -= 1
+            if not self._open_requests[number].num_remaining:
+                del self._open_requests[number]
         return results
 
     def take_deltas(self, numbers: Iterable[int]) -> Iterator[SampleDelta]:
@@ -251,7 +251,9 @@ class LiveRun(Closeable, NonCopyable):
         """
         rows, store = self._run.rows, self._run.rows.generated
         arrays = (store.tokens, store.logprobs, store.top_tokens, store.top_logprobs)
-        for number, open_request in ((n, self._asked[n]) for n in numbers if n in self._asked):
+        for number, open_request in (
+            (n, self._open_requests[n]) for n in numbers if n in self._open_requests
+        ):
             request = open_request.request
             param_set = self._run.param_sets[request.params]
             num_top = param_set.params.logprobs
@@ -295,7 +297,7 @@ class LiveRun(Closeable, NonCopyable):
         """End all requests and free their pages; they yield no more results."""
         if not self.closed:
             (self.scheduler if self.backend is None else self.backend).close()
-        self._asked.clear()
+        self._open_requests.clear()
         self._scored.clear()
 
     def __del__(self) -> None:
@@ -316,39 +318,39 @@ class StreamedText:
     """The stop strings."""
     tokens: list[int]
     """The last tokens of the prompt and all tokens of the sample."""
-    shown: int
+    num_decoded: int
     """How many of them are decoded."""
     sent: str = ""
     """Text that was returned."""
-    held: str = ""
+    pending: str = ""
     """Decoded text that is held back."""
 
     def add(self, tokens: Sequence[int]) -> str:
         """Return the text to send after further tokens."""
         self.tokens += tokens
-        before = self.tokens[max(self.shown - TAIL, 0) : self.shown]
-        new = self.text.of(before, self.tokens[self.shown :])
+        before = self.tokens[max(self.num_decoded - TAIL, 0) : self.num_decoded]
+        new = self.text.of(before, self.tokens[self.num_decoded :])
         if new.endswith(PARTIAL):  # possibly an incomplete character
             return ""
-        self.shown = len(self.tokens)
-        self.held += new
-        return self._send(len(self.held) - self._at_risk())
+        self.num_decoded = len(self.tokens)
+        self.pending += new
+        return self._send(len(self.pending) - self._at_risk())
 
-    def end(self, whole: str) -> str:
+    def end(self, full_text: str) -> str:
         """Return the rest of the text, now that the whole text is known."""
-        self.held = whole[len(self.sent) :]
-        return self._send(len(self.held))
+        self.pending = full_text[len(self.sent) :]
+        return self._send(len(self.pending))
 
     def _send(self, num: int) -> str:
-        piece, self.held = self.held[:num], self.held[num:]
+        piece, self.pending = self.pending[:num], self.pending[num:]
         self.sent += piece
         return piece
 
     def _at_risk(self) -> int:
         """Return the length of the longest end of the text that a stop string may begin with."""
         most = max((len(stop) for stop in self.stops), default=0)
-        for num in range(min(most, len(self.held)), 0, -1):
-            if any(stop.startswith(self.held[-num:]) for stop in self.stops):
+        for num in range(min(most, len(self.pending)), 0, -1):
+            if any(stop.startswith(self.pending[-num:]) for stop in self.stops):
                 return num
         return 0
 
@@ -393,17 +395,17 @@ class StreamedTexts:
         if isinstance(item, Completion):
             growing = self._of(place, item.sample_index)
             num_sent = len(growing.tokens) - len(self._prompts[place][-TAIL:])
-            rest, text, parts = slice(num_sent, None), growing.end(item.text), ()
+            unsent, text, parts = slice(num_sent, None), growing.end(item.text), ()
             if replying := self._reply_of(place, item.sample_index):
                 growing, reply = replying
                 parts = tuple(reply.end(growing.end(reply.decode_completion(item)), item))
-            if text or parts or item.tokens[rest]:
+            if text or parts or item.tokens[unsent]:
                 yield SampleDelta(
                     int(item.prompt_id),
                     item.sample_index,
-                    item.tokens[rest],
-                    item.logprobs[rest],
-                    item.top_logprobs[rest],
+                    item.tokens[unsent],
+                    item.logprobs[unsent],
+                    item.top_logprobs[unsent],
                     text,
                     parts,
                 )

@@ -127,8 +127,8 @@ def draw_mixed(groups: Sequence[Sequence[float]], num: int, rng: random.Random) 
         group_mean = rng.gauss(share * (mu / between + size * mean / noise), math.sqrt(share))
         return rng.gauss(group_mean, math.sqrt(noise))
 
-    drawn = [draw(float(n), float(mean)) for n, mean in zip(sizes, means, strict=True)]
-    return drawn + [draw(0.0, 0.0) for _ in range(num)]
+    draws = [draw(float(n), float(mean)) for n, mean in zip(sizes, means, strict=True)]
+    return draws + [draw(0.0, 0.0) for _ in range(num)]
 
 
 @cache
@@ -171,36 +171,36 @@ def choose_child(
         return None
     if rule == "m":
         groups = [*(values[child] for child in children), *([value] for value in barren)]
-        *drawn, new = draw_mixed(groups, 1, rng)
-        by_child = dict(zip(children, drawn, strict=False))
+        *draws, new = draw_mixed(groups, 1, rng)
+        by_child = dict(zip(children, draws, strict=False))
         best = max(options, key=by_child.__getitem__)
         return best if by_child[best] > new else None
     draw = _DRAWS[rule]
     wider = draw([*(values[child][0] for child in children), *barren], rng)
     if wider >= draw([value for child in children for value in values[child][1:]], rng):
         return None
-    drawn = [draw(values[child], rng) for child in options]
-    return options[drawn.index(max(drawn))]
+    draws = [draw(values[child], rng) for child in options]
+    return options[draws.index(max(draws))]
 
 
-def generator(made: Mapping[str, Sequence[float]], rule: Rule, rng: random.Random) -> str:
+def generator(values: Mapping[str, Sequence[float]], rule: Rule, rng: random.Random) -> str:
     """Return the name of the generator to use next.
 
     Args:
-        made: By generator name, the values of all nodes that it has made.
+        values: By generator name, the values of all nodes that it has made.
         rule: How scores are drawn; see `ab_mcts`.
         rng: Source of randomness.
     """
-    if len(made) == 1:
-        return next(iter(made))
+    if len(values) == 1:
+        return next(iter(values))
     if rule == "m":
-        names = sorted(made, key=lambda name: not made[name])  # those without values come last
-        seen = [made[name] for name in names if made[name]]
-        drawn = draw_mixed(seen, len(names) - len(seen), rng)
+        names = sorted(values, key=lambda name: not values[name])  # those without values come last
+        scored = [values[name] for name in names if values[name]]
+        draws = draw_mixed(scored, len(names) - len(scored), rng)
     else:
-        names = list(made)
-        drawn = [_DRAWS[rule](made[name], rng) for name in names]
-    return names[drawn.index(max(drawn))]
+        names = list(values)
+        draws = [_DRAWS[rule](values[name], rng) for name in names]
+    return names[draws.index(max(draws))]
 
 
 @check_argument_types
@@ -265,15 +265,15 @@ async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
         observed={} if observed is None else observed,
     )
     first, costs = {state(root): root}, Costs(root.search)
-    stopped, left = "", iterations
+    stopped, remaining = "", iterations
     try:
-        while left > 0:
-            num = costs.most(min(batch, left), "children", "values")
-            chosen, left = [tree.choose() for _ in range(num)], left - num
+        while remaining > 0:
+            num = costs.most(min(batch, remaining), "children", "values")
+            chosen, remaining = [tree.choose() for _ in range(num)], remaining - num
             requests = {choice: chosen.count(choice) for choice in chosen}
             calls = gather(generators[name](node, n) for (node, name), n in requests.items())
-            drawn = await costs.of("children", num, calls)
-            fresh = list(dict.fromkeys(child for group in drawn for child in group))
+            groups = await costs.of("children", num, calls)
+            fresh = list(dict.fromkeys(child for group in groups for child in group))
             new = [child for child in fresh if first.setdefault(state(child), child) is child]
             values = await costs.of("values", len(new), evaluate_nodes(new, evaluate))
             for child, value in zip(new, values, strict=True):
@@ -282,7 +282,7 @@ async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
                 # Its parent is not pruned, even if it has no other child.
                 child.pruned, child.pruned_because = True, DUPLICATE
                 child.free()
-            for ((node, name), n), group in zip(requests.items(), drawn, strict=True):
+            for ((node, name), n), group in zip(requests.items(), groups, strict=True):
                 for attempt in [*group, *[None] * (n - len(group))]:
                     seen_value = None if attempt is None else first[state(attempt)].value
                     tree.add(node, name, attempt, seen_value or 0.0)
@@ -315,7 +315,7 @@ class _Branches:
         self._children: defaultdict[SearchNode, list[SearchNode]] = defaultdict(list)
         # Values of attempts without a new child, by parent.
         self._barren: defaultdict[SearchNode, list[float]] = defaultdict(list)
-        self._made: dict[str, list[float]] = {name: [] for name in names}
+        self._values: dict[str, list[float]] = {name: [] for name in names}
         self._above: dict[SearchNode, SearchNode] = {}
         origin = root.search.origin_of(root.key)
         self._rng = random.Random(row_seed(root.search.params.seed, origin, len(root.children)))
@@ -331,7 +331,7 @@ class _Branches:
                 options, children, self._barren[node], self.observed, self._rule, self._rng
             )
             if child is None:
-                return node, generator(self._made, self._rule, self._rng)
+                return node, generator(self._values, self._rule, self._rng)
             node = child
 
     def add(self, node: SearchNode, name: str, child: SearchNode | None, value: float) -> None:
@@ -348,12 +348,12 @@ class _Branches:
             self._above[child] = node
             self.observed[child].append(value)
             child.visits = 1
-            if len(self._made) > 1 and child.data is None:
+            if len(self._values) > 1 and child.data is None:
                 child.data = {"by": name}
         else:
             self._barren[node].append(value)
         self._note(node, value)
-        self._made[name].append(value)
+        self._values[name].append(value)
 
     def _is_open(self, node: SearchNode, steps: int) -> bool:
         is_short = self._depth is None or steps < self._depth

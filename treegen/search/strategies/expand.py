@@ -54,12 +54,12 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> SearchOutcome:
     async def search() -> str:
         frontier = [root]
         for level in levels:
-            drawn = await propose_all(frontier, _continue(level))
+            candidates = await propose_all(frontier, _continue(level))
             if level.keep is not None or level.scorer is not None:
-                await assess(drawn, _scorer(level))
-                drawn = rank(drawn)
-            best = drawn[: level.keep]
-            prune(drawn[len(best) :], root, OUTRANKED)
+                await assess(candidates, _scorer(level))
+                candidates = rank(candidates)
+            best = candidates[: level.keep]
+            prune(candidates[len(best) :], root, OUTRANKED)
             frontier = sorted((node for node in best if not is_ended(node)), key=place_of)
         return ""
 

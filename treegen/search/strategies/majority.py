@@ -83,8 +83,8 @@ async def majority(
         while len(samples) < max_samples and not stopped:
             n = min(batch, max_samples - len(samples))
             n = max(1, root.search.max_fitting_samples(n, params.max_tokens))
-            async with aclosing(root.stream(n, **overrides)) as drawn:
-                async for sample in drawn:
+            async with aclosing(root.stream(n, **overrides)) as stream:
+                async for sample in stream:
                     samples.append(sample)
                     answers.append(answer(sample))
                     if confidence is not None and is_decided(answers, confidence):

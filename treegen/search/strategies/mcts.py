@@ -88,18 +88,18 @@ async def mcts(  # noqa: PLR0913 -- users name these settings of a search
         statistics=statistics,
         costs=costs,
     )
-    stopped, left = "", iterations
+    stopped, remaining = "", iterations
     try:
-        while left and (paths := await visits.choose(min(batch, left))):
-            left -= len(paths)
+        while remaining and (paths := await visits.choose(min(batch, remaining))):
+            remaining -= len(paths)
             leaves = [path[-1] for path in paths]
             is_solution = {leaf: leaf is not root and done(leaf) for leaf in leaves}
             new = [leaf for leaf in leaves if not (is_solution[leaf] and arms[leaf].visits)]
             values = await costs.of("values", len(new), evaluate_nodes(new, evaluate))
             for leaf, value in zip(new, values, strict=True):
-                arms[leaf].own = value
+                arms[leaf].value = value
             statistics.count(paths)
-            if any(is_solution[leaf] and arms[leaf].own >= enough for leaf in leaves):
+            if any(is_solution[leaf] and arms[leaf].value >= enough for leaf in leaves):
                 break
     except BudgetReached as end:
         stopped = str(end)

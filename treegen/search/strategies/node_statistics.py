@@ -71,7 +71,7 @@ class NodeStatistics:
     """Sum of the values of the visits."""
     best: float = -math.inf
     """Maximum of the values of the visits."""
-    own: float = 0.0
+    value: float = 0.0
     """Value of the node at its last evaluation."""
     reached: float = -math.inf
     """Highest value that a visit which ended at this node gave the root."""
@@ -142,9 +142,9 @@ async def arms_of(children: Sequence[SearchNode], priors: Evaluate | None) -> li
     weights = await evaluate_nodes(children, priors)
     if min(weights, default=0.0) < 0:
         raise InputError(f"priors must be weights of at least 0, got {min(weights)}")
-    whole = math.fsum(weights)
+    total = math.fsum(weights)
     for child, weight in zip(children, weights, strict=True):
-        child.prior = weight / whole if whole else 1 / len(weights)
+        child.prior = weight / total if total else 1 / len(weights)
     return [NodeStatistics(prior=child.prior) for child in children]
 
 
@@ -184,7 +184,7 @@ class TreeStatistics:
         """Count pending visits as ended, and update the values of the nodes on their paths."""
         self.mark(paths, -1)
         for path in paths:
-            rewards = self._rules.rewards([self.arms[node].own for node in path])
+            rewards = self._rules.rewards([self.arms[node].value for node in path])
             for node, value in zip(path, rewards, strict=True):
                 arm = self.arms[node]
                 arm.add(value)

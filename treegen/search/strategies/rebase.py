@@ -55,10 +55,10 @@ def allocate(values: Sequence[float], budget: int, temperature: float) -> list[i
     weights = [math.exp((value - top) / temperature) for value in values]
     counts = [0] * len(values)
     for position, index in enumerate(order):
-        left = math.fsum(weights[i] for i in order[position:])
-        if not budget or not left:
+        remaining_weight = math.fsum(weights[i] for i in order[position:])
+        if not budget or not remaining_weight:
             break
-        counts[index] = math.ceil(budget * (weights[index] / left) - _ROUNDING)
+        counts[index] = math.ceil(budget * (weights[index] / remaining_weight) - _ROUNDING)
         budget -= counts[index]
     return counts
 
@@ -99,8 +99,8 @@ async def rebase(
         seen: set[Hashable] = {state(root)}
         shares = [(root, width)]
         for _ in range(depth):
-            drawn = await gather(step(node, share) for node, share in shares)
-            nodes = drop_duplicates((node for group in drawn for node in group), state, seen, root)
+            groups = await gather(step(node, share) for node, share in shares)
+            nodes = drop_duplicates((node for group in groups for node in group), state, seen, root)
             await assess(nodes, evaluate)
             nodes = [node for node in nodes if not node.pruned]
             going = [node for node in nodes if not done(node)]
@@ -108,8 +108,8 @@ async def rebase(
             values = [node.value for node in going if node.value is not None]
             counts = allocate(values, max(0, width - num_finished), temperature)
             shares = [(node, count) for node, count in zip(going, counts, strict=True) if count]
-            left = [node for node, count in zip(going, counts, strict=True) if not count]
-            prune(left, root, OUTRANKED)
+            dropped = [node for node, count in zip(going, counts, strict=True) if not count]
+            prune(dropped, root, OUTRANKED)
             if not shares:
                 return ""
         return f"depth of {depth} steps reached"

@@ -99,12 +99,12 @@ def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
         nodes: The nodes, parents before their children.
         path: The ids of the nodes on the best path.
     """
-    drawn = nodes[:_MOST_DRAWN]
+    visible = nodes[:_MOST_DRAWN]
     below: dict[Any, list[int]] = {}
-    for place, node in enumerate(drawn):
+    for place, node in enumerate(visible):
         below.setdefault(node["parent_id"], []).append(place)
-    rows = _lay_out(drawn, below)
-    depths = [node["depth"] for node in drawn]
+    rows = _lay_out(visible, below)
+    depths = [node["depth"] for node in visible]
     height = round(max(rows) * _ROW + 2 * _ROW)
     width = (max(depths) + 1) * _COLUMN
     parts = [
@@ -112,8 +112,8 @@ def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
         f'viewBox="0 0 {width} {height}" font-family="monospace" font-size="11" '
         'fill="currentColor" stroke="none">'
     ]
-    place_of = {node["id"]: place for place, node in enumerate(drawn)}
-    for place, node in enumerate(drawn):
+    place_of = {node["id"]: place for place, node in enumerate(visible)}
+    for place, node in enumerate(visible):
         x, y = depths[place] * _COLUMN + 8, rows[place] * _ROW + _ROW
         thick = 3 if node["id"] in path else 1
         if (parent := node["parent_id"]) is not None:
@@ -125,19 +125,19 @@ def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
             )
         dashes = ' stroke-dasharray="4 3"' if describe_ended(node) else ""
         text, *facts = _lines(node)
-        shown = text
+        label = text
         if len(text) > _SVG_SHOWN:
             cut = _SVG_SHOWN - 1
-            shown = f"\u2026{text[-cut:]}" if parent is None else f"{text[:cut]}\u2026"
+            label = f"\u2026{text[-cut:]}" if parent is None else f"{text[:cut]}\u2026"
         title = escape("\n".join((safe_text(str(node.get("text") or "")), *facts)))
         parts.append(
             f'<g><title>{title}</title><rect x="{x}" y="{y - 11:.0f}" width="{_COLUMN - 26}" '
             f'height="22" rx="5" fill="none" stroke="currentColor" stroke-width="{thick}"{dashes}/>'
-            f'<text x="{x + 6}" y="{y + 4:.0f}">{escape(shown)}</text></g>'
+            f'<text x="{x + 6}" y="{y + 4:.0f}">{escape(label)}</text></g>'
         )
-    if len(nodes) > len(drawn):
-        rest = f"... and {len(nodes) - len(drawn):,} more nodes"
-        parts.append(f'<text x="8" y="{height - 6}">{rest}</text>')
+    if len(nodes) > len(visible):
+        note = f"... and {len(nodes) - len(visible):,} more nodes"
+        parts.append(f'<text x="8" y="{height - 6}">{note}</text>')
     return "".join((*parts, "</svg>"))
 
 

@@ -65,7 +65,7 @@ class Search(BudgetedSearch):
         self.backend = backend
         self.params = params or SamplingParams()
         self.restart = self._num_prompts = 0
-        self._others: list[SearchNode] = []
+        self._other_roots: list[SearchNode] = []
         context = context or backend.prompt(content, self.usage)
         self.root = SearchNode(self, None, f"{name}/", _text(content), context)
 
@@ -85,8 +85,8 @@ class Search(BudgetedSearch):
         suffix = f"={key}" if key is not None else str(self._num_prompts)
         context = self.backend.prompt(content, self.usage)
         node = SearchNode(self, None, f"{self.name}/@{suffix}/", _text(content), context)
-        self._others = [other for other in self._others if other.is_live]
-        self._others.append(node)
+        self._other_roots = [other for other in self._other_roots if other.is_live]
+        self._other_roots.append(node)
         return node
 
     @contextmanager
@@ -114,7 +114,7 @@ class Search(BudgetedSearch):
         Raises:
             InputError: There is no such node.
         """
-        for root in (self.root, *self._others):
+        for root in (self.root, *self._other_roots):
             if not key.startswith(root.key):
                 continue
             node: SearchNode | None = root
@@ -128,7 +128,7 @@ class Search(BudgetedSearch):
     def close(self) -> None:
         """End the search for good and free its caches; its tree can still be read."""
         self.stop("the search is over", StopReason.CLOSED)
-        for root in (self.root, *self._others):
+        for root in (self.root, *self._other_roots):
             root.free()
 
     def nodes(self) -> list[SearchNode]:
@@ -266,9 +266,9 @@ class SearchNode(TextNode):
         finally:
             for task in tasks:
                 task.cancel()
-            drawn = await asyncio.gather(*tasks, return_exceptions=True)
+            results = await asyncio.gather(*tasks, return_exceptions=True)
             # Timing decides which of the other children have ended, so the tree never has them.
-            for children in (result for result in drawn[num_placed:] if isinstance(result, list)):
+            for children in (result for result in results[num_placed:] if isinstance(result, list)):
                 for child in children:
                     child.free()
                     self.search.usage.nodes -= 1
@@ -297,7 +297,7 @@ class SearchNode(TextNode):
             usage = self.search.usage
             usage.calls += 1
             usage.tokens_reprompted += context.num_tokens
-            drawn = await self.search.backend.sample(
+            samples = await self.search.backend.sample(
                 context, self.key, range(first, first + granted), params, self.search
             )
         children = [
@@ -310,7 +310,7 @@ class SearchNode(TextNode):
                 sample.completion,
                 (0, first + offset),
             )
-            for offset, sample in enumerate(drawn)
+            for offset, sample in enumerate(samples)
             if sample is not None
         ]
         self.search.usage.nodes += len(children)

@@ -363,12 +363,12 @@ def draw_tree(
 def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
     from rich.text import Text
 
-    drawn = node.get("n_tokens") or 0  # a prompt has none
+    num_tokens = node.get("n_tokens") or 0  # a prompt has none
     facts = [] if node.get("score") is None else [f"score {node['score']:.3f}"]
-    if drawn and node.get("logprob") is not None:
+    if num_tokens and node.get("logprob") is not None:
         facts.append(f"logprob {node['logprob']:.2f}")
-    if drawn:
-        facts.append(f"{drawn:,} tokens")
+    if num_tokens:
+        facts.append(f"{num_tokens:,} tokens")
     if node.get("leaf") and node.get("finish_reason") == "length":
         facts.append("cut off")
     if ended := describe_ended(node):

@@ -249,7 +249,7 @@ def _can_stream(
         and options.sinks_H is None
         and not any(level.causal for level in prepared.levels)
         and keys.stride(3) == 1
-        and all(each.data_ptr() % 16 == 0 for each in (q_THD, keys))  # as TMA needs
+        and all(tensor.data_ptr() % 16 == 0 for tensor in (q_THD, keys))  # as TMA needs
         and keys.stride(1) % 8 == 0
         and keys.stride(0) == keys.shape[1] * keys.stride(1)  # slots are rows of one matrix
         and _has_streams(q_THD.device)

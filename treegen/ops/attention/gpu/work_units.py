@@ -181,8 +181,8 @@ def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, proce
     programs = int((-(-rows // height)).sum()) * shape.kv_heads
     if shape.streamed:
         return _stream_splits(programs, int(keys.max()), processors)
-    wanted = _PROGRAMS[kind] * processors // programs
-    return max(1, min(wanted, int(keys.max()) // KEYS_PER_SPLIT))
+    num_splits = _PROGRAMS[kind] * processors // programs
+    return max(1, min(num_splits, int(keys.max()) // KEYS_PER_SPLIT))
 
 
 def _stream_splits(units: int, keys: int, processors: int) -> int:
