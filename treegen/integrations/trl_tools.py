@@ -17,8 +17,8 @@ from treegen.integrations.trl import RolloutResult, Rollouts
 from treegen.llm import LLM
 from treegen.prompts.tool_turns import ToolTurns
 from treegen.prompts.tree import chat_arguments
-from treegen.search.environments.agent import Agent, step_of
-from treegen.search.environments.branch import AgentStep
+from treegen.search.environments.agent import Agent
+from treegen.search.environments.branch import AgentStep, step_of
 from treegen.search.environments.protocol import Environment, check_environment
 from treegen.search.event_loop import gather
 from treegen.search.live.pending import LiveContext

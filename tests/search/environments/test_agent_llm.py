@@ -21,8 +21,8 @@ from treegen.common.outputs import Completion
 from treegen.prompts.replies.types import Reply, ToolCall
 from treegen.prompts.tool_turns import ToolTurns
 from treegen.search.budget import Budget, StopReason
-from treegen.search.environments.agent import Agent, step_of
-from treegen.search.environments.branch import NO_ROOM
+from treegen.search.environments.agent import Agent
+from treegen.search.environments.branch import NO_ROOM, step_of
 from treegen.search.environments.memory import MemoryEnvironment
 from treegen.search.environments.protocol import Observation, World
 from treegen.search.strategies.beam import beam
@@ -339,7 +339,8 @@ def test_an_image_that_cannot_be_decoded_ends_its_branch_only(
         assert children and len(children) + len(failed) == 8
         for child in children:
             assert child.text == "Result: [the image in bytes]\n."
-            assert await agent.act(child, 4)  # the model reads the image
+            following = await agent.act(child, 8)  # the model reads the image
+            assert following, [node.pruned_because for node in child.walk()]
         return children
 
     tools = [tool for tool in TOOLS if tool["function"]["name"] in ("left", "right")]
