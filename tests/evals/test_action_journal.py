@@ -1,6 +1,7 @@
 """The journal of actions: what is read, restored and run again, and what differs is an error."""
 
 import asyncio
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -189,6 +190,77 @@ def test_a_cancelled_action_has_begun_and_has_no_end(tmp_path: Path) -> None:
         assert lines[1].startswith("2 actions are stored") and "keeps no snapshots" in lines[2]
         assert asyncio.run(act(environment, "add", "add", "add"))[-1] == "now 3"
         assert environment.journal.list_unfinished(["a search"]) == []
+
+
+def test_actions_of_earlier_versions_do_not_run_again(tmp_path: Path, repository: Path) -> None:
+    names = ("add", "look", "?", "add", "?", "look")
+    path = tmp_path / "actions.jsonl"
+    shutil.copy(repository / "tests" / "data" / "old_actions.jsonl", path)
+    old = path.read_bytes()
+    with opened(tmp_path, inner := Counters({}), keeps=False) as environment:
+        key = '["add", {}]'
+        assert environment.journal.list_unfinished(["a search"]) == [("a search", key)]
+        texts = ["now 1", "now 1", "at 1", "now 2", "at 2", "now 2"]
+        assert asyncio.run(act(environment, *names)) == texts and inner.ran == []
+        assert asyncio.run(act(environment, "add", "add", "add", "?")) == [
+            "now 1",
+            "now 2",
+            "now 3",
+            "at 3",
+        ]
+    assert inner.ran == ["0add", "1add", "2add", "3?", "close"]
+    assert path.read_bytes().startswith(old)
+    with opened(tmp_path, inner := Counters({}), keeps=False) as environment:
+        assert environment.journal.list_unfinished(["a search"]) == []
+        assert asyncio.run(act(environment, *names, "add", "?"))[-2:] == ["now 3", "at 3"]
+    assert inner.ran == []
+
+
+def test_lines_name_the_action_before_theirs_and_stay_short(tmp_path: Path) -> None:
+    with opened(tmp_path, Counters({}), keeps=False) as environment:
+        asyncio.run(act(environment, *["sub"] * 60, "look", "add"))
+    path = tmp_path / "actions.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert max(map(len, lines)) < 350
+    records = [*map(decode_record, lines)]
+    begins = [record for record in records if "begins" in record]
+    ends = [
+        record
+        for record in records
+        if "begins" not in record and record["action"]["name"] != "look"
+    ]
+    assert [record["id"] for record in begins] == [record["id"] for record in ends]
+    assert [record["before"] for record in ends] == ["", *(record["id"] for record in ends[:-1])]
+    assert len({record["id"] for record in records}) == 62
+    (look,) = [record for record in records if record["action"]["name"] == "look"]
+    assert look["before"] == ends[-2]["id"]
+
+
+def test_a_failed_observation_is_stored(tmp_path: Path) -> None:
+    class Unseen(Counter):
+        async def observe(self) -> Observation:
+            self.environment.ran.append("?")
+            raise OSError("no network")
+
+    class Dark(Counters):
+        async def start(self, problem: Problem) -> Counter:
+            return Unseen(self)
+
+    for kind, ran in ((Dark, ["0add", "?", "close"]), (Counters, [])):
+        with opened(tmp_path, inner := kind({}), keeps=False) as environment:
+            with pytest.raises(Exception, match="no network") as raised:
+                asyncio.run(observe_and_close(environment))
+            assert describe_failure(raised.value) == "OSError: no network"
+        assert inner.ran == ran
+
+
+async def observe_and_close(environment: JournaledEnvironment) -> None:
+    world = await environment.start(EPISODE)
+    try:
+        await world.run(call("add"))
+        await world.observe()
+    finally:
+        await world.close()
 
 
 @pytest.mark.parametrize(

@@ -62,13 +62,14 @@ def journal_of(path: Path) -> set[Key]:
     file = path / "actions.jsonl"
     if not file.exists():
         return set()
-    keys = set()
+    keys, paths = set[Key](), dict[str, tuple[str, ...]]({"": ()})
     for line in RecordFile(file, writable=False).records():
-        if "observation" not in line:
-            continue
         action = [line["action"]["name"], line["action"]["arguments"]]
         key = json.dumps(action, sort_keys=True, ensure_ascii=False)
-        keys.add((line["problem_id"], tuple(line["before"]), key))
+        before = paths[line["before"]]
+        paths[line["id"]] = (*before, key)
+        if "observation" in line:
+            keys.add((line["problem_id"], before, key))
     return keys
 
 

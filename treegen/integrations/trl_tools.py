@@ -12,13 +12,13 @@ from weakref import WeakKeyDictionary
 from treegen.common.checks import check_int
 from treegen.common.lifetimes import Closeable
 from treegen.common.params import SamplingParams
-from treegen.errors import InputError, WorldError, arg
+from treegen.errors import InputError, arg
 from treegen.integrations.trl import RolloutResult, Rollouts
 from treegen.llm import LLM
 from treegen.prompts.tool_turns import ToolTurns
 from treegen.prompts.tree import chat_arguments
-from treegen.search.environments.agent import Agent, step_of
-from treegen.search.environments.branch import AgentStep
+from treegen.search.environments.agent import Agent
+from treegen.search.environments.branch import AgentStep, step_of
 from treegen.search.environments.protocol import Environment, check_environment
 from treegen.search.event_loop import gather
 from treegen.search.live.pending import LiveContext
@@ -208,10 +208,9 @@ class ToolRollouts(Rollouts, Closeable):
             await self.agent.act(node, keep=False, max_tokens=num_tokens)
             (sample,) = node.children
         if episode.end != "failed":
-            try:
-                (reward,) = await self.agent.rewards([node])
-                episode.reward = episode.reward if reward is None else reward
-            except WorldError:
+            (reward,) = await self.agent.rewards([node])
+            episode.reward = episode.reward if reward is None else reward
+            if (step := step_of(node)) is not None and step.end == "failed":
                 episode.end = "failed"
         if episode.end == "failed":
             episode.reward = None

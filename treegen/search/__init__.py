@@ -19,8 +19,8 @@ from treegen.search.budget import BudgetReached as BudgetReached
 from treegen.search.budget import SearchUsage as SearchUsage
 from treegen.search.budget import StopReason as StopReason
 from treegen.search.environments.agent import Agent as Agent
-from treegen.search.environments.agent import step_of as step_of
 from treegen.search.environments.branch import AgentStep as AgentStep
+from treegen.search.environments.branch import step_of as step_of
 from treegen.search.environments.memory import MemoryEnvironment as MemoryEnvironment
 from treegen.search.environments.protocol import Environment as Environment
 from treegen.search.environments.protocol import Observation as Observation

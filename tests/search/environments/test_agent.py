@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from agent_cases import Machine, chat_tokenizer, drawn, machines, policy, search, turns
 
-from treegen.search.environments.agent import Agent, step_of
+from treegen.search.environments.agent import Agent
+from treegen.search.environments.branch import step_of
 from treegen.search.strategies.beam import beam
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome, SearchResult

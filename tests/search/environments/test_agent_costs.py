@@ -10,7 +10,8 @@ from agent_cases import call_text, machines, policy, search, turns
 from treegen.errors import InputError
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.budget import Budget
-from treegen.search.environments.agent import Agent, step_of
+from treegen.search.environments.agent import Agent
+from treegen.search.environments.branch import step_of
 from treegen.search.environments.protocol import Environment, Observation, Traits
 from treegen.search.environments.replay import ReplayEnvironment
 from treegen.search.evaluate import rollouts

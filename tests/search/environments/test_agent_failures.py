@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from treegen.search.environments.memory import MemoryEnvironment
 from treegen.search.environments.protocol import Observation, Traits
 from treegen.search.environments.replay import ReplayEnvironment
 from treegen.search.strategies.beam import beam
+from treegen.search.strategies.best_of_n import best_of_n
+from treegen.search.strategies.mcts import mcts
+from treegen.search.strategies.rebase import rebase
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
 
@@ -135,19 +139,110 @@ def test_a_state_that_cannot_be_forked_ends_its_branches() -> None:
         search(fn, two_ways)
 
 
-def test_a_state_that_cannot_be_observed_is_an_error() -> None:
-    class Blind(Machine):
+class Blind(Machine):
+    """A machine that cannot be observed after a step to the left, and gives no other rewards."""
+
+    def run(self, action: ToolCall) -> Observation:
+        self.state = len(self.steps) + 1
+        self.steps.append(action.name)
+        return Observation(text=f"went {action.name}")
+
+    def observe(self) -> Observation:
+        if "left" in self.steps:
+            raise OSError("the network\n is down")
+        return Observation(reward=0.5 if self.steps else -1.0)
+
+    def fork(self) -> "Blind":
+        return Blind(self.salt, self.ran, self.state, self.steps.copy())
+
+
+UNSEEN = "failed: OSError: the network is down"
+
+
+def answer_after_two(context: str, seed: int) -> str:
+    return "An answer." if context.count("went") == 2 else two_ways(context, seed)
+
+
+def strategy(method: str, agent: Agent) -> Callable[[SearchNode], Awaitable[SearchOutcome]]:
+    steps, done, state = agent.propose(4), agent.done, agent.state
+    runs: dict[str, Callable[[SearchNode], Awaitable[SearchOutcome]]] = {
+        "beam": lambda root: beam(root, steps, agent.evaluate, done, width=4, depth=4, state=state),
+        "rebase": lambda root: rebase(
+            root, agent.step, agent.evaluate, done, width=6, depth=4, state=state
+        ),
+        "mcts": lambda root: mcts(root, steps, agent.evaluate, done, iterations=12, state=state),
+        "best-of-n": lambda root: best_of_n(root, 6, agent.evaluate, play=agent.play, done=done),
+    }
+    return runs[method]
+
+
+@pytest.mark.parametrize("method", ["beam", "rebase", "mcts", "best-of-n"])
+def test_a_state_that_cannot_be_observed_ends_its_branch_only(method: str) -> None:
+    async def fn(root: SearchNode) -> SearchOutcome:
+        outcome = await strategy(method, agent)(agent.begin(root))
+        for node in root.walk():
+            if node.pruned_because.startswith("failed"):
+                assert await agent.act(node) == [] == await agent.step(node, 2)
+                assert not agent.done(node) and not node.is_live
+        return outcome
+
+    with Agent(MemoryEnvironment(lambda problem: Blind(0), TOOLS), turns=turns()) as agent:
+        (result,) = search(fn, answer_after_two)
+    assert agent.usage.live == agent.usage.stored == 0
+    nodes = result.tree.nodes
+    failed = {place for place, node in enumerate(nodes) if node.pruned_because == UNSEEN}
+    assert failed
+    for place in failed:
+        data: Any = nodes[place].data
+        assert nodes[place].pruned and nodes[place].leaf
+        assert data["end"] == "failed" and data["failure"] == UNSEEN.removeprefix("failed: ")
+    assert result.candidates and result.best is not None
+    for end in result.candidates:
+        path = result.tree.path(end)
+        assert not failed & {*path} and nodes[end].score == 0.5
+        assert not any("went left" in nodes[place].text for place in path)
+
+
+def test_a_root_that_cannot_be_observed_is_an_error() -> None:
+    class Dark(Machine):
         def observe(self) -> Observation:
             raise OSError("dark")
 
     async def fn(root: SearchNode) -> None:
         agent.begin(root)
-        (end,) = await agent.act(root)
-        with pytest.raises(OSError, match="dark"):
-            await agent.evaluate([end])
+        with pytest.raises(WorldError, match=r"^OSError: dark$"):
+            await agent.evaluate([root])
+        with pytest.raises(WorldError, match="its world failed"):
+            await agent.observe(root)
 
-    with Agent(MemoryEnvironment(lambda problem: Blind(0), TOOLS), turns=turns()) as agent:
-        search(fn, lambda context, seed: "An answer.")
+    with Agent(MemoryEnvironment(lambda problem: Dark(0), TOOLS), turns=turns()) as agent:
+        search(fn, two_ways)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_world_of_its_own_that_cannot_start_ends_its_branch_only(ends: bool) -> None:
+    def make(problem: Any) -> Machine:
+        if problem == 1:
+            raise OSError("no such image")
+        return Machine(0)
+
+    async def fn(root: SearchNode) -> list[SearchNode]:
+        found = []
+        for problem in range(3):
+            branch = root.extend(f"World {problem}.")
+            agent.begin(branch, problem)
+            children = await agent.act(branch, 2)
+            await agent.rewards(children)
+            found += [child for child in children if not child.pruned]
+        assert len(found) == 4
+        failed = [node.pruned_because for node in root.walk() if node.pruned]
+        assert failed == ["failed: OSError: no such image"] * 2
+        return found
+
+    reply = (lambda context, seed: "An answer.") if ends else two_ways
+    with Agent(MemoryEnvironment(make, TOOLS), turns=turns()) as agent:
+        search(fn, reply)
+    assert agent.usage.live == agent.usage.stored == 0
 
 
 def test_replies_that_were_cut_off_fail() -> None:

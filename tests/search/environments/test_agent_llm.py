@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ from tool_model import ANSWER, CALL, QUESTION, save_tool_model
 from tool_texts import WRITERS
 
 from treegen import LLM, SamplingParams
-from treegen.prompts.replies.types import ToolCall
+from treegen.common.outputs import Completion
+from treegen.prompts.replies.types import Reply, ToolCall
+from treegen.prompts.tool_turns import ToolTurns
 from treegen.search.budget import Budget, StopReason
-from treegen.search.environments.agent import Agent, step_of
-from treegen.search.environments.branch import NO_ROOM
+from treegen.search.environments.agent import Agent
+from treegen.search.environments.branch import NO_ROOM, step_of
 from treegen.search.environments.memory import MemoryEnvironment
 from treegen.search.environments.protocol import Observation, World
 from treegen.search.strategies.beam import beam
@@ -282,3 +286,70 @@ def test_sessions_take_steps_too(tmp_path: Path) -> None:
             session.step()
         (child,) = started.result
         assert step_of(child) is not None and "42" in child.text
+
+
+class Scripted(ToolTurns):
+    """Reads any reply as one call, which of two follows from its seed."""
+
+    def read(self, completion: Completion, before: Sequence[int] = ()) -> Reply:
+        return Reply("", [ToolCall("left" if completion.seed % 2 else "right", {})])
+
+    def render_results(
+        self, calls: Sequence[ToolCall], results: Sequence[str], stop: int | str | None
+    ) -> str:
+        return f"Result: {results[0]}."
+
+
+def encoded(picture: Any) -> bytes:
+    picture.save(file := io.BytesIO(), "PNG")
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("is_pure", [False, True])
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda image: b"", "the image in bytes is empty"),
+        (lambda image: b"not an image", "the image in bytes is not an image in a format"),
+        (lambda image: image[:200], "the image in bytes is corrupt"),
+    ],
+    ids=["empty", "text", "cut"],
+)
+def test_an_image_that_cannot_be_decoded_ends_its_branch_only(
+    tmp_path: Path, damage: Callable[[bytes], bytes], said: str, is_pure: bool
+) -> None:
+    images = pytest.importorskip("tiny_images")
+    model = str(images.save_tiny_vision_model(tmp_path, "llava"))
+    llm = LLM(model, images=True, memory="32MiB", dtype="float32")
+    image = encoded(images.picture(0))
+
+    class Camera:
+        def run(self, action: ToolCall) -> Observation:
+            return Observation(images=(damage(image) if action.name == "left" else image,))
+
+        def observe(self) -> Observation:
+            return Observation()
+
+    async def fn(root: SearchNode) -> list[SearchNode]:
+        agent.begin(root)
+        children = await agent.act(root, 8)
+        failed = [node.pruned_because for node in root.walk() if node.pruned]
+        start = f"failed: the environment returned an image that cannot be used: {said}"
+        assert failed and all(reason.startswith(start) for reason in failed)
+        assert children and len(children) + len(failed) == 8
+        for child in children:
+            assert child.text == "Result: [the image in bytes]\n."
+            following = await agent.act(child, 8)  # the model reads the image
+            assert following, [node.pruned_because for node in child.walk()]
+        return children
+
+    tools = [tool for tool in TOOLS if tool["function"]["name"] in ("left", "right")]
+    environment = MemoryEnvironment(
+        lambda problem: Camera(), tools, pure_tools=("left", "right") if is_pure else ()
+    )
+    turns = Scripted(llm.tokenizer, tools, tool_format="hermes")
+    # Every token ends a reply.
+    with Agent(environment, turns=turns, stop_token_ids=list(range(384))) as agent:
+        (result,) = llm.search(fn, ["Look."], SamplingParams(seed=0))
+        assert result.error is None, result.exception
+    assert agent.usage.live == agent.usage.stored == 0

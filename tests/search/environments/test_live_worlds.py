@@ -10,8 +10,9 @@ from agent_cases import TOOLS, machines, policy, search, turns
 
 from treegen.prompts.replies.types import Reply, ToolCall
 from treegen.search.budget import Budget
-from treegen.search.environments.agent import Agent, _results
+from treegen.search.environments.agent import Agent
 from treegen.search.environments.protocol import Observation, Traits
+from treegen.search.environments.reply_texts import render_outcome
 from treegen.search.environments.states import Outcome
 from treegen.search.environments.worlds import LiveWorlds
 from treegen.search.strategies.beam import dvts
@@ -66,9 +67,9 @@ def test_images_stand_after_their_own_texts(texts: tuple[str, ...]) -> None:
     calls = [ToolCall("look", {}), ToolCall("look", {"by": 1})]
     shown = tuple(Observation(text=text, images=(text.encode(), b"i")) for text in texts)
     sample: Any = type("Sample", (), {"stop": None})()
-    marked = _results(turns(), Reply("", calls), Outcome(shown), sample)
+    marked = render_outcome(turns(), Reply("", calls), Outcome(shown), sample)
     plain = tuple(Observation(text=text) for text in texts)
-    whole = _results(turns(), Reply("", calls), Outcome(plain), sample)
+    whole = render_outcome(turns(), Reply("", calls), Outcome(plain), sample)
     assert isinstance(marked, list) and isinstance(whole, str)
     assert "".join(part["text"] for part in marked if part["type"] == "text") == whole
     assert [part["type"] for part in marked] == ["text", "image", "image"] * 2 + ["text"]

@@ -10,8 +10,10 @@ knows which actions may have run without an end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Final
 
 from treegen.errors import RunError, WorldError
@@ -51,8 +53,8 @@ class _Entry:
 
 Keys = tuple[str, ...]
 """The keys of the actions of an episode that may have changed its world."""
-_Key = tuple[str, Keys, str]
-"""A search, the keys of the actions before an action, and its own key."""
+_Place = tuple[str, str]
+"""A search, and the id of an action in it."""
 
 
 class ActionJournal:
@@ -70,17 +72,18 @@ class ActionJournal:
             file: The file, open to append.
         """
         self._file = file
-        self._entries: dict[_Key, _Entry] = {}
+        self._entries: dict[_Place, _Entry] = {}
         self._next = file.next_indices()
         self.num_read = self.num_replayed = 0
         self._holders = dict[str, tuple[str, _Entry]]()  # by snapshot: its search and its entry
-        self._begun = dict[_Key, None]()  # actions without an end
+        self._begun = dict[_Place, str]()  # the keys of actions without an end
         for record in file.records():
             try:
+                place, key = _place_of(record)
                 if record.get("begins") is True:
-                    self._begun[_key(record)] = None
+                    self._begun[place] = key
                 else:
-                    self._enter(_key(record), _read(record))
+                    self._enter(place, _read(record))
             except _FORM_ERRORS as error:
                 raise RunError(
                     f"{file.path} has an action that cannot be read ({error!r:.100}); remove "
@@ -100,11 +103,11 @@ class ActionJournal:
             path: The actions before it.
             key: The action.
         """
-        return self._entries.get((search, path, key))
+        return self._entries.get((search, _id_of((*path, key))))
 
     def list_unfinished(self, searches: Collection[str]) -> list[tuple[str, str]]:
         """Return the actions of searches that began and have no end, as searches and their keys."""
-        return [(search, key) for search, _, key in self._begun if search in searches]
+        return [(search, key) for (search, _), key in self._begun.items() if search in searches]
 
     def begin(self, search: str, path: Keys, action: ToolCall) -> None:
         """Store that an action begins.
@@ -114,8 +117,8 @@ class ActionJournal:
             path: The keys of the actions before it.
             action: The action.
         """
-        self._store(search, path, action, {"begins": True})
-        self._begun[search, path, call_key(action)] = None
+        place = self._store(search, path, action, {"begins": True})
+        self._begun[place] = call_key(action)
 
     def append(
         self,
@@ -139,25 +142,29 @@ class ActionJournal:
                 `observation`.
         """
         end = {"observation": _observation_record(observation), "snapshot": snapshot}
-        self._store(search, path, action, {**end, "raised": True} if raised else end)
-        self._enter((search, path, call_key(action)), _Entry(observation, snapshot, raised))
+        place = self._store(search, path, action, {**end, "raised": True} if raised else end)
+        self._enter(place, _Entry(observation, snapshot, raised))
 
-    def _store(self, search: str, path: Keys, action: ToolCall, what: Mapping[str, Any]) -> None:
+    def _store(self, search: str, path: Keys, action: ToolCall, what: Mapping[str, Any]) -> _Place:
+        before = _id_of(path)
+        action_id = _id_of((call_key(action),), before)
         record = {
             "problem_id": search,
             "sample_index": self._next[search],
-            "before": list(path),
+            "id": action_id,
+            "before": before,
             "action": {"name": action.name, "arguments": action.arguments},
             **what,
         }
         self._file.append(record)
         self._next[search] += 1
+        return search, action_id
 
-    def _enter(self, key: _Key, entry: _Entry) -> None:
-        self._entries[key] = entry
-        self._begun.pop(key, None)
+    def _enter(self, place: _Place, entry: _Entry) -> None:
+        self._entries[place] = entry
+        self._begun.pop(place, None)
         if entry.snapshot is not None:
-            self._holders[entry.snapshot] = key[0], entry
+            self._holders[entry.snapshot] = place[0], entry
 
     def snapshots(self, search: str | None = None) -> list[str]:
         """Return the ids of the stored snapshots of a search, or of all."""
@@ -173,9 +180,30 @@ class ActionJournal:
             self._holders.pop(snapshot)[1].snapshot = None
 
 
-def _key(record: Mapping[str, Any]) -> _Key:
-    action = ToolCall(record["action"]["name"], record["action"]["arguments"])
-    return record["problem_id"], tuple(record["before"]), call_key(action)
+def _id_of(keys: Sequence[str], before: str = "") -> str:
+    """Return the id of the last of some actions; "" if there are none.
+
+    Args:
+        keys: The keys of the actions.
+        before: The id of the action before them. Default: they are the first.
+    """
+    return reduce(_next_id, keys, before)
+
+
+def _next_id(before: str, key: str) -> str:
+    text = f"{before} {key}".encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _place_of(record: Mapping[str, Any]) -> tuple[_Place, str]:
+    """Return the place of an action, and its key."""
+    key = call_key(ToolCall(record["action"]["name"], record["action"]["arguments"]))
+    before = record["before"]
+    if isinstance(before, list):  # earlier versions wrote the keys of the actions before it
+        before = _id_of(before)
+    if not isinstance(before, str):
+        raise TypeError(f"the actions before it, {before!r:.40}")
+    return (record["problem_id"], _next_id(before, key)), key
 
 
 def _read(record: Mapping[str, Any]) -> _Entry:

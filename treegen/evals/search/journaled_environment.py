@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 from treegen.errors import CapacityError, InputError, WorldError
 from treegen.evals.search.action_journal import OBSERVE, ActionJournal, Episode, Keys
 from treegen.prompts.replies.types import ToolCall
+from treegen.search.environments.limits import MAX_SECONDS, limit_time
 from treegen.search.environments.protocol import (
     Environment,
     LastingEnvironment,
@@ -30,7 +31,6 @@ from treegen.search.environments.protocol import (
     check_observation,
     describe_failure,
 )
-from treegen.search.environments.worlds import MAX_SECONDS, limit_time
 
 T = TypeVar("T")
 
@@ -380,11 +380,20 @@ class _JournaledWorld:
         entry = self._journal.find(self._episode.search, self._path, call_key(action))
         if entry is not None:
             self._journal.num_read += 1
+            if entry.raised:
+                raise WorldError(entry.observation.failure)
             return entry.observation
         world = await self.live()
         call = world.observe() if action is OBSERVE else world.run(action)
-        observation = await self._environment.call(call, f"the action {action.name or 'observe'}")
-        self._journal.append(self._episode.search, self._path, action, observation)
+        store = partial(self._journal.append, self._episode.search, self._path, action)
+        what = f"the action {action.name or 'observe'}"
+        try:
+            observation = await self._environment.call(call, what)
+            check_observation(observation)
+        except Exception as error:
+            store(Observation(failure=describe_failure(error)), raised=True)
+            raise
+        store(observation)
         return observation
 
     async def live(self) -> World:

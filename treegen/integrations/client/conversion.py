@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -9,8 +10,13 @@ import numpy as np
 
 from treegen.common.outputs import Completion, RequestOutput, Score, Thinking, TopLogprobs
 from treegen.common.params import SamplingParams
-from treegen.errors import BusyError, InputError, StoppedError, TreegenError
-from treegen.integrations.server.node_types import ErrorDetails, NodeAnswer, ScoreAnswer
+from treegen.errors import BusyError, ContextError, InputError, StoppedError, TreegenError
+from treegen.integrations.server.node_types import (
+    CONTEXT_ERROR,
+    ErrorDetails,
+    NodeAnswer,
+    ScoreAnswer,
+)
 from treegen.prompts.tree import Parts
 
 _ERRORS: Final[dict[int, type[TreegenError]]] = {
@@ -21,6 +27,8 @@ _ERRORS: Final[dict[int, type[TreegenError]]] = {
 
 def error_of(details: ErrorDetails) -> TreegenError:
     """Return the exception for an error of the server."""
+    if details.type == CONTEXT_ERROR:
+        return ContextError(details.message)
     return _ERRORS.get(details.code, InputError)(details.message)
 
 
@@ -59,16 +67,18 @@ def encode_parts(parts: Parts) -> list[dict[str, Any]]:
     """Return content parts as the server reads them, with images as data URLs.
 
     Raises:
-        InputError: an image is not a data URL.
+        InputError: an image is neither a data URL nor the bytes of a file.
     """
     encoded = []
     for part in parts:
         if part.get("type") == "image":
             url = part.get("image")
+            if isinstance(url, bytes):
+                url = f"data:image;base64,{base64.b64encode(url).decode('ascii')}"
             if not isinstance(url, str) or not url.startswith("data:"):
                 raise InputError(
-                    f"an image for a server must be a data URL (data:image/png;base64,...), got "
-                    f"{url!r:.60}"
+                    "an image for a server must be the bytes of a file or a data URL "
+                    f"(data:image/png;base64,...), got {url!r:.60}"
                 )
             encoded.append({"type": "image_url", "image_url": {"url": url}})
         else:

@@ -14,7 +14,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from treegen.errors import BusyError, CapacityError, InputError, StoppedError
+from treegen.errors import BusyError, CapacityError, ContextError, InputError, StoppedError
+from treegen.integrations.server.node_types import CONTEXT_ERROR
 from treegen.integrations.server.requests import RequestError, field_of
 
 _LOG: Final = logging.getLogger("treegen.integrations.server")
@@ -65,7 +66,9 @@ def describe_error(error: Exception) -> dict[str, Any]:
         return _make_error(503, str(error))
     if isinstance(error, InputError | CapacityError):
         message = str(error) if isinstance(error, RequestError) else for_client(str(error))
-        return _make_error(400, message, field_of(error))
+        details = _make_error(400, message, field_of(error))
+        is_too_long = isinstance(error, ContextError) or isinstance(error.__cause__, ContextError)
+        return {**details, "type": CONTEXT_ERROR} if is_too_long else details
     _LOG.error("a request failed: %r", error)
     return _make_error(500, f"the server failed ({type(error).__name__}); see its log")
 

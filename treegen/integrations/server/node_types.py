@@ -28,6 +28,9 @@ IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
 """Header of a POST request with a text that the client chooses. If the client sends the request
 again with the same text, the server returns the stored answer and does nothing else."""
 
+CONTEXT_ERROR: Final = "context_length_exceeded"
+"""The type of an error because of a text that is too long for the model's context."""
+
 Text = Annotated[str, Field(max_length=2**24)]
 MAX_INDEX: Final = 10**6
 """Highest index of a child."""
@@ -399,6 +402,8 @@ class ErrorDetails(NodeModel):
 
     message: str
     type: str
+    """The kind of the error: "context_length_exceeded" if a text is too long for the model's
+    context; for other errors it follows from the status."""
     param: str | None
     """The field at fault, or to lower; null if it is not one field."""
     code: int

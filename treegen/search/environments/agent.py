@@ -6,7 +6,6 @@ returns has the model's cache and the environment's state, so both fork at any n
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -14,34 +13,41 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from treegen.common.checks import check_int
-from treegen.common.formatting import replace_surrogates
 from treegen.common.lifetimes import Closeable
-from treegen.errors import InputError
+from treegen.errors import ContextError, InputError, WorldError
 from treegen.prompts.replies.types import Reply
 from treegen.prompts.tool_turns import ToolTurns
-from treegen.prompts.tree import Parts
 from treegen.search.budget import BudgetReached
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.environments.branch import (
     NO_ROOM,
-    AgentStep,
     Branch,
     SharedRun,
     SharedState,
+    branch_of,
     count_actions,
+    fail_node,
     fail_step,
+    find_last_reward,
     is_full,
     make_step,
+    step_of,
 )
+from treegen.search.environments.limits import MAX_SECONDS
 from treegen.search.environments.protocol import (
     Environment,
     Observation,
     World,
-    call_key,
     check_environment,
 )
-from treegen.search.environments.states import Outcome, WorldUsage
-from treegen.search.environments.worlds import MAX_SECONDS, LiveWorlds
+from treegen.search.environments.reply_texts import (
+    call_keys,
+    find_last_tokens,
+    read_reply,
+    render_outcome,
+)
+from treegen.search.environments.states import WorldUsage
+from treegen.search.environments.worlds import LiveWorlds
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather
 from treegen.search.external_calls import await_external
@@ -66,7 +72,8 @@ class Agent(Closeable):
     only for distinct calls, and worlds count as functions of their actions.
 
     A step whose environment fails, or whose reply was cut off, ends its branch: the node stays in
-    the tree, pruned, with the failure in its `data`. So does a step that takes too long.
+    the tree, pruned, with the failure in its `data`. So does a step that takes too long, and a node
+    whose state cannot be observed for its reward.
 
     Attributes:
         environment: The environment.
@@ -155,37 +162,32 @@ class Agent(Closeable):
             BudgetReached: As for `SearchNode.sample`; also if the budget has no room for the calls
                 of a reply.
             InputError: The episode is over, or has not begun.
-            WorldError: The world of the episode cannot be started.
+            WorldError: The world of an episode that begins at the root cannot be started.
         """
-        branch = _branch_of(node)
+        branch = branch_of(node)
+        if branch.step is not None and branch.step.end == "failed":
+            return []
         if branch.step is not None and branch.step.end:
             raise InputError(f"the episode ended at node {node.key!r}; act from a node before it")
         if branch.state is None:
             raise InputError(f"node {node.key!r} was dropped; act from a node that is kept")
-        if branch.step is None and branch.actions and is_full(node):  # see `instruct`
-            return []
-        turns = self.turns_of(node)
-        params = {**self._overrides, **overrides}
-        if self._forces_calls:
-            grammar = turns.replies.call_grammar(turns.tools, is_single=True)
-            # A sample below one of the same grammar would continue that one's text.
-            num_steps = sum(step_of(above) is not None for above in node.path)
-            params["grammar"] = f"{grammar}\n// turn {num_steps % 2}"
-        before = _last_tokens(node)
-        samples = await node.sample(n, **params)
+        turns, before = self.turns_of(node), find_last_tokens(node)
+        samples = await self._sample(node, branch, n, {**self._overrides, **overrides})
         if branch.state is None:  # the node was dropped meanwhile
             return []
         state, runs = branch.state.add_owner(), dict[tuple[str, ...], SharedRun]()
         try:
-            replies = [_read(turns, sample, before) for sample in samples]
+            replies = [read_reply(turns, sample, before) for sample in samples]
             runs, is_refused = self._run_calls(node.search, state, replies, keep=keep)
             try:
                 await await_external(node, [run.outcome for run in runs.values()])
             finally:
                 count_actions(node.search, runs)
+            if runs and node.parent is None and (error := state.state.exception()) is not None:
+                raise error  # all branches of the search would fail
             children = []
             for sample, reply in zip(samples, replies, strict=True):
-                calls = _keys(reply)
+                calls = call_keys(reply)
                 if reply.calls and calls not in runs:
                     continue  # the budget has no room for them
                 outcome = runs[calls].outcome.result() if calls else None
@@ -197,7 +199,7 @@ class Agent(Closeable):
                 if outcome is None:
                     after = state.add_owner()
                 else:
-                    child = sample.extend(_results(turns, reply, outcome, sample))
+                    child = sample.extend(render_outcome(turns, reply, outcome, sample))
                     if outcome.state is not None:
                         if not self._accepts_cut and is_full(child):
                             fail_step(child, replace(step, end="failed", failure=NO_ROOM))
@@ -216,6 +218,31 @@ class Agent(Closeable):
                 branch.release()
         return children
 
+    async def _sample(
+        self, node: SearchNode, branch: Branch, n: int, params: dict[str, Any]
+    ) -> list[SearchNode]:
+        """Return n replies; none if the model's context is full, which ends the branch.
+
+        Args:
+            node: The node to sample from.
+            branch: What the agent keeps for it.
+            n: Replies to sample.
+            params: Sampling parameters.
+        """
+        if self._forces_calls:
+            turns = self.turns_of(node)
+            grammar = turns.replies.call_grammar(turns.tools, is_single=True)
+            # A sample below one of the same grammar would continue that one's text.
+            num_steps = sum(step_of(above) is not None for above in node.path)
+            params = {**params, "grammar": f"{grammar}\n// turn {num_steps % 2}"}
+        try:
+            return await node.sample(n, **params)
+        except ContextError:  # the context of a model on a server is not known before
+            if not branch.actions or node.children:
+                raise
+            fail_node(node, NO_ROOM)
+            return []
+
     def _run_calls(
         self,
         search: BudgetedSearch,
@@ -232,9 +259,9 @@ class Agent(Closeable):
             replies: The replies.
             keep: Whether the state may be used later.
         """
-        groups = {_keys(reply): reply.calls for reply in replies if reply.calls}
+        groups = {call_keys(reply): reply.calls for reply in replies if reply.calls}
         # The node and this call own the state.
-        is_last = not keep and state.num_owners == 2 and len({*map(_keys, replies)}) == 1
+        is_last = not keep and state.num_owners == 2 and len({*map(call_keys, replies)}) == 1
         runs: dict[tuple[str, ...], SharedRun] = {}
         for key, calls in groups.items():
             run = state.runs.get(key)
@@ -250,13 +277,13 @@ class Agent(Closeable):
     def instruct(self, node: SearchNode, text: str) -> SearchNode:
         """Append a message of the user to a node where the episode goes on; return the new node.
 
-        If the message leaves no room in the model's context, no steps can be taken from that node.
+        If the message leaves no room in the model's context, the first step from that node fails.
 
         Args:
             node: The node.
             text: The message.
         """
-        branch = _branch_of(node)
+        branch = branch_of(node)
         if branch.state is None or (branch.step is not None and branch.step.end):
             raise InputError(f"the episode ended at node {node.key!r}; instruct a node before it")
         child = node.extend(self.turns_of(node).render_message(text))
@@ -309,7 +336,7 @@ class Agent(Closeable):
 
     def state(self, node: SearchNode) -> Hashable:
         """Return the state of a node: the actions before it, and the answer if it has one."""
-        branch = _branch_of(node)
+        branch = branch_of(node)
         step = branch.step
         answer = step.reply.text if step is not None and step.end == "answer" else None
         return branch.actions, answer
@@ -317,8 +344,7 @@ class Agent(Closeable):
     async def evaluate(self, nodes: Sequence[SearchNode]) -> list[float]:
         """Return the rewards of nodes: what the environment thinks of their states; 0 if nothing.
 
-        Raises:
-            WorldError: A state cannot be observed.
+        Nodes fail as in `rewards`.
         """
         return [0.0 if reward is None else reward for reward in await self.rewards(nodes)]
 
@@ -344,11 +370,17 @@ class Agent(Closeable):
         return evaluate_both
 
     async def rewards(self, nodes: Sequence[SearchNode]) -> list[float | None]:
-        """Return the reward of each node; None where the environment gives none."""
+        """Return the reward of each node; None where the environment gives none.
+
+        A node whose state cannot be observed fails, as a step does.
+
+        Raises:
+            WorldError: The state of a root, or of a node with children, cannot be observed.
+        """
         futures: dict[SharedState, Future[Observation]] = {}
         for node in nodes:
-            state = _branch_of(node).state
-            if _last_reward(node) is None and state is not None and state not in futures:
+            state = branch_of(node).state
+            if find_last_reward(node) is None and state is not None and state not in futures:
                 futures[state] = self._worlds.observe(state.state)
         observations: dict[SharedState, Observation] = {}
         if futures:
@@ -356,18 +388,28 @@ class Agent(Closeable):
             observations = dict(zip(futures, results, strict=True))
         rewards = []
         for node in nodes:
-            reward, state = _last_reward(node), _branch_of(node).state
+            reward, state = find_last_reward(node), branch_of(node).state
             if reward is None and state in observations:
-                reward = observations[state].reward
+                reward, failure = observations[state].reward, observations[state].failure
+                if failure:
+                    fail_node(node, failure)
+                    reward = None
             rewards.append(None if reward is None else float(reward))
         return rewards
 
     async def observe(self, node: SearchNode) -> Observation:
-        """Return what the environment shows at a node where the episode goes on."""
-        state = _branch_of(node).state
+        """Return what the environment shows at a node where the episode goes on.
+
+        Raises:
+            WorldError: The environment fails.
+        """
+        state = branch_of(node).state
         if state is None:
             raise InputError(f"node {node.key!r} no longer has a world")
-        return (await await_external(node, [self._worlds.observe(state.state)]))[0]
+        (observation,) = await await_external(node, [self._worlds.observe(state.state)])
+        if observation.failure:
+            raise WorldError(observation.failure)
+        return observation
 
     async def use_world(
         self,
@@ -398,56 +440,3 @@ class Agent(Closeable):
                 )
             self.turns = ToolTurns(tokenizer, self.environment.tools, template=self._template)
         return self.turns
-
-
-def step_of(node: SearchNode) -> AgentStep | None:
-    """Return the step that led to a node; None at a root and outside of episodes."""
-    return node.branch.step if isinstance(node.branch, Branch) else None
-
-
-def _branch_of(node: SearchNode) -> Branch:
-    if not isinstance(node.branch, Branch):
-        raise InputError(
-            f"node {node.key!r} is not part of an episode; call agent.begin(root, problem)"
-        )
-    return node.branch
-
-
-def _last_tokens(node: SearchNode) -> Sequence[int]:
-    """Return the last token ids before a sample; none if they are not known."""
-    tail = getattr(node._context, "tail", None)
-    return () if tail is None else [int(token) for token in tail()]
-
-
-def _keys(reply: Reply) -> tuple[str, ...]:
-    return tuple(map(call_key, reply.calls))
-
-
-def _read(turns: ToolTurns, sample: SearchNode, before: Sequence[int]) -> Reply:
-    completion = sample.completion
-    assert completion is not None
-    if completion.finish_reason != "stop":  # a call at the end may be cut off
-        return Reply(completion.text, [])
-    return turns.read(completion, before)
-
-
-def _results(turns: ToolTurns, reply: Reply, outcome: Outcome, sample: SearchNode) -> str | Parts:
-    """Return the results of a reply's calls, as text or parts to append to the sample."""
-    results = outcome.observations
-    # Texts next to images are marked, because a text may be empty or stand elsewhere, too.
-    marks = {i: secrets.token_hex(16) for i, result in enumerate(results) if result.images}
-    texts = [marks.get(i, result.text) for i, result in enumerate(results)]
-    text = replace_surrogates(turns.render_results(reply.calls, texts, sample.stop))
-    if not marks:
-        return text
-    parts: list[Mapping[str, Any]] = []
-    for place, mark in marks.items():
-        before, _, text = text.partition(mark)
-        parts.append({"type": "text", "text": before + replace_surrogates(results[place].text)})
-        parts += [{"type": "image", "image": image} for image in results[place].images]
-    return [*parts, {"type": "text", "text": text}]
-
-
-def _last_reward(node: SearchNode) -> float | None:
-    step = step_of(node)
-    return None if step is None else step.reward

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
+from treegen.errors import InputError, WorldError
 from treegen.prompts.replies.types import Reply
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.environments.protocol import Observation, call_key, observation_json
@@ -181,11 +182,52 @@ class Branch:
             state.release()
 
 
+def step_of(node: SearchNode) -> AgentStep | None:
+    """Return the step that led to a node; None at a root and outside of episodes."""
+    return node.branch.step if isinstance(node.branch, Branch) else None
+
+
+def branch_of(node: SearchNode) -> Branch:
+    """Return what an agent keeps for a node.
+
+    Raises:
+        InputError: The node is not part of an episode.
+    """
+    if not isinstance(node.branch, Branch):
+        raise InputError(
+            f"node {node.key!r} is not part of an episode; call agent.begin(root, problem)"
+        )
+    return node.branch
+
+
+def find_last_reward(node: SearchNode) -> float | None:
+    """Return the reward that came with the step to a node; None if none did."""
+    step = step_of(node)
+    return None if step is None else step.reward
+
+
 def fail_step(node: SearchNode, step: AgentStep) -> None:
     """Prune the last node of a step that failed."""
-    node.branch, node.data = Branch(step=step), step.to_json()
-    node.pruned, node.pruned_because = True, f"failed: {step.failure}"[:200]
+    actions = node.branch.actions if isinstance(node.branch, Branch) else ()
     node.free()
+    node.branch, node.data = Branch(actions, step), step.to_json()
+    node.pruned, node.pruned_because = True, f"failed: {step.failure}"[:200]
+
+
+def fail_node(node: SearchNode, failure: str) -> None:
+    """Prune a node where the episode cannot go on.
+
+    Args:
+        node: The node.
+        failure: Why not.
+
+    Raises:
+        WorldError: It is a root, or has children, which have gone on from it.
+    """
+    if node.parent is None or node.children:
+        raise WorldError(failure)
+    step = step_of(node) or AgentStep(reply=Reply("", []))
+    fail_step(node, replace(step, end="failed", failure=failure))
 
 
 def is_full(node: SearchNode) -> bool:

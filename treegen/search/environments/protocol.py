@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 from treegen.errors import InputError, WorldError
+from treegen.prompts.images.loading import load_image, name_of, read_image
 from treegen.prompts.replies.types import ToolCall
 
 
@@ -188,6 +189,17 @@ def check_observation(observation: object) -> None:
         raise WorldError(
             f"the environment returned an Observation whose {wrong[0]} is {value!r:.80}"
         )
+
+
+def check_images(observation: Observation) -> None:
+    """Raise WorldError unless all images of an observation can be decoded."""
+    for image in observation.images:
+        try:
+            load_image(read_image(image), name_of(image))
+        except InputError as error:
+            raise WorldError(
+                f"the environment returned an image that cannot be used: {error}"
+            ) from error
 
 
 def describe_failure(error: Exception) -> str:

@@ -17,11 +17,13 @@ from treegen.common.checks import check_int, check_number
 from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError, WorldError
 from treegen.prompts.replies.types import ToolCall
+from treegen.search.environments.limits import limit_time
 from treegen.search.environments.protocol import (
     Environment,
     Observation,
     World,
     call_key,
+    check_images,
     check_observation,
     describe_failure,
 )
@@ -29,9 +31,6 @@ from treegen.search.environments.replay import ReplayEnvironment
 from treegen.search.environments.states import Outcome, WorldState, WorldUsage
 
 T = TypeVar("T")
-
-MAX_SECONDS: Final = 300.0
-"""Longest time of one call of an environment, by default."""
 
 _CLOSING_SECONDS: Final = 30.0
 """Longest time to wait for the end of everything when an environment is closed."""
@@ -95,7 +94,7 @@ class LiveWorlds(Closeable):
         return self._submit(self._run(state, tuple(calls), is_last))
 
     def observe(self, state: Future[WorldState]) -> Future[Observation]:
-        """Return a future of the observation of a state."""
+        """Return a future of the observation of a state; its `failure` says why there is none."""
         return self._submit(self._observe(state))
 
     def use(
@@ -175,7 +174,10 @@ class LiveWorlds(Closeable):
     async def _run(
         self, future: Future[WorldState], calls: tuple[ToolCall, ...], is_last: bool
     ) -> Outcome:
-        state = await _await_shielded(future)
+        try:
+            state = await _await_shielded(future)
+        except Exception as error:
+            return Outcome((), failure=describe_failure(error))
         results: list[Observation] = []
         num_run = 0
         world: World | None = None
@@ -187,8 +189,7 @@ class LiveWorlds(Closeable):
                 else:
                     world = world or await self._fork(state, is_last)
                     num_run += 1
-                    observation = await self._call(world.run(call), f"the action {call.name}")
-                    check_observation(observation)
+                    observation = await self._act(world, call)
                 results.append(observation)
                 if observation.is_done or observation.failure:
                     break
@@ -224,8 +225,7 @@ class LiveWorlds(Closeable):
                 return state.pure[key], False
             world = await self._revive(state)
             try:
-                observation = await self._call(world.run(call), f"the action {call.name}")
-                check_observation(observation)
+                observation = await self._act(world, call)
             except BaseException:
                 await self._drop_world(state)
                 raise
@@ -233,8 +233,18 @@ class LiveWorlds(Closeable):
             state.pure[key] = observation
             return observation, True
 
+    async def _act(self, world: World, call: ToolCall) -> Observation:
+        observation = await self._call(world.run(call), f"the action {call.name}")
+        check_observation(observation)
+        if observation.images:
+            await asyncio.to_thread(check_images, observation)
+        return observation
+
     async def _observe(self, future: Future[WorldState]) -> Observation:
-        return await self._look(await _await_shielded(future))
+        try:
+            return await self._look(await _await_shielded(future))
+        except Exception as error:
+            return Observation(failure=describe_failure(error))
 
     async def _look(self, state: WorldState) -> Observation:
         """Return what a state shows."""
@@ -421,30 +431,6 @@ class LiveWorlds(Closeable):
             await self._end(state)
         await self._call(self.environment.close(), "closing the environment")
         await self._loop.shutdown_asyncgens()
-
-
-async def limit_time(call: Awaitable[T], what: str, seconds: float) -> T:
-    """Return the result of a call of an environment.
-
-    Args:
-        call: The call.
-        what: What it does, for the message.
-        seconds: Seconds after which it is cancelled.
-
-    Raises:
-        WorldError: It took too long, or it would end the event loop.
-    """
-
-    async def await_call() -> T:
-        try:
-            return await call
-        except (SystemExit, KeyboardInterrupt) as error:
-            raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-
-    try:
-        return await asyncio.wait_for(await_call(), seconds)
-    except TimeoutError as error:
-        raise WorldError(f"{what} took more than {seconds:g} seconds") from error
 
 
 async def _await_shielded(future: Future[T]) -> T:

@@ -20,7 +20,7 @@ from treegen.engine.features.grammar_state import start_state
 from treegen.engine.requests.output_processor import GeneratedSegment
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.errors import CapacityError, InputError
+from treegen.errors import ContextError, InputError
 from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
@@ -185,13 +185,14 @@ class LiveBackend:
             budget cut off.
 
         Raises:
-            CapacityError: The context is full, or the cache has no room for a sample.
+            ContextError: The context is full.
+            CacheFullError: The cache has no room for a sample.
         """
         self._check_open()
         assert isinstance(context, LiveContext)
         room = self.spec.context_length - context.num_tokens
         if room < 1:
-            raise CapacityError(
+            raise ContextError(
                 f"node {key!r} has {context.num_tokens:,} tokens and fills the model's whole "
                 "context; sample from a node above it"
             )

@@ -61,9 +61,13 @@ async def assess(nodes: Sequence[SearchNode], evaluate: Evaluate) -> None:
 
 
 def rank(nodes: Iterable[SearchNode]) -> list[SearchNode]:
-    """Sort nodes by value, best first; ties by place in the tree, nodes without a value last."""
+    """Sort nodes by value, best first; ties by place in the tree, nodes without a value last.
+
+    Nodes that are pruned, such as those whose evaluation failed, are left out.
+    """
     return sorted(
-        nodes, key=lambda node: (node.value is None, -(node.value or 0.0), place_of(node))
+        (node for node in nodes if not node.pruned),
+        key=lambda node: (node.value is None, -(node.value or 0.0), place_of(node)),
     )
 
 
@@ -72,7 +76,7 @@ def split(
 ) -> tuple[list[SearchNode], list[SearchNode]]:
     """Split nodes into those of value at least `prune_below` and the rest, each list best first."""
     ranked = rank(nodes)
-    num_good = sum(node.value is not None and node.value >= prune_below for node in nodes)
+    num_good = sum(node.value is not None and node.value >= prune_below for node in ranked)
     return ranked[:num_good], ranked[num_good:]
 
 

@@ -102,6 +102,7 @@ async def rebase(
             groups = await gather(step(node, share) for node, share in shares)
             nodes = drop_duplicates((node for group in groups for node in group), state, seen, root)
             await assess(nodes, evaluate)
+            nodes = [node for node in nodes if not node.pruned]
             going = [node for node in nodes if not done(node)]
             num_finished += len(nodes) - len(going)
             values = [node.value for node in going if node.value is not None]
