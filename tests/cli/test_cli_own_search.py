@@ -90,7 +90,7 @@ def test_failed_searches_are_reported_by_every_command(
     assert done.code == 1
     assert done.err.count("failed: ValueError: no luck") == 3
     assert "2 more searches failed" in done.err
-    assert "5 problems have a search that failed" in done.err
+    assert "5 searches failed; see the errors above" in done.err
     run = tmp_path / "run" / "broken-broken"
     shown = treegen("show", run)
     assert "5 searches failed; the first, of " in shown.err and "no luck" in shown.err

@@ -217,6 +217,7 @@ def test_prompts_and_temperature_as_in_grpo() -> None:
 
 def test_a_batch_without_tokens_to_score_is_empty() -> None:
     assert tree_logprobs(tiny_module(), tree_of([])) == []
+    assert tree_logprobs(tiny_module(), RolloutTree((Segment((5,), None, ()),), ())) == []
     (none,) = tree_logprobs(tiny_module(), tree_of([[]]))
     none.sum().backward()
     module = tiny_module()

@@ -164,7 +164,7 @@ class SamplingParams:
                 object.__setattr__(self, name, value)
         if self.top_k == -1:  # vLLM's way to keep all
             object.__setattr__(self, "top_k", 0)
-        if self.logprobs in (None,):  # vLLM's way to report none
+        if self.logprobs is None:  # vLLM's way to report none
             object.__setattr__(self, "logprobs", 0)
         self._check_numbers()
         self._check_stops()

@@ -309,7 +309,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
             ({"reasoning_effort": "low"}, "does not read reasoning_effort"),
             ({"temperature": -1.0}, "temperature"),
             ({"logit_bias": {99_999: 1.0}}, "logit_bias"),
-            ({"asked": [ChatMessageUser(content=[image])]}, "was loaded without images"),
+            ({"prompt": [ChatMessageUser(content=[image])]}, "was loaded without images"),
         ):
             with pytest.raises(Exception, match=message):
                 await ask(**settings)

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -201,6 +201,21 @@ def test_a_state_that_cannot_be_observed_ends_its_branch_only(method: str) -> No
         path = result.tree.path(end)
         assert not failed & {*path} and nodes[end].score == 0.5
         assert not any("went left" in nodes[place].text for place in path)
+
+
+def test_a_verifier_does_not_revive_a_state_that_cannot_be_observed() -> None:
+    async def verify(nodes: Sequence[SearchNode]) -> list[float]:
+        return [1.0] * len(nodes)
+
+    async def fn(root: SearchNode) -> None:
+        children = await agent.act(agent.begin(root), 6)
+        values = await agent.evaluate_with(verify)(children)
+        assert {node.pruned for node in children} == {False, True}
+        for node, value in zip(children, values, strict=True):
+            assert value == (0.0 if node.pruned else 0.75)
+
+    with Agent(MemoryEnvironment(lambda problem: Blind(0), TOOLS), turns=turns()) as agent:
+        search(fn, two_ways)
 
 
 def test_a_root_that_cannot_be_observed_is_an_error() -> None:

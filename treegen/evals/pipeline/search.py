@@ -230,10 +230,10 @@ def _check(job: SearchJob, facts: "ModelInfo") -> None:
 
 
 def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
-    """Return a sentence on the searches that failed, and one on those that are missing."""
+    """Return sentences on the searches that failed, and on those that are missing."""
     complaints: list[str] = []
     if failed := sum(len(result.results["errors"]) for result in results):
-        complaints.append(f"{failed:,} problems have a search that failed; see the errors above")
+        complaints.append(f"{failed:,} searches failed; see the errors above")
     missing = sum(result.missing for result in results)
     if not missing:
         return complaints

@@ -30,7 +30,7 @@ def check_settings(model: Model, config: Any, name: str) -> None:
         _settings_of(each.get_text_config(decoder=True).to_dict())
         for each in (model.module.config, config)
     )
-    for key in ("model_type", *sorted(own.keys() | new.keys())):
+    for key in ("model_type", *sorted(own)):  # other keys are those of other tools
         if not _is_same(own.get(key), new.get(key)):
             raise InputError(
                 f"{name} has {key} {new.get(key)!r:.60}, and the model has "

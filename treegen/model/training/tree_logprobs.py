@@ -120,7 +120,7 @@ def tree_logprobs(
         sample[first - 1 : -1] if first < len(sample) else sample[:0]
         for sample, first in zip(packed.samples, lengths, strict=True)
     ]
-    if not len(packed.tokens):
+    if not targets or not len(packed.tokens):
         needs = torch.is_grad_enabled()
         return [torch.zeros(0, device=base.device, requires_grad=needs) for _ in targets]
     # Each token has one predecessor, whichever sample it is read from.

@@ -262,7 +262,7 @@ def token_ids(name: str, ids: Sequence[int]) -> Tokens:
     """
     try:
         array = np.asarray(ids)
-    except ValueError:  # lists of different lengths
+    except (TypeError, ValueError):  # lists of different lengths, or a tensor on a GPU
         array = np.empty((0, 0))
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise InputError(f"{name} must be a list of integers, token ids")

@@ -143,7 +143,11 @@ class Audit:
     def agreement(self) -> list[str]:
         """A sentence that names the rules with the same verdicts as the run, if there are any."""
         same = [f"{rule.rule} ({rule.source})" for rule in self.rules if not rule.differing]
-        return [f"These scoring rules agree on every sample: {', '.join(same)}."] if same else []
+        return (
+            [f"These scoring rules give the run's verdict on every sample: {', '.join(same)}."]
+            if same
+            else []
+        )
 
     def _effects(self, metric: str, rules: Sequence[RuleEffect]) -> Table:
         name = metric[:1].upper() + metric[1:]

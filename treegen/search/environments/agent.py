@@ -277,7 +277,8 @@ class Agent(Closeable):
     def instruct(self, node: SearchNode, text: str) -> SearchNode:
         """Append a message of the user to a node where the episode goes on; return the new node.
 
-        If the message leaves no room in the model's context, the first step from that node fails.
+        If the message leaves no room in the model's context, the first step from that node fails,
+        or the whole search if no action has run yet.
 
         Args:
             node: The node.
@@ -355,16 +356,19 @@ class Agent(Closeable):
     ) -> Evaluate:
         """Return an evaluation by the environment's rewards and by another one, such as a verifier.
 
+        A node whose state cannot be observed fails, as in `rewards`, and has the value 0.
+
         Args:
             evaluate: The other evaluation; it alone counts where the environment gives no reward.
             combine: Combines the reward and the other value. Default: their mean.
         """
 
         async def evaluate_both(nodes: Sequence[SearchNode]) -> list[float]:
+            rewards = await self.rewards(nodes)
             values = await evaluate_nodes(nodes, evaluate)
             return [
-                value if reward is None else combine(reward, value)
-                for reward, value in zip(await self.rewards(nodes), values, strict=True)
+                0.0 if node.pruned else value if reward is None else combine(reward, value)
+                for node, reward, value in zip(nodes, rewards, values, strict=True)
             ]
 
         return evaluate_both

@@ -210,7 +210,7 @@ class LiveWorlds(Closeable):
         elif reward is None and not failure:
             try:
                 ended = await self._show(world) if world is not None else await self._look(state)
-                reward = ended.reward
+                reward, failure = ended.reward, ended.failure
             except Exception as error:
                 failure = describe_failure(error)
         if after is None and world is not None:
