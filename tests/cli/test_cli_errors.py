@@ -210,7 +210,7 @@ def without(name: str) -> Callable[[Path], None]:
         (lambda m: (m / "config.json").write_text('{"model_type": "bloom"}'), "bloom models"),
         (lambda m: edit_config(m, hidden_size="wide"), "'hidden_size': .*expected int, got str"),
         (lambda m: edit_config(m, model_type="nothing"), "'nothing' in .* is not known"),
-        (lambda m: edit_config(m, auto_map={"AutoConfig": "x.Y"}), "names its own code"),
+        (lambda m: edit_config(m, auto_map={"AutoConfig": "x.Y"}), "requires custom code"),
         (lambda m: (m / "config.json").write_text("{"), "config.json cannot be read as JSON"),
         (shutil.rmtree, "model directory .* does not exist"),
     ],
@@ -238,7 +238,7 @@ def test_weights_that_do_not_fit_the_config_leave_no_run(
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     command = ["eval", "gsm8k", "-M", model, "-L", 1, *FEW, "-o", tmp_path / "run"]
     done = treegen(*command)
-    assert "lack model.layers.1.mlp.up_proj.weight" in done.error
+    assert "have no model.layers.1.mlp.up_proj.weight" in done.error
     assert not (tmp_path / "run").exists()
     # So the same command works once the model is mended.
     (model / "model.safetensors").write_bytes(whole)

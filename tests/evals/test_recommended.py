@@ -83,12 +83,12 @@ def test_a_difference_from_generate_is_said_in_one_line(
 def test_whoever_takes_it_is_warned(tmp_path: Path, treegen: Command) -> None:
     model = recommend(build_checkpoint(tmp_path / "model"), **QWEN, typical_p=0.9)
     llm = LLM(str(model), device="cpu", memory="4MiB", check=False)
-    with pytest.warns(ModelWarning, match="does not apply its typical_p"):
+    with pytest.warns(ModelWarning, match="treegen ignores typical_p"):
         SamplingParams.from_generation_config(llm)
-    assert "does not apply its typical_p" in treegen("models", model).out
+    assert "treegen ignores typical_p" in treegen("models", model).out
     words = ("eval", "gsm8k", "--model", model, *SMALL)
     done = treegen(*words, "--sampling", "recommended", "-o", tmp_path / "best")
-    assert done.code == 0 and done.err.count("does not apply its typical_p") == 1
+    assert done.code == 0 and done.err.count("treegen ignores typical_p") == 1
     assert "typical_p" not in treegen(*words, "-o", tmp_path / "own").err
 
 

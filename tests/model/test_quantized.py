@@ -237,7 +237,7 @@ def test_fp8_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"transform_config": {"config_groups": {"a": 1}}}, "rotated weights in"),
+        ({"transform_config": {"config_groups": {"a": 1}}}, "weights with rotation"),
         ({"quant_method": "unheard-of"}, r"\(unheard-of\) are not supported"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, r"\(modelopt\) are not"),
     ],

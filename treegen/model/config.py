@@ -402,7 +402,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
         stored.add(name, shape)
     if not stored.most:
         return
-    file, weights_name = directory / "config.json", "the weights beside it"
+    file, weights_name = directory / "config.json", "the weights in the same directory"
     towers = {  # the checkpoint may lack their weights
         f"{part}.{name}": size
         for part, settings in raw.items()

@@ -409,7 +409,7 @@ def test_a_model_without_its_tower_says_what_to_do(directory: Path) -> None:
 def test_families_without_images_are_refused_before_weights_load(tmp_path: Path) -> None:
     for family in ("llama", "got_ocr2_on_text"):
         directory = save_tiny_model(tmp_path / family, family)
-        with pytest.raises(ModelError, match="take only text"):
+        with pytest.raises(ModelError, match="support only text"):
             LLM(str(directory), images=True, device="cpu")
 
 

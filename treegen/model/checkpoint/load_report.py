@@ -86,8 +86,8 @@ def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
     if missing:
         more = f" and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
         raise ModelError(
-            f"the weights in {directory} lack {missing[0]}{more}; download the "
-            "checkpoint again, with the config.json that goes with it"
+            f"the weights in {directory} have no {missing[0]}{more}; download the checkpoint "
+            "and its config.json again"
         )
 
 
