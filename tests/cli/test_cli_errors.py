@@ -268,7 +268,7 @@ def test_what_to_know_about_a_model_is_told_once_in_one_line(
     assert done.code == 0
     warnings = [line for line in done.err.splitlines() if "Warning" in line]
     assert len(warnings) == 2, done.err
-    assert warnings[0].startswith(f"Warning: {model}: the context is 2,048 tokens, not 4,096")
+    assert warnings[0].startswith(f"Warning: {model}: the context is limited to 2,048 tokens")
     assert warnings[1].startswith(f"Warning: {model}: 1 tensors of the checkpoint are not used")
     assert warnings[1].endswith(": extra.weight")
 
@@ -278,7 +278,7 @@ def test_weights_that_are_not_numbers(treegen: Command, model: Path, tmp_path: P
     weights["model.norm.weight"][3] = torch.nan
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     error = treegen("eval", "gsm8k", "-M", model, *FEW, "-o", tmp_path / "run").error
-    assert "gives logits that are not numbers in torch.float32" in error
+    assert "returns logits that are not finite in torch.float32" in error
 
 
 def test_logits_that_are_not_numbers_name_their_row_and_keep_what_was_finished(

@@ -65,7 +65,7 @@ def test_a_file_is_read_as_transformers_and_vllm_read_it(
         ),
         (
             {**QWEN, "typical_p": 0.9, "suppress_tokens": [3]},
-            "apply its typical_p, suppress_tokens",
+            "treegen ignores typical_p, suppress_tokens",
         ),
         ({**QWEN, "epsilon_cutoff": 1e-3, "bad_words_ids": [[3]]}, "epsilon_cutoff, bad_words_ids"),
         ({"do_sample": True, "top_p": 0.9}, "without top_k, transformers keeps the 50 most likely"),

@@ -219,7 +219,7 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
     refused("q_proj cannot be merged: missing: .*lora_B", single)
     refused("not expected: .*lora_magnitude_vector", changed("length", "dora", use_dora=False))
     refused("init_lora_weights='olora', which", changed("olora", init_lora_weights="olora"))
-    with pytest.raises(InputError, match="does not work with tensor_parallel_size"):
+    with pytest.raises(InputError, match="is not supported with tensor_parallel_size"):
         LLM(str(base), adapter=str(bare), tensor_parallel_size=2)
 
 

@@ -49,7 +49,7 @@ def test_matrices_are_expanded_to_the_bit(family: str, layout: str, tmp_path: Pa
     store_exact(tmp_path / "source", tmp_path / "plain", exact, torch.float32)
     bits = 8 if layout == "int8" else 4
     with pytest.warns(
-        ModelWarning, match=rf"{bits} bits were dequantized to float32: .*be"
+        ModelWarning, match=rf"{bits} bits were dequantized to float32: .*in files"
     ) as record:
         model = load_model(tmp_path / "packed", device="cpu", check=False)
     assert len(record) == 1  # nothing of it is unused

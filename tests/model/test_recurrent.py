@@ -126,7 +126,7 @@ def test_a_layer_that_takes_no_cache_is_refused() -> None:
             cache.update_conv_state(None, 0)
 
     assert cache_argument(Closed.forward) is None
-    with pytest.raises(ModelError, match="Closed keeps a state outside of its arguments"):
+    with pytest.raises(ModelError, match="Closed keeps a state outside its arguments"):
         wrap_recurrent(Closed())
 
 

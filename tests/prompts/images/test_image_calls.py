@@ -415,7 +415,7 @@ def test_families_without_images_are_refused_before_weights_load(tmp_path: Path)
 
 def test_options_that_do_not_go_with_images(directory: Path) -> None:
     for other in ({"reproducible": True}, {"quantization": "fp8"}, {"draft_model": str(directory)}):
-        with pytest.raises(InputError, match=f"images does not work with {next(iter(other))}"):
+        with pytest.raises(InputError, match=f"images is not supported with {next(iter(other))}"):
             LLM(str(directory), images=True, device="cpu", **other)
 
 

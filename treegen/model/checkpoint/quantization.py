@@ -286,7 +286,7 @@ def check_packages(stored: QuantizationInfo) -> None:
     """Raise ModelError if the package that reads these weights is not installed."""
     if stored.needs and find_spec(stored.needs) is None:
         raise ModelError(
-            f"dequantizing {stored.stores} weights requires {stored.needs}: "
+            f"dequantizing weights in {stored.stores} requires {stored.needs}: "
             f"{install(_EXTRAS[stored.needs])}"
         )
 

@@ -210,7 +210,8 @@ def as_tree_model(module: PreTrainedModel, head: nn.Module, column: int, name: s
         ) from None
     if any(weight.is_meta for weight in causal.parameters()):
         raise ModelError(
-            f"{name} has other modules than its family's language model; use another reward model"
+            f"the modules of {name} differ from those of its family's language model; use "
+            "another reward model"
         )
     model = from_module(causal, name=name, check=False)
     model.fixed_because = (
@@ -237,7 +238,7 @@ def _causal(module: PreTrainedModel) -> PreTrainedModel:
     body = module.base_model
     if body is module or type(body) is not type(causal.base_model):
         raise ModelError(
-            "its layers are not those of its family's language model; use another reward model"
+            "its layers differ from those of its family's language model; use another reward model"
         )
     setattr(causal, causal.base_model_prefix, body)
     return causal
