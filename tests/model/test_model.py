@@ -142,11 +142,14 @@ def test_weights_that_transformers_would_make_up_are_refused(copy: Path) -> None
     assert name in refusal(lambda: load_model(copy))
     save_file(tensors | {name: tensors[name][:3].clone()}, weights, {"format": "pt"})
     message = refusal(lambda: load_model(copy))
-    assert f"{name} is [3, 32], but the configuration requires [16, 32]" in message
+    assert f"{name} has shape [3, 32], but the configuration requires [16, 32]" in message
     save_file(tensors, weights, {"format": "pt"})
     edit(copy, intermediate_size=40)
     message = refusal(lambda: load_model(copy))
-    assert "down_proj.weight is [32, 48], but the configuration requires [32, 40], and 5" in message
+    assert (
+        "down_proj.weight has shape [32, 48], but the configuration requires [32, 40], and 5"
+        in message
+    )
 
 
 def test_experts_that_do_not_fit_are_named(tmp_path: Path) -> None:

@@ -232,8 +232,8 @@ def devices_of(size: int, device: str) -> torch.device:
         return resolved
     if resolved.index is not None:
         raise InputError(
-            f"device {device!r} names one GPU, but {arg('tensor_parallel_size', size)} uses the "
-            f"first {size} visible GPUs; set device to 'cuda', and select the GPUs with "
+            f"device {device!r} selects one GPU, but {arg('tensor_parallel_size', size)} uses "
+            f"the first {size} visible GPUs; set device to 'cuda', and select the GPUs with "
             "CUDA_VISIBLE_DEVICES"
         )
     if size > (there := torch.cuda.device_count()):

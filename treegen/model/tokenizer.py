@@ -92,7 +92,7 @@ def load_tokenizer(
     if not is_template(tokenizer.chat_template) or not is_length(tokenizer.model_max_length):
         check_fields(directory)
     if not len(tokenizer):
-        raise ModelError(f"the tokenizer in {directory} has no tokens; save it again")
+        raise ModelError(f"the tokenizer in {directory} has no tokens; save the tokenizer again")
     if template is not None:
         tokenizer.chat_template = template
     return tokenizer

@@ -119,17 +119,17 @@ def locate(
     except LocalEntryNotFoundError:
         if not download:
             raise ModelError(
-                f"{name!r} is neither a directory nor in the local Hugging Face cache; download it "
-                "first"
+                f"{name!r} is neither a directory nor in the local Hugging Face cache; download "
+                "the model first"
             ) from None
         raise ModelError(
-            f"{name!r} is not a directory, not in the local Hugging Face cache, and the hub could "
-            "not be reached; check the name, or download it first"
+            f"{name!r} is not a directory, not in the local Hugging Face cache, and the hub "
+            "could not be reached; check the name, or download the model first"
         ) from None
     except Exception as error:
         raise ModelError(
             f"{name!r} is not a directory and could not be fetched from the hub: "
-            f"{summarize_error(error)}; check the name, or download it first"
+            f"{summarize_error(error)}; check the name, or download the model first"
         ) from None
     if not (Path(snapshot) / "config.json").is_file() and "gguf" in name.lower():
         raise ModelError(f"{name} has only GGUF files; download one of the files and pass its path")
@@ -374,7 +374,7 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
         if header > _MOST_HEADER:
             raise ModelError(
                 f"{file} declares a header of {header:,} bytes, but a safetensors header has at "
-                f"most {_MOST_HEADER:,}; download it again"
+                f"most {_MOST_HEADER:,}; download the file again"
             )
         _add_weights(digest, file, header, file.name.encode())
     if adapter is not None:

@@ -283,7 +283,9 @@ def read_headers(directory: Path) -> StoredMatrices:
         if len(kinds) == 1 and "weight" not in kinds:
             kinds["weight"] = ("nothing", ())
         if why := _describe_mismatch(kinds):
-            raise ModelError(f"{directory}: {module} cannot be read: {why}; download it again")
+            raise ModelError(
+                f"{directory}: {module} cannot be read: {why}; download the checkpoint again"
+            )
         if is_fp4(kinds):
             numbers = kinds.get("weight_packed", kinds.get("weight", ("", ())))[1]
             fp4[module] = (numbers[0], 2 * numbers[1])

@@ -275,5 +275,5 @@ def check_sizes(
 def _other_model(file: Path, weights_name: str, name: str, size: int, sizes: str) -> ModelError:
     return ModelError(
         f"{file} sets {name} to {size:,}, but {weights_name} {sizes}; the files do not belong "
-        "to the same model; download both again"
+        "to the same model; download the model again"
     )

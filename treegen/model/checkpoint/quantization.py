@@ -111,7 +111,8 @@ def check_formats(settings: Mapping[str, Any], stored: StoredMatrices) -> None:
         if want and there != want and (there or patterns[place or 0] != ".*"):
             raise ModelError(
                 f"config.json says that {name} is stored in {want}, but its tensors are "
-                f"{f'in {there}' if there else 'not quantized'}; download both again"
+                f"{f'in {there}' if there else 'not quantized'}; download config.json and the "
+                "weights again"
             )
 
 

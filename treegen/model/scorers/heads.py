@@ -105,7 +105,7 @@ def read_reward_model(
     )
     if info["missing_keys"]:
         raise ModelError(
-            f"{directory} has no weights for {min(info['missing_keys'])}; download it again"
+            f"{directory} has no weights for {min(info['missing_keys'])}; download the model again"
         )
     head_weights: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
@@ -131,7 +131,7 @@ def _linear(
     weights: Mapping[str, Tensor], name: str, directory: Path, dtype: torch.dtype
 ) -> nn.Linear:
     if f"{name}.weight" not in weights:
-        raise ModelError(f"{directory} has no weights for {name}.weight; download it again")
+        raise ModelError(f"{directory} has no weights for {name}.weight; download the model again")
     weight, bias = weights[f"{name}.weight"].to(dtype), weights.get(f"{name}.bias")
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=dtype)
     layer.weight = nn.Parameter(weight, requires_grad=False)

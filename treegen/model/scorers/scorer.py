@@ -197,8 +197,8 @@ def _read(
         raise
     except Exception as error:
         raise ModelError(
-            f"reward model {name} cannot be loaded: {summarize_error(error)}; "
-            "check the name, or download it again"
+            f"reward model {name} cannot be loaded: {summarize_error(error)}; check the name, "
+            "or download the model again"
         ) from None
     if info["missing_keys"]:
         missing = min(info["missing_keys"])
