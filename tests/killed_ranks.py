@@ -45,7 +45,7 @@ def use(folder: str, device: str, seconds: float) -> None:
             try:
                 llm.run(TREE, LONG)
             except WorkerError as error:
-                assert "make a new LLM" in str(error), error
+                assert "create a new LLM" in str(error), error
             else:
                 raise AssertionError("a model whose rank has died was used again") from None
             raise

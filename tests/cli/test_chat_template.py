@@ -32,7 +32,7 @@ def test_an_llm_takes_a_file_or_a_template(template: Path) -> None:
 
 
 def test_a_template_that_cannot_be_read() -> None:
-    with pytest.raises(InputError, match="is neither a template nor a file"):
+    with pytest.raises(InputError, match="must be a template or the path of a file"):
         LLM("demo", chat_template="no/such.jinja")
     with pytest.raises(InputError, match="chat_template must be a template or the path of a file"):
         LLM("demo", chat_template=5)  # type: ignore[arg-type]

@@ -210,7 +210,7 @@ def without(name: str) -> Callable[[Path], None]:
         (lambda m: (m / "config.json").write_text('{"model_type": "bloom"}'), "bloom models"),
         (lambda m: edit_config(m, hidden_size="wide"), "'hidden_size': .*expected int, got str"),
         (lambda m: edit_config(m, model_type="nothing"), "'nothing' in .* is not known"),
-        (lambda m: edit_config(m, auto_map={"AutoConfig": "x.Y"}), "names its own code"),
+        (lambda m: edit_config(m, auto_map={"AutoConfig": "x.Y"}), "requires custom code"),
         (lambda m: (m / "config.json").write_text("{"), "config.json cannot be read as JSON"),
         (shutil.rmtree, "model directory .* does not exist"),
     ],
@@ -238,7 +238,7 @@ def test_weights_that_do_not_fit_the_config_leave_no_run(
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     command = ["eval", "gsm8k", "-M", model, "-L", 1, *FEW, "-o", tmp_path / "run"]
     done = treegen(*command)
-    assert "lack model.layers.1.mlp.up_proj.weight" in done.error
+    assert "have no model.layers.1.mlp.up_proj.weight" in done.error
     assert not (tmp_path / "run").exists()
     # So the same command works once the model is mended.
     (model / "model.safetensors").write_bytes(whole)
@@ -268,7 +268,7 @@ def test_what_to_know_about_a_model_is_told_once_in_one_line(
     assert done.code == 0
     warnings = [line for line in done.err.splitlines() if "Warning" in line]
     assert len(warnings) == 2, done.err
-    assert warnings[0].startswith(f"Warning: {model}: the context is 2,048 tokens, not 4,096")
+    assert warnings[0].startswith(f"Warning: {model}: the context is limited to 2,048 tokens")
     assert warnings[1].startswith(f"Warning: {model}: 1 tensors of the checkpoint are not used")
     assert warnings[1].endswith(": extra.weight")
 
@@ -278,7 +278,7 @@ def test_weights_that_are_not_numbers(treegen: Command, model: Path, tmp_path: P
     weights["model.norm.weight"][3] = torch.nan
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     error = treegen("eval", "gsm8k", "-M", model, *FEW, "-o", tmp_path / "run").error
-    assert "gives logits that are not numbers in torch.float32" in error
+    assert "returns logits that are not finite in torch.float32" in error
 
 
 def test_logits_that_are_not_numbers_name_their_row_and_keep_what_was_finished(

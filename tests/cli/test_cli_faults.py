@@ -31,7 +31,7 @@ FEW = ["-n", "2", "--max-tokens", "3", "-f", "1"]
         (["--device", "mps"], "device must be auto, cpu, cuda or cuda:N, got 'mps'"),
         (["--device", "meta"], "device must be auto, cpu, cuda or cuda:N, got 'meta'"),
         (["--device", "cpu:1"], "device must be auto, cpu, cuda or cuda:N, got 'cpu:1'"),
-        (["--device", "cpu", "--memory", "500TiB"], "memory 500.0 TiB is more than cpu has ("),
+        (["--device", "cpu", "--memory", "500TiB"], "memory 500.0 TiB exceeds the memory of cpu ("),
         (
             ["--model-args", "impl=foo"],
             "impl must be auto or one of cpu, flash, flash4, gluon, invariant",
@@ -54,7 +54,7 @@ def test_a_plan_may_be_for_another_machine(treegen: Command, tiny: Path) -> None
 def test_the_engine_checks_memory_and_impl_before_it_loads(tiny: Path, no_weights: None) -> None:
     from treegen.llm import LLM
 
-    with pytest.raises(CapacityError, match="more than cpu has"):
+    with pytest.raises(CapacityError, match="exceeds the memory of cpu"):
         LLM(str(tiny), device="cpu", memory="500TiB")
 
 
@@ -83,7 +83,7 @@ def test_a_small_address_space_leaves_no_run(treegen: Command, tiny: Path, tmp_p
     treegen("plan", "gsm8k", "-M", tiny, "-f", 1)  # libraries are mapped by now
     with address_space(512 << 20):
         error = treegen(*command, "--memory", "2GiB").error
-    assert "a cache of 2.0 GiB is more than the free memory of cpu; set a smaller cache" in error
+    assert "a cache of 2.0 GiB exceeds the free memory of cpu; set a smaller cache" in error
     assert not list(tmp_path.iterdir())
     assert treegen(*command, "--memory", "4MiB").code == 0  # the same command, corrected
 
@@ -135,7 +135,10 @@ def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
     treegen: Command, tiny: Path, no_weights: None
 ) -> None:
     given = ["-M", tiny, *SEARCH, "--evaluate", f"reward:{tiny}", "-o", "run"]
-    assert "a language model judges steps at a mark" in treegen("search", "countdown", *given).error
+    assert (
+        "a language model as verifier requires a mark"
+        in treegen("search", "countdown", *given).error
+    )
     assert not Path("run").exists()
 
 

@@ -86,7 +86,7 @@ def test_values_are_those_of_the_verifier(
         (["--verifier", "V", "--verifier-arg", "label=-1"], "label must be"),
         (["--verifier", "V", "--verifier-arg", "chat=maybe"], "true or false"),
         (["--verifier", "V", "--verifier-memory", "much"], "much"),
-        (["--verifier", "M"], "judges steps at a mark"),
+        (["--verifier", "M"], "verifier requires a mark"),
         (["--verifier", "nowhere"], "nowhere"),
         (["--repeats", "0"], "--repeats must be at least 1"),
     ],

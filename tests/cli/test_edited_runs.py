@@ -332,9 +332,11 @@ def test_a_field_of_a_tokenizer_is_named(tmp_path: Path, field: str, values: lis
         with pytest.raises(ModelError) as caught:
             load_tokenizer(model)
         message = str(caught.value)
-        assert f"{file}: {field} is " in message and "fix it" in message and "\n" not in message, (
-            value
-        )
+        assert (
+            f"{file}: {field} must be " in message
+            and "fix the file" in message
+            and "\n" not in message
+        ), value
 
 
 @pytest.mark.filterwarnings("ignore")

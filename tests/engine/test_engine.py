@@ -435,7 +435,7 @@ def test_a_full_gpu_says_what_to_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(CapacityError, match=r"cpu has no memory left for a pass.*max_rows="):
             llm.generate(["a"], GREEDY)
     monkeypatch.setattr("treegen.model.model._zeros", full)
-    with pytest.raises(CapacityError, match=r"a cache of .* is more than the free memory of cpu"):
+    with pytest.raises(CapacityError, match=r"a cache of .* exceeds the free memory of cpu"):
         llm.model.new_cache(4, 16)
 
 

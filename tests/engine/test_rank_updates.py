@@ -93,11 +93,11 @@ def test_a_failed_update_changes_no_rank(group: RankGroup, tmp_path: Path) -> No
     weights = dict(stock.named_parameters())
     head = weights.pop("lm_head.weight")
     wrong: dict[str, Any] = {
-        "lack lm_head": weights,
+        "have no lm_head": weights,
         "not finite": {**weights, "lm_head.weight": torch.full_like(head, torch.nan)},
-        r"the model's is \[320, 32\]": {**weights, "lm_head.weight": head[:160]},
+        r"must have shape \[320, 32\]": {**weights, "lm_head.weight": head[:160]},
         "got int": 3,
-        "config.json has model_type 'qwen2', and the model has 'llama'": other,
+        "config.json has model_type 'qwen2', but the model has 'llama'": other,
     }
     for message, each in wrong.items():
         with pytest.raises(InputError, match=message):

@@ -222,7 +222,9 @@ def test_with_more_local_blocks_than_selected_ones_the_context_ends(
 ) -> None:
     """No local block has a score, and transformers then takes any of them."""
     path = saved("minimax_m3_vl_on_text", index_local_blocks=NUM // BLOCK + 1)
-    with pytest.warns(ModelWarning, match=f"{NUM} tokens, not {10 * NUM}: .* attention leaves"):
+    with pytest.warns(
+        ModelWarning, match=f"{NUM} tokens instead of {10 * NUM}; .* sparse attention"
+    ):
         llm = load(path)
     assert llm.spec.context_length == NUM and not llm.spec.index_topk
 

@@ -78,7 +78,7 @@ def test_a_resume_on_another_number_of_ranks_says_so(tmp_path: Path) -> None:
         ({"stop_batch": 4, "confidence": {"keep": 0.5}}, "stop_batch= has no effect"),
         ({"thinking_end": "x"}, "thinking_end= has no effect without max_thinking_tokens="),
         ({"thinking_end": "x", "max_thinking_tokens": 5}, ""),
-        ({"draft_tokens": 4}, "draft_tokens needs speculate or draft_model"),
+        ({"draft_tokens": 4}, "draft_tokens requires speculate or draft_model"),
         ({"draft_tokens": 4, "speculate": "ngram"}, ""),
     ],
 )

@@ -65,7 +65,7 @@ def test_a_file_is_read_as_transformers_and_vllm_read_it(
         ),
         (
             {**QWEN, "typical_p": 0.9, "suppress_tokens": [3]},
-            "apply its typical_p, suppress_tokens",
+            "treegen ignores typical_p, suppress_tokens",
         ),
         ({**QWEN, "epsilon_cutoff": 1e-3, "bad_words_ids": [[3]]}, "epsilon_cutoff, bad_words_ids"),
         ({"do_sample": True, "top_p": 0.9}, "without top_k, transformers keeps the 50 most likely"),
@@ -83,12 +83,12 @@ def test_a_difference_from_generate_is_said_in_one_line(
 def test_whoever_takes_it_is_warned(tmp_path: Path, treegen: Command) -> None:
     model = recommend(build_checkpoint(tmp_path / "model"), **QWEN, typical_p=0.9)
     llm = LLM(str(model), device="cpu", memory="4MiB", check=False)
-    with pytest.warns(ModelWarning, match="does not apply its typical_p"):
+    with pytest.warns(ModelWarning, match="treegen ignores typical_p"):
         SamplingParams.from_generation_config(llm)
-    assert "does not apply its typical_p" in treegen("models", model).out
+    assert "treegen ignores typical_p" in treegen("models", model).out
     words = ("eval", "gsm8k", "--model", model, *SMALL)
     done = treegen(*words, "--sampling", "recommended", "-o", tmp_path / "best")
-    assert done.code == 0 and done.err.count("does not apply its typical_p") == 1
+    assert done.code == 0 and done.err.count("treegen ignores typical_p") == 1
     assert "typical_p" not in treegen(*words, "-o", tmp_path / "own").err
 
 

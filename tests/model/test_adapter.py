@@ -191,9 +191,9 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
 
     refused("does not exist", tmp_path / "nothing")
     refused("has no adapter_config.json", base)
-    refused("merges only LORA", changed("ia3", peft_type="IA3"))
+    refused("only LORA is supported", changed("ia3", peft_type="IA3"))
     refused(
-        "uses alora_invocation_tokens, new_thing",
+        "uses unsupported settings: alora_invocation_tokens, new_thing",
         changed("new", alora_invocation_tokens=[1, 2], new_thing={"a": 1}),
     )
     bare = changed("bare")
@@ -209,7 +209,7 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
         for name, weight in load_file(file).items()
     }
     save_file(weights, file, {"format": "pt"})
-    refused("has matrices of rank 0 for model.layers.0", nothing)
+    refused("two matrices of rank 1 or more for model.layers.0", nothing)
     other = save_tiny_model(tmp_path / "other", hidden_size=64)
     refused("or was trained for another", changed("wide"), other)
     single = changed("single")
@@ -218,8 +218,8 @@ def test_what_cannot_be_merged_is_refused(base: Path, tmp_path: Path) -> None:
     save_file(weights, file, {"format": "pt"})
     refused("q_proj cannot be merged: missing: .*lora_B", single)
     refused("not expected: .*lora_magnitude_vector", changed("length", "dora", use_dora=False))
-    refused("init_lora_weights='olora', changed", changed("olora", init_lora_weights="olora"))
-    with pytest.raises(InputError, match="does not work with tensor_parallel_size"):
+    refused("init_lora_weights='olora', which", changed("olora", init_lora_weights="olora"))
+    with pytest.raises(InputError, match="is not supported with tensor_parallel_size"):
         LLM(str(base), adapter=str(bare), tensor_parallel_size=2)
 
 
@@ -236,7 +236,7 @@ def test_an_adapter_without_peft_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"adapters are merged by peft, .*: .*\[lora\]"):
+    with pytest.raises(ModelError, match=r"merging an adapter requires peft: .*\[lora\]"):
         load_model(base, device="cpu", adapter=tmp_path)
 
 
@@ -348,5 +348,5 @@ def test_runs_of_several_adapters_are_those_of_each_and_are_compared(
 def test_a_field_of_an_adapter_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
     ((field, _),) = wrong.items()
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", **wrong}))
-    with pytest.raises(ModelError, match=f"adapter_config.json: {field} is .*; fix it"):
+    with pytest.raises(ModelError, match=f"adapter_config.json: {field} must be .*; fix the file"):
         read_adapter(tmp_path, weights=False)

@@ -223,7 +223,7 @@ def test_sparse_attention_is_exact_up_to_the_keys_that_it_selects(
     if not known((EXACT | HYBRID)[family][0]):
         pytest.skip(f"this transformers has no {(EXACT | HYBRID)[family][0]}")
     directory = save_tiny_model(tmp_path, family, max_position_embeddings=2 * SELECTED)
-    with pytest.warns(ModelWarning, match="64 tokens, not 128: beyond 64 .* attention leaves"):
+    with pytest.warns(ModelWarning, match="64 tokens instead of 128; .* sparse attention"):
         llm = LLM(str(directory), device="cpu", memory="16MiB", check=False)
     assert llm.model.spec.context_length == SELECTED
     ids = torch.randint(3, 320, (SELECTED,), generator=torch.Generator().manual_seed(2))

@@ -56,7 +56,7 @@ def test_greedy_tokens_are_those_of_transformers(kind: KINDS, family: str, tmp_p
     plain = kind == KINDS.F32
     start = f"{path}: weights in {kind.name} (GGUF) were dequantized to float32: "
     assert len(said) == (not plain)
-    assert all(each.startswith(start) and " of files became " in each for each in said)
+    assert all(each.startswith(start) and " in files, " in each for each in said)
     tree = Node("", children=[Node(text) for text in PROMPTS])
     found = llm.run(tree, SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))
     stock = AutoModelForCausalLM.from_pretrained(
@@ -113,7 +113,7 @@ def test_a_file_that_is_cut_off_is_refused(share: float, file: Path, tmp_path: P
     data = file.read_bytes()
     cut.write_bytes(data[: int(len(data) * share)])
     for load in (load_model, load_spec, load_tokenizer):
-        assert "is cut off" in refusal(lambda load=load: load(cut))  # type: ignore[misc]
+        assert "is truncated" in refusal(lambda load=load: load(cut))  # type: ignore[misc]
 
 
 def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_what_is_no_gguf_is_refused(tmp_path: Path) -> None:
         assert "is not a GGUF file" in refusal(lambda: load_spec(tmp_path / "some.gguf"))
     (tmp_path / "big-00001-of-00003.gguf").touch()
     message = refusal(lambda: load_spec(tmp_path / "big-00001-of-00003.gguf"))
-    assert "is one part of a model; merge" in message
+    assert "is one part of a split model; merge" in message
 
 
 def test_an_architecture_that_is_not_known_is_refused(tmp_path: Path) -> None:
@@ -146,11 +146,13 @@ def test_missing_packages_are_named(file: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_file_itself_must_be_given(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert f"name one of the files: {file}" in refusal(lambda: load_spec(file.parent))
+    assert f"pass the path of a GGUF file, such as {file}" in refusal(
+        lambda: load_spec(file.parent)
+    )
     copy = save_tiny_model(tmp_path / "model")
     (copy / "model.safetensors").unlink()
     (copy / "tiny.gguf").touch()
-    assert f"give the file: {copy / 'tiny.gguf'}" in refusal(lambda: load_model(copy))
+    assert f"pass the file: {copy / 'tiny.gguf'}" in refusal(lambda: load_model(copy))
     empty = tmp_path / "empty"
     empty.mkdir()
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: str(empty))
@@ -198,7 +200,7 @@ def test_a_header_that_claims_more_than_there_is_is_refused_at_once(
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert "is not a GGUF file or is cut off" in message and peak < 2**24
+    assert "is not a GGUF file or is truncated" in message and peak < 2**24
 
 
 @pytest.mark.parametrize("name", ["block_count", "embedding_length", "vocab_size"])
@@ -209,4 +211,4 @@ def test_sizes_that_no_tensor_has_are_refused(name: str, file: Path, tmp_path: P
     other = tmp_path / "other.gguf"
     other.write_bytes(data[:at] + struct.pack("<I", 10**9) + data[at + 4 :])
     message = refusal(lambda: load_spec(other))
-    assert f"says llama.{name} 1,000,000,000, and the tensors in it" in message
+    assert f"sets llama.{name} to 1,000,000,000, but the tensors in the file" in message

@@ -39,8 +39,10 @@ PRODUCT = (
 )
 RELU = "scores = F.relu(scores)"
 SUM = "index_scores = torch.matmul(weights.unsqueeze(-2), scores).squeeze(-2)"
-UNKNOWN_CODE = "code of DeepseekV32Indexer .* is not the code that treegen knows.*transformers>="
-OTHER_KEYS = "small random copy that selects few keys does not give the logits"
+UNKNOWN_CODE = (
+    "code of DeepseekV32Indexer .* differs from the code that treegen supports.*transformers>="
+)
+OTHER_KEYS = "the logits of a small random copy differ"
 CHANGES = {
     "per-key scale": (PRODUCT, f"{PRODUCT} * k.abs().amax(-1)[:, None, None, :]", UNKNOWN_CODE),
     "relu squared": (RELU, "scores = F.relu(scores).square()", OTHER_KEYS),

@@ -23,7 +23,7 @@ TOLD = {
     "kv_cache_dtype": "kv_cache_dtype must be auto or fp8, got ",
     "impl": "impl",
     "check": "check must be True or False, got ",
-    "ranks": "ranks must belong to a group of processes, got .*leave it out",
+    "ranks": "ranks must be an instance of Ranks, got .*remove this argument",
     "images": "images must be True or False, got ",
     "trust_remote_code": "trust_remote_code must be True or False, got ",
 }
@@ -64,7 +64,7 @@ def test_what_predicts_no_tokens_is_no_language_model(checkpoint: Path, check: b
         with pytest.raises(InputError, match=message):
             from_module(module, check=check)
     of_class: Any = transformers.LlamaForCausalLM
-    with pytest.raises(InputError, match="needs a transformers model, got LlamaForCausalLM"):
+    with pytest.raises(InputError, match="requires a transformers model, got LlamaForCausalLM"):
         from_module(of_class, check=check)
 
 

@@ -128,7 +128,7 @@ def test_weights_must_be_safetensors_and_complete(copy: Path) -> None:
     )
     for broken in ({"weight_map": [1]}, {"weight_map": {"a": 1}}, {}):
         (copy / "model.safetensors.index.json").write_text(json.dumps(broken))
-        assert "no weight_map" in refusal(lambda: load_model(copy))
+        assert "no valid weight_map" in refusal(lambda: load_model(copy))
     (copy / "model.safetensors.index.json").unlink()
     weights.write_bytes(data[: len(data) // 2])
     assert "cannot be loaded" in refusal(lambda: load_model(copy))
@@ -142,11 +142,14 @@ def test_weights_that_transformers_would_make_up_are_refused(copy: Path) -> None
     assert name in refusal(lambda: load_model(copy))
     save_file(tensors | {name: tensors[name][:3].clone()}, weights, {"format": "pt"})
     message = refusal(lambda: load_model(copy))
-    assert f"{name} is [3, 32], but the configuration requires [16, 32]" in message
+    assert f"{name} has shape [3, 32], but the configuration requires [16, 32]" in message
     save_file(tensors, weights, {"format": "pt"})
     edit(copy, intermediate_size=40)
     message = refusal(lambda: load_model(copy))
-    assert "down_proj.weight is [32, 48], but the configuration requires [32, 40], and 5" in message
+    assert (
+        "down_proj.weight has shape [32, 48], but the configuration requires [32, 40], and 5"
+        in message
+    )
 
 
 def test_experts_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -232,14 +235,14 @@ def test_configs_that_fetch_kernels_are_refused(copy: Path, settings: dict[str, 
         ({"model_type": "roformer"}, "roformer models cannot be used"),
         ({"model_type": "gpt_neo"}, "`len(config.attention_layers)`"),
         ({"model_type": "git"}, "without transformers' attention interface"),
-        ({"model_type": "hrm_text"}, "times in one pass"),
-        ({"model_type": "mllama"}, "8 of its 40 layers, first layer 3, do not attend"),
+        ({"model_type": "hrm_text"}, "must call attention once in a forward pass"),
+        ({"model_type": "mllama"}, "8 of its 40 layers do not call attention, such as layer 3"),
         ({"model_type": "blip-2"}, "pixel_values"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "linear_attention"),
         ({"layer_types": ["chunked_attention", "full_attention"]}, "chunked_attention"),
         ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
-        ({"num_hidden_layers": 0}, "config.json gives it 0 layers"),
+        ({"num_hidden_layers": 0}, "must be at least 1, got 0"),
         ({"hidden_size": "wide"}, "not valid"),
     ],
 )
@@ -324,7 +327,7 @@ def test_context_ends_where_rope_depends_on_the_batch(
     assert bool(record) == (length < 256)
     for warning in record:
         assert warning.category is ModelWarning
-        assert "the context is 64 tokens, not 256: beyond 64 " in str(warning.message)
+        assert "the context is limited to 64 tokens instead of 256; beyond" in str(warning.message)
         assert "longrope" in str(warning.message)
 
 
@@ -535,11 +538,11 @@ def test_experts_kept_in_mxfp4_are_those_expanded(
 
 def test_mxfp4_is_asked_for_where_it_is_stored(tmp_path: Path) -> None:
     save_tiny_model(tmp_path, "llama")
-    with pytest.raises(InputError, match="checkpoints that store MXFP4"):
+    with pytest.raises(InputError, match="requires a checkpoint with MXFP4 weights"):
         load_model(tmp_path, device="cpu", quantization="mxfp4")
-    with pytest.raises(InputError, match="checkpoints that store NVFP4"):
+    with pytest.raises(InputError, match="requires a checkpoint with NVFP4 weights"):
         load_model(tmp_path, device="cpu", quantization="nvfp4")
-    with pytest.raises(InputError, match="quantization does not work with"):
+    with pytest.raises(InputError, match="quantization is not supported with"):
         EngineOptions(model="m", quantization="mxfp4", tensor_parallel_size=2)
 
 
@@ -562,13 +565,15 @@ def test_weights_stay_in_4_bits_if_expanded_ones_take_half_of_the_device(
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.can_keep_fp4", lambda *given: True)
     monkeypatch.setattr("treegen.model.linear.fp4_checkpoint.fits_expanded", fits)
     does_fit = True
-    line = f"in {form.upper()} were dequantized .*; quantization {form} keeps them in 4 bits"
+    line = (
+        f"in {form.upper()} were dequantized .*; set quantization to {form} to keep 4-bit weights"
+    )
     with pytest.warns(ModelWarning, match=line) as record:
         wide = load_model(tmp_path, device="cpu").module
     assert len(record) == 1
     does_fit = False
     line = (
-        f"weights stay in {form.upper()}, because .* half of cpu: .* instead of .* dequantizes them"
+        f"weights stay in {form.upper()} .* instead of .*, because .* half of cpu; .* to dequantize"
     )
     with pytest.warns(ModelWarning, match=line) as record:
         kept = load_model(tmp_path, device="cpu").module

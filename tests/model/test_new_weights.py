@@ -94,19 +94,27 @@ def changed(stock: Any, name: str, change: Callable[[Any], Any]) -> dict[str, An
 
 NORM = "model.norm.weight"
 WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
-    "missing": (lambda m: without(m, NORM), InputError, "lack model.norm.weight"),
+    "missing": (lambda m: without(m, NORM), InputError, "have no model.norm.weight"),
     "unknown": (lambda m: {**dict(m.named_parameters()), "x": m.lm_head.weight}, InputError, "x"),
     "shape": (lambda m: changed(m, NORM, lambda w: w[:-1]), InputError, r"\[31\].*\[32\]"),
     "type": (lambda m: changed(m, NORM, lambda w: w.int()), InputError, "int32"),
     "meta": (lambda m: changed(m, NORM, lambda w: w.to("meta")), InputError, "on meta"),
-    "sparse": (lambda m: changed(m, NORM, lambda w: w.to_sparse()), InputError, "give a dense"),
+    "sparse": (
+        lambda m: changed(m, NORM, lambda w: w.to_sparse()),
+        InputError,
+        "must be a dense tensor",
+    ),
     "complex": (
         lambda m: changed(m, NORM, lambda w: w.to(torch.complex64)),
         InputError,
-        "complex64; give real numbers",
+        "at least 16 bits, got torch.complex64",
     ),
-    "no name": (lambda m: {3: m.lm_head.weight}, InputError, "must be text, got 3"),
-    "no tensor": (lambda m: changed(m, NORM, lambda w: w.tolist()), InputError, "is not a tensor"),
+    "no name": (lambda m: {3: m.lm_head.weight}, InputError, "must be strings, got 3"),
+    "no tensor": (
+        lambda m: changed(m, NORM, lambda w: w.tolist()),
+        InputError,
+        "must be a tensor, got list",
+    ),
     "twice": (lambda m: [*m.named_parameters(), *m.named_parameters()], InputError, "two tensors"),
     "no pairs": (lambda m: list(m.parameters()), InputError, "pairs"),
     "number": (lambda m: 3, InputError, "got int"),
@@ -201,7 +209,7 @@ def test_numbers_that_are_not_finite_change_nothing(
         "bfloat16": ((each, weight.bfloat16()) for each, weight in stock.named_parameters()),
         "path": tmp_path,
     }
-    with pytest.raises(InputError, match=f"{name} has numbers that are not finite"):
+    with pytest.raises(InputError, match=f"{name} has values that are not finite"):
         llm.update(weights[form])
     assert draws(llm) == want and not llm.weights_version
 
@@ -213,7 +221,7 @@ def test_a_model_with_such_numbers_takes_others_in_the_same_tensor(paths: list[P
         llm.model.module.get_parameter("model.embed_tokens.weight")[319] = torch.inf
     weights = changed(stock, "model.embed_tokens.weight", lambda w: w.detach().clone())
     weights["model.embed_tokens.weight"][319] = torch.nan
-    with pytest.raises(InputError, match=r"lm_head\.weight has numbers that are not finite"):
+    with pytest.raises(InputError, match=r"lm_head\.weight has values that are not finite"):
         llm.update({**weights, "lm_head.weight": weights["lm_head.weight"] * torch.nan})
     assert llm.update(weights) == 1 and draws(llm) == draws(load(paths[1]))
     assert load(paths[0]).update(weights, check_finite=False) == 1
@@ -365,7 +373,7 @@ OTHER_ADAPTERS: dict[str, tuple[str, Any, str]] = {
     "a prompt": (
         "llama",
         peft.PrefixTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"),
-        "learn prompts",
+        "prompt learning adapters",
     ),
 }
 

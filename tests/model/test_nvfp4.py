@@ -50,7 +50,7 @@ def test_matrices_are_expanded_to_the_bit(
     store(tmp_path, family, layout, mixed=mixed)
     stores = "NVFP4 and FP8" if mixed else "NVFP4"
     with pytest.warns(
-        ModelWarning, match=f"{stores} were dequantized to float32: .*became"
+        ModelWarning, match=f"{stores} were dequantized to float32: .*in files"
     ) as record:
         model = load_model(tmp_path / "packed", device="cpu")
     assert len(record) == 1  # nothing of it is unused
@@ -111,7 +111,7 @@ def test_layers_in_fp8_stay_in_fp8_if_those_in_nvfp4_are_expanded(
 ) -> None:
     store(tmp_path, "llama", "modelopt", mixed=True)
     monkeypatch.setattr("treegen.model.weights.can_multiply", lambda device: True)
-    line = "4 matrices stay in FP8; those in NVFP4 were dequantized to float32: .* of files became"
+    line = "4 matrices stay in FP8; matrices in NVFP4 were dequantized to float32: .* in files, "
     with pytest.warns(ModelWarning, match=line) as record:
         module = load_model(tmp_path / "packed", device="cpu").module
     assert len(record) == 1
@@ -175,12 +175,18 @@ E4M3 = torch.float8_e4m3fn
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"weight_scale": None}, "are not the three tensors"),
-        ({"weight_scale_2": None}, "are not the three tensors"),
-        ({"weight_scale": torch.ones(48, 1).to(E4M3)}, r"\[48, 1\], not F8_E4M3 \[48, 2\]"),
-        ({"weight_scale": torch.ones(48, 2)}, "is F32"),
-        ({"weight": torch.ones(48, 16, 1, dtype=torch.uint8)}, "not bytes of a matrix"),
-        ({"weight_scale_2": torch.ones(48)}, "not one number"),
+        ({"weight_scale": None}, "expected the three tensors"),
+        ({"weight_scale_2": None}, "expected the three tensors"),
+        (
+            {"weight_scale": torch.ones(48, 1).to(E4M3)},
+            r"must be F8_E4M3 \[48, 2\], got F8_E4M3 \[48, 1\]",
+        ),
+        ({"weight_scale": torch.ones(48, 2)}, "got F32"),
+        (
+            {"weight": torch.ones(48, 16, 1, dtype=torch.uint8)},
+            "weight must be a matrix of type U8",
+        ),
+        ({"weight_scale_2": torch.ones(48)}, "must be a single floating-point number"),
         ({"pre_quant_scale": torch.ones(32)}, "pre_quant_scale"),
         (
             {"weight_scale": None, "weight_scale_2": None, "weight": torch.ones(48, 32)},
@@ -207,7 +213,7 @@ def test_tensors_that_are_no_matrix_are_refused(
     [
         ("modelopt", {"quant_algo": "NVFP4_AWQ"}, "modelopt"),
         ("modelopt", {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": 3}}, "modelopt"),
-        ("modelopt", {"exclude_modules": 7}, "where layer names are expected"),
+        ("modelopt", {"exclude_modules": 7}, "must list layer names"),
         (
             "compressed-tensors",
             {"ignore": ["re:(a*)*$", "re:("]},

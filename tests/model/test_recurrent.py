@@ -126,7 +126,7 @@ def test_a_layer_that_takes_no_cache_is_refused() -> None:
             cache.update_conv_state(None, 0)
 
     assert cache_argument(Closed.forward) is None
-    with pytest.raises(ModelError, match="Closed keeps a state outside of its arguments"):
+    with pytest.raises(ModelError, match="Closed keeps a state outside its arguments"):
         wrap_recurrent(Closed())
 
 
@@ -188,7 +188,7 @@ def test_kernels_of_other_packages_are_not_run_without_data(tmp_path: Path) -> N
 
 def test_pure_recurrent_models_are_refused_for_what_they_are() -> None:
     config = config_of("mamba2", num_heads=8, head_dim=8, state_size=8, n_groups=1)
-    with pytest.raises(ModelError, match="none of its layers attends"):
+    with pytest.raises(ModelError, match="none of its layers computes attention"):
         from_module(auto_class(config).from_config(config))
 
 

@@ -245,10 +245,15 @@ def test_guessed_tokens(group: RankGroup, tmp_path: Path, monkeypatch: pytest.Mo
     [
         ("gpt2", {}, 2, "gpt2 models cannot be divided among GPUs: transformers has no tensor-p"),
         ("dbrx", {}, 2, "dbrx models cannot be divided among GPUs: transformers has no tensor-pa"),
-        ("gemma3n", {}, 2, "its layers take statistics over all of their activations"),
-        ("cohere", {}, 2, "cohere models cannot be divided among 2 GPUs: a pass over a part fails"),
-        ("llama", {}, 3, "llama models cannot be divided among 3 GPUs: .*q_proj makes 4 heads"),
-        ("llama", {"intermediate_size": 45}, 2, "is 45 wide, which 2 does not divide"),
+        ("gemma3n", {}, 2, "its layers compute statistics over all activations"),
+        (
+            "cohere",
+            {},
+            2,
+            "cohere models cannot be divided among 2 GPUs: the forward pass of a shard failed",
+        ),
+        ("llama", {}, 3, "llama models cannot be divided among 3 GPUs: .*q_proj \\(4\\) is not"),
+        ("llama", {"intermediate_size": 45}, 2, "width of .* \\(45\\) is not divisible by 2"),
         ("qwen3_5", {}, 2, "they have recurrent layers; use one GPU"),
     ],
 )

@@ -52,7 +52,7 @@ def test_ranks_that_share_a_key_head_and_one_that_is_killed(tmp_path: Path) -> N
         os.kill(group.pids[0], signal.SIGKILL)
         with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
             list(stream)
-        with pytest.raises(WorkerError, match="make a new LLM"):
+        with pytest.raises(WorkerError, match="create a new LLM"):
             llm.run(tree_of(1))
 
 
@@ -66,7 +66,7 @@ def test_a_rank_that_is_killed_while_it_starts() -> None:
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(WorkerError, match="cannot be started: rank 1 has died by signal 9; see"):
+    with pytest.raises(WorkerError, match="cannot be started: rank 1 has died by signal 9; check"):
         RankGroup(2, "cpu")
     killer.join()
     assert children() == before

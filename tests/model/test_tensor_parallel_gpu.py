@@ -224,7 +224,7 @@ def test_a_killed_rank_ends_the_run_and_nothing_hangs(pairs: Pairs) -> None:
             os.kill(group.pids[0], signal.SIGKILL)
         with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
             list(stream)
-        with pytest.raises(WorkerError, match="make a new LLM"):
+        with pytest.raises(WorkerError, match="create a new LLM"):
             llm.run(tree_of(1))
     pairs.close()
 
@@ -315,7 +315,7 @@ def test_reproducible_samples_depend_on_nothing_else(
 
 def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path)
-    with pytest.raises(InputError, match="needs 999 GPUs, but only"):
+    with pytest.raises(InputError, match="requires 999 GPUs, but only"):
         LLM(str(tmp_path), tensor_parallel_size=999)
     with pytest.raises(InputError, match=r"'cuda:1' is one GPU, .* CUDA_VISIBLE"):
         LLM(str(tmp_path), device="cuda:1", tensor_parallel_size=2)

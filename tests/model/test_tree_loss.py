@@ -314,7 +314,7 @@ def test_adapters_train() -> None:
             nn.init.normal_(weight, generator=torch.Generator().manual_seed(1))
     compare(module, random_tree(9, depth=3))
     prompts = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
-    with pytest.raises(InputError, match="adapters that learn prompts"):
+    with pytest.raises(InputError, match="prompt learning adapters"):
         tree_logprobs(peft.get_peft_model(tiny_module(), prompts), tree_of([[5, 6]]))
 
 
@@ -385,7 +385,11 @@ def refusals() -> Iterator[tuple[str, Any, str]]:
     llama, phimoe = tiny_module(), tiny_module("phimoe")
     llama.model.layers[1].self_attn.attention_dropout = 0.1
     phimoe.model.layers[0].mlp.router.router_jitter_noise = 0.01
-    yield "attention dropout", llama, r"layers\.1\.self_attn .*attention_dropout 0\.1.*set it to 0"
+    yield (
+        "attention dropout",
+        llama,
+        r"layers\.1\.self_attn .*attention_dropout 0\.1.*set attention_dropout to 0",
+    )
     yield "jitter", phimoe, r"router_jitter_noise 0\.01"
     gpt2 = tiny_module("gpt2")
     gpt2.transformer.drop.p = 0.2

@@ -111,8 +111,8 @@ def test_steps_become_one_number(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("form", "options", "message"),
     [
-        ("causal", {}, "judges steps at a mark"),
-        ("sequence", {"mark": "#"}, "leave out the mark"),
+        ("causal", {}, "verifier requires a mark"),
+        ("sequence", {"mark": "#"}, "remove the mark"),
         ("sequence", {"label": 2}, "label must be less than 2"),
         ("token", {"reduce": "max"}, "reduce must be one of"),
     ],
@@ -133,7 +133,7 @@ def test_texts_and_models_that_cannot_be_read(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["LlamaModel"]
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(ModelError, match="not a reward model that treegen supports"):
+    with pytest.raises(ModelError, match="not a supported reward model"):
         load_scorer(tmp_path)
 
 

@@ -139,7 +139,7 @@ def test_searches_are_judged_together_as_they_are_alone(tmp_path: Path, reduce: 
 
 def test_texts_that_are_too_long_are_refused(tmp_path: Path) -> None:
     save(tmp_path)
-    with pytest.raises(InputError, match="the reward model reads 64"):
+    with pytest.raises(InputError, match="the reward model accepts at most 64"):
         rewards(reward_model(tmp_path, device="cpu"), ["b"] * 3 + ["bc" * 90])
 
 

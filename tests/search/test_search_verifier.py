@@ -220,7 +220,9 @@ def test_value_heads_are_read_at_newlines(tmp_path: Path) -> None:
     for verifier in (shared, whole):
         (values,) = verifier.values([("How many?", "One and\ntwo.\nSo 3.")])
         assert values == pytest.approx(logits.sigmoid()[:, 0].tolist(), abs=1e-5)
-    with pytest.raises(InputError, match="a mark of white space works only without a chat"):
+    with pytest.raises(
+        InputError, match="a mark of white space cannot be used together with a chat"
+    ):
         load_verifier(folder, device="cpu", mark="\n", chat=True)
 
 
@@ -229,10 +231,10 @@ def test_models_that_cannot_be_read_as_published_are_refused_by_name(tmp_path: P
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     code = {"AutoModelForSequenceClassification": "modeling_custom.LlamaForRewardModelWithGating"}
     for architecture, message in (
-        ("LlamaForRewardModelWithGating", "its architecture is LlamaForRewardModelWithGating"),
+        ("LlamaForRewardModelWithGating", "got LlamaForRewardModelWithGating"),
         (
             "LlamaForSequenceClassification",
-            "comes with custom code .* treegen does not run for reward models",
+            "requires custom code .* is not supported for reward models",
         ),
     ):
         changed = {**config, "architectures": [architecture], "auto_map": code}
@@ -249,7 +251,7 @@ def test_turns_are_read_where_the_model_would_answer(tmp_path: Path) -> None:
     second = f"{first}+</assistant><user>Two.</user><assistant>"
     texts = [verifier.scorer.tokenizer.decode(ids[: end + 1]) for end in ends]
     assert texts == [first, second]
-    with pytest.raises(InputError, match="turns need"):
+    with pytest.raises(InputError, match="turns require"):
         load_verifier(save(tmp_path / "other"), device="cpu", turns=True)
 
 

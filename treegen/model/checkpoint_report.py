@@ -334,8 +334,8 @@ def parse_image_sizes(text: str) -> list[tuple[int, int]]:
         parts = re.fullmatch(r"\s*([1-9]\d{0,4})x([1-9]\d{0,4})\s*", word)
         if parts is None or int(parts[1]) * int(parts[2]) > MOST_PIXELS:
             raise InputError(
-                f"--image-size must be like 1024x768, of at most {MOST_PIXELS:,} pixels, with "
-                f"commas between, got {text!r:.80}"
+                "--image-size must be sizes such as 1024x768, separated by commas, with at "
+                f"most {MOST_PIXELS:,} pixels each, got {text!r:.80}"
             )
         sizes.append((int(parts[1]), int(parts[2])))
     return sizes
@@ -362,7 +362,9 @@ def _image_tokens(
     try:
         from PIL import Image
     except ImportError:
-        raise InputError("images need Pillow; install it (pip install pillow)") from None
+        raise InputError(
+            "images require Pillow; install the package with pip install pillow"
+        ) from None
     return {size: table.add(Image.new("RGB", size)).num for size in sizes}
 
 

@@ -279,7 +279,7 @@ def _decoder_layers(
             and all(id(layer) in ids for layer in recurrent)
         ]
     if len(stacks) != 1:
-        raise ModelError(f"the model has {len(stacks)} stacks of layers, not one")
+        raise ModelError(f"expected one stack of layers, got {len(stacks)}")
     return list(stacks[0])
 
 
@@ -288,7 +288,7 @@ def _attention_modules(module: nn.Module, num: int, num_layers: int) -> list[nn.
     probe = _probe_attention(module)
     layers = [call.layer for call in probe.calls]
     if len(layers) != num or layers != sorted({*layers} & {*range(num_layers)}):
-        raise ModelError("some layer does not call attention exactly once, in the layers' order")
+        raise ModelError("its layers must call attention once each, in order")
     if len({id(attention) for attention in probe.modules}) != num:
         raise ModelError("some of its layers share an attention module")
     return probe.modules

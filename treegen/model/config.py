@@ -169,8 +169,8 @@ def _gguf_config(file: Path) -> PretrainedConfig:
         config: PretrainedConfig = AutoConfig.from_pretrained(file.parent, **gguf_arguments(file))
     except Exception as error:
         raise ModelError(
-            f"{file} cannot be used: {summarize_error(error)}; use the safetensors checkpoint that "
-            "it was made from"
+            f"{file} cannot be used: {summarize_error(error)}; use the original safetensors "
+            "checkpoint"
         ) from None
     refuse_family(config)
     _refuse_silent(config)
@@ -181,7 +181,7 @@ def _refuse_silent(config: PretrainedConfig) -> None:
     if not generates_text(config):
         raise ModelError(
             f"{config.model_type} is not a causal language model: transformers has no class "
-            "that generates text from it; use a model that generates text"
+            "that generates text with this model; use another model"
         )
 
 
@@ -305,7 +305,8 @@ def _declared_length(text: PretrainedConfig) -> int:
     length = length or getattr(text, "max_sequence_length", None) or getattr(text, "n_ctx", None)
     if not isinstance(length, int) or length < 1:
         raise ModelError(
-            f"the {text.model_type} configuration has no max_position_embeddings; add it"
+            f"the {text.model_type} configuration has no max_position_embeddings; add this "
+            "field to config.json"
         )
     return length
 
@@ -321,11 +322,11 @@ def _limits(text: PretrainedConfig) -> Iterator[tuple[int, str]]:
             if original:
                 yield (
                     original,
-                    "the model's longrope rotates all positions by other factors, but cached "
-                    "keys were rotated by the factors of shorter texts",
+                    "the model's longrope changes its rotation factors, but cached keys were "
+                    "rotated with the factors for shorter texts",
                 )
     if (length := dense_length(text)) and not selects_keys(text):
-        yield length, "the model's sparse attention leaves out keys, which is not supported"
+        yield length, "the model uses sparse attention, which is not supported"
 
 
 def warn_context(name: str, declared: int, length: int, reason: str) -> None:
@@ -338,7 +339,8 @@ def warn_context(name: str, declared: int, length: int, reason: str) -> None:
         reason: What happens beyond that length.
     """
     warnings.warn(
-        f"{name}: the context is {length:,} tokens, not {declared:,}: beyond {length:,} {reason}",
+        f"{name}: the context is limited to {length:,} tokens instead of {declared:,}; beyond "
+        f"this length, {reason}",
         ModelWarning,
         stacklevel=1,  # the same line for a plan and for a load, so Python shows it once
     )
@@ -396,13 +398,13 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
             if kind.startswith("F8"):
                 continue  # reported elsewhere with advice
             raise ModelError(
-                f"{name} in {directory} is stored as {kind}, not as floating-point numbers, and "
-                "config.json names no quantization; save the weights again"
+                f"{name} in {directory} must be stored as floating-point numbers, got {kind}, "
+                "and config.json has no quantization_config; save the weights again"
             )
         stored.add(name, shape)
     if not stored.most:
         return
-    file, weights_name = directory / "config.json", "the weights beside it"
+    file, weights_name = directory / "config.json", "the weights in the same directory"
     towers = {  # the checkpoint may lack their weights
         f"{part}.{name}": size
         for part, settings in raw.items()

@@ -42,7 +42,7 @@ CHUNK: Final = "treegen_chunk"
 """Attribute of a compiled attention module: its `chunk_of`, which depends on the layer number. Code
 that reads the layer number is compiled anew for each layer."""
 
-_OTHER: Final = "its numbers would be wrong; use another model"
+_OTHER: Final = "the results would be wrong; use another model"
 
 # Some families pass these keywords to the function. They do not change its result.
 _HARMLESS: Final = frozenset(
@@ -162,7 +162,9 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
     if not is_empty(attention_mask) and selected is not attention_mask:
         raise ModelError(f"{name} of layer {layer} builds its own attention mask; {_OTHER}")
     if dropout:
-        raise ModelError(f"{name} of layer {layer} asks for dropout {dropout}; call eval() first")
+        raise ModelError(
+            f"{name} of layer {layer} uses dropout {dropout}; call eval() on the module first"
+        )
     if unknown := _unknown_keywords(module, kwargs):
         raise ModelError(
             f"{name} of layer {layer} passes {', '.join(unknown)} to attention, which is "
@@ -177,8 +179,9 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
     form = index_form_of(module)
     if form is not None and not form.fits(query.shape[1], key.shape[1]):
         raise ModelError(
-            f"{name} of layer {layer} selects keys for {form.selections} groups of its "
-            f"{query.shape[1]} heads, which does not fit {key.shape[1]} key heads; {_OTHER}"
+            f"{name} of layer {layer} selects keys for {form.selections} groups of heads, which "
+            f"is not supported with {query.shape[1]} query heads and {key.shape[1]} key heads; "
+            f"{_OTHER}"
         )
     return AttentionCall(
         layer=layer,
@@ -392,8 +395,8 @@ def _probe(
 def make_keyword_error(module: nn.Module) -> ModelError:
     """Return the error for a layer that calls attention without treegen's keyword."""
     return ModelError(
-        f"{type(module).__name__} drops the keyword arguments of attention, so treegen cannot "
-        "use the model; use another model (docs/limitations.md)"
+        f"{type(module).__name__} does not pass keyword arguments to attention, so treegen "
+        "cannot use the model; use another model (docs/limitations.md)"
     )
 
 

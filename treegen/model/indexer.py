@@ -259,9 +259,9 @@ class _IndexProducts(TorchFunctionMode):
     def _check(self, is_known: bool) -> None:
         if not is_known:
             raise ModelError(
-                f"the code of {self._name} in transformers {transformers.__version__} is not "
-                "the code that treegen knows, so treegen might select other keys; install "
-                f"'{tested_versions('transformers')}'"
+                f"the code of {self._name} in transformers {transformers.__version__} differs "
+                "from the code that treegen supports, so treegen might select different keys; "
+                f"install '{tested_versions('transformers')}'"
             )
 
 

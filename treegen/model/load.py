@@ -180,20 +180,22 @@ def from_module(
     kind = module.__name__ if isinstance(module, type) else type(module).__name__
     if isinstance(module, type) or not callable(getattr(module, "set_attn_implementation", None)):
         raise InputError(
-            f"from_module needs a transformers model, got {kind}; for a checkpoint give its "
-            "directory or name to LLM or load_model"
+            f"from_module requires a transformers model, got {kind}; pass the directory or name "
+            "of a checkpoint to LLM or load_model"
         )
     if module.get_output_embeddings() is None:
         raise InputError(
-            f"from_module needs a language model, but {kind} has no head that predicts tokens; "
-            "load the model with AutoModelForCausalLM"
+            f"from_module requires a language model, but {kind} has no head that predicts "
+            "tokens; load the model with AutoModelForCausalLM"
         )
     _check_arguments(check, quantization, kv_cache_dtype, ranks)
     choose(impl, module.device)
     config = module.config
     refuse_family(config)
     if module.dtype not in DTYPES.values():
-        raise InputError(f"a module must be in one of {', '.join(DTYPES)}, got {module.dtype}")
+        raise InputError(
+            f"the dtype of the module must be one of {', '.join(DTYPES)}, got {module.dtype}"
+        )
     spec = spec_of(
         name or config.model_type,
         None,

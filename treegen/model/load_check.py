@@ -92,11 +92,10 @@ def check_model(model: "Model") -> None:
         ) from None
     if not error <= limit:
         raise ModelError(
-            f"{model.spec.model_type} models cannot be used: on a small tree in {model.dtype}, the "
-            "logits differ from those with transformers' own attention by "
-            f"{error:.2g} relative to their spread (limit {limit:.2g}), so samples would be wrong; "
-            f"try {arg('dtype', 'float32')}, and if the error remains, please report the model. "
-            f"{arg('check', False)} loads the model without this check"
+            f"{model.spec.model_type} models cannot be used: on a small tree in {model.dtype}, "
+            f"the logits differ from those with transformers' own attention by {error:.2g} "
+            f"relative to their spread (limit {limit:.2g}), so samples would be wrong; try "
+            f"{arg('dtype', 'float32')}, or pass {arg('check', False)} to skip this check"
         )
 
 
@@ -134,17 +133,17 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     name, length = min((uncrossed or boundaries).items(), key=lambda item: item[1])
     if length < _LEAST_CONTEXT:
         raise ModelError(
-            f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}), the "
-            "logits of a small randomly initialized copy differ from those with transformers' own "
-            "attention, so samples would be wrong; please report the model. "
-            f"{arg('check', False)} loads the model without this check"
+            f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}), "
+            "the logits of a small randomly initialized copy differ from those with "
+            "transformers' own attention, so samples would be wrong; report the model, or pass "
+            f"{arg('check', False)} to skip this check"
         )
     warn_context(
         model.spec.name,
         declared,
         length,
-        f"({name}) a small random copy of the model does not give the logits of transformers' own "
-        "attention",
+        "the logits of a small random copy of the model differ from those with transformers' "
+        f"own attention ({name})",
     )
     model.spec = replace(model.spec, context_length=length)
 
@@ -155,17 +154,17 @@ def _check_selection(model: "Model", wrap: _Wrap) -> None:
     crosses = _matches_stock_attention(model, low_selection(model.module.config), wrap)
     if crosses is None:
         warnings.warn(
-            f"no small copy of this {name} model can be built, so its samples beyond {topk:,} "
-            "tokens are not compared with transformers' own attention",
+            f"samples of this {name} model beyond {topk:,} tokens are not compared with "
+            "transformers' own attention, because no small copy of the model can be built",
             ModelWarning,
             stacklevel=2,
         )
     elif not crosses:
         raise ModelError(
-            f"{name} models cannot be used beyond {topk:,} tokens: a small random copy that "
-            "selects few keys does not give the logits of transformers' own attention; install "
-            f"'{tested_versions('transformers')}', or report the model. {arg('check', False)} "
-            "loads the model without this check"
+            f"{name} models cannot be used beyond {topk:,} tokens: the logits of a small random "
+            "copy differ from those with transformers' own attention; install "
+            f"'{tested_versions('transformers')}', or pass {arg('check', False)} to skip this "
+            "check"
         )
 
 
@@ -201,7 +200,7 @@ def _error_and_limit(model: "Model") -> tuple[float, float]:
         want = _stock_logits(model, sequences)
         if not all(bool(logits.isfinite().all()) for logits in want):
             raise ModelError(
-                f"{model.spec.name} gives logits that are not numbers in {model.dtype} under "
+                f"{model.spec.name} returns logits that are not finite in {model.dtype} with "
                 "transformers' own attention; try dtype float32, or another checkpoint"
             )
         error = _relative_error(_tree_logits(model, sequences, _TOY), want)
@@ -373,7 +372,7 @@ def _pass(
     # Attention reads the pages of each layer once, and so does an indexer that selects keys.
     readers = [at for at, pool in enumerate(pools) for _ in range(1 + (pool.index is not None))]
     if sorted(counts := counted.indices) != readers:
-        times = f"{len(counts)} times, not {len(readers)} times"
+        times = f"{len(counts)} times instead of {len(readers)} times"
         raise ModelError(f"{model.spec.model_type} read its pages {times}; use another model")
     return logits_RV
 

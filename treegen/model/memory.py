@@ -53,8 +53,8 @@ def check_cache_bytes(size: int, device: torch.device) -> None:
     total = total_bytes(device)
     if size > total:
         raise CapacityError(
-            f"memory {format_bytes(size)} is more than {device} has ({format_bytes(total)}); "
-            f"set a smaller cache ({arg('memory=')})"
+            f"memory {format_bytes(size)} exceeds the memory of {device} "
+            f"({format_bytes(total)}); set a smaller cache ({arg('memory=')})"
         )
 
 
@@ -200,8 +200,9 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
     if states < _FEWEST_STATES:
         least = (_FEWEST_STATES + 1) * min(row, 4 * state)
         raise CacheFullError(
-            f"{format_bytes(memory)} hold {max(states, 0):,} recurrent states of "
-            f"{format_bytes(state)} beside the keys; give at least {format_bytes(least)}"
+            f"{format_bytes(memory)} can hold only {max(states, 0):,} recurrent states of "
+            f"{format_bytes(state)} in addition to the keys; set memory to at least "
+            f"{format_bytes(least)}"
         )
     remaining = memory - (states + 1) * state
     return CacheSize(count_pages(remaining, spec, page_size), states, windows)
@@ -223,7 +224,8 @@ def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
     if pages < 1:
         raise CacheFullError(
             f"{format_bytes(memory)} cannot hold a page of {page_size} tokens at "
-            f"{spec.kv_bytes_per_token:,} bytes each; give at least {2 * page_bytes:,} bytes"
+            f"{spec.kv_bytes_per_token:,} bytes per token; set memory to at least "
+            f"{2 * page_bytes:,} bytes"
         )
     return int(pages)
 

@@ -209,9 +209,9 @@ class Model:
         addresses = _addresses(weights)
         if self._weights_at not in (None, addresses):
             raise ModelError(
-                "weights of the module were replaced after it was compiled or captured; write "
-                "into the old tensors, as load_state_dict does without assign=True, or make a "
-                "new LLM from the module"
+                "weights of the module were replaced after the module was compiled or "
+                "captured; update the old tensors in place (load_state_dict without "
+                "assign=True), or create a new LLM from the module"
             )
         return (*addresses, *get_versions(weights))
 
@@ -236,15 +236,15 @@ class Model:
         """
         if num_pages < 1 or page_size < 1:
             raise InputError(
-                f"a cache needs pages, got num_pages {num_pages} and page_size {page_size}"
+                f"num_pages and page_size must be at least 1, got {num_pages} and {page_size}"
             )
         try:
             return self._new_cache(num_pages, page_size, dtype or self.cache_dtype)
         except (torch.OutOfMemoryError, MemoryError):
             size = num_pages * page_size * self.spec.kv_bytes_per_token
         raise CapacityError(
-            f"a cache of {format_bytes(size)} is more than the free memory of {self.device}; "
-            f"set a smaller cache ({arg('memory=')})"
+            f"a cache of {format_bytes(size)} exceeds the free memory of {self.device}; set a "
+            f"smaller cache ({arg('memory=')})"
         )
 
     def new_states(self, num_slots: int, num_windows: int = 0) -> list[list[Tensor]]:
@@ -274,7 +274,7 @@ class Model:
             size = num_slots * self.spec.state_bytes
         raise CapacityError(
             f"{num_slots:,} states of {format_bytes(self.spec.state_bytes)} "
-            f"({format_bytes(size)}) are more than the free memory of {self.device}; set a "
+            f"({format_bytes(size)} in total) exceed the free memory of {self.device}; set a "
             f"smaller cache ({arg('memory=')}, --memory)"
         )
 
@@ -404,9 +404,9 @@ class Model:
             width = -(-width // self.ranks.size)
         if logits_SV.shape != (len(batch.logits_at_S), width):
             raise ModelError(
-                f"{self.spec.model_type} returned logits {tuple(logits_SV.shape)} for "
-                f"{len(batch.logits_at_S)} rows and {self.spec.vocab_size} tokens, which is not "
-                "supported; use another model"
+                f"{self.spec.model_type} must return logits for {len(batch.logits_at_S)} rows "
+                f"and {self.spec.vocab_size} tokens, got shape {tuple(logits_SV.shape)}; use "
+                "another model"
             )
         return logits_SV
 

@@ -93,18 +93,18 @@ class EngineOptions:
         self._check_drafting()
         if self.adapter is not None and self.tensor_parallel_size > 1:
             raise InputError(
-                f"adapter does not work with {arg('tensor_parallel_size')}; merge the adapter "
-                "into the model first, with peft"
+                f"adapter is not supported with {arg('tensor_parallel_size')}; merge the "
+                "adapter into the model with peft"
             )
         if self.draft_model is not None and self.tensor_parallel_size > 1:
             raise InputError(
-                f"{arg('draft_model')} does not work with {arg('tensor_parallel_size')} yet; use "
+                f"{arg('draft_model')} is not supported with {arg('tensor_parallel_size')}; use "
                 f"{arg('speculate', 'ngram')}"
             )
         check_stored(self.quantization, self.kv_cache_dtype)
         if self.quantization not in (None, "none") and self.tensor_parallel_size > 1:
             raise InputError(
-                f"quantization does not work with {arg('tensor_parallel_size')} yet; leave out one "
+                f"quantization is not supported with {arg('tensor_parallel_size')}; remove one "
                 "of the two"
             )
         if self.images:
@@ -128,19 +128,19 @@ class EngineOptions:
         """Raise InputError for options of speculation that contradict each other."""
         if not callable(self.speculate) and self.speculate not in (None, *SPECULATIONS):
             raise InputError(
-                f"{arg('speculate')} must be {' or '.join(SPECULATIONS)}, or a function; got "
+                f"{arg('speculate')} must be {' or '.join(SPECULATIONS)} or a function, got "
                 f"{self.speculate!r}"
             )
         if self.draft_model is not None and self.speculate is not None:
             raise InputError(
-                f"speculate and {arg('draft_model')} both draft tokens; leave out one of the two"
+                f"speculate and {arg('draft_model')} cannot be used together; remove one of the two"
             )
         if self.draft_tokens is not None:
             check_int("draft_tokens", self.draft_tokens, least=1)
             if not self.speculates:
                 raise InputError(
-                    f"{arg('draft_tokens')} needs {arg('speculate')} or {arg('draft_model')}; give "
-                    "one of them"
+                    f"{arg('draft_tokens')} requires {arg('speculate')} or "
+                    f"{arg('draft_model')}; set one of the two"
                 )
 
     def _check_with_images(self) -> None:
@@ -151,7 +151,7 @@ class EngineOptions:
         }
         for name, is_set in options.items():
             if is_set:
-                raise InputError(f"images does not work with {name} yet; leave out one of the two")
+                raise InputError(f"images is not supported with {name}; remove one of the two")
 
     @property
     def speculates(self) -> bool:
@@ -218,6 +218,6 @@ def check_known(names: Iterable[str], whose: str, more_names: Sequence[str] = ()
     ]
     if unknown := sorted(set(names) - set(allowed)):
         hints = hints_at(
-            unknown, lambda name: hint_at(name, allowed), f"; it knows {', '.join(allowed)}"
+            unknown, lambda name: hint_at(name, allowed), f"; use one of {', '.join(allowed)}"
         )
-        raise InputError(f"{whose} have {', '.join(unknown)}, which treegen does not know{hints}")
+        raise InputError(f"{whose} have unknown names: {', '.join(unknown)}{hints}")

@@ -186,8 +186,9 @@ def _probe(
         dtypes = {call.q_THK.dtype, call.k_TGK.dtype, call.v_TGV.dtype}
         if call.q_THK.shape[0] != _NUM_TOKENS or dtypes != {dtype}:
             raise ModelError(
-                f"{config.model_type} models cannot be used: layer {call.layer} calls attention "
-                f"with {call.q_THK.shape[0]} of {_NUM_TOKENS} rows in {dtypes}, not {dtype}"
+                f"{config.model_type} models cannot be used: layer {call.layer} must call "
+                f"attention with {_NUM_TOKENS} rows in {dtype}, got {call.q_THK.shape[0]} rows "
+                f"in {dtypes}"
             )
     if ranks > 1:
         if recurrent:
@@ -236,8 +237,9 @@ def _probe_shard(model: PreTrainedModel, config: PretrainedConfig, ranks: int) -
         return _pass(model)[0]
     except RuntimeError as error:
         raise ModelError(
-            f"{config.model_type} models cannot be divided among {ranks} GPUs: a pass over a part "
-            f"fails with {summarize_error(error)}; use one GPU ({arg('tensor_parallel_size', 1)})"
+            f"{config.model_type} models cannot be divided among {ranks} GPUs: the forward pass "
+            f"of a shard failed with {summarize_error(error)}; use one GPU "
+            f"({arg('tensor_parallel_size', 1)})"
         ) from None
 
 
@@ -306,11 +308,11 @@ def _explain_failure(error: Exception) -> str:
     if isinstance(error, KeyError) and error.args == (PROBE,):
         return OWN_ATTENTION
     if isinstance(error, NotImplementedError) and "meta tensor" in str(error):
-        return "its layers go by values that only a pass with data has"
+        return "its layers depend on values that only a forward pass with data has"
     if isinstance(error, ImportError):
         return f"a package is missing: {summarize_error(error)}"
     return (
-        "a forward pass on text with an attention function of our own fails with "
+        "a forward pass on text with treegen's attention function failed with "
         f"{type(error).__name__}: {summarize_error(error)}"
     )
 
@@ -327,9 +329,9 @@ def _check_hybrid(
     if not layers:
         reason = NO_ATTENTION
     elif layers != sorted(layers):
-        reason = "its layers do not attend in order"
+        reason = "its layers do not call attention in order"
     elif silent or not all(states.states.values()):
-        reason = f"{len(silent) or 1} of its {num_recurrent} recurrent layers tell no state"
+        reason = f"{len(silent) or 1} of its {num_recurrent} recurrent layers have no known state"
     else:
         return
     raise ModelError(f"{config.model_type} models cannot be used: {reason}; {OTHERS}")
@@ -346,15 +348,24 @@ def _check_layers(config: PretrainedConfig, probe: Probe) -> None:
     (most, times), *_ = Counter(layers).most_common(1) or [(0, 0)]
     silent = sorted({*range(num_layers)} - {*layers})
     if num_layers < 1:
-        reason = f"config.json gives it {num_layers} layers"
+        reason = f"the number of layers in config.json must be at least 1, got {num_layers}"
     elif not layers:
         reason = OWN_ATTENTION
     elif NO_NUMBER in layers:
         reason = f"{type(probe.modules[0]).__name__} has no layer number (layer_idx)"
     elif times > 1:
-        reason = f"layer {most} attends {times} times in one pass; each layer must do so once"
+        reason = (
+            f"each layer must call attention once in a forward pass, but layer {most} calls "
+            f"attention {times} times"
+        )
     elif silent:
-        reason = f"{len(silent)} of its {num_layers} layers, first layer {silent[0]}, do not attend"
+        reason = (
+            f"{len(silent)} of its {num_layers} layers do not call attention, such as layer "
+            f"{silent[0]}"
+        )
     else:
-        reason = f"its {num_layers} layers attend {len(layers)} times, not once each in order"
+        reason = (
+            f"its {num_layers} layers must call attention once each and in order, got "
+            f"{len(layers)} calls"
+        )
     raise ModelError(f"{config.model_type} models cannot be used: {reason}; {OTHERS}")

@@ -128,8 +128,8 @@ class FollowerProcesses:
         """Raise WorkerError if a rank has failed."""
         if self.failed:
             raise WorkerError(
-                f"the ranks of a tensor-parallel model have ended: {self.failed}; finished samples "
-                "are kept; make a new LLM to continue"
+                f"the ranks of a tensor-parallel model have ended: {self.failed}; finished "
+                "samples are kept; create a new LLM to continue"
             )
 
     def fail(self, reason: str) -> None:
@@ -157,8 +157,8 @@ class FollowerProcesses:
                 return
         problem = self._describe_exit(rank) if connection.poll() else f"rank {rank} does not answer"
         raise WorkerError(
-            f"a tensor-parallel model cannot be started: {problem}; see its messages above, or "
-            "start again"
+            f"a tensor-parallel model cannot be started: {problem}; check the messages above, "
+            "or start again"
         )
 
     def _describe_exit(self, rank: int) -> str:
@@ -232,13 +232,13 @@ def devices_of(size: int, device: str) -> torch.device:
         return resolved
     if resolved.index is not None:
         raise InputError(
-            f"device {device!r} names one GPU, but {arg('tensor_parallel_size', size)} uses the "
-            f"first {size} visible GPUs; give device 'cuda', and choose the GPUs with "
+            f"device {device!r} selects one GPU, but {arg('tensor_parallel_size', size)} uses "
+            f"the first {size} visible GPUs; set device to 'cuda', and select the GPUs with "
             "CUDA_VISIBLE_DEVICES"
         )
     if size > (there := torch.cuda.device_count()):
         raise InputError(
-            f"{arg('tensor_parallel_size', size)} needs {size} GPUs, but only {there} are "
+            f"{arg('tensor_parallel_size', size)} requires {size} GPUs, but only {there} are "
             "visible; check CUDA_VISIBLE_DEVICES"
         )
     return torch.device("cuda", 0)
@@ -294,7 +294,7 @@ class RankGroup(Closeable):
             self._followers.close(now=True)
             if death:  # the cause of the error, such as a collective that failed in a check
                 message = f"not all ranks could load the model: {death}"
-                raise WorkerError(f"{message}; see their messages above") from error
+                raise WorkerError(f"{message}; check the messages above") from error
             raise
         except BaseException as error:
             self._followers.fail(f"rank 0: {type(error).__name__}: {error}")
@@ -302,7 +302,7 @@ class RankGroup(Closeable):
             self.close()
             if isinstance(error, Exception) and not failed.startswith("rank 0"):
                 message = f"not all ranks could load the model: {failed}"
-                raise WorkerError(f"{message}; see their messages above") from error
+                raise WorkerError(f"{message}; check the messages above") from error
             raise
 
     def close(self) -> None:
@@ -376,8 +376,8 @@ def prepare_loaded(model: Model, tokenizer: Any, options: EngineOptions) -> Any:
     for name in LOADING:
         if getattr(options, name) != getattr(usual, name):
             raise InputError(
-                f"{arg(name + '=')} has an effect only when a model is loaded, and this model "
-                "is already loaded; leave it out"
+                f"{arg(name + '=')} has an effect only when a model is loaded, but this model "
+                "is already loaded; remove the argument"
             )
     if (template := read_chat_template(options.chat_template)) is not None:
         tokenizer.chat_template = template

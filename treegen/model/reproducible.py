@@ -45,13 +45,11 @@ def check_reproducible(device: torch.device, impl: str, page_size: int) -> None:
         return
     if impl not in ("auto", IMPL):
         raise InputError(
-            f"reproducible computes attention with impl {IMPL!r}, but impl is {impl!r}; leave one "
-            "of them out"
+            f"reproducible requires impl {IMPL!r}, got {impl!r}; remove one of the two arguments"
         )
     if page_size % ALIGN:
         raise InputError(
-            f"reproducible needs a {arg('page_size')} that is a multiple of {ALIGN}, got "
-            f"{page_size}"
+            f"reproducible requires {arg('page_size')} to be a multiple of {ALIGN}, got {page_size}"
         )
 
 
@@ -67,8 +65,8 @@ def check_dtype(dtype: torch.dtype, device: torch.device) -> None:
     if dtype not in allowed:
         names = " or ".join(str(allowed_dtype).removeprefix("torch.") for allowed_dtype in allowed)
         raise InputError(
-            f"reproducible on {device.type} takes {names}, and the model's dtype is "
-            f"{str(dtype).removeprefix('torch.')}; give {arg('dtype=')}"
+            f"reproducible on {device.type} requires the dtype {names}, got "
+            f"{str(dtype).removeprefix('torch.')}; set {arg('dtype=')}"
         )
 
 
@@ -84,8 +82,7 @@ def reproducible_spec(spec: ModelSpec, device: torch.device) -> ModelSpec:
     if device.type == "cuda" and any(layer.latent is not None for layer in spec.layers):
         raise InputError(
             f"reproducible does not support {spec.name} ({spec.model_type}) on a GPU, because "
-            "the product of queries with latents depends on the other rows; leave out "
-            "reproducible"
+            "the products of queries and latents depend on other rows; remove reproducible"
         )
     return replace(spec, delta=None) if device.type == "cuda" else spec
 
@@ -104,14 +101,14 @@ def check_recurrence(module: nn.Module, spec: ModelSpec, by_operators: bool) -> 
     about = f"reproducible does not support {spec.name} ({spec.model_type}) on a GPU: "
     if spec.states and not by_operators:
         raise InputError(
-            f"{about}its recurrent layers run on transformers' code; leave out reproducible"
+            f"{about}its recurrent layers run on transformers' code; remove reproducible"
         )
     for part in module.modules():
         least, most = getattr(part, "time_step_limit", (0.0, float("inf")))
         if spec.states and (least > 0 or most < float("inf")):
             raise InputError(
-                f"{about}its time steps have limits that do not apply to single tokens; leave "
-                "out reproducible"
+                f"{about}its time steps have limits that do not apply to single tokens; remove "
+                "reproducible"
             )
 
 
@@ -125,8 +122,7 @@ def check_experts(module: nn.Module, spec: ModelSpec) -> None:
         if name.rpartition(".")[2] == "experts" and not isinstance(part, GroupedExperts):
             raise InputError(
                 f"reproducible does not support {spec.name} ({spec.model_type}) on a GPU, "
-                f"because its experts ({name}) are not batch-invariant: the result for a row "
-                "depends on the other rows; leave out reproducible"
+                f"because its experts ({name}) are not batch-invariant; remove reproducible"
             )
 
 

@@ -61,7 +61,9 @@ def load_tokenizer(
             check_trust(settings, name, revision, local=local, trust=trust_remote_code)
     in_one = gguf_arguments(directory)
     if not in_one and not any((directory / name).is_file() for name in TOKENIZER_FILES):
-        raise ModelError(f"{directory} has no tokenizer (tokenizer.json); save one there")
+        raise ModelError(
+            f"{directory} has no tokenizer (tokenizer.json); save a tokenizer in this directory"
+        )
     if not in_one:
         check_growth(directory)
     try:
@@ -90,7 +92,7 @@ def load_tokenizer(
     if not is_template(tokenizer.chat_template) or not is_length(tokenizer.model_max_length):
         check_fields(directory)
     if not len(tokenizer):
-        raise ModelError(f"the tokenizer in {directory} has no tokens; save it again")
+        raise ModelError(f"the tokenizer in {directory} has no tokens; save the tokenizer again")
     if template is not None:
         tokenizer.chat_template = template
     return tokenizer
@@ -111,8 +113,8 @@ def read_chat_template(text_or_file: str | None) -> str | None:
         return read_text(text_or_file)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{arg('chat_template')} {text_or_file!r} is neither a template nor a file: "
-            f"{error}; give one of them"
+            f"{arg('chat_template')} must be a template or the path of a file, got "
+            f"{text_or_file!r}: {error}"
         ) from error
 
 
@@ -165,8 +167,8 @@ def is_template(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-_TOKEN: Final = ("a token, or an object with its content", _is_token)
-_TOKENS: Final = ("a list of tokens, or an object of them", _are_tokens)
+_TOKEN: Final = ("a token or an object with its content", _is_token)
+_TOKENS: Final = ("a list or an object of tokens", _are_tokens)
 _SIDE: Final = ('"left" or "right"', lambda value: value in ("left", "right"))
 _ENDS: Final = {
     f"{name}_token": _TOKEN for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")
@@ -174,13 +176,13 @@ _ENDS: Final = {
 _FIELDS: Final[dict[str, tuple[str, _Check]]] = {
     **_ENDS,
     "model_max_length": ("a number of tokens", is_length),
-    "added_tokens_decoder": ("an object from ids to tokens", _are_added),
+    "added_tokens_decoder": ("an object that maps ids to tokens", _are_added),
     "additional_special_tokens": (
         "a list of tokens",
         lambda value: not isinstance(value, dict) and _are_tokens(value),
     ),
     "extra_special_tokens": _TOKENS,
-    "chat_template": ("a text, or templates with their names", is_template),
+    "chat_template": ("a template or a list of named templates", is_template),
     "padding_side": _SIDE,
     "truncation_side": _SIDE,
     "split_special_tokens": ("true or false", lambda value: isinstance(value, bool)),
@@ -206,8 +208,8 @@ def check_fields(directory: Path) -> None:
         for field, (what, is_right) in _FIELDS.items():
             if field in settings and not is_right(settings[field]):
                 raise ModelError(
-                    f"{directory / name}: {field} is {settings[field]!r:.60}, not {what}; fix it, "
-                    "or download the file again"
+                    f"{directory / name}: {field} must be {what}, got {settings[field]!r:.60}; "
+                    "fix the file, or download the file again"
                 )
 
 
@@ -240,23 +242,23 @@ def check_growth(directory: Path) -> None:
         times, added = _bound_growth(settings.get(name))
         if times > MOST_TIMES or added > MOST_ADDED:
             raise ModelError(
-                f"{file}: its {name} may make a text {times:,.3g} times as long and add "
-                f"{added:,.3g} characters, more than {MOST_TIMES} times and {MOST_ADDED:,}; use "
-                "another tokenizer"
+                f"{file}: the {name} may lengthen a text {times:,.3g} times and add "
+                f"{added:,.3g} characters, but at most {MOST_TIMES} times and {MOST_ADDED:,} "
+                "characters are supported; use another tokenizer"
             )
     copies = max((_copies(step) for step in _steps(settings.get("post_processor"))), default=1)
     if copies > _MOST_COPIES:
         raise ModelError(
-            f"{file}: its post_processor writes a text {copies:,} times, more than "
-            f"{_MOST_COPIES}; use another tokenizer"
+            f"{file}: the post_processor repeats a text {copies:,} times, but at most "
+            f"{_MOST_COPIES} times are supported; use another tokenizer"
         )
     model = settings.get("model")
     around = {name: model.get(name) for name in _AROUND} if isinstance(model, Mapping) else {}
     for name, text in around.items():
         if isinstance(text, str) and len(text) > MOST_ADDED:
             raise ModelError(
-                f"{file}: {name} has {len(text):,} characters, more than {MOST_ADDED:,}; use "
-                "another tokenizer"
+                f"{file}: {name} must have at most {MOST_ADDED:,} characters, got "
+                f"{len(text):,}; use another tokenizer"
             )
 
 

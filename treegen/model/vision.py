@@ -100,7 +100,7 @@ def placeholder_of(config: PretrainedConfig) -> int:
         for name in ("image_token_id", "image_token_index"):
             if isinstance(token_id := getattr(part, name, None), int):
                 return token_id
-    raise ModelError(f"config.json of {config.model_type} has no image_token_id; add it")
+    raise ModelError(f"config.json of {config.model_type} has no image_token_id; add this field")
 
 
 def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -142,8 +142,8 @@ def _check_counts(directory: Path) -> None:
             continue
         if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
             raise ModelError(
-                f"{file}: {name} is {value!r:.60}, not a number of tokens; fix it, or download "
-                "the file again"
+                f"{file}: {name} must be a number of tokens, got {value!r:.60}; fix the file, "
+                "or download the file again"
             )
 
 

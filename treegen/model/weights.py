@@ -286,8 +286,8 @@ def _move_to_device(
     except torch.cuda.OutOfMemoryError:
         size = _sum_bytes(module)
     raise ModelError(
-        f"the weights take {size / 2**30:.1f} GiB, more than the free memory of {device}; use "
-        "another device or a smaller dtype"
+        f"the weights require {size / 2**30:.1f} GiB, which exceeds the free memory of "
+        f"{device}; use another device or a smaller dtype"
     )
 
 
@@ -322,9 +322,9 @@ def _describe_kept(plan: LoadPlan, form: str, numbers: int, module: PreTrainedMo
     four_bits = sum(weight.numel() for weight in module.parameters() if weight.dtype == torch.uint8)
     wide = size - four_bits + numbers * plan.dtype.itemsize
     return (
-        f"weights stay in {form.upper()}, because dequantized ones would take more than half of "
-        f"{plan.device}: {format_bytes(size)} instead of {format_bytes(wide)}; "
-        "quantization none dequantizes them"
+        f"weights stay in {form.upper()} ({format_bytes(size)} instead of "
+        f"{format_bytes(wide)}), because dequantized weights would use more than half of "
+        f"{plan.device}; set quantization to none to dequantize the weights"
     )
 
 
@@ -343,26 +343,26 @@ def _warn_converted(
     if restored is None:
         why = ""
         if stored.is_fp8 and not can_multiply(plan.device):
-            why = f", for {plan.device} does not multiply FP8"
+            why = f", because {plan.device} does not support FP8"
         before, after = map(format_bytes, sizes)
         message = (
-            f"weights in {stored.stores} were dequantized to {kind}{why}: {before} of files became "
-            f"{after}{_advise_quantization(plan, stored)}"
+            f"weights in {stored.stores} were dequantized to {kind}{why}: {before} in files, "
+            f"{after} dequantized{_advise_quantization(plan, stored)}"
         )
     else:
         message = f"{restored.count:,} matrices stay in {'FP8' if stored.is_fp4 else stored.stores}"
         if restored.rounded:
             message += (
-                f", {restored.rounded:,} of them rounded from scales of blocks to one scale for "
-                f"each output, which moved them by {restored.error:.1%}"
+                f", of which {restored.rounded:,} were rounded from block scales to one scale "
+                f"for each output (rounding error: {restored.error:.1%})"
             )
         if restored.expanded:
             message += f"; {restored.expanded:,} others were dequantized to {kind}"
         if stored.is_fp4:
             before, after = map(format_bytes, sizes)
             message += (
-                f"; those in NVFP4 were dequantized to {kind}: {before} of files became {after}"
-                f"{_advise_quantization(plan, stored)}"
+                f"; matrices in NVFP4 were dequantized to {kind}: {before} in files, {after} "
+                f"dequantized{_advise_quantization(plan, stored)}"
             )
         elif not restored.rounded and not restored.expanded:
             return
@@ -374,7 +374,7 @@ def _advise_quantization(plan: LoadPlan, stored: QuantizationInfo) -> str:
     form = "nvfp4" if stored.is_fp4 else "mxfp4" if stored.method == "mxfp4" else ""
     if not form or plan.quantization is not None or not replace(plan, quantization=form).four_bits:
         return ""
-    return f"; quantization {form} keeps them in 4 bits"
+    return f"; set quantization to {form} to keep 4-bit weights"
 
 
 def stays_fp8(

@@ -332,7 +332,7 @@ def test_a_model_that_cannot_be_loaded_is_a_clear_error(directory: Path) -> None
         loaded(directory, wings=2)
     with pytest.raises(PrerequisiteError, match="base_url"):
         get_model(f"treegen/{directory}", base_url="http://x", memoize=False)
-    with pytest.raises(PrerequisiteError, match="neither a template nor a file"):
+    with pytest.raises(PrerequisiteError, match="must be a template or the path of a file"):
         loaded(directory, chat_template="no/such.jinja")
     with pytest.raises(PrerequisiteError, match="chat_template_kwargs"):
         loaded(directory, chat_template_kwargs="thinking")

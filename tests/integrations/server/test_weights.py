@@ -98,7 +98,7 @@ def test_nothing_else_is_read(path: str, running: Running, folder: Path) -> None
 
 def test_an_error_names_the_tensor_that_is_not_finite(running: Running) -> None:
     answer = running.post("weights", {"path": "spoiled"})
-    assert answer.json()["error"]["message"].startswith("lm_head.weight has numbers that are not")
+    assert answer.json()["error"]["message"].startswith("lm_head.weight has values that are not")
 
 
 def test_responses_tell_the_versions_after_an_update(folder: Path) -> None:

@@ -230,7 +230,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(tmp_path: Path) -> None:
         trainer = trainer_of(tiny_module(), tmp_path, rollout, **settings)
         with pytest.raises(InputError, match=message):
             trainer.train()
-    with pytest.raises(InputError, match="options of rollouts have wings, which treegen does not"):
+    with pytest.raises(InputError, match="options of rollouts have unknown names: wings"):
         Rollouts(memory="1GiB", wings=1)
 
 

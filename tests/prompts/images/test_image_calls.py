@@ -409,13 +409,13 @@ def test_a_model_without_its_tower_says_what_to_do(directory: Path) -> None:
 def test_families_without_images_are_refused_before_weights_load(tmp_path: Path) -> None:
     for family in ("llama", "got_ocr2_on_text"):
         directory = save_tiny_model(tmp_path / family, family)
-        with pytest.raises(ModelError, match="take only text"):
+        with pytest.raises(ModelError, match="support only text"):
             LLM(str(directory), images=True, device="cpu")
 
 
 def test_options_that_do_not_go_with_images(directory: Path) -> None:
     for other in ({"reproducible": True}, {"quantization": "fp8"}, {"draft_model": str(directory)}):
-        with pytest.raises(InputError, match=f"images does not work with {next(iter(other))}"):
+        with pytest.raises(InputError, match=f"images is not supported with {next(iter(other))}"):
             LLM(str(directory), images=True, device="cpu", **other)
 
 

@@ -186,9 +186,9 @@ def test_texts_that_see_what_comes_after_them_are_refused() -> None:
     text = {**TEXT, "use_bidirectional_attention": "all"}
     with pytest.raises(ModelError, match="all tokens of this gemma4 model"):
         refuse_images(transformers.Gemma4Config(text_config=text))
-    with pytest.raises(ModelError, match="paligemma models cannot take images: every token of a"):
+    with pytest.raises(ModelError, match="paligemma models cannot take images: each prompt token"):
         refuse_images(transformers.PaliGemmaConfig())
-    with pytest.raises(ModelError, match="mllama models take only text"):
+    with pytest.raises(ModelError, match="mllama models support only text"):
         refuse_images(transformers.MllamaConfig())
 
 

@@ -82,12 +82,14 @@ def _are_patterns(value: Any) -> bool:
 _SWITCHES: Final = ("use_rslora", "use_dora", "fan_in_fan_out")
 _TYPES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "lora_alpha": ("a number", _is_number),
-    "alpha_pattern": ("an object from patterns of modules to numbers", _are_patterns),
+    "alpha_pattern": ("an object that maps module patterns to numbers", _are_patterns),
     **dict.fromkeys(_SWITCHES, ("true or false", lambda value: isinstance(value, bool))),
 }
 # Initialisations that leave the base weights unchanged.
 _PLAIN_INITS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
-_INSTEAD: Final = "merge it with peft (merge_and_unload) and save_pretrained, and give that model"
+_INSTEAD: Final = (
+    "merge the adapter with peft (merge_and_unload), save the model, and pass the saved model"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,7 @@ def find_adapter(path: str | os.PathLike[str], *, weights: bool = True) -> Adapt
         ModelError: peft is not installed, there is no adapter, or it cannot be merged.
     """
     if importlib.util.find_spec("peft") is None:
-        raise ModelError(f"adapters are merged by peft, which is not installed: {install('lora')}")
+        raise ModelError(f"merging an adapter requires peft: {install('lora')}")
     return read_adapter(locate(path, None, weights=weights), weights=weights)
 
 
@@ -149,32 +151,34 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
         ModelError: there is no adapter, it is of another kind, or its weights are not safetensors.
     """
     if not (directory / CONFIG).is_file():
-        raise ModelError(f"{directory} has no {CONFIG}; give a directory that peft has saved")
+        raise ModelError(f"{directory} has no {CONFIG}; pass a directory saved by peft")
     config = read_object(directory / CONFIG)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ModelError(
-            f"{directory} is an adapter of the kind {kind}, and treegen merges only LORA; "
+            f"the adapter in {directory} has peft_type {kind}, but only LORA is supported; "
             f"{_INSTEAD}"
         )
     other = sorted(name for name, value in config.items() if value and name not in _MERGEABLE)
     if other:
-        raise ModelError(f"the adapter in {directory} uses {', '.join(other)}; {_INSTEAD}")
+        raise ModelError(
+            f"the adapter in {directory} uses unsupported settings: {', '.join(other)}; {_INSTEAD}"
+        )
     if (init := config.get("init_lora_weights")) not in _PLAIN_INITS:
         raise ModelError(
-            f"the initialization of the adapter in {directory}, init_lora_weights={init!r:.20}, "
-            f"changed the weights of the base model; {_INSTEAD}"
+            f"the adapter in {directory} was initialized with init_lora_weights={init!r:.20}, "
+            f"which changes the weights of the base model; {_INSTEAD}"
         )
     for name, (what, is_right) in _TYPES.items():
         if config.get(name) is not None and not is_right(config[name]):
             raise ModelError(
-                f"{directory / CONFIG}: {name} is {config[name]!r:.60}, not {what}; fix it, or "
-                "save the adapter again with peft"
+                f"{directory / CONFIG}: {name} must be {what}, got {config[name]!r:.60}; fix "
+                "the file, or save the adapter again with peft"
             )
     if weights and not (directory / WEIGHTS).is_file():
         raise ModelError(
-            f"{directory} has no {WEIGHTS}; save the adapter again with peft, whose default is "
-            "safetensors"
+            f"{directory} has no {WEIGHTS}; save the adapter again with peft in the safetensors "
+            "format"
         )
     return Adapter(directory, config)
 
@@ -212,16 +216,16 @@ def merge(module: nn.Module, adapter: Adapter, dropped: Sequence[str] = ()) -> N
         rank = len(parts.get("lora_A.weight", parts.get("lora_embedding_A", ())))
         if not rank:
             raise ModelError(
-                f"{adapter.directory} has matrices of rank 0 for {name}, or only one matrix; save "
-                "the adapter again with peft, with r of 1 or more"
+                f"the adapter in {adapter.directory} must have two matrices of rank 1 or more "
+                f"for {name}; save the adapter again with peft"
             )
         try:
             _merge_matrices(layers[name], parts, adapter.config, rank, alphas[name])
         except Exception as error:
             raise ModelError(
-                f"the matrices of {adapter.directory} for {name} cannot be merged: "
-                f"{summarize_error(error)}; the adapter is corrupt, or was trained for another "
-                "model; save it again with peft, or give that model"
+                f"the adapter matrices in {adapter.directory} for {name} cannot be merged: "
+                f"{summarize_error(error)}; the adapter is corrupt or was trained for another "
+                "model; save the adapter again with peft, or pass its base model"
             ) from None
 
 
@@ -234,7 +238,7 @@ def _read_tensors(adapter: Adapter) -> dict[str, Tensor]:
             tensors = {name.removeprefix(_PREFIX): file.get_tensor(name) for name in names}
     except Exception as error:
         raise ModelError(
-            f"{path} cannot be read: {summarize_error(error)}; copy it again"
+            f"{path} cannot be read: {summarize_error(error)}; copy the file again"
         ) from None
     if not tensors:
         raise ModelError(f"{path} has no tensors; save the adapter again with peft")
@@ -252,8 +256,8 @@ def _replace_parameter(
         raise _unknown_name(adapter, name)
     if old.shape != tensor.shape:
         raise ModelError(
-            f"{adapter.directory} has {name} of shape {list(tensor.shape)}, and the model "
-            f"{list(old.shape)}; {_INSTEAD}"
+            f"{name} in {adapter.directory} has shape {list(tensor.shape)}, but the model "
+            f"expects {list(old.shape)}; {_INSTEAD}"
         )
     value = tensor.to(old.device, old.dtype).contiguous()
     setattr(modules[owner], kind, nn.Parameter(value, requires_grad=False))
@@ -307,6 +311,6 @@ def _merge_matrices(
 def _unknown_name(adapter: Adapter, name: str) -> ModelError:
     base = adapter.config.get("base_model_name_or_path")
     return ModelError(
-        f"{adapter.directory} changes {name}, but the model has no such weight; the adapter was "
-        f"trained for {base or 'another model'}; give that model"
+        f"the adapter in {adapter.directory} changes {name}, but the model has no weight with "
+        f"this name; use {base or 'the model'}, for which the adapter was trained"
     )

@@ -117,15 +117,18 @@ def dequantize(
     size = packing.group_size if packing.group_size > 0 else inputs
     if g_idx is None:
         if packing.shuffled:
-            raise ValueError("g_idx, the groups of the inputs (desc_act), is missing")
+            raise ValueError("desc_act is set, but the tensor g_idx is missing")
         g_idx = torch.arange(inputs, device=qweight.device) // size
     groups = scales.shape[0]
     if scales.shape != (groups, outputs) or zeros_GN.shape != scales.shape:
-        raise ValueError(f"scales {[*scales.shape]} do not fit zeros {[*zeros_GN.shape]}")
+        raise ValueError(
+            f"scales and zeros must have shape {[groups, outputs]}, got {[*scales.shape]} "
+            f"and {[*zeros_GN.shape]}"
+        )
     if groups != -(-inputs // size) or g_idx.shape != (inputs,):
-        raise ValueError(f"{groups} groups of {size} do not make {inputs} inputs")
+        raise ValueError(f"{groups} groups of {size} do not match {inputs} inputs")
     if not 0 <= int(g_idx.min()) <= int(g_idx.max()) < groups:
-        raise ValueError(f"g_idx names groups beyond {groups}")
+        raise ValueError(f"g_idx must have values from 0 to {groups - 1}")
     group_K = g_idx.long()
     return (stored_KN - zeros_GN[group_K]) * scales.float()[group_K]
 
@@ -221,7 +224,7 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         if not all(
             matrix.is_floating_point() for matrices in weights.values() for matrix in matrices
         ):
-            raise ValueError("the scales of these integers are missing")
+            raise ValueError("the integer weights have no scales")
         if "weight" in weights:  # a single matrix, not one per expert
             return {full_layer_name: weights["weight"][0].to(dtype)}
         # The next operation finds each matrix by the pattern of its weight.
@@ -244,7 +247,7 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
 
     @property
     def reverse_op(self) -> ConversionOps:
-        raise NotImplementedError("packed weights can only be read")
+        raise NotImplementedError("packed weights cannot be saved")
 
 
 # transformers before 5.21 takes many sources and many targets for its own classes only.
@@ -274,7 +277,7 @@ class _WeightsOp(ErnieFuseAndSplitTextVisionExperts):  # type: ignore[misc]
 
     @property
     def reverse_op(self) -> ConversionOps:
-        raise NotImplementedError("packed weights can only be read")
+        raise NotImplementedError("packed weights cannot be saved")
 
 
 @register_quantization_config(_METHOD)
@@ -385,11 +388,11 @@ def dequantize_4bit(parts: Mapping[str, Tensor]) -> Tensor:
     state = _state(next((v for k, v in parts.items() if k.startswith(_STATE)), None))
     shape = [int(size) for size in state["shape"]]
     if len(shape) != 2 or min(shape) < 0:
-        raise ValueError(f"a matrix of shape {shape}")
+        raise ValueError(f"expected a matrix, got shape {shape}")
     count = math.prod(shape)
     pairs = parts["weight"].contiguous().view(torch.uint8).reshape(-1)
     if len(pairs) != -(-count // 2):
-        raise ValueError(f"{len(pairs)} bytes do not make {shape}")
+        raise ValueError(f"{len(pairs)} bytes do not match a 4-bit matrix of shape {shape}")
     scales = parts["weight.absmax"]
     if "nested_offset" in state:
         scales = _dequantize_blocks(
@@ -413,10 +416,13 @@ def dequantize_8bit(parts: Mapping[str, Tensor]) -> Tensor:
     """
     stored_NK, largest_N = parts["weight"], parts["SCB"].reshape(-1).float()
     if stored_NK.dtype != torch.int8 or stored_NK.shape[:-1] != largest_N.shape:
-        raise ValueError(f"SCB {[*largest_N.shape]} does not fit {[*stored_NK.shape]}")
+        raise ValueError(
+            f"SCB of shape {[*largest_N.shape]} does not match an int8 matrix of shape "
+            f"{[*stored_NK.shape]}"
+        )
     order = parts.get("weight_format")
     if order is not None and int(order) != _ROWS:
-        raise ValueError(f"weight_format {int(order)} is an order for old GPUs")
+        raise ValueError(f"weight_format {int(order)} is not supported")
     return stored_NK * largest_N[:, None] * _OVER_127
 
 
@@ -426,7 +432,9 @@ def _dequantize_blocks(
     """Look up indices in `numbers` [count] and multiply by the scale of each block of `size`."""
     blocks = -(-len(named) // max(int(size), 1))
     if int(size) < 1 or numbers.shape != (count,) or scales.shape != (blocks,):
-        raise ValueError(f"{len(scales)} scales, not {blocks}, or {len(numbers)} numbers")
+        raise ValueError(
+            f"expected {blocks} scales and {count} numbers, got {len(scales)} and {len(numbers)}"
+        )
     scale = scales.float().repeat_interleave(int(size))[: len(named)]
     return numbers.float()[named.long()] * scale
 
@@ -436,5 +444,5 @@ def _state(stored: Tensor | None) -> dict[str, Any]:
         raise ValueError("quant_state is missing")
     state = json.loads(bytes(stored.tolist()))
     if not isinstance(state, dict) or not {"shape", "blocksize"} <= state.keys():
-        raise ValueError("quant_state lacks shape or blocksize")
+        raise ValueError("quant_state has no shape or no blocksize")
     return state

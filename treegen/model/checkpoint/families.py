@@ -16,12 +16,12 @@ from treegen.errors import ModelError
 from treegen.model.checkpoint.quantization import check_packages, quantization_of
 from treegen.prompts.images.table import Ahead
 
-_OWN_STATE: Final = "its recurrent layers keep their states in themselves, not in a cache"
-NO_ATTENTION: Final = "none of its layers attends; treegen is for models with attention layers"
+_OWN_STATE: Final = "its recurrent layers keep their states in the modules, not in a cache"
+NO_ATTENTION: Final = "none of its layers computes attention, but treegen requires attention layers"
 OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
-OTHERS: Final = "`treegen models` lists those that can"
+OTHERS: Final = "see `treegen models` for supported families"
 _DISTANCES: Final = "its attention adds biases that depend on the distance between tokens"
-_DROPS: Final = "its layers drop the keyword arguments that carry the batch to attention"
+_DROPS: Final = "its layers do not pass keyword arguments to attention"
 
 # Families that cannot be used although their configurations do not show it. `refusal` excludes
 # those that the installed transformers has changed since. Other families are judged by their layer
@@ -50,15 +50,15 @@ REFUSED: Final = {
     "stablelm": _DROPS,
     "nemotron": _DROPS,
     "doge": "its attention adds a bias to each key, and its experts mix the tokens of a pass",
-    "deepseek_v4": "its layers attend to keys that are compressed from blocks of tokens, and a "
-    "block may continue in other nodes",
+    "deepseek_v4": "its layers compress blocks of tokens into keys, and a block may continue in "
+    "other nodes",
     "inkling2": _DISTANCES,
     "inkling2_text": _DISTANCES,
     "inkling2_loop": _DISTANCES,
     "inkling2_loop_text": _DISTANCES,
     "inkling_mm_model": _DISTANCES,
     "inkling_text": _DISTANCES,
-    "diffllama": "it subtracts two attentions in each layer (differential attention)",
+    "diffllama": "each layer subtracts two attention outputs (differential attention)",
     "falcon_mamba": NO_ATTENTION,
     "mamba": NO_ATTENTION,
     "mamba2": NO_ATTENTION,
@@ -66,7 +66,7 @@ REFUSED: Final = {
     "rwkv": NO_ATTENTION,
     "xlstm": NO_ATTENTION,
 }
-_STATISTICS: Final = "its layers take statistics over all of their activations"
+_STATISTICS: Final = "its layers compute statistics over all activations"
 WHOLE: Final = {
     "dots3_note_text": "their layers have different numbers of heads",
     "gemma3n": _STATISTICS,
@@ -117,7 +117,7 @@ IMAGES: Final = _names(
 )
 """Families that take images, each tested against transformers."""
 NO_IMAGES: Final = {
-    "paligemma": "every token of a prompt attends to all of its tokens, so prompts share no keys",
+    "paligemma": "each prompt token attends to the whole prompt, so prompts cannot share keys",
 }
 """Families whose images cannot be shared, and why."""
 SOUND: Final[tuple[str, ...]] = ()
@@ -232,8 +232,8 @@ def refuse_family(config: PretrainedConfig) -> None:
     if getattr(text, "recurrent_kv_cache_mode", None) == "last_loop":
         raise ModelError(
             f"{text.model_type} models cannot be used with recurrent_kv_cache_mode last_loop, "
-            "because this mode does not keep the keys of earlier loops; set it to per_loop in "
-            "config.json"
+            "because this mode does not keep the keys of earlier loops; set "
+            "recurrent_kv_cache_mode to per_loop in config.json"
         )
     stored = quantization_of(config)
     if stored is not None:
@@ -248,8 +248,8 @@ def refuse_images(config: PretrainedConfig) -> None:
         )
     if config.model_type not in IMAGES:
         raise ModelError(
-            f"{config.model_type} models take only text in treegen; families that take images: "
-            f"{', '.join(IMAGES)}"
+            f"{config.model_type} models support only text input; use a family that supports "
+            f"images: {', '.join(IMAGES)}"
         )
     text = config.get_text_config(decoder=True)
     if getattr(text, "use_bidirectional_attention", None) not in (None, False, "vision"):

@@ -96,7 +96,9 @@ def locate(
         if is_gguf(directory):
             read_header(directory)
             return directory
-        raise ModelError(f"{name} is a file; give the directory that holds config.json and weights")
+        raise ModelError(
+            f"{name} is a file; pass the directory that contains config.json and the weights"
+        )
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name or not name:
         raise ModelError(f"model directory {name!r} does not exist; check the path")
     patterns = ["*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
@@ -117,20 +119,20 @@ def locate(
     except LocalEntryNotFoundError:
         if not download:
             raise ModelError(
-                f"{name!r} is neither a directory nor in the local Hugging Face cache; download it "
-                "first"
+                f"{name!r} is neither a directory nor in the local Hugging Face cache; download "
+                "the model first"
             ) from None
         raise ModelError(
-            f"{name!r} is not a directory, not in the local Hugging Face cache, and the hub could "
-            "not be reached; check the name, or download it first"
+            f"{name!r} is not a directory, not in the local Hugging Face cache, and the hub "
+            "could not be reached; check the name, or download the model first"
         ) from None
     except Exception as error:
         raise ModelError(
             f"{name!r} is not a directory and could not be fetched from the hub: "
-            f"{summarize_error(error)}; check the name, or download it first"
+            f"{summarize_error(error)}; check the name, or download the model first"
         ) from None
     if not (Path(snapshot) / "config.json").is_file() and "gguf" in name.lower():
-        raise ModelError(f"{name} has only GGUF files; download one and give its path")
+        raise ModelError(f"{name} has only GGUF files; download one of the files and pass its path")
     return Path(snapshot)
 
 
@@ -139,7 +141,8 @@ def _refuse_gguf(directory: Path) -> None:
     files = sorted(directory.glob("*.gguf"))
     if files and not (directory / "config.json").is_file():
         raise ModelError(
-            f"{directory} has GGUF files but no config.json; name one of the files: {files[0]}"
+            f"{directory} has GGUF files but no config.json; pass the path of a GGUF file, such "
+            f"as {files[0]}"
         )
 
 
@@ -154,7 +157,7 @@ def _check_regular(directory: Path) -> None:
     except OSError as error:
         raise ModelError(describe_read_error(directory, error)) from None
     if strange:
-        raise ModelError(f"{strange[0]} is a pipe or a device, which may never end; remove it")
+        raise ModelError(f"{strange[0]} is not a regular file but a pipe or a device; remove it")
 
 
 def summarize_error(error: BaseException) -> str:
@@ -181,11 +184,13 @@ def read_object(file: Path) -> dict[str, Any]:
         ) from None
     except RecursionError:
         raise ModelError(
-            f"{file} cannot be read as JSON: it is nested too deeply; download it again"
+            f"{file} cannot be read as JSON: the values are nested too deeply; download the "
+            "file again"
         ) from None
     if not isinstance(value, dict):
         raise ModelError(
-            f"{file} holds a {type(value).__name__}, not a JSON object; download it again"
+            f"{file} must contain a JSON object, got {type(value).__name__}; download the file "
+            "again"
         )
     return value
 
@@ -201,11 +206,11 @@ def read_raw_config(directory: Path) -> dict[str, Any]:
         return read_object(file)
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
-            f"{directory} holds an adapter, not a model; give its base model as the model and this "
-            "directory as adapter (--adapter)"
+            f"{directory} contains an adapter, not a model; pass the base model as the model "
+            "and this directory as adapter (--adapter)"
         )
     raise ModelError(
-        f"{directory} has no config.json; give a directory made by save_pretrained, or a hub name"
+        f"{directory} has no config.json; pass a directory saved by save_pretrained, or a hub name"
     )
 
 
@@ -232,7 +237,7 @@ def check_weights(directory: Path) -> None:
         )
     gguf = sorted(directory.glob("*.gguf"))
     if gguf:
-        raise ModelError(f"{directory} has weights only as GGUF; give the file: {gguf[0]}")
+        raise ModelError(f"{directory} has weights only as GGUF; pass the file: {gguf[0]}")
     raise ModelError(f"{directory} has no *.safetensors weights; finish the download")
 
 
@@ -255,8 +260,8 @@ def _list_indexed_files(index: Path) -> set[str]:
     named = read_object(index).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(f, str) for f in named.values()):
         raise ModelError(
-            f"{index} has no weight_map from the names of tensors to files; finish the download, "
-            "or save the model again"
+            f"{index} has no valid weight_map of tensor names to file names; finish the "
+            "download, or save the model again"
         )
     try:
         return {path_component(name, f"a file of {index}") for name in named.values()}
@@ -287,27 +292,27 @@ def check_trust(
         kernel = "attn_implementation" in key or "experts_implementation" in key or "kernel" in key
         if kernel and isinstance(value, str) and "/" in value:
             raise ModelError(
-                f"{file} asks for code from another repository ({key} = {value!r}); remove the "
-                "field from a local copy of the model"
+                f"{file} refers to code in another repository ({key} = {value!r}), which is not "
+                "supported; remove the field from a local copy of the model"
             )
     auto_map = settings.get("auto_map")
     if not auto_map:
         return
     if not trust:
         raise ModelError(
-            f"{file} names its own code (auto_map); remove the field from a local copy to use "
-            f"transformers' code, or read the code and pass {arg('trust_remote_code', True)}, "
-            "each time"
+            f"{file} requires custom code (auto_map); review the code and pass "
+            f"{arg('trust_remote_code', True)}, or remove auto_map from a local copy to use "
+            "transformers' code"
         )
     if "--" in json.dumps(auto_map):
         raise ModelError(
-            f"{file} names code of another repository in auto_map; "
-            "remove the field from a local copy"
+            f"auto_map in {file} refers to code in another repository, which is not supported; "
+            "remove auto_map from a local copy"
         )
     if not local and not _COMMIT.fullmatch(revision or ""):
         raise InputError(
-            f"{arg('trust_remote_code')} needs a pinned revision (40 digits of a commit), got "
-            f"{revision!r}"
+            f"{arg('trust_remote_code')} requires a pinned revision (a 40-digit commit hash), "
+            f"got {revision!r}"
         )
 
 
@@ -368,8 +373,8 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
             header = 8 + int.from_bytes(stream.read(8), "little")
         if header > _MOST_HEADER:
             raise ModelError(
-                f"{file} claims a header of {header:,} bytes, and safetensors files have at most "
-                f"{_MOST_HEADER:,}; download it again"
+                f"{file} declares a header of {header:,} bytes, but a safetensors header has at "
+                f"most {_MOST_HEADER:,}; download the file again"
             )
         _add_weights(digest, file, header, file.name.encode())
     if adapter is not None:

@@ -113,12 +113,14 @@ def _split(parts: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor, bool]:
         raise ValueError(why)
     global_scale = parts[_LAYOUTS[numbers]].float().reshape(())
     if not 0 < float(global_scale) < float("inf"):
-        raise ValueError(f"{_LAYOUTS[numbers]} is {float(global_scale):g}, not a positive number")
+        raise ValueError(
+            f"{_LAYOUTS[numbers]} must be a positive number, got {float(global_scale):g}"
+        )
     scale = parts["weight_scale"]
     bits = scale.view(torch.uint8)
     # 127 and 255 are no numbers; a negative scale has the highest bit, which -0.0 has too.
     if bits.numel() and int(bits.max()) > 126:
-        raise ValueError("weight_scale has negative scales, or values that are not numbers")
+        raise ValueError("weight_scale has values that are negative or not finite")
     return parts[numbers], scale, global_scale, numbers == "weight_packed"
 
 
@@ -134,7 +136,7 @@ def _dequantize_fp8(parts: Mapping[str, Tensor]) -> Tensor:
         raise ValueError(why)
     weight, grid = parts["weight"], parts["weight_scale"].float()
     if not bool((grid.isfinite() & (grid >= 0)).all()):
-        raise ValueError("weight_scale has negative scales, or values that are not numbers")
+        raise ValueError("weight_scale has values that are negative or not finite")
     grid = grid.reshape(-1, 1) if grid.dim() < 2 else grid
     for dim, size in enumerate(weight.shape):
         grid = grid.repeat_interleave(size // grid.shape[dim], dim=dim)
@@ -161,32 +163,35 @@ def _describe_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
         if kinds.keys() == {numbers, "weight_scale", global_scale}:
             break
     else:
-        return f"{names} are not the three tensors of a matrix in NVFP4"
+        return f"expected the three tensors of an NVFP4 matrix, got {names}"
     (kind, shape), (scale_kind, scale_shape) = kinds[numbers], kinds["weight_scale"]
     if kind != "U8" or len(shape) != 2:
-        return f"{numbers} is {kind} {[*shape]}, not bytes of a matrix"
+        return f"{numbers} must be a matrix of type U8, got {kind} {[*shape]}"
     want = [shape[0], 2 * shape[1] // GROUP]
     if scale_kind != "F8_E4M3" or [*scale_shape] != want or 2 * shape[1] % GROUP:
-        return f"weight_scale is {scale_kind} {[*scale_shape]}, not F8_E4M3 {want}"
+        return f"weight_scale must be F8_E4M3 {want}, got {scale_kind} {[*scale_shape]}"
     kind, shape = kinds[global_scale]
     if kind not in _FLOATS or [*shape] not in ([], [1]):
-        return f"{global_scale} is {kind} {[*shape]}, not one number"
+        return f"{global_scale} must be a single floating-point number, got {kind} {[*shape]}"
     return ""
 
 
 def _wrong_fp8(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     if kinds.keys() != {"weight", "weight_scale"}:
-        return f"{', '.join(sorted(kinds))} are not the two tensors of a matrix in FP8"
+        return f"expected the two tensors of an FP8 matrix, got {', '.join(sorted(kinds))}"
     (kind, shape), (scale_kind, scale_shape) = kinds["weight"], kinds["weight_scale"]
     if kind != "F8_E4M3" or len(shape) != 2:
-        return f"weight is {kind} {[*shape]}, not F8_E4M3 of a matrix"
+        return f"weight must be a matrix of type F8_E4M3, got {kind} {[*shape]}"
     grid = [*scale_shape] if len(scale_shape) == 2 else [*scale_shape, 1][-2:]
     grid = [1, 1] if not scale_shape else grid
     fits = len(scale_shape) <= 2 and all(
         num and not size % num for size, num in zip(shape, grid, strict=True)
     )
     if scale_kind not in _FLOATS or not fits:
-        return f"weight_scale is {scale_kind} {[*scale_shape]}, which does not fit {[*shape]}"
+        return (
+            f"weight_scale is {scale_kind} {[*scale_shape]}, which does not match the "
+            f"weight's shape {[*shape]}"
+        )
     return ""
 
 
@@ -255,8 +260,8 @@ def read_headers(directory: Path) -> StoredMatrices:
                     module, _, part = name.rpartition(".")
                     if part in _REFUSED:
                         raise ModelError(
-                            f"{directory}: {name} changes the meaning of NVFP4 weights, and "
-                            "treegen does not support it; use a checkpoint without it"
+                            f"{directory}: {name} is not supported with NVFP4 weights; use a "
+                            f"checkpoint without {name}"
                         )
                     if part in PARTS:
                         one = tensors.get_slice(name)
@@ -278,7 +283,9 @@ def read_headers(directory: Path) -> StoredMatrices:
         if len(kinds) == 1 and "weight" not in kinds:
             kinds["weight"] = ("nothing", ())
         if why := _describe_mismatch(kinds):
-            raise ModelError(f"{directory}: {module} cannot be read: {why}; download it again")
+            raise ModelError(
+                f"{directory}: {module} cannot be read: {why}; download the checkpoint again"
+            )
         if is_fp4(kinds):
             numbers = kinds.get("weight_packed", kinds.get("weight", ("", ())))[1]
             fp4[module] = (numbers[0], 2 * numbers[1])

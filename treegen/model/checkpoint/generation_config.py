@@ -70,17 +70,17 @@ def difference_from_generate(directory: Path | None) -> str:
         if settings.get(name) is not None and settings[name] not in neutral
     ]
     if left_out:
-        differences.append(f"treegen does not apply its {', '.join(left_out)}")
+        differences.append(f"treegen ignores {', '.join(left_out)}")
     if settings.get("do_sample") is None and recommended.get("temperature"):
         differences.append("without do_sample, transformers decodes greedily")
     elif recommended.get("temperature") and "top_k" not in recommended:
         differences.append(
-            "without top_k, transformers keeps the 50 most likely tokens, and treegen all"
+            "without top_k, transformers keeps the 50 most likely tokens, but treegen keeps all"
         )
     if not differences:
         return ""
     return (
-        "generation_config.json is not applied as transformers' generate does: "
+        "generation_config.json is applied differently than in transformers' generate: "
         f"{'; '.join(differences)}"
     )
 

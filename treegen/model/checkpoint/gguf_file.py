@@ -62,11 +62,11 @@ def read_header(file: Path) -> GgufHeader:
     missing = [name for name in _PACKAGES if find_spec(name) is None]
     if missing:
         raise ModelError(
-            f"{file} is a GGUF file, which needs {' and '.join(missing)}: {install('gguf')}"
+            f"reading the GGUF file {file} requires {' and '.join(missing)}: {install('gguf')}"
         )
     if _PART.search(file.stem):
         raise ModelError(
-            f"{file} is one part of a model; merge the parts into one file: "
+            f"{file} is one part of a split model; merge the parts into one file: "
             "llama-gguf-split --merge FIRST MERGED"
         )
     status = file.stat()
@@ -83,7 +83,8 @@ def _read(file: Path, size: int, changed: int) -> GgufHeader:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise ModelError(
-            f"{file} is not a GGUF file or is cut off ({size:,} bytes; {reason}); download it again"
+            f"{file} is not a GGUF file or is truncated ({size:,} bytes; {reason}); download it "
+            "again"
         ) from None
     sizes: Counter[str] = Counter()
     for tensor in reader.tensors:
@@ -109,7 +110,7 @@ def _check_sizes(file: Path, reader: Any) -> None:
         for ends, by_name in sizes.items():
             if name.endswith(ends) and isinstance(value := entry.contents(), int):
                 by_name[name] = value
-    check_sizes(file, "the tensors in it", stored, sizes[_WIDTHS], sizes[_DEPTHS])
+    check_sizes(file, "the tensors in the file", stored, sizes[_WIDTHS], sizes[_DEPTHS])
 
 
 MOST_VALUES: Final = 1 << 23
@@ -145,7 +146,7 @@ class _Walk:
     def header(self) -> None:
         """Walk over the counts, the pairs and the tensors."""
         if self._read(4) != b"GGUF":
-            raise ValueError("it does not begin with GGUF")
+            raise ValueError("the file does not begin with GGUF")
         version = self._read(4)
         if version[:2] == b"\0\0":
             self._order = ">"
@@ -188,7 +189,7 @@ class _Walk:
     def _check_count(self, number: int, least: int) -> int:
         if number * least > self._remaining:
             raise ValueError(
-                f"its header claims {number:,} entries, but only {self._remaining:,} bytes follow"
+                f"its header declares {number:,} entries, but only {self._remaining:,} bytes follow"
             )
         return number
 
@@ -203,12 +204,12 @@ class _Walk:
         data = self._stream.read(size)
         self._remaining -= len(data)
         if len(data) < size:
-            raise ValueError("it is cut off")
+            raise ValueError("the file is truncated")
         return data
 
     def _skip(self, size: int) -> None:
         if size > self._remaining:
-            raise ValueError("it is cut off")
+            raise ValueError("the file is truncated")
         self._remaining -= size
         self._stream.seek(size, 1)
 
@@ -263,12 +264,16 @@ def check_sizes(
     for name, size in depths.items():
         if isinstance(size, int) and size > SLACK * max(1, len(stored.numbers)):
             raise _other_model(
-                file, weights_name, name, size, f"are numbered up to {len(stored.numbers):,}"
+                file,
+                weights_name,
+                name,
+                size,
+                f"have layer numbers only up to {len(stored.numbers):,}",
             )
 
 
 def _other_model(file: Path, weights_name: str, name: str, size: int, sizes: str) -> ModelError:
     return ModelError(
-        f"{file} says {name} {size:,}, and {weights_name} {sizes}; the files do not belong to "
-        "the same model; download both again"
+        f"{file} sets {name} to {size:,}, but {weights_name} {sizes}; the files do not belong "
+        "to the same model; download the model again"
     )

@@ -64,7 +64,8 @@ def loading_error(directory: Path, error: Exception, report_lines: list[str]) ->
     if name:
         return ModelError(
             f"the weights in {directory} do not fit config.json: {name} cannot be built from "
-            "the tensors of the checkpoint; download both again, or update transformers"
+            "the tensors of the checkpoint; download config.json and the weights again, or "
+            "update transformers"
         )
     return ModelError(
         f"the weights in {directory} cannot be loaded: {summarize_error(error)}; download "
@@ -79,15 +80,16 @@ def check_complete(directory: Path, info: Mapping[str, Any]) -> None:
         name, stored, expected = wrong[0]
         more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
         raise ModelError(
-            f"the weights in {directory} do not fit config.json: {name} is {list(stored)}, but "
-            f"the configuration requires {list(expected)}{more}; download both again"
+            f"the weights in {directory} do not fit config.json: {name} has shape "
+            f"{list(stored)}, but the configuration requires {list(expected)}{more}; download "
+            "config.json and the weights again"
         )
     missing = sorted(map(str, info["missing_keys"]))
     if missing:
         more = f" and {len(missing) - 1} more tensors" if len(missing) > 1 else ""
         raise ModelError(
-            f"the weights in {directory} lack {missing[0]}{more}; download the "
-            "checkpoint again, with the config.json that goes with it"
+            f"the weights in {directory} have no {missing[0]}{more}; download the checkpoint "
+            "and its config.json again"
         )
 
 

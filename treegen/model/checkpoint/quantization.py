@@ -111,7 +111,8 @@ def check_formats(settings: Mapping[str, Any], stored: StoredMatrices) -> None:
         if want and there != want and (there or patterns[place or 0] != ".*"):
             raise ModelError(
                 f"config.json says that {name} is stored in {want}, but its tensors are "
-                f"{f'in {there}' if there else 'not quantized'}; download both again"
+                f"{f'in {there}' if there else 'not quantized'}; download config.json and the "
+                "weights again"
             )
 
 
@@ -153,14 +154,14 @@ def _texts(value: Any) -> list[str]:
         return []
     if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
         raise ModelError(
-            f"quantization_config has {str(value)[:60]!r} where layer names are expected; download "
+            f"quantization_config must list layer names, got {str(value)[:60]!r}; download "
             "config.json again"
         )
     return [value] if isinstance(value, str) else [*value]
 
 
-_ORIGINAL: Final = "use the checkpoint that it was made from"
-_OURS: Final = f"; treegen itself quantizes a 16-bit checkpoint with {arg('quantization', 'fp8')}"
+_ORIGINAL: Final = "use the original checkpoint"
+_OURS: Final = f", or pass {arg('quantization', 'fp8')} with a 16-bit checkpoint"
 
 OTHER_REFUSED: Final = "use the checkpoint in bfloat16 or float32"
 EXPANDED_METHODS: Final[Mapping[str, str]] = {
@@ -263,7 +264,7 @@ def quantization_of(config: PretrainedConfig) -> QuantizationInfo | None:
     method = str(getattr(method, "value", method))
     if settings.get("transform_config"):
         raise ModelError(
-            f"rotated weights in {method} (transform_config) cannot be used; {_ORIGINAL}"
+            f"{method} weights with rotation (transform_config) are not supported; {_ORIGINAL}"
         )
     formats = formats_of(settings | {"quant_method": method}) if method in FP4_METHODS else []
     if "NVFP4" in formats:
@@ -286,7 +287,7 @@ def check_packages(stored: QuantizationInfo) -> None:
     """Raise ModelError if the package that reads these weights is not installed."""
     if stored.needs and find_spec(stored.needs) is None:
         raise ModelError(
-            f"weights in {stored.stores} need {stored.needs} to be dequantized: "
+            f"dequantizing weights in {stored.stores} requires {stored.needs}: "
             f"{install(_EXTRAS[stored.needs])}"
         )
 
@@ -349,7 +350,7 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
         next((candidate for candidate in candidates if candidate), _UNTOLD.get(method, "unnamed"))
     ).lower()
     if layout not in names:
-        raise refuse(f"the layout {layout} (not {' or '.join(names)})")
+        raise refuse(f"the layout {layout} (expected {' or '.join(names)})")
     bits = settings.get("bits", settings.get("w_bit"))
     group_size = settings.get("group_size", settings.get("q_group_size"))
     settings_of_all = {
@@ -359,7 +360,8 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
     }
     if bits != 4 or not isinstance(group_size, int) or group_size < -1 or group_size == 0:
         raise refuse(
-            f"bits {bits!r} and group_size {group_size!r} (bits must be 4, and group_size a number)"
+            f"bits {bits!r} and group_size {group_size!r} (bits must be 4, and group_size must "
+            "be -1 or a positive integer)"
         )
     if settings_of_all["data_type"] != "int" or settings.get("pack_dtype", "int32") != "int32":
         raise refuse("a data_type other than int, or a pack_dtype other than int32")
@@ -386,15 +388,15 @@ def _bits_of_bitsandbytes(settings: dict[str, Any]) -> int:
     """
     bits = [num for num in (4, 8) if settings.get(f"load_in_{num}bit")]
     if len(bits) != 1:
-        raise _refusal("bitsandbytes", "both or neither of load_in_4bit and load_in_8bit")
+        raise _refusal("bitsandbytes", "load_in_4bit and load_in_8bit both set or both unset")
     kind = settings.get("bnb_4bit_quant_type", "fp4")
     if bits == [4] and kind not in ("nf4", "fp4"):
-        raise _refusal("bitsandbytes", f"bnb_4bit_quant_type {kind!r} (not nf4 or fp4)")
+        raise _refusal("bitsandbytes", f"bnb_4bit_quant_type {kind!r} (expected nf4 or fp4)")
     return bits[0]
 
 
 def _refusal(method: str, what: str) -> ModelError:
-    return ModelError(f"weights in {method} cannot be used with {what}; {_ORIGINAL}{_OURS}")
+    return ModelError(f"{method} weights with {what} are not supported; {_ORIGINAL}{_OURS}")
 
 
 def _is_plain_fp8(settings: dict[str, Any]) -> bool:

@@ -151,8 +151,8 @@ def kept_in_4_bits(
         form = "nvfp4"
     if quantization in ("mxfp4", "nvfp4") and quantization != form:
         raise InputError(
-            f"{arg('quantization', quantization)} is for checkpoints that store "
-            f"{quantization.upper()}, and this one does not; leave it out"
+            f"{arg('quantization', quantization)} requires a checkpoint with "
+            f"{quantization.upper()} weights; remove this argument"
         )
     if not form or not numbers or not can_keep_fp4(device, dtype):
         return ""

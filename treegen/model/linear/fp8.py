@@ -77,8 +77,8 @@ def check_device(device: torch.device, option: str) -> None:
     """
     if device.type == "cuda" and not can_multiply(device):
         raise InputError(
-            f"{torch.cuda.get_device_name(device)} cannot multiply FP8, which needs compute "
-            f"capability {_CAPABILITY[0]}.{_CAPABILITY[1]}; leave out {option}"
+            f"{torch.cuda.get_device_name(device)} does not support FP8, which requires compute "
+            f"capability {_CAPABILITY[0]}.{_CAPABILITY[1]}; remove {option}"
         )
 
 

@@ -122,8 +122,8 @@ def check_ranks(ranks: Ranks | None) -> None:
     """
     if ranks is not None and not isinstance(ranks, Ranks):
         raise InputError(
-            f"ranks must belong to a group of processes, got {ranks!r:.60}; leave it out, or "
-            f"give {arg('tensor_parallel_size')} to LLM"
+            f"ranks must be an instance of Ranks, got {ranks!r:.60}; remove this argument, or "
+            f"pass {arg('tensor_parallel_size')} to LLM"
         )
 
 

@@ -136,7 +136,7 @@ class _Sharding:
         plan = self._plan()
         head = self.module.get_output_embeddings()
         if type(head) is not nn.Linear:
-            raise self._make_error("its output matrix is not a plain linear layer")
+            raise self._make_error("its output layer is not nn.Linear")
         for name, part in list(self.module.named_modules()):
             if f"{name}.".startswith(self.uncut):
                 continue
@@ -191,7 +191,8 @@ class _Sharding:
         cut: Callable[[str, nn.Linear], None] | None = getattr(self, f"_cut_{style}", None)
         if cut is None or type(part) is not nn.Linear:
             raise self._make_error(
-                f"{name} ({type(part).__name__}) has the plan {style!r}, which is not supported"
+                f"{name} ({type(part).__name__}) has the tensor-parallel plan {style!r}, which "
+                "is not supported"
             )
         cut(name, part)
         part.out_features, part.in_features = part.weight.shape
@@ -241,7 +242,8 @@ class _Sharding:
         if style == ONE_OF_EXPERTS:
             if len(shard) % self.size:
                 raise self._make_error(
-                    f"{name} has {len(shard)} experts, which {self.size} does not divide"
+                    f"the number of experts in {name} ({len(shard)}) is not divisible by "
+                    f"{self.size}"
                 )
             shard = shard.chunk(self.size)[self.rank].clone()
         elif style in ("packed_colwise", "packed_rowwise", "colwise", "rowwise"):
@@ -249,7 +251,9 @@ class _Sharding:
             start, stop = self._range(name, pieces[0].shape[dim])
             shard = torch.cat([piece.narrow(dim, start, stop - start) for piece in pieces], dim)
         else:
-            raise self._make_error(f"{name} has the plan {style!r}, which is not supported")
+            raise self._make_error(
+                f"{name} has the tensor-parallel plan {style!r}, which is not supported"
+            )
         return nn.Parameter(shard, requires_grad=False)
 
     def cut_head(self, head: nn.Linear) -> None:
@@ -273,7 +277,7 @@ class _Sharding:
     def _range(self, name: str, width: int) -> tuple[int, int]:
         """Return where the rank's shard of `width` rows or columns begins and ends."""
         if width % self.size:
-            raise self._make_error(f"{name} is {width} wide, which {self.size} does not divide")
+            raise self._make_error(f"the width of {name} ({width}) is not divisible by {self.size}")
         part = width // self.size
         return part * self.rank, part * (self.rank + 1)
 
@@ -315,7 +319,9 @@ class _Sharding:
         if name.rpartition(".")[2] in ("k_proj", "v_proj") and self.size % heads == 0:
             head = self.rank * heads // self.size
             return head, head + 1
-        raise self._make_error(f"{name} makes {heads} heads, which {self.size} does not divide")
+        raise self._make_error(
+            f"the number of heads in {name} ({heads}) is not divisible by {self.size}"
+        )
 
 
 def _ep_plan(module: PreTrainedModel) -> Mapping[str, str]:

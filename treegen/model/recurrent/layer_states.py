@@ -160,7 +160,7 @@ def forward_in_two_steps(module: nn.Module, ids_1N: Tensor) -> Tensor:
     positions_1N = torch.arange(ids_1N.shape[1], device=ids_1N.device)[None]
     name = cache_argument(module.forward)
     if name is None:
-        raise ModelError(f"{type(module).__name__} keeps a state but takes no cache")
+        raise ModelError(f"{type(module).__name__} keeps a state but accepts no cache")
     cache: dict[str, Any] = {}
     logits = []
     for part in (slice(None, -1), slice(-1, None)):

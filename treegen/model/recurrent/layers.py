@@ -107,7 +107,7 @@ def wrap_recurrent(module: nn.Module) -> list[RecurrentLayer]:
         if layer is None:
             cache_name = cache_argument(part.forward)
             if cache_name is None:
-                raise ModelError(f"{type(part).__name__} keeps a state outside of its arguments")
+                raise ModelError(f"{type(part).__name__} keeps a state outside its arguments")
             layer = RecurrentLayer(part, len(layers), cache_name)
             setattr(part, _WRAPPED, layer)
             part.forward = layer

@@ -105,7 +105,7 @@ def read_reward_model(
     )
     if info["missing_keys"]:
         raise ModelError(
-            f"{directory} has no weights for {min(info['missing_keys'])}; download it again"
+            f"{directory} has no weights for {min(info['missing_keys'])}; download the model again"
         )
     head_weights: dict[str, Tensor] = {}
     for file in sorted(directory.glob("*.safetensors")):
@@ -131,7 +131,7 @@ def _linear(
     weights: Mapping[str, Tensor], name: str, directory: Path, dtype: torch.dtype
 ) -> nn.Linear:
     if f"{name}.weight" not in weights:
-        raise ModelError(f"{directory} has no weights for {name}.weight; download it again")
+        raise ModelError(f"{directory} has no weights for {name}.weight; download the model again")
     weight, bias = weights[f"{name}.weight"].to(dtype), weights.get(f"{name}.bias")
     layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, dtype=dtype)
     layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -210,7 +210,8 @@ def as_tree_model(module: PreTrainedModel, head: nn.Module, column: int, name: s
         ) from None
     if any(weight.is_meta for weight in causal.parameters()):
         raise ModelError(
-            f"{name} has other modules than its family's language model; use another reward model"
+            f"the modules of {name} differ from those of its family's language model; use "
+            "another reward model"
         )
     model = from_module(causal, name=name, check=False)
     model.fixed_because = (
@@ -237,7 +238,7 @@ def _causal(module: PreTrainedModel) -> PreTrainedModel:
     body = module.base_model
     if body is module or type(body) is not type(causal.base_model):
         raise ModelError(
-            "its layers are not those of its family's language model; use another reward model"
+            "its layers differ from those of its family's language model; use another reward model"
         )
     setattr(causal, causal.base_model_prefix, body)
     return causal

@@ -64,8 +64,8 @@ class Scorer:
         longest = max(map(len, rows), default=0)
         if self.length is not None and longest > self.length:
             raise InputError(
-                f"a text has {longest:,} tokens but the reward model reads {self.length:,}; "
-                "shorten what it reads"
+                f"the text has {longest:,} tokens, but the reward model accepts at most "
+                f"{self.length:,}; shorten the text"
             )
 
     def batches(self, rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
@@ -116,9 +116,9 @@ def load_scorer(
     form = form or _form_of(name, raw)
     if raw.get("auto_map") and not ours:
         raise ModelError(
-            f"{name} comes with custom code (auto_map in config.json), which treegen does not run "
-            "for reward models; if a class of transformers can load the weights, download the "
-            "model and delete auto_map from its config.json"
+            f"{name} requires custom code (auto_map in config.json), which is not supported for "
+            "reward models; if transformers can load the weights, remove auto_map from a local "
+            "copy"
         )
     trusted = {k: v for k, v in raw.items() if k != "auto_map"}
     check_trust(trusted, "config.json", revision, local=True, trust=False)
@@ -148,9 +148,9 @@ def _form_of(name: str | os.PathLike[str], raw: Mapping[str, Any]) -> str:
     if set(named) & {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()}:  # such as GPT2LMHeadModel
         return CAUSAL
     raise ModelError(
-        f"{name} is not a reward model that treegen supports: its architecture is "
-        f"{', '.join(named) or 'unknown'}; the architecture must end in "
-        f"For{', For'.join(_FORMS)}. Your own function can use any model (by_function, Together)"
+        f"{name} is not a supported reward model: its architecture must end in "
+        f"For{', For'.join(_FORMS)}, got {', '.join(named) or 'unknown'}; to use another model, "
+        "pass your own function (by_function, Together)"
     )
 
 
@@ -197,8 +197,8 @@ def _read(
         raise
     except Exception as error:
         raise ModelError(
-            f"reward model {name} cannot be loaded: {summarize_error(error)}; "
-            "check the name, or download it again"
+            f"reward model {name} cannot be loaded: {summarize_error(error)}; check the name, "
+            "or download the model again"
         ) from None
     if info["missing_keys"]:
         missing = min(info["missing_keys"])

@@ -72,24 +72,23 @@ class Verifier:
             )
         if form == CAUSAL and not self.mark:
             raise InputError(
-                "a language model judges steps at a mark; give the mark of its training, and "
-                f"its tokens for right and wrong steps, such as {arg('mark')}=+ and "
-                f"{arg('tokens')}=+,-"
+                "a language model as verifier requires a mark and two tokens for right and "
+                f"wrong steps; set both to the values used in training, such as {arg('mark')}=+ "
+                f"and {arg('tokens')}=+,-"
             )
         if form == SEQUENCE and self.mark:
-            raise InputError("a sequence classifier reads the whole text; leave out the mark")
+            raise InputError("a mark is not supported with a sequence classifier; remove the mark")
         read_at = getattr(self.scorer.model, "read_at", "")
         if read_at and not self.mark:
-            raise InputError(
-                f"this reward model's scores are read at a mark after each step; set {read_at}"
-            )
+            raise InputError(f"this reward model requires a mark after each step; set {read_at}")
         if form != CAUSAL and self.label is not None:
             num = int(self.scorer.model.config.num_labels)
             if not 0 <= self.label < num:
                 raise InputError(f"{arg('label')} must be less than {num}, got {self.label}")
         if form != SEQUENCE and not tokenizer.is_fast:
             raise InputError(
-                "steps need a tokenizer that returns the positions of tokens (a fast tokenizer)"
+                "scoring steps requires a fast tokenizer, which returns the positions of "
+                "tokens; use another model"
             )
         if not self.separator:
             raise InputError("the separator between steps must not be empty")
@@ -97,10 +96,10 @@ class Verifier:
             self.token_ids()
         if self.mark.isspace() and (self.chat or self.turns):
             raise InputError(
-                "a mark of white space works only without a chat template; leave out chat"
+                "a mark of white space cannot be used together with a chat template; remove chat"
             )
         if self.turns and (form != CAUSAL or self.chat is False or not self._has_chat):
-            raise InputError("turns need a language model with a chat template; leave out turns")
+            raise InputError("turns require a language model with a chat template; remove turns")
 
     @property
     def _has_chat(self) -> bool:
@@ -165,7 +164,8 @@ class Verifier:
             ids = self.scorer.tokenizer(text, add_special_tokens=False)["input_ids"]
             if not ids:
                 raise InputError(
-                    f"{text!r} is not a token of the verifier; give tokens that its tokenizer knows"
+                    f"{text!r} is not in the vocabulary of the verifier's tokenizer; pass other "
+                    "tokens"
                 )
             chosen_ids.append(int(ids[-1]))  # a tokenizer may put a space before it
         return chosen_ids
@@ -189,7 +189,7 @@ class Verifier:
             body += self.mark
             ends.append(len(body.rstrip()))
         if self.chat and not self._has_chat:
-            raise InputError("the verifier has no chat template; leave --chat out")
+            raise InputError("the verifier has no chat template; remove --chat")
         chat = self._has_chat if self.chat is None else self.chat
         text = f"{question}\n{body}"
         if chat:
@@ -198,9 +198,7 @@ class Verifier:
             text = render_chat(tokenizer, messages)
         at = text.rfind(body.strip())
         if at < 0:
-            raise ModelError(
-                "the verifier's chat template changes the answer; try again without chat"
-            )
+            raise ModelError("the verifier's chat template changes the answer; remove chat")
         if form == SEQUENCE:
             ids = list(tokenizer(text, add_special_tokens=not chat)["input_ids"])
             return ids, [self.last(ids)]
@@ -237,7 +235,7 @@ class Verifier:
             at = text.rfind(self.mark.strip())
             if at < 0:
                 raise ModelError(
-                    "the verifier's chat template changes the mark; leave out turns, or give "
+                    "the verifier's chat template changes the mark; remove turns, or pass "
                     "another mark"
                 )
             encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

@@ -33,9 +33,9 @@ def check_settings(model: Model, config: Any, name: str) -> None:
     for key in ("model_type", *sorted(own)):  # other keys are those of other tools
         if not _is_same(own.get(key), new.get(key)):
             raise InputError(
-                f"{name} has {key} {new.get(key)!r:.60}, and the model has "
-                f"{own.get(key)!r:.60}; give weights of the same model, or only the named tensors "
-                "to keep the model's settings"
+                f"{name} has {key} {new.get(key)!r:.60}, but the model has "
+                f"{own.get(key)!r:.60}; pass weights of the same model, or pass only named "
+                "tensors to keep the model's settings"
             )
 
 

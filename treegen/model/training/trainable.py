@@ -40,19 +40,19 @@ def unwrap(module: Any) -> PreTrainedModel:
     if hasattr(module, "get_base_model"):
         if any(config.is_prompt_learning for config in module.peft_config.values()):
             raise InputError(
-                "adapters that learn prompts are not supported; use LoRA or a similar kind"
+                "prompt learning adapters are not supported; use LoRA or a similar adapter"
             )
         if module.training and any(c.peft_type == "PVERA" for c in module.peft_config.values()):
             raise InputError(
-                "PVeRA adapters draw random numbers for each token in training, but the tree "
-                "has only one copy of a shared token; use another kind of adapter"
+                "PVeRA adapters are not supported in training, because PVeRA draws random "
+                "numbers for each token and samples share tokens; use another adapter"
             )
         module = module.get_base_model()
     if not isinstance(module, PreTrainedModel):
         raise InputError(
-            "the tree loss needs a transformers model, with or without DDP or a PEFT adapter, "
-            f"got {type(module).__name__}; weights sharded by FSDP1 or DeepSpeed are not "
-            "supported"
+            "the tree loss requires a transformers model, with or without DDP or a PEFT "
+            f"adapter, got {type(module).__name__}; weights sharded by FSDP1 or DeepSpeed are "
+            "not supported"
         )
     return module
 
@@ -86,8 +86,9 @@ def _check_module(module: PreTrainedModel) -> ModelSpec:
         )
     if len(devices := {str(weight.device) for weight in module.parameters()}) > 1:
         raise ModelError(
-            f"the weights of this {name} model are on {', '.join(sorted(devices))}; the tree "
-            "loss needs all weights on one device: load the model without device_map"
+            "the tree loss requires all weights on one device, got "
+            f"{', '.join(sorted(devices))} for this {name} model; load the model without "
+            "device_map"
         )
     refuse_family(config)
     if types := recurrent_types(config):
@@ -120,9 +121,9 @@ def _check_dropout(module: nn.Module) -> None:
         for name, value in _random_settings(part) if part.training else ():
             path = next(path for path, other in module.named_modules() if other is part)
             raise ModelError(
-                f"{path or 'the model'} ({type(part).__name__}) has {name} {value}: all samples "
-                "below a shared token would get the same random numbers; set it to 0, or call "
-                "eval() on the module"
+                f"{path or 'the model'} ({type(part).__name__}) has {name} {value}, which gives "
+                f"all samples below a shared token the same random numbers; set {name} to 0, or "
+                "call eval() on the module"
             )
 
 

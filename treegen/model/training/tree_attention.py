@@ -38,9 +38,9 @@ def _attention(
         raise make_keyword_error(module)
     if rate := options.get("dropout"):
         raise ModelError(
-            f"{type(module).__name__} calls attention with dropout {rate}: all samples below a "
-            "shared token would get the same random numbers; set it to 0, or call eval() on the "
-            "module"
+            f"{type(module).__name__} calls attention with dropout {rate}, which gives all "
+            "samples below a shared token the same random numbers; set dropout to 0, or call "
+            "eval() on the module"
         )
     call = read_call(module, *tensors, **options)
     device_type = call.q_THK.device.type

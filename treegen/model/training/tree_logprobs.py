@@ -155,14 +155,14 @@ def check_tokens(
     longest = int(positions_T.max(initial=-1)) + 1
     if longest > context:
         raise ContextError(
-            f"a sample of the tree has {longest:,} tokens, and the model's context is "
-            f"{context:,}; leave it out or cut it"
+            f"a sample of the tree has {longest:,} tokens, but the model's context is "
+            f"{context:,} tokens; remove or shorten the sample"
         )
     wrong = tokens_T[(tokens_T < 0) | (tokens_T >= vocab_size)]
     if len(wrong):
         raise InputError(
-            f"the tree has token {wrong[0]}, but the model's ids are 0 to {vocab_size - 1}; use "
-            "the model's own tokenizer"
+            f"the tree has token {wrong[0]}, but the model's token ids must be from 0 to "
+            f"{vocab_size - 1}; use the model's own tokenizer"
         )
 
 

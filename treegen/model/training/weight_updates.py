@@ -171,8 +171,8 @@ def _fit(
         other, before = sources.setdefault(id(target), (name, tensor))
         if before is not tensor and not _is_equal(before, tensor):
             raise InputError(
-                f"{other} and {name} differ, but the model has one weight for both; give only "
-                "one of them"
+                f"{other} and {name} differ, but the model has one weight for both names; pass "
+                "only one of the two tensors"
             )
     return dict(sources.values()), digest
 
@@ -184,7 +184,7 @@ def _refuse(model: Model) -> None:
     for name, part in model.module.named_modules():
         if isinstance(part, Fp4Linear | FourBitExperts):
             raise ModelError(
-                f"the weights in 4 bits of {name} cannot be updated; load the model with "
+                f"the 4-bit weights of {name} cannot be updated; load the model with "
                 f"{arg('quantization', 'none')}"
             )
 
@@ -227,13 +227,13 @@ def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return named tensors as a dict; what a generator yields stays in memory."""
     if isinstance(weights, Mapping):
         if unnamed := [name for name in weights if not isinstance(name, str)]:
-            raise InputError(f"the names of tensors must be text, got {unnamed[0]!r:.60}")
+            raise InputError(f"tensor names must be strings, got {unnamed[0]!r:.60}")
         return dict(weights)
     tensors: dict[str, Tensor] = {}
     places: dict[int, str] = {}
     if not isinstance(weights, Iterable):
         raise InputError(
-            "update needs the directory of a checkpoint, a module or named tensors, got "
+            "update requires a checkpoint directory, a module or named tensors, got "
             f"{type(weights).__name__}"
         )
     for pair in weights:
@@ -241,14 +241,14 @@ def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
             case (str(name), Tensor() as tensor):
                 pass
             case _:
-                raise InputError(f"update takes pairs of a name and a tensor, got {pair!r:.60}")
+                raise InputError(f"update expects pairs of a name and a tensor, got {pair!r:.60}")
         if name in tensors:
-            raise InputError(f"two tensors are named {name}; give one")
+            raise InputError(f"two tensors are named {name}; pass one tensor for each name")
         other = places.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
         if other != name and targets.get(name) is not targets.get(other, tensor):
             raise InputError(
-                f"{other} and {name} are in the same memory, so one has overwritten the other; "
-                "yield clones"
+                f"{other} and {name} use the same memory, so one tensor has overwritten the "
+                "other; yield clones"
             )
         tensors[name] = tensor
     return tensors
@@ -259,11 +259,11 @@ def _check_names(
 ) -> None:
     if unknown := [name for name in tensors if name not in targets]:
         raise InputError(
-            f"the model has no weights with these names: {_list(unknown)}; leave them out"
+            f"the model has no weights with these names: {_list(unknown)}; remove these tensors"
         )
     covered = {id(targets[name]) for name in tensors}
     if missing := [name for name, weight in required.items() if id(weight) not in covered]:
-        raise InputError(f"the new weights lack {_list(missing)}; give all weights of the model")
+        raise InputError(f"the new weights have no {_list(missing)}; pass all weights of the model")
 
 
 def _list(names: list[str]) -> str:
@@ -273,22 +273,24 @@ def _list(names: list[str]) -> str:
 
 def _check_tensor(name: str, tensor: Any, target: Tensor) -> None:
     if not isinstance(tensor, Tensor):
-        raise InputError(f"{name} is not a tensor, but a {type(tensor).__name__}")
+        raise InputError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if hasattr(tensor, "full_tensor"):
-        raise InputError(f"{name} is sharded over processes; give {name}.full_tensor()")
+        raise InputError(f"{name} is sharded over processes; pass {name}.full_tensor()")
     if tensor.shape != target.shape:
         raise InputError(
-            f"{name} is {list(tensor.shape)}, and the model's is {list(target.shape)}; give "
+            f"{name} must have shape {list(target.shape)}, got {list(tensor.shape)}; pass "
             "weights of the same model"
         )
     if tensor.is_meta or tensor.layout != torch.strided:
         raise InputError(
-            f"{name} has no plain numbers, but layout {tensor.layout} on {tensor.device}; give a "
-            "dense tensor with its numbers"
+            f"{name} must be a dense tensor with data, got layout {tensor.layout} on "
+            f"{tensor.device}"
         )
     is_wide = tensor.is_floating_point() and tensor.itemsize > 1
     if target.is_floating_point() and not is_wide:
-        raise InputError(f"{name} is in {tensor.dtype}; give real numbers of 16 bits or more")
+        raise InputError(
+            f"{name} must have a floating-point dtype of at least 16 bits, got {tensor.dtype}"
+        )
 
 
 def _check_finite(name: str, tensor: Tensor, target: Tensor, model: Model) -> None:
@@ -300,7 +302,9 @@ def _check_finite(name: str, tensor: Tensor, target: Tensor, model: Model) -> No
         return
     old = model.module.state_dict().get(name) if target.is_meta else target
     if old is None or _is_finite(old if old.itemsize > 1 else old.to(dtype), dtype):
-        raise InputError(f"{name} has numbers that are not finite in {dtype}; the old weights stay")
+        raise InputError(
+            f"{name} has values that are not finite in {dtype}; the old weights are kept"
+        )
 
 
 def _is_finite(tensor: Tensor, dtype: torch.dtype) -> bool:
@@ -321,7 +325,7 @@ def _unwrap(module: nn.Module) -> Any:
         part = part.module
     if hasattr(part, "get_base_model"):
         if any(config.is_prompt_learning for config in part.peft_config.values()):
-            raise InputError("adapters that learn prompts have no weights to merge; use LoRA")
+            raise InputError("prompt learning adapters have no weights to merge; use LoRA")
         part = part.get_base_model()
     return part
 
@@ -365,7 +369,7 @@ def _merge(path: str, layer: Any) -> Tensor:
 
 def _not_plain_error(path: str) -> InputError:
     return InputError(
-        f"the adapter of {path} is not plain LoRA; give copy.deepcopy(module).merge_and_unload()"
+        f"the adapter of {path} is not plain LoRA; pass copy.deepcopy(module).merge_and_unload()"
     )
 
 
@@ -426,14 +430,14 @@ def _convert(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             )
         except Exception as error:
             raise InputError(
-                f"the new weights do not fit the model: {summarize_error(error)}; give the "
-                "weights of the module, or of a checkpoint of the same model"
+                f"the new weights do not fit the model: {summarize_error(error)}; pass the "
+                "weights of the module or of a checkpoint of the same model"
             ) from None
     for kind in ("mismatched", "unexpected", "missing"):
         names = sorted(map(str, info[f"{kind}_keys"]))
         if names := [name for name in names if not name.startswith(_unloaded_prefixes(model))]:
             raise InputError(
-                f"the new weights do not fit the model: {kind} {_list(names)}; give the weights "
-                "of the module, or of a checkpoint of the same model"
+                f"the new weights do not fit the model: {kind} {_list(names)}; pass the weights "
+                "of the module or of a checkpoint of the same model"
             )
     return cast(dict[str, Tensor], loaded.state_dict())
