@@ -386,7 +386,7 @@ def test_a_stream_yields_as_samples_finish_and_can_be_left(llm: LLM) -> None:
     rest = list(stream)
     gone = {("q1", 3), *(("q0", i) for i in range(8))} - {(first.prompt_id, first.sample_index)}
     assert not gone & tokens_of(rest).keys()
-    with pytest.raises(InputError, match="no prompt is named 'q9'"):
+    with pytest.raises(InputError, match="the prompt 'q9' was not found"):
         stream.cancel("q9")
     with llm.stream(tree_of(8), params) as abandoned:
         next(abandoned)
@@ -434,7 +434,9 @@ def test_a_full_gpu_says_what_to_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
 
     with monkeypatch.context() as patch:
         patch.setattr(llm.model, "_forward", full)
-        with pytest.raises(CapacityError, match=r"cpu has no memory left for a pass.*max_rows="):
+        with pytest.raises(
+            CapacityError, match=r"cpu has no memory left for a forward pass.*max_rows="
+        ):
             llm.generate(["a"], GREEDY)
     monkeypatch.setattr("treegen.model.model._zeros", full)
     with pytest.raises(CapacityError, match=r"a cache of .* is more than the free memory of cpu"):
