@@ -23,14 +23,14 @@ def llm() -> LLM:
         ({"max_new_tokens": 5}, r"; use params=SamplingParams\(max_tokens=5\)"),
         ({"num_return_sequences": 3}, r"; use params=SamplingParams\(n=3\)"),
         ({"lora_request": object()}, r"; load the adapter with LLM\(model, adapter=DIR\)"),
-        ({"attention_mask": None}, "; leave it out"),
+        ({"attention_mask": None}, "; remove the argument"),
         ({"tool": []}, r"; did you mean tools=\?"),
         (
             {"temprature": 1, "use_tqm": True},
             r"'temprature' and no 'use_tqm'; temprature: use params=SamplingParams"
             r"\(temperature=1\); use_tqm: did you mean use_tqdm=\?",
         ),
-        ({"xyz": 1}, "; it has prompts, params, tools, chat_template_kwargs, progress"),
+        ({"xyz": 1}, "; the arguments are prompts, params, tools, chat_template_kwargs, progress"),
     ],
 )
 def test_generate_tells_what_to_give(llm: LLM, given: dict[str, Any], why: str) -> None:
@@ -46,7 +46,7 @@ def test_other_calls_tell_it_too(llm: LLM) -> None:
         llm.run(node, sampling_params=None)  # type: ignore[call-arg]
     with pytest.raises(InputError, match=r"run has no 'use_tqdm'; did you mean progress=\?"):
         llm.run(node, use_tqdm=False)  # type: ignore[call-arg]
-    with pytest.raises(InputError, match="score has no 'n'; it has pairs, top"):
+    with pytest.raises(InputError, match="score has no 'n'; the arguments are pairs, top"):
         llm.score([("a", "b")], n=1)  # type: ignore[call-arg]
 
 

@@ -188,8 +188,8 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
         await good
         refused: list[tuple[str | list[int], SamplingParams, str]] = [
             ([10**6], SamplingParams(), "token id 1000000"),
-            (PROMPT, SamplingParams(n=9_999), "one call requests"),
-            (PROMPT, SamplingParams(logit_bias={10**6: 1}), "logit_bias has token"),
+            (PROMPT, SamplingParams(n=9_999), "a call can request at most"),
+            (PROMPT, SamplingParams(logit_bias={10**6: 1}), "logit_bias contains token"),
         ]
         for prompt, params, message in refused:
             with pytest.raises(InputError, match=message):
@@ -198,7 +198,7 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
         for call in (served.generate([PROMPT], many), anext(served.stream([PROMPT], many))):
             with pytest.raises(InputError, match="params is a list"):
                 await call
-        with pytest.raises(InputError, match="one call requests"):
+        with pytest.raises(InputError, match="a call can request at most"):
             await served.encode([PROMPT] * 9_999)
         scores = await served.score([[5, 6, 7], [5, 6, 8]])
         assert [score.tokens for score in scores] == [(6, 7), (6, 8)]

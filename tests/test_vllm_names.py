@@ -78,13 +78,16 @@ def test_forms_of_prompts(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("prompts", "why"),
     [
-        ([{"role": "user", "content": "Hi"}], r"one conversation; pass it to llm\.chat"),
+        (
+            [{"role": "user", "content": "Hi"}],
+            r"a single conversation; pass the conversation to llm\.chat",
+        ),
         ({"prompt": "a", "multi_modal_data": {"image": 1}}, "pass images as parts of chat"),
         (
             {"prompt_embeds": [1.0]},
-            "a prompt has the unknown key 'prompt_embeds'; give text, token ids",
+            "a prompt has the unknown key 'prompt_embeds'; pass text, token ids",
         ),
-        ([{}], "a dict without prompt or prompt_token_ids"),
+        ([{}], "a dict must have the key prompt or prompt_token_ids"),
         ([{"prompt": 5}], "content is a int"),
         (5, "prompts must be a list"),
     ],
@@ -136,10 +139,10 @@ def test_allowed_token_ids(llm: LLM) -> None:
     assert min(c.cumulative_logprob for c in processed) > min(c.cumulative_logprob for c in limited)
     everything = replace(free, allowed_token_ids=range(llm.spec.vocab_size))
     assert [completion.text for completion in llm.generate(prompts[1], everything)[0]] == texts
-    with pytest.raises(InputError, match="allowed_token_ids has token 1000000"):
+    with pytest.raises(InputError, match="allowed_token_ids contains token 1000000"):
         llm.generate(prompts, SamplingParams(allowed_token_ids=[1, 1_000_000]))
     ends = list(llm.spec.eos_token_ids)
-    with pytest.raises(InputError, match="min_tokens excludes all"):
+    with pytest.raises(InputError, match="min_tokens excludes every"):
         llm.generate(prompts, SamplingParams(allowed_token_ids=ends, min_tokens=1))
     assert llm.generate(prompts[0], SamplingParams(allowed_token_ids=ends))[0][0].text == ""
 

@@ -94,7 +94,7 @@ def _metrics(url: str) -> str:
         (["--model", "demo", "--host", "0.0.0.0"], "give --api-key too"),
         (
             ["--model", "demo", "--weights-dir", "/tmp"],
-            "--weights-dir needs a key; set --api-key too",
+            "--weights-dir requires an API key; set --api-key too",
         ),
         (["--model", "demo", "--max-waiting", "0"], "--max-waiting must be at least 1"),
         (["--model", "demo", "--max-nodes", "-1"], "--max-nodes must be at least 0"),

@@ -47,7 +47,7 @@ def test_what_cannot_guess_is_refused_before_weights_are_loaded(
         (("--draft-tokens", "0"), "--draft-tokens must be at least 1"),
         (("--draft-tokens", "4"), "--draft-tokens needs --speculate or --draft-model"),
         (("--draft-tokens", "4", "--speculate", "off"), "--draft-tokens needs"),
-        (("--draft-model", "demo"), "demo has another tokenizer"),
+        (("--draft-model", "demo"), "demo and the model have different tokenizers"),
         (("--draft-model", "demo", "--speculate", "ngram"), "leave out one of the two"),
     ):
         refused = treegen(*arguments, *options)

@@ -87,7 +87,7 @@ def test_a_cluster_that_loses_all_its_gpus_ends_the_run(
             assert next(stream).num_tokens == 150
             monkeypatch.setattr("treegen.llm.cluster.worker_pool.PATIENCE", 3.0)
             nodes.remove_node(node)
-            with pytest.raises(WorkerError, match=r"no worker is left \(Ray has found no room"):
+            with pytest.raises(WorkerError, match=r"no worker is left \(Ray found no room"):
                 list(stream)
     finally:
         ray.shutdown()

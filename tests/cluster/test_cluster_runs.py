@@ -234,7 +234,7 @@ def test_evaluate_takes_a_cluster(whole: Path, cluster: Cluster, tmp_path: Path)
 
 
 def test_what_takes_an_llm_runs_on_workers_or_says_why_not(cluster: Cluster, tiny: Path) -> None:
-    with pytest.raises(InputError, match="AsyncLLM needs an LLM, not a Cluster"):
+    with pytest.raises(InputError, match="AsyncLLM does not support a Cluster"):
         AsyncLLM(cluster)
     assert not isinstance(cluster, LLM)
     with LLM(str(tiny), memory="4MiB") as llm:

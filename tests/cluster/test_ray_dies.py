@@ -114,7 +114,7 @@ def test_rays_processes_are_killed(
     stored = kept.read_bytes().count(b"\n") if kept.exists() else 0
     assert "Traceback" not in err, err
     if killed.returncode == 1:
-        assert "died, which stops Ray" in err and f"--resume {path}" in err, err
+        assert "Ray stopped, because Ray's process" in err and f"--resume {path}" in err, err
         (run,) = json.loads(out)["runs"]
         assert run["done"] == stored < run["planned"] == 400
     elif killed.returncode == 2:  # nothing was drawn yet

@@ -204,14 +204,16 @@ def test_a_kept_prefix_is_not_computed_again(llm: LLM) -> None:
             assert got.usage.prompt_tokens_computed == want.usage.prompt_tokens_computed - reused
         longer = llm.keep(FEW_SHOT + QUESTIONS[0], name="longer")
         assert longer.usage.prompt_tokens_computed < shared
-        with pytest.raises(InputError, match="named 'shots' is kept already"):
+        with pytest.raises(InputError, match="prefix 'shots' already exists"):
             llm.keep("other", name="shots")
     assert [name for name, _ in llm.list_prefixes()] == ["longer"]
     whole = llm.generate([FEW_SHOT + QUESTIONS[0]], params)  # all but its last token is kept
     assert whole[0][0].tokens
     llm.drop("longer")
     assert llm.cache.pool.num_used == used
-    with pytest.raises(InputError, match="no kept prefix is named 'longer'; kept: none"):
+    with pytest.raises(
+        InputError, match="the kept prefix 'longer' was not found; kept prefixes: none"
+    ):
         llm.drop("longer")
 
 
@@ -367,7 +369,7 @@ def test_threads_may_share_a_stream(llm: LLM, kind: str) -> None:
 
 def test_a_copy_of_an_llm_is_the_same_one_and_it_is_not_pickled(llm: LLM) -> None:
     assert copy.copy(llm) is llm and copy.deepcopy([llm])[0] is llm
-    with pytest.raises(InputError, match="no LLM can be pickled"):
+    with pytest.raises(InputError, match="LLM cannot be pickled"):
         pickle.dumps(llm)
 
 
@@ -384,7 +386,7 @@ def test_a_stream_yields_as_samples_finish_and_can_be_left(llm: LLM) -> None:
     rest = list(stream)
     gone = {("q1", 3), *(("q0", i) for i in range(8))} - {(first.prompt_id, first.sample_index)}
     assert not gone & tokens_of(rest).keys()
-    with pytest.raises(InputError, match="no prompt is named 'q9'"):
+    with pytest.raises(InputError, match="the prompt 'q9' was not found"):
         stream.cancel("q9")
     with llm.stream(tree_of(8), params) as abandoned:
         next(abandoned)
@@ -432,7 +434,9 @@ def test_a_full_gpu_says_what_to_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -
 
     with monkeypatch.context() as patch:
         patch.setattr(llm.model, "_forward", full)
-        with pytest.raises(CapacityError, match=r"cpu has no memory left for a pass.*max_rows="):
+        with pytest.raises(
+            CapacityError, match=r"cpu has no memory left for a forward pass.*max_rows="
+        ):
             llm.generate(["a"], GREEDY)
     monkeypatch.setattr("treegen.model.model._zeros", full)
     with pytest.raises(CapacityError, match=r"a cache of .* exceeds the free memory of cpu"):
@@ -482,7 +486,7 @@ def test_prompts_that_cannot_be_run_are_refused_with_the_numbers(
         load(checkpoint, max_rows=0)
     with pytest.raises(InputError, match="sharing must be one of"):
         load(checkpoint, sharing="some")
-    with pytest.raises(InputError, match="skip names sample 9"):
+    with pytest.raises(InputError, match="skip contains sample 9"):
         llm.stream(tree_of(), skip=[("q0", 9)])
     with pytest.raises(InputError, match="prompts must be a list"):
         llm.generate(5)  # type: ignore[arg-type]

@@ -295,7 +295,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM) -> None:
     ):
         with pytest.raises(InputError, match=r"n=8 has an effect only in LLM\.generate"):
             call()
-    with pytest.raises(InputError, match="logit_bias has token 9999"):
+    with pytest.raises(InputError, match="logit_bias contains token 9999"):
         llm.generate(["a"], SamplingParams(logit_bias={9999: 1.0}))
     for options, name in (
         ({"dtype": "bfloat16"}, "dtype"),

@@ -295,10 +295,12 @@ def test_what_cannot_be_guessed_is_refused(tmp_path: Path, checkpoint: Path) -> 
         load(checkpoint, speculate="ngram", draft_model=str(checkpoint))
     with pytest.raises(InputError, match="is not supported with tensor_parallel_size"):
         load(checkpoint, draft_model=str(checkpoint), tensor_parallel_size=2)
-    with pytest.raises(InputError, match="demo has another tokenizer"):
+    with pytest.raises(InputError, match="demo and the model have different tokenizers"):
         load(checkpoint, draft_model="demo")
     tiny_models.save_tiny_model(tmp_path, "qwen3_next")
-    with pytest.raises(InputError, match="recurrent layers, so it cannot draft tokens"):
+    with pytest.raises(
+        InputError, match="recurrent layers, which are not supported in a draft model"
+    ):
         load(checkpoint, draft_model=str(tmp_path))
-    with pytest.raises(InputError, match="recurrent layers, whose states cannot be reset"):
+    with pytest.raises(InputError, match="states of recurrent layers cannot be reset"):
         load(tmp_path, speculate="ngram")

@@ -259,7 +259,7 @@ def test_a_search_goes_on_in_the_state_of_the_node(checkpoint: Path) -> None:
         texts = {leaf.path_text for leaf in leaves if leaf.finish_reason == "stop"}
         assert texts and all(len(text) == 8 and text[4] == "-" for text in texts)
         child = session.sample({root: 1})[root][0].extend("what is this?")
-        with pytest.raises(InputError, match="cannot be the beginning of its regex"):
+        with pytest.raises(InputError, match="is not a valid beginning of its regex"):
             session.sample({child: 1})
 
 

@@ -366,7 +366,7 @@ def test_bad_arguments(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
         E2BEnvironment()
     with pytest.raises(InputError, match="timeout at least twice"):
         E2BEnvironment(allow_code_execution=True, command_seconds=60, timeout=100)
-    with pytest.raises(InputError, match="there is no template 'none'"):
+    with pytest.raises(InputError, match="the template 'none' was not found"):
         use(lambda environment: environment.start(PROBLEM), template="none")
     files = Problem("p", "", "", metadata={"files": {"a/": "x", "": "y"}})
     with pytest.raises(InputError, match="first files of a problem"):

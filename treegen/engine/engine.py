@@ -253,8 +253,8 @@ class Engine:
         """
         if mode == "shared" and self.align > 1 and self.model.spec.states:
             raise InputError(
-                f"a reproducible LLM with recurrent layers cannot use {arg('cache', 'shared')}; "
-                f"give {arg('cache', 'all')}"
+                f"{arg('cache', 'shared')} is not supported with a reproducible LLM with "
+                f"recurrent layers; use {arg('cache', 'all')}"
             )
         with self._starting:
             self.model.check_weights()  # first, because an error must leave the old weights
@@ -358,8 +358,8 @@ def _check_room(name: str, plan: Plan, cache: PagedCache, prefix_cache: PrefixCa
         states = 2 * (len(plan.segments) + len(plan.requests))
         if states > cache.states.num_slots:
             raise CapacityError(
-                f"prefix {name!r} needs {states:,} recurrent states while it is computed, but "
-                f"{cache.states.num_slots:,} fit; give the cache more memory"
+                f"prefix {name!r} needs {states:,} recurrent states, but the cache has room for "
+                f"{cache.states.num_slots:,}; give the cache more memory"
             )
 
 

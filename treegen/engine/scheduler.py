@@ -415,7 +415,7 @@ class Scheduler:
                 # A row is preempted only when all its tokens are known.
                 self._collect_results()
             elif not self._results.end() and not self._admission.reclaim_pages():
-                needed = f"a single sample needs {short} more cache pages than exist"
+                needed = f"a single sample needs {short} more cache pages than the cache has"
                 raise CapacityError(f"{needed}; give the cache more memory")
         if not len(order):
             return None

@@ -147,7 +147,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         Raises:
             InputError: the run was started otherwise, and so draws all of its plan.
         """
-        raise InputError("work cannot be added to this run; start it with LLM.open_stream")
+        raise InputError("work cannot be added to this run; start the run with LLM.open_stream")
 
     @synchronized
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:
@@ -161,12 +161,12 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
             InputError: there is no such prompt or sample.
         """
         if prompt_id not in self._place:
-            raise InputError(f"no prompt is named {prompt_id!r}; name one of the tree")
+            raise InputError(f"the prompt {prompt_id!r} was not found; use a prompt of the tree")
         samples = self.plan.requests[self._place[prompt_id]].samples
         if sample_index is not None and not 0 <= sample_index < samples:
             raise InputError(
-                f"prompt {prompt_id!r} has no sample {sample_index}; it has {samples} samples, "
-                "numbered from 0"
+                f"prompt {prompt_id!r} has no sample {sample_index}; use a sample index below "
+                f"{samples}"
             )
         self.scheduler.cancel(self._place[prompt_id], sample_index)
 

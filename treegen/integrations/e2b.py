@@ -117,7 +117,7 @@ class E2BEnvironment:
         except MissingError:
             name = self._new["templateID"]
             raise InputError(
-                f"there is no template {name!r:.80}; use a template that the server has"
+                f"the template {name!r:.80} was not found; use a template that the server has"
             ) from None
         await world.make_directory()
         await write_first_files(world, self._files(problem))
@@ -197,7 +197,7 @@ class E2BEnvironment:
 
     async def _create(self, body: dict[str, Any]) -> E2BWorld:
         if self._is_closed:
-            raise StoppedError("the environment is closed; create a new one")
+            raise StoppedError("the environment is closed; create a new environment")
         created = await self._server.call("POST", "/sandboxes", body)
         with check_form():
             return self.adopt(created)

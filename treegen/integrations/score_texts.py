@@ -103,9 +103,9 @@ def read_extent(folder: Path) -> WrittenExtent:
     for path in sorted(folder.glob(_PATTERN)):
         if path.name != f"scores-{at.rows:09d}.parquet":
             raise RunError(
-                f"the name of {path} does not match the number of rows in the files before it, so "
-                "a file is missing or renamed; restore the folder from a copy, or give another "
-                "folder"
+                f"the name of {path} does not match the number of rows in the earlier files, so a "
+                "file is missing or was renamed; restore the folder from a copy, or choose "
+                "another folder"
             )
         try:
             at = _reached_by(path, at)
@@ -125,9 +125,9 @@ def _reached_by(path: Path, start: WrittenExtent) -> WrittenExtent:
         extent = json.loads((parquet.schema_arrow.metadata or {})[_META])
         kinds = {name: type(value) for name, value in extent.items()}
         if kinds != {"rows": int, "tokens": int, "seen": str}:
-            raise ValueError("it does not state which rows it has")
+            raise ValueError("the file does not state which rows the file contains")
         if extent["rows"] != start.rows + parquet.metadata.num_rows:
-            raise ValueError("it does not have the rows that it states")
+            raise ValueError("the number of rows differs from the number that the file states")
     return WrittenExtent(**extent)
 
 
@@ -267,8 +267,8 @@ def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None
         stored = stored if isinstance(stored, dict) else {}
         names = [name for name in settings if stored.get(name) != settings[name]]
         raise RunError(
-            f"{folder} has scores made with a different {' and '.join(names)}; choose another "
-            "folder"
+            f"{folder} contains scores that were made with a different {' and '.join(names)}; "
+            "choose another folder"
         )
 
 
@@ -279,7 +279,7 @@ def _pass(texts: Iterator[InputText], at: WrittenExtent, path: Path, folder: Pat
     last = next(islice(texts, at.rows - 1, None), None)
     if last is None or last.seen != at.seen:
         raise RunError(
-            f"{folder} has scores of other texts, which {path} does not begin with; choose "
+            f"{folder} contains scores of texts that are not the first texts of {path}; choose "
             "another folder"
         )
 
@@ -349,21 +349,24 @@ def _text_of(line: bytes, where: str, number: int, digest: str) -> InputText:
     if not isinstance(row, dict) or not (
         {"text"} <= row.keys() or {"prompt", "completion"} <= row.keys()
     ):
-        raise DataError(f"{where} has no text, and no prompt with a completion; give one of them")
+        raise DataError(
+            f"{where} must have either text, or prompt and completion; add the missing keys"
+        )
     if unknown := row.keys() - _KEYS:
         raise DataError(
-            f"{where} has {', '.join(sorted(unknown))}, which treegen does not know; a line has "
-            "id, and either text or prompt and completion"
+            f"{where} has unknown keys: {', '.join(sorted(unknown))}; use only id, and either "
+            "text or prompt and completion"
         )
     if "text" in row and len(row.keys() & _KEYS - {"id"}) > 1:
-        raise DataError(f"{where} has both text and prompt or completion; give one of them")
+        raise DataError(
+            f"{where}: text cannot be used together with prompt or completion; remove one of the "
+            "two"
+        )
     text = _get_content(where, "text" if "text" in row else "completion", row)
     empty: ScoreInput = "" if isinstance(text, str) else []
     context = empty if "text" in row else _get_content(where, "prompt", row)
     if isinstance(context, str) != isinstance(text, str):
-        raise DataError(
-            f"{where}: give prompt and completion in the same form, as text or as token ids"
-        )
+        raise DataError(f"{where}: prompt and completion must both be text or both be token ids")
     return InputText(_id_of(row.get("id", number), where), where, context, text, digest)
 
 

@@ -240,13 +240,13 @@ def _module_of(trainer: Any) -> Any:
     """
     if trainer.use_vllm:
         raise InputError(
-            "treegen does not support use_vllm, which would keep a second copy of the "
-            "weights; leave it out"
+            "use_vllm is not supported, because vLLM would keep a second copy of the weights; "
+            "set use_vllm=False"
         )
     if trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled:
         raise InputError(
-            "weights that are sharded by DeepSpeed or FSDP are not supported; "
-            "train with DDP, or leave rollout_func out"
+            "weights that are sharded by DeepSpeed or FSDP are not supported; train with DDP, or "
+            "remove rollout_func"
         )
     module = trainer.accelerator.unwrap_model(trainer.model)
     if hasattr(module, "get_base_model"):
@@ -278,7 +278,7 @@ def _sampling_params(trainer: Any, *, seed: int) -> SamplingParams:
     if refused:
         raise InputError(
             f"treegen does not support {', '.join(refused)} in the trainer's generation_kwargs; "
-            f"treegen supports {', '.join((*_NAMES, *_ALLOWED))}; leave out the others"
+            f"use only {', '.join((*_NAMES, *_ALLOWED))}"
         )
     settings = {
         param: set_kwargs[option] for option, param in _NAMES.items() if option in set_kwargs

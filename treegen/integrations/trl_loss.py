@@ -55,8 +55,8 @@ def with_tree_loss(trainer_class: type[Trainer]) -> type[Trainer]:
         if isinstance(trainer_class, type) and issubclass(trainer_class, base):
             return type(trainer_class.__name__, (mixin, trainer_class), {})
     raise InputError(
-        "the tree loss is for GRPOTrainer, RLOOTrainer, SFTTrainer and their subclasses, got "
-        f"{getattr(trainer_class, '__name__', trainer_class)}"
+        "the tree loss supports only GRPOTrainer, RLOOTrainer, SFTTrainer and their subclasses, "
+        f"got {getattr(trainer_class, '__name__', trainer_class)}"
     )
 
 
@@ -115,8 +115,8 @@ class _TreeModel:
         if not fused_lm_head:
             if torch.is_grad_enabled():
                 raise InputError(
-                    "the tree loss computes only log-probabilities, but this loss needs "
-                    "logits; leave out compute_loss_func and label_smoothing_factor"
+                    "the tree loss computes only log-probabilities, but this loss needs logits; "
+                    "remove compute_loss_func and label_smoothing_factor"
                 )
             return self._model(**inputs)
         input_ids, labels = inputs.pop("input_ids"), inputs.pop("labels")
@@ -186,8 +186,8 @@ class _PackedBatch:
         is_first = is_text & ~np.pad(is_text, ((0, 0), (1, 0)))[:, :-1]
         if (is_first.sum(1) > 1).any():
             raise InputError(
-                "a row of the batch has padding between its tokens; pad only at the "
-                "beginning or the end"
+                "a row of the batch has padding between tokens; pad only at the beginning or the "
+                "end"
             )
         if positions_BL is not None:
             is_first |= is_text & (positions_BL.cpu().numpy() == 0)

@@ -154,7 +154,8 @@ class ToolRollouts(Rollouts, Closeable):
     ) -> RolloutResult:
         if params.stop:
             raise InputError(
-                "the model already ends a reply at a tool call; leave out stop_strings"
+                "stop_strings is not supported with tools, because each reply already ends at a "
+                "tool call; remove stop_strings"
             )
         groups: dict[str, list[int]] = {}
         for place, prompt in enumerate(prompts):
@@ -290,11 +291,11 @@ def _check_trainer(trainer: Any) -> None:
     """Raise InputError if a trainer would train on results of tools, or run tools itself."""
     if not isinstance(trainer, import_module("trl").GRPOTrainer):
         raise InputError(
-            f"{type(trainer).__name__} would train on tool results, because it has no mask for "
-            "them; use GRPOTrainer"
+            f"{type(trainer).__name__} is not supported with tools, because the trainer does not "
+            "mask tool results; use GRPOTrainer"
         )
     if trainer.tools or trainer.environment_factories:
         raise InputError(
-            "the trainer must not have its own tools; leave out tools and environment_factory, "
-            "because the rollouts run the tools of their environment"
+            "tools and environment_factory of the trainer are not supported, because the "
+            "rollouts run the tools of their environment; remove tools and environment_factory"
         )

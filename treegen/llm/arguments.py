@@ -29,15 +29,17 @@ _OURS: Final = {
 """Arguments of vLLM's and transformers' `generate` that have another name here."""
 _ELSEWHERE: Final = {
     "lora_request": "load the adapter with LLM(model, adapter=DIR)",
-    "attention_mask": "leave it out: prompts need no padding",
-    "pad_token_id": "leave it out: prompts need no padding",
-    "chat_template": "pass it to LLM(model, chat_template=FILE)",
-    "add_generation_prompt": "leave it out: the assistant always answers next",
-    "continue_final_message": "leave it out: a last message of the assistant is continued",
+    "attention_mask": "remove the argument: prompts need no padding",
+    "pad_token_id": "remove the argument: prompts need no padding",
+    "chat_template": "pass the template to LLM(model, chat_template=FILE)",
+    "add_generation_prompt": "remove the argument: the assistant always answers next",
+    "continue_final_message": "remove the argument: a last assistant message is always continued",
 }
 _CALLS: Final = {
-    "beam_search": "draw n samples and sort them by cumulative_logprob, or search with "
-    "llm.search and treegen.search.beam",
+    "beam_search": (
+        "draw n samples and sort the samples by cumulative_logprob, or search with llm.search and "
+        "treegen.search.beam"
+    ),
     "embed": "treegen computes no embeddings; use vLLM or sentence-transformers",
     "encode": "llm.tokenizer encodes text; treegen returns no hidden states or embeddings",
     "classify": "score the class names: llm.score([(prompt, name)])",
@@ -47,7 +49,8 @@ _CALLS: Final = {
     "sleep": "close the LLM: llm.close()",
     "wake_up": "load the model again: LLM(model)",
     "update": (
-        "an LLM in this process takes new weights; a server accepts them at POST /v1/weights"
+        "pass new weights to the update call of an LLM in this process, or send the weights to a "
+        "server at POST /v1/weights"
     ),
     "update_weights": "load new weights: llm.update(weights)",
     "reset_prefix_cache": "drop kept prefixes by name: llm.drop(name)",
@@ -77,7 +80,7 @@ def reject_unknown_arguments(call: _Call) -> _Call:
             hints = hints_at(
                 unknown,
                 lambda name: _hint(name, kwargs[name], names),
-                f"; it has {', '.join(names)}",
+                f"; the arguments are {', '.join(names)}",
             )
             listed = " and no ".join(map(repr, unknown))
             raise InputError(f"{call.__name__} has no {listed}{hints}")
@@ -129,7 +132,7 @@ def choose_name(name: str, value: Any, alias: str, other: Any) -> Any:
     """
     if value is not None and other is not None:
         raise InputError(
-            f"{name} and {alias} are two names for the same argument; give only one of them"
+            f"{name} and {alias} are two names for the same argument; pass only one of the two"
         )
     return other if value is None else value
 
@@ -155,19 +158,25 @@ def read_prompts(prompts: Iterable[PromptInput] | PromptInput) -> list[Any]:
 def _read_prompt(item: Mapping[str, Any]) -> Any:
     """Return the text or the token ids in a prompt that is a dict."""
     if "role" in item:
-        raise InputError("prompts is one conversation; pass it to llm.chat, or put it in a list")
+        raise InputError(
+            "prompts must be a list of prompts, got a single conversation; pass the conversation "
+            "to llm.chat, or put the conversation in a list"
+        )
     values = {name: value for name, value in item.items() if value is not None}
     if values.get("multi_modal_data"):
         raise InputError(
-            "a prompt has multi_modal_data; pass images as parts of chat messages to llm.chat"
+            "multi_modal_data is not supported in a prompt; pass images as parts of chat "
+            "messages to llm.chat"
         )
     if unknown := sorted(set(values) - {*_PROMPT, "multi_modal_data"}):
         raise InputError(
-            f"a prompt has the unknown key {unknown[0]!r}; give text, token ids, chat messages, or "
-            f"a dict with {' or '.join(_PROMPT)}"
+            f"a prompt has the unknown key {unknown[0]!r}; pass text, token ids, chat messages, "
+            f"or a dict with {' or '.join(_PROMPT)}"
         )
     if not set(values) & set(_PROMPT):
-        raise InputError(f"a prompt is a dict without {' or '.join(_PROMPT)}; give one of them")
+        raise InputError(
+            f"a prompt that is a dict must have the key {' or '.join(_PROMPT)}; add one of the keys"
+        )
     return values.get(
         "prompt_token_ids", values.get("prompt")
     )  # vLLM reads the ids if both are given
@@ -192,13 +201,15 @@ def find_missing_samples(
     skipped = defaultdict(set)
     for pair in as_list("skip", skip):
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
-            raise InputError(f"skip has {pair!r:.60}; pass pairs of a prompt id and a sample index")
+            raise InputError(
+                f"skip must contain pairs of a prompt id and a sample index, got {pair!r:.60}"
+            )
         prompt_id, index = pair
         num = num_of.get(prompt_id, 0) if isinstance(prompt_id, str) else 0
         if not isinstance(index, int) or not 0 <= index < num:
             raise InputError(
-                f"skip names sample {index} of {prompt_id!r}, which is not in the tree; leave "
-                "it out"
+                f"skip contains sample {index} of {prompt_id!r}, which is not in the tree; remove "
+                "the sample from skip"
             )
         skipped[prompt_id].add(index)
     samples = [[i for i in range(r.samples) if i not in skipped[r.id]] for r in requests]
@@ -221,7 +232,8 @@ def expand_params(params: Params | Sequence[Params] | None, num: int) -> list[Sa
     checked = [check_params(one) for one in as_list("params", params)]
     if len(checked) != num:
         raise InputError(
-            f"there are {len(checked)} params for {num} prompts; pass one for each prompt"
+            f"expected one SamplingParams for each prompt, got {len(checked)} params for {num} "
+            "prompts"
         )
     return checked
 

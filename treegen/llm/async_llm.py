@@ -66,13 +66,12 @@ class AsyncLLM(Closeable):
             InputError: an argument cannot be used, or another run of the LLM is not finished.
         """
         if not isinstance(llm, BaseLLM):
-            raise InputError(f"AsyncLLM serves an LLM, not {llm!r:.60}; pass AsyncLLM(LLM(model))")
+            raise InputError(f"AsyncLLM expects an LLM, got {llm!r:.60}; use AsyncLLM(LLM(model))")
         if not isinstance(llm, LLM):
             raise InputError(
-                f"AsyncLLM needs an LLM, not a {type(llm).__name__}, because workers need all "
-                "prompts of a run at once, and calls of an AsyncLLM arrive one by one. Serve "
-                "an LLM in a process for each GPU, or use run, generate or search of the "
-                "Cluster"
+                f"AsyncLLM does not support a {type(llm).__name__}, because its workers need all "
+                "prompts of a run at once; start one process with an LLM for each GPU, or use "
+                f"run, generate or search of the {type(llm).__name__}"
             )
         if max_waiting is not None:
             check_int("max_waiting", max_waiting, least=1)
@@ -221,7 +220,7 @@ class AsyncLLM(Closeable):
             TreegenError: as for the coroutine.
         """
         if not self.has_nodes:
-            raise InputError("this AsyncLLM has no nodes; create it with nodes=True")
+            raise InputError("this AsyncLLM was created without nodes; pass nodes=True to AsyncLLM")
         call = NodeCall(begin, asyncio.get_running_loop().create_future(), rows, discard)
         with self._stepper.lock:
             self._check_open()
@@ -393,21 +392,21 @@ class AsyncLLM(Closeable):
     def _check_num(self, num: int, what: str) -> None:
         most = self.max_waiting + self.llm.max_rows
         if num > most:
-            raise InputError(f"one call requests {num:,} {what}; ask for {most:,} at most")
+            raise InputError(f"a call can request at most {most:,} {what}, got {num:,}")
 
     def _check_waiting(self, num_rows: int) -> None:
         waiting = self.num_waiting
         if waiting and waiting + num_rows > self.max_waiting:
             raise BusyError(
-                f"{waiting:,} samples are waiting, and the limit is {self.max_waiting:,} "
-                "(max_waiting); try again later"
+                f"{waiting:,} samples are waiting, and the limit (max_waiting) is "
+                f"{self.max_waiting:,}; try again later"
             )
 
     def _check_open(self) -> None:
         if self._stepper.failure is not None:
             raise self._stepper.failure
         if self._stepper.closing:
-            raise StoppedError("this AsyncLLM is closed or closing; create another")
+            raise StoppedError("this AsyncLLM is closed or closing; create a new AsyncLLM")
 
     def check(self) -> None:
         """Assert that pages, rows and requests are accounted for.

@@ -104,8 +104,8 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(
-            f"no {type(self).__name__} can be pickled, because its model is in the memory of "
-            "this process. Make one in each process that samples"
+            f"{type(self).__name__} cannot be pickled, because the model is in the memory of this "
+            f"process; create a separate {type(self).__name__} in each process"
         )
 
     @abstractmethod
@@ -412,7 +412,7 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             none = Score.of_no_tokens(min(top, self.spec.vocab_size))
             return [next(scores_of_texts) if pair[1] else none for pair in split]
         if prompt_lengths is not None:
-            raise InputError(f"{arg('prompt_lengths')} needs a RolloutTree; leave it out")
+            raise InputError(f"{arg('prompt_lengths')} needs a RolloutTree; remove the argument")
         with self.score_stream(pairs, top=top) as stream:
             scores = dict(stream)
             stream.check_complete()

@@ -254,7 +254,7 @@ def _convert_panic(error: BaseException) -> Exception:
     """Return an error as an Exception, which a panic of the tokenizer's library is not."""
     if isinstance(error, Exception):
         return error
-    return InputError(f"the tokenizer failed on the prompt: {error}; use another text")
+    return InputError(f"the tokenizer failed on the prompt: {error}; use a different text")
 
 
 class PromptCache:

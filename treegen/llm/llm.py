@@ -164,7 +164,7 @@ class LLM(BaseLLM):
         )
         if isinstance(model, Model) != (tokenizer is not None):
             raise InputError(
-                "tokenizer= is required with a loaded Model, and only allowed with one"
+                "tokenizer= is required with a loaded Model and not supported otherwise"
             )
         check_machine(options, model.device if isinstance(model, Model) else resolve_device(device))
         if isinstance(model, Model):
@@ -290,14 +290,14 @@ class LLM(BaseLLM):
         for name, tokens in (("logit_bias", biased), ("allowed_token_ids", allowed)):
             if tokens and tokens[-1] >= spec.vocab_size:
                 raise InputError(
-                    f"{name} has token {tokens[-1]}, but the model's ids are 0 to "
-                    f"{spec.vocab_size - 1}; leave it out"
+                    f"{name} contains token {tokens[-1]}, but the model's token ids are 0 to "
+                    f"{spec.vocab_size - 1}; remove the token"
                 )
         stopping = self._stoppings.of(params, self.tokenizer, spec.eos_token_ids, spec.vocab_size)
         if allowed is not None and params.min_tokens and stopping.ids.issuperset(allowed):
             raise InputError(
-                f"every token of {arg('allowed_token_ids')} ends a sample, so min_tokens "
-                "excludes all of them; leave out min_tokens"
+                f"{arg('allowed_token_ids')} contains only tokens that end a sample, so "
+                "min_tokens excludes every allowed token; remove min_tokens"
             )
         return stopping
 
@@ -420,7 +420,7 @@ class LLM(BaseLLM):
             self._num_named += 1
             name = f"prefix-{self._num_named}"
         if any(name == other for other, _ in self.list_prefixes()):
-            raise InputError(f"a prefix named {name!r} is kept already; drop it or choose a name")
+            raise InputError(f"prefix {name!r} already exists; drop it or use another name")
         requests = self._sample_requests(tree, SamplingParams())
         prefixes, device_type = self.engine.prefix_cache, self.model.device.type
         plan = plan_prefix(name, requests, self.spec, device_type, self.cache, prefixes)
@@ -448,4 +448,4 @@ class LLM(BaseLLM):
         """
         if not self.engine.prefix_cache.drop(name):
             names = ", ".join(sorted({prefix for prefix, _ in self.list_prefixes()})) or "none"
-            raise InputError(f"no kept prefix is named {name!r}; kept: {names}")
+            raise InputError(f"the kept prefix {name!r} was not found; kept prefixes: {names}")

@@ -171,7 +171,7 @@ def test_archives_have_a_quota_and_survive_a_kill(tmp_path: Path) -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(InputError, match="allow_code_execution=True"):
         InspectEnvironment("local")
-    with pytest.raises(InputError, match="Inspect has no sandbox 'unknown'"):
+    with pytest.raises(InputError, match="the Inspect sandbox 'unknown' was not found"):
         InspectEnvironment("unknown", allow_code_execution=True)
     with pytest.raises(WorldError, match="sandbox failed to start"):
         use(lambda environment: environment.start(PROBLEM), Broken)
@@ -244,7 +244,7 @@ def test_problems_have_dockerfiles_of_their_own(empty: Path) -> None:
     use(body, Prepared, config=lambda problem: f"{problem.id}/Dockerfile")
     assert _configs == ["a/Dockerfile", "b/Dockerfile", "a/Dockerfile"]
     assert _prepared == ["a/Dockerfile", "b/Dockerfile"]
-    with pytest.raises(InputError, match="unless the sandbox is docker"):
+    with pytest.raises(InputError, match="only with the docker sandbox"):
         InspectEnvironment("local", str, allow_code_execution=True)
 
 
@@ -338,7 +338,7 @@ def test_images_of_docker(empty: Path, docker: Callable[..., dict[str, Any]]) ->
         with pytest.raises(WorldError, match="docker commit failed: no daemon"):
             await world.snapshot()
         docker(fails="", size="<no value>")
-        with pytest.raises(WorldError, match="not print the size of a container"):
+        with pytest.raises(WorldError, match="docker to print the size of a container"):
             await world.snapshot()
 
     use(fail, DockerSandboxEnvironment)
@@ -374,7 +374,9 @@ def test_images_of_a_killed_run_are_found_by_their_label(
             await environment.restore(second)
         compose = folder / first
         compose.write_text(compose.read_text() + "    volumes: ['/:/host']\n")
-        with pytest.raises(InputError, match="was changed after treegen wrote it; remove it"):
+        with pytest.raises(
+            InputError, match="was changed after treegen wrote the file; remove the file"
+        ):
             await environment.restore(first)
         for snapshot in (first, second):
             await environment.delete(snapshot)
@@ -411,7 +413,7 @@ def test_odd_entries_in_a_folder_of_snapshots_are_named(
         with pytest.raises(InputError, match=name):
             use(lambda environment: environment.start(PROBLEM), folder=path.parent)
     assert path.exists()
-    with pytest.raises(InputError, match=r"cannot keep snapshots in .*; name another folder"):
+    with pytest.raises(InputError, match=r"cannot store snapshots in .*; choose another folder"):
         use(lambda environment: environment.start(PROBLEM), folder="/dev/null/x")
 
 

@@ -369,7 +369,7 @@ def test_settings_that_change_nothing_are_taken(tiny_llm: LLM) -> None:
         ({"seed": -1}, "seed must be at least 0"),
         ({"max_gen_toks": 0}, "max_gen_toks must be at least 1"),
         ({"max_length": 1}, "max_length must be at least 2"),
-        ({"enable_thinking": True}, "enable_thinking needs think_end_token"),
+        ({"enable_thinking": True}, "enable_thinking requires think_end_token"),
         ({"impl": "magic"}, "magic"),
     ],
 )

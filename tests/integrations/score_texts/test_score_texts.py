@@ -121,10 +121,12 @@ def test_lines_can_be_added_after_a_last_one_without_a_line_break(llm: LLM, tmp_
 def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None:
     path, out = written(tmp_path / "texts.jsonl", LINES), tmp_path / "out"
     list(score_texts(llm, path, out, top=2, part=40))
-    with pytest.raises(RunError, match="scores made with a different top; choose another folder"):
+    with pytest.raises(
+        RunError, match="scores that were made with a different top; choose another folder"
+    ):
         next(score_texts(llm, path, out, top=3))
     written(path, [{"text": "other"}, *LINES[1:]])
-    with pytest.raises(RunError, match="scores of other texts, which"):
+    with pytest.raises(RunError, match="scores of texts that are not the first"):
         next(score_texts(llm, path, out, top=2))
     written(path, LINES)
     first, second, *_ = sorted(out.glob("*.parquet"))
@@ -135,7 +137,7 @@ def test_a_folder_of_something_else_is_refused(llm: LLM, tmp_path: Path) -> None
         next(score_texts(llm, path, out, top=2))
     first.write_bytes(corrupt)
     second.unlink()
-    with pytest.raises(RunError, match="does not match the number of rows in the files before it"):
+    with pytest.raises(RunError, match="does not match the number of rows in the earlier files"):
         next(score_texts(llm, path, out, top=2))
 
 
@@ -192,14 +194,20 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
     ("line", "message"),
     [
         ("{", r"texts.jsonl:2 is not JSON"),
-        ('{"prompt": "a"}', "2 has no text, and no prompt with a completion"),
-        ('{"text": "a", "prompt": "b", "completion": "c"}', "2 has both text and prompt"),
-        ('{"text": "a", "weight": 1}', "2 has weight, which treegen does not know"),
+        ('{"prompt": "a"}', "2 must have either text, or prompt and completion"),
+        (
+            '{"text": "a", "prompt": "b", "completion": "c"}',
+            "2: text cannot be used together with prompt",
+        ),
+        ('{"text": "a", "weight": 1}', "2 has unknown keys: weight"),
         ('{"id": "\\ud800", "text": "a"}', "2: id must be a valid Unicode string or an integer"),
         ('{"id": null, "text": "a"}', "2: id must be a valid"),
         ('{"id": "b", "text": "a \\ud800"}', "jsonl:2"),
         ('{"text": 5}', "2: text must be a string or a list of token ids, got 5"),
-        ('{"prompt": "a", "completion": [1]}', "2: give prompt and completion in the same form"),
+        (
+            '{"prompt": "a", "completion": [1]}',
+            "2: prompt and completion must both be text or both",
+        ),
         ('{"id": "b", "prompt": "a", "completion": ""}', "jsonl:2: the continuation adds no token"),
         ('{"id": "b", "text": [99999]}', "^[^']*jsonl:2 has token id 99999"),
         ('{"id": "b", "text": [-1]}', "jsonl:2 has token ids beyond"),

@@ -277,9 +277,12 @@ def test_advice_in_brackets_stays_whole() -> None:
 
 def test_unknown_operations_have_a_hint(client: NodeClient) -> None:
     for operation, message in (
-        ({"op": "smaple"}, "there is no op 'smaple'; did you mean 'sample'?"),
-        ({"op": "fly"}, "there is no op 'fly'; use one of root, sample, extend, score, reward"),
-        ({}, "there is no op ''; use one of root"),
+        ({"op": "smaple"}, "the op 'smaple' is not supported; did you mean 'sample'?"),
+        (
+            {"op": "fly"},
+            "the op 'fly' is not supported; use one of root, sample, extend, score, reward",
+        ),
+        ({}, "the op '' is not supported; use one of root"),
     ):
         status, error = client.error("POST", "/v1/nodes/batch", {"operations": [operation]})
         assert (status, error["param"]) == (400, "operations.0") and message in error["message"]

@@ -186,7 +186,7 @@ def test_a_batch_names_what_it_makes(client: NodeClient, running: Running) -> No
         "node.result",
     ]
     assert kinds[6:8] == ["error", "error"] and kinds[8:] == ["node.dropped", "node.samples"]
-    assert "made no such node" in results[6]["error"]["message"]
+    assert "did not create this node" in results[6]["error"]["message"]
     assert "#6 refers to operation 6, which failed" in results[7]["error"]["message"]
     assert results[2]["node"]["path"] == "2/+0"
     # Samples that do not depend on each other share the steps of the engine.

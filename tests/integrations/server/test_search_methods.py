@@ -284,7 +284,7 @@ def test_one_key_cannot_take_the_places_of_others(running: Running) -> None:
         responses = [call.result() for call in many]
         assert sorted(response.status_code for response in responses) == [200, 429, 429, 429]
         refused = next(response for response in responses if response.status_code == 429)
-        assert "at most 1 may run (max_key_searches)" in error_of(refused)[2]
+        assert "can run at the same time (max_key_searches)" in error_of(refused)[2]
 
 
 def test_a_model_without_a_template_says_how_to_give_one() -> None:

@@ -154,7 +154,7 @@ def test_it_is_off_by_default_and_needs_a_key(folder: Path) -> None:
         answer = running.post("weights", {"path": "inside"})
         assert answer.status_code == 404 and "--weights-dir" in answer.json()["error"]["message"]
     with AsyncLLM(llm) as served:
-        with pytest.raises(InputError, match="needs a key"):
+        with pytest.raises(InputError, match="requires an API key"):
             Server(served, name="model", weights_dir=folder)
         with pytest.raises(InputError, match="not a folder"):
             Server(served, name="model", api_key=KEY, weights_dir=folder / "file")

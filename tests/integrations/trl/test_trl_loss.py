@@ -205,7 +205,7 @@ def test_what_a_tree_cannot_hold_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"GRPOTrainer, RLOOTrainer, SFTTrainer.*got int"):
         with_tree_loss(int)
     trainer = make_sft(tmp_path, with_tree_loss(trl.SFTTrainer), label_smoothing_factor=0.1)
-    with pytest.raises(InputError, match="leave out compute_loss_func and label_smoothing"):
+    with pytest.raises(InputError, match="remove compute_loss_func and label_smoothing"):
         trainer.train()
     trainer = make_trainer(
         with_tree_loss(trl.GRPOTrainer), trl.GRPOConfig, tiny_module(tmp_path), tmp_path, rollout

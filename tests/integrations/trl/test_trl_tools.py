@@ -328,8 +328,11 @@ def test_what_cannot_work_is_refused(path: Path, tmp_path: Path) -> None:
                 rollout(list(prompts), trainer)
 
     check("use_vllm", lambda trainer: setattr(trainer, "use_vllm", True))
-    check("must not have its own tools", lambda trainer: setattr(trainer, "tools", [print]))
+    check(
+        "environment_factory of the trainer are not supported",
+        lambda trainer: setattr(trainer, "tools", [print]),
+    )
     check("cannot determine the tool-call format", tokenizer=plain)
     check("is a string", prompts=["Go."])
-    check("leave out stop_strings", generation_kwargs={"stop_strings": ["x"]})
+    check("remove stop_strings", generation_kwargs={"stop_strings": ["x"]})
     check("RLOOTrainer would train", trainer_class=with_tree_loss(trl.RLOOTrainer))

@@ -97,7 +97,7 @@ def start_state(
             state.matcher.compute_bitmask()  # which fails if no token can follow
     if state.matcher.is_error():
         raise InputError(
-            "the text of the node cannot be the beginning of its "
+            "the text of the node is not a valid beginning of its "
             f"{(param_set.params.structure or '?')[0]} ({describe_failure(state.matcher)}); "
             "sample the node without this structure, or sample from a node above"
         )

@@ -306,7 +306,7 @@ class RowGrammars:
         bits = self._build_masks(bound, more=[pair for pair in more if pair[0] >= 0])
         if failed := [matcher for matcher in bound if matcher.is_error()]:
             raise InputError(
-                f"a structure allows no first token: {describe_failure(failed[0])}; correct the "
+                f"the structure allows no first token: {describe_failure(failed[0])}; correct the "
                 "structure"
             )
         return Masks(bits, to_device(index, self._run.model.device))

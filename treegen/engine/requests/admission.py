@@ -211,7 +211,7 @@ class AdmissionController:
                 if slots_short():
                     raise CapacityError(
                         f"prompt {request.spec.id!r} needs {slots_short()} more slots for "
-                        f"recurrent states than are free; give the cache more memory"
+                        "recurrent states; give the cache more memory"
                     )
                 raise CapacityError(
                     f"prompt {request.spec.id!r} needs {needed()} cache pages, but only "

@@ -185,7 +185,7 @@ def translate_error(run: EngineRun, error: Exception) -> Exception:
     if not isinstance(error, torch.OutOfMemoryError):
         return error
     failure = CapacityError(
-        f"{run.model.device} has no memory left for a pass; use a smaller cache "
+        f"{run.model.device} has no memory left for a forward pass; use a smaller cache "
         f"({arg('memory=')}), or decode fewer rows at once ({arg('max_rows=')})"
     )
     failure.__cause__ = error
@@ -198,7 +198,7 @@ def make_stall_error(run: EngineRun) -> InternalError:
     more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
     return InternalError(
         f"the scheduler cannot continue with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
-        "finished samples are kept; please report this with the command or program"
+        "finished samples are kept; please report this error with the command or program"
     )
 
 

@@ -59,7 +59,7 @@ def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dty
     other = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
     if tokenizer.get_vocab() != other.get_vocab():
         raise InputError(
-            f"{arg('draft_model')} {name} has another tokenizer than the model; use a draft "
+            f"{arg('draft_model')} {name} and the model have different tokenizers; use a draft "
             "model with the same tokenizer"
         )
     spec = load_spec(
@@ -67,8 +67,8 @@ def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dty
     )
     if spec.states:
         raise InputError(
-            f"{arg('draft_model')} {name} has recurrent layers, so it cannot draft tokens; "
-            "choose another model"
+            f"{arg('draft_model')} {name} has recurrent layers, which are not supported in a "
+            "draft model; choose another draft model"
         )
     return spec
 

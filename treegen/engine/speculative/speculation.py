@@ -55,8 +55,8 @@ def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
     """Raise InputError if a model cannot verify draft tokens."""
     if options.speculates and spec.states:
         raise InputError(
-            f"{spec.name} has recurrent layers, whose states cannot be reset after a rejected "
-            "draft token; leave out speculate"
+            f"speculate is not supported with {spec.name}, because the states of recurrent layers "
+            "cannot be reset after a rejected draft token; remove speculate"
         )
 
 

@@ -93,8 +93,8 @@ class Connection:
         except ValidationError as error:
             raise InputError(
                 f"{self._url} sent a response that this version of treegen cannot parse: "
-                f"{error.errors(include_input=False)[0]['msg']}; install the version of the "
-                "server"
+                f"{error.errors(include_input=False)[0]['msg']}; install the same version of "
+                "treegen as the server"
             ) from None
 
     async def post_json(self, path: str, body: dict[str, Any]) -> Any:

@@ -266,13 +266,15 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         params = check_params(params)
         if params.logprobs or params.prompt_logprobs is not None:
             raise InputError(
-                "RemoteLLM.generate does not return logprobs or prompt_logprobs; leave them "
-                "out, or use score"
+                "RemoteLLM.generate does not return logprobs or prompt_logprobs; remove these "
+                "parameters, or use score"
             )
         fields = {**sampling_fields(params), "n": params.n, "max_tokens": params.max_tokens}
         include = fields.pop("include_stop", None)
         if include is not None:
-            raise InputError("RemoteLLM.generate does not support include_stop; leave it out")
+            raise InputError(
+                "RemoteLLM.generate does not support include_stop; remove include_stop"
+            )
         for name, server_name in _STRUCTURES.items():
             if name in fields:
                 fields["structured_outputs"] = {server_name: fields.pop(name)}
@@ -311,8 +313,8 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             context, continuation = parts
             if isinstance(context, str) != isinstance(continuation, str) or not context:
                 raise InputError(
-                    f"pair {index} is {pair!r:.80}; give a context and a continuation, both as "
-                    "text or as token ids, neither empty"
+                    f"pair {index} must be a context and a continuation that are not empty, "
+                    f"either both text or both token ids, got {pair!r:.80}"
                 )
             if isinstance(context, str):
                 prompts.append([context, context + continuation])

@@ -133,9 +133,9 @@ class StepRequest:
         if num > self._max_operations:
             if is_temporary:
                 raise InputError(
-                    f"scoring this prompt takes {num:,} operations, because each extension of the "
-                    f"prompt is one, and the server accepts at most {self._max_operations:,}; "
-                    "join the texts into fewer extensions"
+                    f"scoring this prompt needs {num:,} operations, one for each extension of the "
+                    f"prompt, but the server accepts at most {self._max_operations:,}; join the "
+                    "texts into fewer extensions"
                 )
             self._name(missing[self._max_operations - 1], call.root_name, names)
             self.begun.append(call)

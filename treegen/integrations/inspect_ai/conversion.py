@@ -45,7 +45,10 @@ def _template_message(message: ChatMessage) -> Message:
     parts = [] if isinstance(message.content, str) else message.content
     for part in parts:
         if not isinstance(part, ContentText | ContentReasoning | ContentImage):
-            raise InputError(f"a message has content of type {part.type}; use only text and images")
+            raise InputError(
+                f"content of type {part.type} is not supported in a message; use only text and "
+                "images"
+            )
     if any(isinstance(part, ContentImage) for part in parts):
         converted["content"] = [
             {"type": "image", "image": part.image}
@@ -120,8 +123,8 @@ def sampling_params(
     refused += [f"extra_body[{name!r}]" for name in extra if name not in (*_EXTRA, *REQUESTED)]
     if refused:
         raise InputError(
-            f"treegen does not support {', '.join(refused)}; leave them out; in extra_body, "
-            f"treegen supports {', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
+            f"treegen does not support {', '.join(refused)}; remove these settings; extra_body "
+            f"can have {', '.join((*_EXTRA, *REQUESTED, 'chat_template_kwargs'))}"
         )
     set_fields = {param: getattr(config, option) for option, param in _NAMES.items()}
     set_fields = {name: value for name, value in set_fields.items() if value is not None}

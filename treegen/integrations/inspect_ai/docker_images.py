@@ -41,7 +41,7 @@ class DockerImages:
             return int(size)
         except ValueError:
             raise WorldError(
-                f"docker did not print the size of a container, but {size!r:.60}"
+                f"expected docker to print the size of a container, got {size!r:.60}"
             ) from None
 
     async def commit(self, container: str, tag: str) -> None:

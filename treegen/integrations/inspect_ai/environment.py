@@ -104,13 +104,13 @@ class InspectEnvironment:
                 sandbox = registry_find_sandboxenv(sandbox)
             except Exception as error:
                 raise InputError(
-                    f"Inspect has no sandbox {sandbox!r:.60}; install the package that provides it "
-                    f"({error!s:.200})"
+                    f"the Inspect sandbox {sandbox!r:.60} was not found ({error!s:.200}); install "
+                    "the package that provides the sandbox"
                 ) from None
         self._type, self._config, self._files = sandbox, config, files
         is_docker = sandbox.__name__ == "DockerSandboxEnvironment"
         if callable(config) and not is_docker:
-            raise InputError("config must be a string, unless the sandbox is docker")
+            raise InputError("config can be a function only with the docker sandbox; pass a string")
         is_image = not isinstance(config, str) or Path(config).name == "Dockerfile"
         self._makes_images = is_docker and is_image
         self.command_seconds, self.max_chars = command_seconds, max_chars
@@ -155,7 +155,9 @@ class InspectEnvironment:
             raise InputError(describe_read_error(path, error)) from None
         if snapshot.startswith(_IMAGE):
             if data != compose(snapshot, self._sizes[snapshot]).encode():
-                raise InputError(f"{path} was changed after treegen wrote it; remove it")
+                raise InputError(
+                    f"{path} was changed after treegen wrote the file; remove the file"
+                )
             if snapshot not in await self._images.tags():
                 raise missing
             base = self._config
@@ -269,7 +271,7 @@ class InspectEnvironment:
             base: The configuration that the provider prepares before, once.
         """
         if self._is_closed:
-            raise StoppedError("the environment is closed; create a new one")
+            raise StoppedError("the environment is closed; create a new environment")
         try:
             async with self._start_lock:
                 if base not in self._started:
@@ -279,7 +281,7 @@ class InspectEnvironment:
         except Exception as error:
             raise WorldError(
                 f"Inspect's sandbox failed to start: {type(error).__name__}: {error!s:.300}; "
-                "check it with `inspect eval`"
+                "check the sandbox with `inspect eval`"
             ) from error
         world = InspectWorld(self, sandboxes, config)
         self._worlds.add(world)
@@ -293,7 +295,7 @@ class InspectEnvironment:
                 os.listdir(path)
             except OSError as error:
                 raise InputError(
-                    f"cannot keep snapshots in {path}: {error.strerror}; name another "
+                    f"cannot store snapshots in {path}: {error.strerror}; choose another "
                     f"{arg('folder')}"
                 ) from None
             sweep(path, f"{_ARCHIVE}*.tmp")  # half-written files of killed processes
@@ -316,8 +318,8 @@ def _measure(path: Path) -> int:
     name = os.fsencode(path).decode("utf-8", "backslashreplace")
     if not _FORM.fullmatch(path.name) or path.is_symlink():
         raise InputError(
-            f"{name} was not stored by treegen; move it out of the folder, or name another "
-            f"{arg('folder')}"
+            f"{name} was not stored by treegen; move the file out of the folder, or choose "
+            f"another {arg('folder')}"
         )
     try:
         if path.name.startswith(_ARCHIVE):
@@ -327,5 +329,5 @@ def _measure(path: Path) -> int:
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
     if size < 0:
-        raise InputError(f"{name} was changed after treegen wrote it; remove it")
+        raise InputError(f"{name} was changed after treegen wrote the file; remove the file")
     return size

@@ -72,10 +72,13 @@ class TreegenAPI(ModelAPI):
         try:
             if base_url is not None:
                 raise InputError(
-                    "treegen runs the model in this process and needs no base_url; leave it out"
+                    "base_url is not supported, because treegen runs the model in this process; "
+                    "remove base_url"
                 )
             if not isinstance(chat_template_kwargs or {}, Mapping):
-                raise InputError(f"chat_template_kwargs must be a mapping: {chat_template_kwargs}")
+                raise InputError(
+                    f"chat_template_kwargs must be a mapping, got {chat_template_kwargs}"
+                )
             check_known(options, "model arguments", _MODEL_ARGS)
             if sampling not in _SAMPLING:
                 raise InputError(
@@ -120,8 +123,8 @@ class TreegenAPI(ModelAPI):
         if tool_choice not in ("auto", "none"):
             if params.structure is not None:
                 raise InputError(
-                    "a forced tool call and a response_schema cannot be used together; leave "
-                    "one out"
+                    "a forced tool call and a response_schema cannot be used together; remove "
+                    "one of the two"
                 )
             name = tool_choice.name if isinstance(tool_choice, ToolFunction) else None
             is_single = config.parallel_tool_calls is False

@@ -39,7 +39,7 @@ def load_images(table: ImageTable | None, inputs: Mapping[str, Any]) -> list[Pla
             used.
     """
     if "audio" in inputs:
-        raise InputError("treegen does not support audio; leave out this task")
+        raise InputError("treegen does not support audio; remove this task")
     if table is None:
         raise InputError(
             f"the task has images; load a model that accepts images with {arg('images', True)}"

@@ -116,7 +116,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             check_int("max_length", max_length, least=2)
         if enable_thinking and think_end_token is None:
             raise InputError(
-                "enable_thinking needs think_end_token, the text that ends the reasoning"
+                "enable_thinking requires think_end_token; pass the text that ends the reasoning"
             )
         if sampling not in ("neutral", "recommended"):
             raise InputError(f"{arg('sampling')} must be neutral or recommended, got {sampling!r}")
@@ -155,7 +155,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         if max_length is not None and max_length > context:
             raise InputError(
                 f"{arg('max_length', max_length)} exceeds the model's context length of "
-                f"{context}; lower it"
+                f"{context}; pass a smaller {arg('max_length')}"
             )
         return max_length or min(resolve_max_length(_config(self.llm), self.tokenizer), context)
 
@@ -163,8 +163,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         info = self.get_model_info()
         if not info["model_fingerprint"]:
             raise InputError(
-                "cache needs a model that was loaded from files, because a model in memory "
-                "has no fingerprint"
+                "cache is not supported with a model in memory, which has no fingerprint; load "
+                "the model from files"
             )
         no_part = ("model_num_parameters", "model_revision")
         return Journal(directory, {k: v for k, v in info.items() if k not in no_part})
@@ -213,8 +213,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         """Score the continuations of requests; long contexts are truncated on the left."""
         if self._thinks:
             raise InputError(
-                "enable_thinking affects only generated answers; leave it out for tasks that "
-                "score given texts"
+                "enable_thinking affects only generated answers; remove enable_thinking for "
+                "tasks that score given texts"
             )
         pairs = [fitting(before, after, self.max_length) for _, before, after in requests]
         answers: dict[int, tuple[float, bool]] = {}
@@ -289,8 +289,8 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             room = self.max_length - settings.params.max_tokens
             if len(tokens) > room:
                 raise CapacityError(
-                    f"a prompt with images has {len(tokens):,} tokens, and {max(room, 0):,} fit "
-                    "beside max_gen_toks; lower max_gen_toks, or raise max_length"
+                    f"a prompt with images has {len(tokens):,} tokens, but only {max(room, 0):,} "
+                    "fit beside max_gen_toks; lower max_gen_toks, or raise max_length"
                 )
             return SampledPrompt.of(tokens, settings.params), settings
         tokens = self._texts.encode_prompt(context)

@@ -63,7 +63,7 @@ def gen_settings(
         )
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"{arg('gen_kwargs')} {dict(gen_kwargs)!r} cannot be read: {error}; write "
+            f"{arg('gen_kwargs')} {dict(gen_kwargs)!r} cannot be read: {error}; use the form "
             "name=value,name=value"
         ) from None
     length, is_drawn = normalized.pop("max_gen_toks"), normalized.pop("do_sample")
@@ -74,9 +74,8 @@ def gen_settings(
     ]
     if refused:
         raise InputError(
-            f"treegen does not support {', '.join(refused)} of {arg('gen_kwargs')}; leave them "
-            f"out; treegen supports until, {arg('do_sample')}, max_gen_toks, "
-            f"{', '.join(REQUEST_FIELDS)}"
+            f"{arg('gen_kwargs')} with {', '.join(refused)} is not supported; use only until, "
+            f"{arg('do_sample')}, max_gen_toks, {', '.join(REQUEST_FIELDS)}"
         )
     honoured: dict[str, Any] = {
         name: normalized[name] for name in REQUEST_FIELDS if name in normalized

@@ -84,7 +84,7 @@ class HarnessTokenizer:
             return self._apply_template(history, add_generation_prompt)
         except TemplateError:
             _log.warning(
-                "the chat template rejects the conversation; treegen leaves out its system turn"
+                "the chat template rejected the conversation; treegen removes the system turn"
             )
             history = [turn for turn in history if turn["role"] != "system"]
             return self._apply_template(history, add_generation_prompt)
@@ -152,8 +152,8 @@ def truncate_prompt(tokens: list[int], max_tokens: int, max_length: int) -> list
     room = max_length - max_tokens
     if room < 1:
         raise InputError(
-            f"max_gen_toks={max_tokens} leaves no room for a prompt in the model's length of "
-            f"{max_length}; lower it"
+            f"max_gen_toks={max_tokens} leaves no room for a prompt within the maximum length of "
+            f"{max_length}; lower max_gen_toks"
         )
     return tokens[-room:]
 

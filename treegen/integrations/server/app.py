@@ -64,7 +64,7 @@ _ROUTES: Final = (
 _ELSEWHERE: Final = {
     "/v1/responses": "use chat completions, such as client.chat.completions.create(...); ",
     "/v1/search": "the base_url of a search is /v1/search/METHOD, for chat completions; ",
-    "/v1/weights": "start the server with --weights-dir DIR, and a key, to load weights; ",
+    "/v1/weights": "start the server with --weights-dir DIR and an API key to load weights; ",
     "/v1/embeddings": "the server generates text and computes no embeddings; ",
 }
 
@@ -112,7 +112,9 @@ class Server:
         self._api_keys = [api_key] if isinstance(api_key, str) else list(api_key or ())
         self._weights = WeightUpdater(served, weights_dir) if weights_dir is not None else None
         if self._weights is not None and not self._api_keys:
-            raise InputError(f"{arg('weights_dir=')} needs a key; set {arg('api_key=')} too")
+            raise InputError(
+                f"{arg('weights_dir=')} requires an API key; set {arg('api_key=')} too"
+            )
         self._max_body, self._body_seconds = max_body, body_seconds
         self._usual = dict(usual)
         self._started = int(time.time())
@@ -206,9 +208,8 @@ class Server:
         if not self._api_keys and not _is_address(host):
             raise HTTPException(
                 403,
-                f"the request names the host {host!r:.80}, which may belong to another site; "
-                "address the server by its IP address or as localhost, or start it with "
-                "--api-key",
+                f"the request has the host {host!r:.80}, which may belong to another site; use "
+                "the IP address of the server or localhost, or start the server with --api-key",
             )
 
     async def _body(self, request: Request) -> dict[str, Any]:
@@ -294,7 +295,7 @@ class Server:
         if name not in ("", self._name):
             raise HTTPException(
                 404,
-                f"the model {name!r:.80} is not served; the server has the model {self._name!r}",
+                f"the model {name!r:.80} is not served; use the model {self._name!r}",
             )
 
     def _grammar(self, ask: CompletionRequest) -> str | None:
@@ -355,7 +356,9 @@ class Server:
             return json_response({"object": "list", "data": [card]})
         if name != self._name:
             raise HTTPException(
-                404, f"the model {name!r:.80} is not served; GET /v1/models names the served model"
+                404,
+                f"the model {name!r:.80} is not served; use GET /v1/models to list the served "
+                "model",
             )
         return json_response(card)
 
@@ -394,8 +397,7 @@ def _check_json(request: Request) -> None:
     if kind != "application/json":
         raise HTTPException(
             415,
-            f"the Content-Type of the body is {kind!r:.80}; send the header "
-            "Content-Type: application/json",
+            f"the Content-Type of the body must be application/json, got {kind!r:.80}",
         )
 
 

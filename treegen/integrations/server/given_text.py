@@ -57,15 +57,17 @@ class GivenText:
             RequestError: The request has no prompt or several, or the model reads no messages.
         """
         if (ask.prompt is None) == (ask.messages is None):
-            raise RequestError("give either prompt or messages", "prompt")
+            raise RequestError("pass exactly one of prompt and messages", "prompt")
         if "chat_template" in (ask.chat_template_kwargs or {}):
             raise RequestError(
-                "chat_template_kwargs must not contain chat_template; leave it out",
+                "chat_template_kwargs must not contain chat_template; remove chat_template",
                 "chat_template_kwargs",
             )
         if ask.messages is None:
             if ask.tools or ask.chat_template_kwargs:
-                raise RequestError("tools and chat_template_kwargs need messages", "tools")
+                raise RequestError(
+                    "tools and chat_template_kwargs are supported only with messages", "tools"
+                )
             return RootPrompt("prompt", ask.prompt, (), {})
         check_chat_template(self._served.llm.tokenizer)
         messages = [read_message(message) for message in ask.messages]
@@ -90,7 +92,7 @@ class GivenText:
         """
         fields = [name for name in _CONTENTS if getattr(ask, name) is not None]
         if len(fields) != 1:
-            raise RequestError("give exactly one of text, parts and messages", "text")
+            raise RequestError("pass exactly one of text, parts and messages", "text")
         return fields[0]
 
     async def encode_extension(self, node: ServedNode, ask: ExtendFields) -> AppendedText:

@@ -54,7 +54,7 @@ class BatchRunner:
         most = self._calls.store.limits.max_node_operations
         if len(operations) > most:
             raise RequestError(
-                f"a batch has at most {most:,} operations; send several batches", "operations"
+                f"a batch can have at most {most:,} operations; send several batches", "operations"
             )
         for place, operation in enumerate(operations):
             for needed in _find_references(operation):
@@ -159,7 +159,7 @@ class BatchRunner:
             answers = [result.node]
         place = int(reference[2] or 0)
         if place >= len(answers) or (reference[2] is None and len(answers) != 1):
-            reason = "failed" if isinstance(result, FailedOperation) else "made no such node"
+            reason = "failed" if isinstance(result, FailedOperation) else "did not create this node"
             raise RequestError(f"{name} refers to operation {reference[1]}, which {reason}", param)
         return self._calls.store.find(client, answers[place].id, param)
 

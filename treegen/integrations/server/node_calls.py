@@ -258,7 +258,7 @@ class NodeCalls:
             self._check_live(node)
             scores = await self._call(node, begin, rows=len(ask.texts))
         if len(scores) < len(ask.texts):
-            raise StoppedError("the server is stopping, and did not execute this call")
+            raise StoppedError("the server is stopping and did not execute this call")
         return ScoreResult(
             scores=[describe_score(score) for score in scores],
             usage=usage_of(search),
@@ -366,7 +366,7 @@ class NodeCalls:
             return new_samples, usage_of(search)
         self._release(tree, new_samples)
         self._check_live(node)
-        raise StoppedError("the server is stopping, and did not execute this call")
+        raise StoppedError("the server is stopping and did not execute this call")
 
     async def _call(
         self, node: ServedNode, begin: Callable[[LiveBackend], Coroutine[Any, Any, T]], **how: Any
@@ -441,7 +441,7 @@ def _backend_of(tree: Tree, backend: LiveBackend) -> LiveBackend:
     if tree.backend is not backend:
         raise StatusError(
             404,
-            "the engine failed and was restarted, so the node is lost; create it again",
+            "the engine failed and was restarted, so the node is lost; create the node again",
             "node",
         )
     return backend

@@ -98,7 +98,7 @@ class StoredAnswers:
         """
         if len(key) > _LONGEST:
             raise StatusError(
-                400, f"the idempotency key has more than {_LONGEST} characters; shorten it"
+                400, f"the idempotency key has more than {_LONGEST} characters; use a shorter key"
             )
         self._drop_old()
         digest = hashlib.blake2b(request, digest_size=32).digest()
@@ -107,7 +107,7 @@ class StoredAnswers:
             entry = self._running[key] = _StoredAnswer(digest, asyncio.ensure_future(compute()))
         elif entry.request != digest:
             raise StatusError(
-                409, f"the idempotency key {key!r:.80} was used for another request; use a new one"
+                409, f"the idempotency key {key!r:.80} was used for another request; use a new key"
             )
         entry.num_waiting += 1
         try:
@@ -195,8 +195,8 @@ class NodeRoutes:
         if IDEMPOTENCY_HEADER in request.headers:
             raise StatusError(
                 400,
-                f"streamed responses are not stored, so {IDEMPOTENCY_HEADER} cannot be used "
-                "with stream; leave out one of them",
+                f"{IDEMPOTENCY_HEADER} cannot be used together with stream, because streamed "
+                "responses are not stored; remove one of the two",
                 "stream",
             )
         client = self._client(request)

@@ -249,7 +249,8 @@ class NodeStore:
         if node.depth >= self.limits.max_node_depth:
             raise StatusError(
                 400,
-                f"the node is {node.depth:,} nodes deep, which is the limit; use a node above it",
+                f"the node has the depth {node.depth:,}, which is the limit; use a node closer to "
+                "the root",
                 "node",
             )
 

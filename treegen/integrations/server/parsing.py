@@ -46,7 +46,7 @@ def parse_model(kind: type[_Model], fields: Any, name: str = "") -> _Model:
         elif first["type"] in ("union_tag_invalid", "union_tag_not_found"):
             tag = first["ctx"].get("tag", "")[:80]
             names = did_you_mean(tag, _OPERATIONS) or f"; use one of {', '.join(_OPERATIONS)}"
-            message = f"{param}: there is no op {tag!r}{names}"
+            message = f"{param}: the op {tag!r} is not supported{names}"
         else:
             message = f"{param or 'body'}: {first['msg']}"
         raise RequestError(message, param) from None

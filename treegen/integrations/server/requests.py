@@ -42,9 +42,9 @@ _ONLY_CHATS: Final = (
     "separate_reasoning",
 )
 _INSTEAD: Final = {
-    "reasoning_effort": "pass it to the chat template: "
+    "reasoning_effort": "pass the effort to the chat template: "
     'chat_template_kwargs={"reasoning_effort": "low"}, or {"reasoning": "low"} '
-    "for the name that the template has for it",
+    "if the template uses that name",
 }
 _DEFAULT_MAX_TOKENS: Final = 16  # default of /v1/completions, as in OpenAI's API
 
@@ -256,8 +256,8 @@ def check_chat_template(tokenizer: Any) -> None:
     if not getattr(tokenizer, "chat_template", None):
         template = "{% for m in messages %}{{ m.content }}{% endfor %}"
         raise RequestError(
-            "the served model has no chat template, so it cannot read messages; start treegen "
-            f"serve with one, such as --chat-template '{template}', or send text to "
+            "the served model has no chat template and cannot read messages; start treegen serve "
+            f"with a template, such as --chat-template '{template}', or send text to "
             "/v1/completions or /v1/nodes",
             "messages",
         )
@@ -319,14 +319,15 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
             ) from None
         raise RequestError(f"{'.'.join(where)}: {first['msg']}", where[0]) from None
     refused = {
-        "logprobs must be a number, or true or false in a chat": ask.logprobs is not None
+        "logprobs must be true or false in a chat, and a number in a completion": ask.logprobs
+        is not None
         and isinstance(ask.logprobs, bool) != is_chat,
         "top_logprobs needs logprobs=true": ask.top_logprobs and not ask.logprobs,
         "logprobs with echo cannot be streamed": ask.echo
         and ask.stream
         and ask.num_top is not None,
         "prompt_logprobs cannot be streamed": ask.prompt_logprobs is not None and ask.stream,
-        "max_tokens 0 needs echo=true and stream=false": not ask.is_sampled
+        "max_tokens must be at least 1, except with echo=true and stream=false": not ask.is_sampled
         and (ask.stream or not ask.echo),
         "tool_choice forces a call, but tools is empty": ask.must_call and not ask.tools,
         "tool_choice and structured output cannot be used together": ask.must_call
@@ -334,14 +335,14 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         "stream_options needs stream=true": ask.stream_options.include_usage and not ask.stream,
         "best_of must equal n": ask.best_of not in (None, body.get("n", 1)),
         # A template could run forever.
-        "chat_template_kwargs cannot have a chat_template": "chat_template"
+        "chat_template_kwargs must not contain chat_template": "chat_template"
         in ask.chat_template_kwargs,
         "return_token_ids cannot be streamed": ask.return_token_ids and ask.stream,
     }
     for problem, is_so in refused.items():
         if is_so:
             field = problem.split()[0]
-            raise RequestError(f"{problem}; change or leave out {field}", field)
+            raise RequestError(f"{problem}; change or remove {field}", field)
     return ask
 
 
@@ -387,7 +388,7 @@ def read_message(message: dict[str, Any]) -> Message:
     for call in calls:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):
-            raise RequestError("each of tool_calls must have a function", "messages")
+            raise RequestError("each item of tool_calls must have a function", "messages")
         if isinstance(arguments := function.get("arguments"), str):
             function["arguments"] = read_json(
                 arguments.encode("utf-8", "replace"), "a tool call's arguments"

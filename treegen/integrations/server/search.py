@@ -198,7 +198,7 @@ class SearchService:
         """Raise HTTPException if there is no such method."""
         methods = self._searches.methods
         if method not in methods:
-            hint = did_you_mean(method[:80], methods) or f"; this server has {', '.join(methods)}"
+            hint = did_you_mean(method[:80], methods) or f"; use one of {', '.join(methods)}"
             raise HTTPException(404, f"there is no search method {method[:80]!r}{hint}")
 
     @contextmanager
@@ -212,14 +212,14 @@ class SearchService:
             BusyError: too many searches run.
         """
         for name, whose, num in (
-            ("max_key_searches", " of your key", self._num_running[client]),
+            ("max_key_searches", " with your API key", self._num_running[client]),
             ("max_searches", "", self._num_running.total()),
         ):
             most = getattr(self._limits, name)
             if most is not None and num >= most:
                 raise BusyError(
-                    f"{num} searches{whose} are running, and at most {most} may run ({name}); "
-                    "try again later"
+                    f"at most {most} searches{whose} can run at the same time ({name}), and {num} "
+                    "are running; try again later"
                 )
         self._num_running[client] += 1
         try:

@@ -31,7 +31,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
         # Closing connections of an earlier server may block the address, which is harmless.
         return _bind_address(family, kind, address, reuse=True)
     except OSError as error:
-        raise InputError(f"cannot listen at {host} port {port}: {error}; choose another") from error
+        raise InputError(
+            f"cannot listen at {host} port {port}: {error}; choose another port"
+        ) from error
 
 
 def _bind_address(family: int, kind: int, address: Any, *, reuse: bool) -> socket.socket:

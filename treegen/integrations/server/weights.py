@@ -40,7 +40,7 @@ class WeightUpdater:
             InputError: there is no such folder.
         """
         if not folder.is_dir():
-            raise InputError(f"{folder} is not a folder; name a folder that contains checkpoints")
+            raise InputError(f"{folder} is not a folder; pass a folder that contains checkpoints")
         self._served, self._folder = served, folder.resolve()
         self._turn = asyncio.Lock()
 
@@ -84,7 +84,7 @@ class WeightUpdater:
         except (OSError, ValueError, RuntimeError):  # a name with a zero byte, or a loop of links
             pass
         raise RequestError(
-            f"{name!r:.80} is not a checkpoint in the server's --weights-dir; give the path of "
-            "its directory, relative to that folder",
+            f"{name!r:.80} is not a checkpoint in the server's --weights-dir; pass the path of "
+            "the checkpoint's directory, relative to --weights-dir",
             "path",
         )

@@ -185,7 +185,7 @@ class Cluster(BaseLLM):
         def __getattr__(self, name: str) -> Any:
             if name in ("model", "engine") or (name[0] != "_" and hasattr(LLM, name)):
                 raise AttributeError(
-                    f"a Cluster has no {name}, because it belongs to a single model; use an LLM"
+                    f"a Cluster has no {name}, because {name} belongs to a single model; use an LLM"
                 )
             raise missing_attribute(self, name)
 
@@ -196,11 +196,12 @@ class Cluster(BaseLLM):
 
     def _check_ready(self) -> None:
         if self._closed:
-            raise InputError("the cluster is closed; create another")
+            raise InputError("the cluster is closed; create a new Cluster")
         running = self._current() if self._current is not None else None
         if running is not None and not running.closed:
             raise InputError(
-                "another run of this Cluster is not finished; read it to its end, or close() it"
+                "another run of this Cluster is not finished; read that run to its end, or call "
+                "its close()"
             )
 
     def _start(

@@ -53,26 +53,34 @@ def parse_placement(
     if find_spec("ray") is None:
         raise InputError(f"several workers need Ray, which is not installed; {install('ray')}")
     if gpus is not None and workers is not None:
-        raise InputError("give gpus (--gpus) or CPU workers (--workers), not both")
+        raise InputError(
+            "gpus (--gpus) and workers (--workers) cannot be used together; remove one of the two"
+        )
     if workers is not None:
         check_int("workers", workers, least=1)
         if device not in ("auto", "cpu"):
-            raise InputError(f"workers (--workers) run on CPUs; device {device} needs --gpus")
+            raise InputError(
+                f"workers (--workers) run only on CPUs, got device {device}; use gpus (--gpus)"
+            )
         if address is None and workers > (most := _MOST_A_CORE * count_cores()):
             raise InputError(
-                f"workers (--workers) are processes, and {workers:,} of them are too many for "
-                f"the {count_cores()} cores here; request at most {most}"
+                f"workers (--workers) must be at most {most} on a machine with {count_cores()} "
+                f"cores, got {workers:,}"
             )
         return Placement("cpu", workers, address=_check_address(address))
     if device not in ("auto", "cuda"):
-        other = "leave one out" if device == "cpu" else "name the GPUs by gpus (--gpus) alone"
-        raise InputError(f"gpus (--gpus) and device {device} contradict each other; {other}")
+        other = (
+            "remove one of the two"
+            if device == "cpu"
+            else "select the GPUs only with gpus (--gpus)"
+        )
+        raise InputError(f"gpus (--gpus) cannot be used together with device {device}; {other}")
     count, chosen = _read(ALL if gpus is None else gpus)
     if address is not None:
         if chosen:
             raise InputError(
-                "indices of GPUs (--gpus 0,2) apply only to this machine; for a Ray cluster, "
-                "give the number of GPUs, or all"
+                "indices of GPUs (--gpus 0,2) are not supported with a Ray cluster; pass the "
+                "number of GPUs, or all"
             )
         return Placement("cuda", count, address=_check_address(address))
     there = num_gpus()
@@ -106,7 +114,9 @@ def _read(gpus: str | int) -> tuple[int | None, tuple[int, ...]]:
     numbers = tuple(int(word) for word in words)
     if "," in text:
         if len(set(numbers)) < len(numbers):
-            raise InputError(f"gpus (--gpus) {text} names a GPU twice; name each once")
+            raise InputError(
+                f"gpus (--gpus) {text} contains the same GPU twice; list each GPU once"
+            )
         return None, numbers
     if not numbers[0]:
         raise InputError("gpus (--gpus) must be at least 1; to use only the first GPU, pass `0,`")
@@ -120,7 +130,7 @@ def _check_address(address: str | None) -> str | None:
     host, colon, port = address.rpartition(":")
     if "://" in address or not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise InputError(
-            f"the address of a Ray cluster (--ray) is auto or HOST:PORT, such as 10.0.0.1:6379; "
-            f"got {address!r}"
+            "the address of a Ray cluster (--ray) must be auto or HOST:PORT, such as "
+            f"10.0.0.1:6379; got {address!r}"
         )
     return address

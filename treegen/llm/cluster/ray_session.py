@@ -30,7 +30,9 @@ _LOOK: Final = 0.2  # seconds between checks that Ray's processes are alive
 _CONNECT_SECONDS: Final = 5.0  # limit of a connection; a process that is silent may be busy
 # Seconds in which Ray's server may restart. Ray ends this process after 60, without a message.
 _PATIENCE: Final = 40.0
-_GONE: Final = "Ray's process {} died, which stops Ray; the kernel may have killed it (see dmesg)"
+_GONE: Final = (
+    "Ray stopped, because Ray's process {} died; the kernel may have killed the process (see dmesg)"
+)
 # Environment variables that Ray reads on import. With them Ray reports no usage statistics, listens
 # only on the loopback device, and requires a token that no other process knows.
 _QUIET: Final = {
@@ -82,8 +84,8 @@ class RaySession:
                 self._init(address=address)
             except WorkerError as error:
                 raise InputError(
-                    f"cannot join the Ray cluster at {address}; this machine must be one of its "
-                    f"nodes, with the same Ray and Python ({error})"
+                    f"cannot join the Ray cluster at {address}: {error}; check that this machine "
+                    "is a node of the cluster, with the same versions of Ray and Python"
                 ) from error
             return
         with _set_visible_gpus(places.gpus):
@@ -171,8 +173,8 @@ def _check_answers(address: str) -> None:
             return
         reason = "another program listens there"
     raise InputError(
-        f"no Ray cluster responds at the address {address} ({reason}); start it there with `ray "
-        "start --head`, or leave --ray out to use this machine alone"
+        f"no Ray cluster responds at the address {address} ({reason}); start the cluster there "
+        "with `ray start --head`, or remove --ray to use only this machine"
     )
 
 

@@ -45,7 +45,7 @@ class WaitTimer:
 MOST_FAILURES: Final = 5
 """Number of deaths without any result in between after which a worker is given up."""
 NO_ROOM: Final = (
-    f"Ray has found no room for workers in {PATIENCE / 60:.0f} minutes; see `ray status`"
+    f"Ray found no room for workers within {PATIENCE / 60:.0f} minutes; check `ray status`"
 )
 _TURN: Final = 0.2  # maximum seconds of one check of workers, during which signals are deferred
 _LOOK: Final = 5.0  # seconds between checks for GPUs that have joined
@@ -124,7 +124,8 @@ class WorkerPool:
         if len(names) > 1:
             devices = ", ".join(f"{count} x {name}" for name, count in names.most_common())
             raise InputError(
-                f"the GPUs differ ({devices}), so samples would differ too; choose identical GPUs"
+                "the GPUs must be identical, because different GPUs draw different samples, got "
+                f"{devices}; choose identical GPUs"
             )
         for text in dict.fromkeys(w for s in self.slots if s.loaded for w in s.loaded.warnings):
             warnings.warn(text, ModelWarning, stacklevel=2)
