@@ -85,7 +85,7 @@ def test_forms_of_prompts(llm: LLM) -> None:
             "a prompt has the unknown key 'prompt_embeds'; give text, token ids",
         ),
         ([{}], "a dict without prompt or prompt_token_ids"),
-        ([{"prompt": 5}], "content is a int"),
+        ([{"prompt": 5}], "content must be a string, .*, got int"),
         (5, "prompts must be a list"),
     ],
 )
