@@ -293,7 +293,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM) -> None:
         lambda: llm.search(draw_four, ["a"], eight),
         lambda: llm.expand(Node("a", expand=[Expand(1)]), eight),
     ):
-        with pytest.raises(InputError, match=r"n=8 has an effect only in LLM\.generate"):
+        with pytest.raises(InputError, match=r"n=8 is supported only in LLM\.generate"):
             call()
     with pytest.raises(InputError, match="logit_bias has token 9999"):
         llm.generate(["a"], SamplingParams(logit_bias={9999: 1.0}))
@@ -339,7 +339,7 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
     with pytest.raises(InputError, match=r"pair 0 must be .*, got 'ab'"):
         llm.score(["ab"])  # type: ignore[list-item]
     for budget in (100, "100", {"tokens": 5}):
-        with pytest.raises(InputError, match="give a Budget"):
+        with pytest.raises(InputError, match="budget must be a Budget"):
             llm.search(draw_four, ["a"], budget=budget)  # type: ignore[arg-type]
     for limits in ({"tokens": 2.5}, {"calls": "9"}, {"nodes": True}, {"seconds": float("nan")}):
         with pytest.raises(InputError, match=f"budget {next(iter(limits))} must be"):
