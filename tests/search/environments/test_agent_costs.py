@@ -308,7 +308,7 @@ def test_an_agent_says_what_is_wrong_with_its_use() -> None:
         with pytest.raises(InputError, match="call agent"):
             await agent.act(root)
         agent.begin(root)
-        with pytest.raises(InputError, match="begin the episode at another node"):
+        with pytest.raises(InputError, match="begin at another node"):
             agent.begin(root)
         (end,) = await agent.act(root)
         with pytest.raises(InputError, match="the episode ended"):

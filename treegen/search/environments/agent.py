@@ -140,10 +140,7 @@ class Agent(Closeable):
             problem: What `Environment.start` gets. Default: None.
         """
         if root.branch is not None:
-            raise InputError(
-                f"node {root.key!r} already belongs to an episode; begin the episode at another "
-                "node"
-            )
+            raise InputError(f"node {root.key!r} is part of an episode; begin at another node")
         root.branch = Branch(state=SharedState(self._worlds, self._worlds.start(problem)))
         return root
 
@@ -178,10 +175,7 @@ class Agent(Closeable):
                 f"the episode ended at node {node.key!r}; call act with an earlier node"
             )
         if branch.state is None:
-            raise InputError(
-                f"node {node.key!r} was dropped from the search; call act with a node that was not "
-                "dropped"
-            )
+            raise InputError(f"node {node.key!r} was dropped; use a node that was not dropped")
         turns, before = self.turns_of(node), find_last_tokens(node)
         samples = await self._sample(node, branch, n, {**self._overrides, **overrides})
         if branch.state is None:  # the node was dropped meanwhile

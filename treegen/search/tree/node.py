@@ -426,9 +426,7 @@ class SearchNode(TextNode):
 
     def _live(self) -> Context:
         if self._context is None:
-            raise InputError(
-                f"node {self.key!r} was dropped from the search; use a node that was not dropped"
-            )
+            raise InputError(f"node {self.key!r} was dropped; use a node that was not dropped")
         return self._context
 
 
