@@ -86,9 +86,7 @@ def test_what_several_llms_cannot_do_is_refused(llms: dict[str, LLM]) -> None:
 
     with pytest.warns(RuntimeWarning, match="there is no LLM 'opt'; known: llama, gpt2"):
         search_with(llms, other, PROMPTS[:1], PARAMS)
-    with pytest.warns(
-        RuntimeWarning, match="llm='opt' cannot be used in a search with a single LLM"
-    ):
+    with pytest.warns(RuntimeWarning, match="llm='opt' is not supported with a single LLM"):
         llms["llama"].search(other, PROMPTS[:1], PARAMS)
     with pytest.raises(InputError, match="for several LLMs, use text or messages"):
         search_with(llms, other, [[1, 2, 3]], PARAMS)

@@ -415,9 +415,7 @@ class SearchNode(TextNode):
         if llm is None:
             return context
         if not isinstance(context, MultiModelContext):
-            raise InputError(
-                f"llm={llm!r} cannot be used in a search with a single LLM; remove llm"
-            )
+            raise InputError(f"llm={llm!r} is not supported with a single LLM; remove llm")
         return context.on(llm)
 
     async def _end_abandoned(self) -> None:
