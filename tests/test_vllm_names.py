@@ -88,7 +88,7 @@ def test_forms_of_prompts(llm: LLM) -> None:
             "a prompt has the unknown key 'prompt_embeds'; pass text, token ids",
         ),
         ([{}], "a dict must have the key prompt or prompt_token_ids"),
-        ([{"prompt": 5}], "content is a int"),
+        ([{"prompt": 5}], "content must be a string, .*, got int"),
         (5, "prompts must be a list"),
     ],
 )

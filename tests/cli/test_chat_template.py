@@ -43,7 +43,7 @@ def test_messages_say_how_to_give_one(treegen: Command) -> None:
         llm.chat(CHAT)
     assert "load the model with chat_template='FILE', use a chat model" in str(caught.value)
     error = treegen("eval", "gsm8k", *FEW, "--apply-chat-template").error
-    assert "load the model with --chat-template FILE, use a chat model, or give text" in error
+    assert "load the model with --chat-template FILE, use a chat model, or pass text" in error
     error = treegen("eval", "gsm8k", *FEW, "--chat-template", "no.jinja").error
     assert "--chat-template" in error or "no.jinja" in error
 

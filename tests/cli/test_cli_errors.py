@@ -160,7 +160,9 @@ def test_a_prompt_longer_than_the_context(
         tmp_path / "d.jsonl", [problem("1+1?", 2), problem("one and " * 300, 4, id="long")]
     )
     error = treegen(command, "gsm8k", "-M", model, "-f", 2, "--data", data).error
-    found = re.match(r"prompt 'long' has ([\d,]+) tokens, ([\d,]+) too many for the model's", error)
+    found = re.match(
+        r"prompt 'long' has ([\d,]+) tokens, ([\d,]+) more than fit into the model's", error
+    )
     assert found and "context of 600" in error
     assert int(found[1].replace(",", "")) - int(found[2].replace(",", "")) == 599
 
@@ -188,7 +190,7 @@ def test_a_tree_that_does_not_fit_even_alone(
     treegen: Command, tiny: Path, no_weights: None, command: str
 ) -> None:
     error = treegen(command, "gsm8k", "-M", tiny, "--memory", "64KiB").error
-    assert re.search(r"needs [\d,]+ cache tokens even alone, but 112 fit", error)
+    assert re.search(r"needs [\d,]+ cache tokens, but the cache holds only 112 ", error)
     error = treegen(command, "gsm8k", "-M", tiny, "--memory", "9KiB").error
     assert "cannot hold a page of 16 tokens" in error
 

@@ -107,7 +107,7 @@ def test_a_search_without_memory_is_refused_before_weights_are_loaded(
     treegen: Command, tiny: Path, no_weights: None
 ) -> None:
     given = ["-M", tiny, *SEARCH, "--memory", "30KiB", "-o", "run"]
-    assert "cache tokens even alone" in treegen("search", "countdown", *given).error
+    assert "cache tokens, but the cache holds only" in treegen("search", "countdown", *given).error
     assert not Path("run").exists()
 
 
@@ -174,7 +174,7 @@ def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
         (
             'return Node("", children=[',
             "return (7,) or Node('', children=[",
-            "the tree is a tuple; give its root Node",
+            "the tree must be a Node, got tuple; pass the root Node",
         ),
     ],
 )
@@ -283,7 +283,10 @@ def test_wrongly_typed_parts_of_an_account_are_left_out(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a\ud800b", r"content has the lone surrogate U\+D800 at character 1; replace it"),
+        (
+            "a\ud800b",
+            r"content has the lone surrogate U\+D800 at character 1; replace the character",
+        ),
         ([{"role": "user", "content": "\udfff"}], r"content\[0\]\['content'\] has the lone surr"),
     ],
 )

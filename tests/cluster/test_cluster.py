@@ -229,11 +229,11 @@ def test_a_stream_that_is_left_is_over(cluster: Cluster) -> None:
 
 
 def test_bad_input_is_told_as_by_one_engine(cluster: Cluster) -> None:
-    with pytest.raises(CapacityError, match="too many for the model's context"):
+    with pytest.raises(CapacityError, match="more than fit into the model's context"):
         cluster.run(Node("word " * 9000, samples=1))
     with pytest.raises(InputError, match="logit_bias contains token"):
         cluster.run(TREE, SamplingParams(logit_bias={10**6: 1.0}))
-    with pytest.raises(InputError, match="a reasoning budget needs the tags"):
+    with pytest.raises(InputError, match="a reasoning budget requires reasoning tags"):
         cluster.run(TREE, SamplingParams(max_thinking_tokens=3))
     for name in (
         "cache",

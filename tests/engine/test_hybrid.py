@@ -272,7 +272,9 @@ def test_prefixes_that_are_kept_have_half_of_the_states(saved: Callable[[str], P
 
 def test_what_does_not_fit_is_said_at_once(saved: Callable[[str], Path]) -> None:
     llm = with_room(load(saved("lfm2")), 100, 3)
-    with pytest.raises(CapacityError, match=r"needs 5 recurrent states of .* even alone"):
+    with pytest.raises(
+        CapacityError, match=r"needs 5 recurrent states of .* but the cache holds only"
+    ):
         llm.run(ragged(), GREEDY)
     with llm.session(GREEDY) as session, pytest.raises(CacheFullError, match="4 recurrent states"):
         session.sample({session.root(TRUNK): 1})

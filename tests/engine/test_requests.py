@@ -276,7 +276,7 @@ def test_each_node_of_a_tree_may_have_parameters_of_its_own(llm: LLM) -> None:
     # Without names and seeds, the samples of a prompt are numbered on through the tree.
     unnamed = Node("", children=[Node("Q: one", samples=2), Node("Q: one", samples=2)])
     assert len(set(tokens_of(llm.run(unnamed, [FREE, FREE]).completions))) == 4
-    with pytest.raises(InputError, match="2 params for 3 sampled nodes"):
+    with pytest.raises(InputError, match="2 sampling parameters for 3 sampled nodes"):
         llm.run(Node("Q:", children=leaves), each[:2])
     with pytest.raises(InputError, match=r"params (must be|is a)"):
         llm.run(Node("Q:", children=leaves), ["n"] * 3)  # type: ignore[list-item]
@@ -293,7 +293,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM) -> None:
         lambda: llm.search(draw_four, ["a"], eight),
         lambda: llm.expand(Node("a", expand=[Expand(1)]), eight),
     ):
-        with pytest.raises(InputError, match=r"n=8 has an effect only in LLM\.generate"):
+        with pytest.raises(InputError, match=r"n=8 is supported only in LLM\.generate"):
             call()
     with pytest.raises(InputError, match="logit_bias contains token 9999"):
         llm.generate(["a"], SamplingParams(logit_bias={9999: 1.0}))
@@ -336,10 +336,10 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
         llm.generate(5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="pairs must be a list"):
         llm.score("ab")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="pair 0 is 'ab'"):
+    with pytest.raises(InputError, match=r"pair 0 must be .*, got 'ab'"):
         llm.score(["ab"])  # type: ignore[list-item]
     for budget in (100, "100", {"tokens": 5}):
-        with pytest.raises(InputError, match="give a Budget"):
+        with pytest.raises(InputError, match="budget must be a Budget"):
             llm.search(draw_four, ["a"], budget=budget)  # type: ignore[arg-type]
     for limits in ({"tokens": 2.5}, {"calls": "9"}, {"nodes": True}, {"seconds": float("nan")}):
         with pytest.raises(InputError, match=f"budget {next(iter(limits))} must be"):
@@ -348,9 +348,9 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
         with pytest.raises(InputError, match="rows must be an integer"):
             llm.search(draw_four, ["a"], rows=count)  # type: ignore[arg-type]
     for ids in ([5.0, 6.5], ["a"], [2**40], [-1]):
-        with pytest.raises(InputError, match=r"token ids|integers"):
+        with pytest.raises(InputError, match="token id"):
             llm.score([(ids, [5])])  # type: ignore[list-item]
-        with pytest.raises(InputError, match=r"token ids|integers"):
+        with pytest.raises(InputError, match="token id"):
             llm.generate([ids])  # type: ignore[arg-type]
 
     async def ask(root: SearchNode) -> object:
@@ -358,7 +358,7 @@ def test_what_is_no_list_or_budget_is_refused(llm: LLM) -> None:
 
     with pytest.warns(RuntimeWarning, match="all 1 searches failed"):
         (result,) = llm.search(ask, ["a"], SEEDED)
-    assert "integers" in (result.error or "")
+    assert "integer" in (result.error or "")
     # What can be read once is read once.
     assert len(llm.generate((text for text in ("a", "b")), FREE)) == 2
     assert len(llm.search(draw_four, iter(["a", "b"]), FREE)) == 2
@@ -382,12 +382,12 @@ def test_a_score_needs_no_place_for_its_last_token(family: str, tmp_path: Path) 
     assert whole.logprobs == pytest.approx(want, abs=1e-3)
     assert last.logprobs == pytest.approx(want[2:], abs=1e-3)
     assert short.tokens == (9,)
-    with pytest.raises(CapacityError, match="1 more than fit"):
+    with pytest.raises(CapacityError, match="1 more than the maximum"):
         small.score([([5, *ids[:-1]], ids[-1:])])
     with small.session() as session:
         root = session.root(ids[:-1])
         assert session.score({root: ["Q"]})[root][0].tokens
-        with pytest.raises(CapacityError, match="more than fit"):
+        with pytest.raises(CapacityError, match="more than the maximum"):
             session.score({root: ["Q."]})
 
 
@@ -460,9 +460,9 @@ def test_chat_templates_take_tools_and_arguments(llm: LLM) -> None:
         assert llm.tokenizer.decode(request.tokens).endswith("[assistant] add\n[assistant] ")
         with pytest.raises(InputError, match="does not start with chat messages"):
             llm.generate(["text"], SEEDED, **options)
-        with pytest.raises(TreeError, match="template has 'tokenize'"):
+        with pytest.raises(TreeError, match="template cannot contain 'tokenize'"):
             Node([user], template={"tokenize": True})
-        with pytest.raises(TreeError, match="content'\\] is None"):
+        with pytest.raises(TreeError, match="content'\\] must be a string, got None"):
             Node([{"role": "assistant", "content": None}])
     finally:
         llm.tokenizer.chat_template = None

@@ -369,7 +369,7 @@ def test_bad_arguments(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="the template 'none' was not found"):
         use(lambda environment: environment.start(PROBLEM), template="none")
     files = Problem("p", "", "", metadata={"files": {"a/": "x", "": "y"}})
-    with pytest.raises(InputError, match="first files of a problem"):
+    with pytest.raises(InputError, match="initial files of a problem"):
         use(lambda environment: environment.start(files))
     assert cloud.sandboxes == {}
     monkeypatch.setattr(e2b_server, "_FIRST_WAIT", 0.01)

@@ -240,7 +240,7 @@ def test_sparse_attention_is_exact_up_to_the_keys_that_it_selects(
         torch.testing.assert_close(
             torch.tensor(output.outputs[0].logprobs), want, atol=1e-4, rtol=0
         )
-    with pytest.raises(ContextError, match="too many for the model's context of 64"):
+    with pytest.raises(ContextError, match="more than fit into the model's context of 64"):
         llm.generate([ids.tolist()], params)
 
 

@@ -448,7 +448,7 @@ BAD_INPUT: dict[str, tuple[Any, RolloutTree, dict[str, Any], str]] = {
         None,
         tree_of([[5, 6]]),
         {"prompt_lengths": []},
-        "0 numbers for 1 samples",
+        "each of the 1 samples, got 0",
     ),
     "a prompt length of 0": (None, tree_of([[5, 6]]), {"prompt_lengths": [0]}, "at least 1"),
     "a prompt that is too long": (None, tree_of([[5, 6]]), {"prompt_lengths": [3]}, "at most 2"),
@@ -474,7 +474,7 @@ def test_the_public_module() -> None:
 def test_malformed_trees_are_errors() -> None:
     with pytest.raises(InputError, match="parents before"):
         RolloutTree((Segment((5,), 1, ()), Segment((6,), None, ())), (0,))
-    with pytest.raises(InputError, match="ends in segment 1, and the tree has 1"):
+    with pytest.raises(InputError, match="ends in segment 1, but the tree has 1"):
         RolloutTree((Segment((5,), None, ()),), (1,))
     for tokens in ((5, 6.5), ("a",), (5, (6,)), (True,), (-1,), 5):
         with pytest.raises(InputError, match=r"segment 0 of the tree (must be|has token ids)"):

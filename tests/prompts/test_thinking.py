@@ -149,7 +149,7 @@ SET = "{% set thinking = messages %}{{ thinking }}"
         (MISTRAL, "off", {"reasoning_effort": "none"}),
         (MISTRAL, "on", {"reasoning_effort": "high"}),
         (SET, "auto", {}),
-        (OSS, "off", "reasoning 'off' needs .* has only reasoning_effort"),
+        (OSS, "off", "reasoning 'off' requires .* has only reasoning_effort"),
         (QWEN, "high", "has only enable_thinking"),
         (SET, "on", "this template has none"),
     ],

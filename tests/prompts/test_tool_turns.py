@@ -115,12 +115,12 @@ def test_a_reply_whose_end_is_not_known_ends_as_the_template_ends_it() -> None:
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        (HEAD + "{% endif %}{% endfor %}", "does not show the results"),
+        (HEAD + "{% endif %}{% endfor %}", "does not render the results"),
         (
             HEAD + "{% elif m.role == 'tool' %}[R]{{ m.content }}{% elif m.tool_calls %}"
             "{% if loop.last %}calls:{% endif %}" + CALL + "{% endfor %}<|im_end|>"
             "{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}",
-            "shows a reply differently when results follow",
+            "renders a reply differently when results follow",
         ),
         (
             HEAD + "{% elif m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -137,12 +137,12 @@ def test_templates_that_cannot_show_results_are_refused(template: str, said: str
 
 def test_bad_uses_are_refused() -> None:
     tokenizer, turns = made(TEMPLATE)
-    with pytest.raises(InputError, match="leave out stop"):
+    with pytest.raises(InputError, match="remove the argument stop"):
         turns.render_results(CALLS, ["1"], "\n")
     with pytest.raises(InputError, match="tool_format"):
         ToolTurns(tokenizer, TOOLS, tool_format="none such")
     tokenizer.chat_template = None
-    with pytest.raises(InputError, match="no chat template"):
+    with pytest.raises(InputError, match="require a chat template"):
         ToolTurns(tokenizer, TOOLS)
 
 

@@ -70,26 +70,32 @@ def test_children_given_as_a_generator_or_a_list_become_a_tuple() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"samples": -1}, "samples is -1"),
-        ({"samples": 1.0}, "samples is 1.0"),
-        ({"samples": True}, "samples is True"),
-        ({"id": ""}, "id is ''"),
-        ({"id": 3}, "id is 3"),
-        ({"children": "text"}, "children is a str"),
-        ({"children": 5}, "children is a int"),
-        ({"children": Node("a")}, "children is a Node"),
-        ({"children": ["text"]}, r"children\[0\] is a str; wrap it in a Node"),
-        ({"metadata": None}, "metadata is a NoneType"),
-        ({"content": None}, "content is a NoneType"),
-        ({"content": b"text"}, "content is a bytes"),
-        ({"content": [1, -2]}, r"content\[1\] is -2"),
-        ({"content": [2**31]}, r"content\[0\] is 2147483648"),
-        ({"content": [1, True]}, r"content\[1\] is True"),
-        ({"content": [1.5]}, r"content\[0\] is 1.5"),
-        ({"content": ["a", "b"]}, r"content\[0\] is 'a'"),
-        ({"content": [{"role": "user"}]}, r"content\[0\]\['content'\] is None"),
-        ({"content": [{"role": 1, "content": "x"}]}, r"content\[0\]\['role'\] is 1"),
-        ({"content": [{"role": "user", "content": "x"}, 3]}, r"content\[1\] is a int, not a chat"),
+        ({"samples": -1}, "samples must be an integer >= 0 or None, got -1"),
+        ({"samples": 1.0}, "samples must be an integer >= 0 or None, got 1.0"),
+        ({"samples": True}, "samples must be an integer >= 0 or None, got True"),
+        ({"id": ""}, "id must be a non-empty string or None, got ''"),
+        ({"id": 3}, "id must be a non-empty string or None, got 3"),
+        ({"children": "text"}, "children must be a sequence of Nodes, got str"),
+        ({"children": 5}, "children must be a sequence of Nodes, got int"),
+        ({"children": Node("a")}, "children must be a sequence of Nodes, got Node"),
+        ({"children": ["text"]}, r"children\[0\] must be a Node, got str; wrap"),
+        ({"metadata": None}, "metadata must be a mapping, got NoneType"),
+        ({"content": None}, "content must be a string, .*, got NoneType"),
+        ({"content": b"text"}, "content must be a string, .*, got bytes"),
+        ({"content": [1, -2]}, r"content\[1\] must be .*, got -2"),
+        ({"content": [2**31]}, r"content\[0\] must be .*, got 2147483648"),
+        ({"content": [1, True]}, r"content\[1\] must be .*, got True"),
+        ({"content": [1.5]}, r"content\[0\] must be .*, got 1.5"),
+        ({"content": ["a", "b"]}, r"content\[0\] must be .*, got 'a'"),
+        ({"content": [{"role": "user"}]}, r"content\[0\]\['content'\] must be a string, got None"),
+        (
+            {"content": [{"role": 1, "content": "x"}]},
+            r"content\[0\]\['role'\] must be a string, got 1",
+        ),
+        (
+            {"content": [{"role": "user", "content": "x"}, 3]},
+            r"content\[1\] must be a chat message, got int",
+        ),
     ],
 )
 def test_a_bad_node_is_refused_where_it_is_made(arguments: dict[str, Any], message: str) -> None:
@@ -116,7 +122,7 @@ def test_a_tree_without_samples_is_refused() -> None:
 
 
 def test_something_else_than_a_node_is_refused() -> None:
-    with pytest.raises(TreeError, match="the tree is a str"):
+    with pytest.raises(TreeError, match="the tree must be a Node, got str"):
         prompts_of("text")  # type: ignore[arg-type]
 
 

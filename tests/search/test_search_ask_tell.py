@@ -199,7 +199,9 @@ def test_it_is_warned_if_all_searches_fail() -> None:
         raise ValueError("no")
 
     searches = AskTell(fn, ["a", "b"], PARAMS)
-    with pytest.warns(RuntimeWarning, match="all 2 searches failed; the first: ValueError: no"):
+    with pytest.warns(
+        RuntimeWarning, match="all 2 searches failed; the first error: ValueError: no"
+    ):
         drive(searches, answer)
     assert searches.ask() == []
 
@@ -233,13 +235,13 @@ def test_wrong_answers_are_refused() -> None:
     with AskTell(by_beam, ["a"], PARAMS) as searches:
         (request,) = searches.ask()
         for wrong in ([], ["a"] * 4, [Score((1,), (-1.0,), True)] * 3, [None] * 3):
-            with pytest.raises(InputError, match="needs a list of 3 Completion objects"):
+            with pytest.raises(InputError, match="must be a list of 3 Completion objects"):
                 searches.tell(request, wrong)  # type: ignore[arg-type]
         assert searches.tell(request, ["a", "b", "c"])
     with AskTell(by_choice, ["a"], PARAMS) as searches:
         (request,) = searches.ask()
         searches.tell(request, ["a", "b", "c"])
-        with pytest.raises(InputError, match="needs a list of 2 Score objects"):
+        with pytest.raises(InputError, match="must be a list of 2 Score objects"):
             searches.tell(searches.ask()[0], ["a", "b"])
 
 

@@ -102,7 +102,7 @@ def test_greedy_runs_draw_one_continuation() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"samples": 0}, "samples of a level is 0"),
+        ({"samples": 0}, "samples of a level must be an integer >= 1, got 0"),
         ({"samples": True}, "samples of a level"),
         ({"samples": 2.0}, "samples of a level"),
         ({"samples": 3, "keep": 0}, "keep of a level"),
@@ -110,9 +110,9 @@ def test_greedy_runs_draw_one_continuation() -> None:
         ({"samples": 3, "temperature": -1}, "temperature must be"),
         ({"samples": 3, "max_tokens": 0}, "max_tokens must be"),
         ({"samples": 3, "stop": ""}, "stop strings"),
-        ({"samples": 3, "given": 5}, "given is a int"),
+        ({"samples": 3, "given": 5}, "given must be a string, got int"),
         ({"samples": 3, "scorer": "best"}, "one of mean_logprob"),
-        ({"samples": 3, "scorer": 5}, "scorer is a int"),
+        ({"samples": 3, "scorer": 5}, "scorer must be a name or a function, got int"),
     ],
 )
 def test_levels_that_make_no_sense_are_refused(options: dict[str, Any], reason: str) -> None:
@@ -127,7 +127,7 @@ def test_what_is_no_list_of_levels_is_refused(levels: Any) -> None:
 
 
 def test_samples_and_levels_exclude_each_other() -> None:
-    with pytest.raises(TreeError, match="not both"):
+    with pytest.raises(TreeError, match="cannot be used together"):
         Node("x", samples=3, expand=[Expand(2)])
     assert Node("x", samples=0, expand=[Expand(2)]).num_samples == 0
     assert Node("x", expand=[Expand(2)]).num_samples == 0

@@ -226,7 +226,9 @@ def test_a_call_whose_searches_all_fail_warns(llm: LLM) -> None:
     async def broken(root: SearchNode) -> None:
         raise KeyError(root.search.name)
 
-    with pytest.warns(RuntimeWarning, match=r"all 2 searches failed; the first: KeyError: '0'"):
+    with pytest.warns(
+        RuntimeWarning, match=r"all 2 searches failed; the first error: KeyError: '0'"
+    ):
         results = llm.search(broken, ["a", "b"], PARAMS)
     assert [type(result.exception) for result in results] == [KeyError, KeyError]
 

@@ -135,7 +135,7 @@ def test_a_session_refuses_nodes_of_another() -> None:
     ):
         with pytest.raises(InputError, match="node '0/' belongs to another session"):
             use()
-    with pytest.raises(InputError, match="give nodes of the session, got 'acde'"):
+    with pytest.raises(InputError, match="expected nodes of the session, got 'acde'"):
         session.sample({"acde": 1})  # type: ignore[dict-item]
     assert not session.backend.has_work and not other.backend.has_work
 
@@ -147,7 +147,7 @@ def test_a_call_of_another_session_is_refused_and_leaves_nothing_behind() -> Non
     for call in calls:
         started = session.start(call)
         assert started in session.step()
-        with pytest.raises(InputError, match="has made no request to this session"):
+        with pytest.raises(InputError, match="waiting for something other than this session"):
             _ = started.result
     assert not other.backend.has_work
     assert len(other.sample({foreign: 2})[foreign]) == 2
@@ -198,7 +198,10 @@ def other_root() -> SearchNode:
         (lambda root: [root.children[0], other_root()], "'other/', which is not in its tree"),
         (lambda root: SearchOutcome(other_root()), "'other/', which is not in its tree"),
         (lambda root: SearchOutcome(None, (other_root(),)), "'other/', which is not in its tree"),
-        (lambda root: SearchOutcome(cast(Any, "text")), "with 'text', which is not a node"),
+        (
+            lambda root: SearchOutcome(cast(Any, "text")),
+            "must contain only nodes of the search, got 'text'",
+        ),
         (lambda root: root.search.prompt("b"), "'toy/@1/', which is not in its tree"),
     ],
 )
@@ -295,6 +298,8 @@ def test_it_is_warned_if_all_fail() -> None:
     warn_if_all_failed(results)
     warn_if_all_failed([])
     failed = [result for result in results if result.error]
-    with pytest.warns(RuntimeWarning, match="all 2 searches failed; the first: RuntimeError: no n"):
+    with pytest.warns(
+        RuntimeWarning, match="all 2 searches failed; the first error: RuntimeError: no n"
+    ):
         warn_if_all_failed(failed)
     assert run(start(hashed("abc"))[0], lambda root: asyncio.sleep(0)).exception is None

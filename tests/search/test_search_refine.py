@@ -308,5 +308,5 @@ def test_a_budget_that_ends_the_checks_leaves_an_order() -> None:
     problem, _ = start(MODEL, budget=Budget(calls=7))
     result = run(problem, search)
     assert result.stopped == "budget of 7 calls reached" and len(result.candidates) == 4
-    with pytest.raises(InputError, match="low and high must be shares from 0 to 1"):
+    with pytest.raises(InputError, match="low and high must be between 0 and 1"):
         find(lambda root: mutual(SearchOutcome(None), lambda _: None, whole, low=0.9, high=0.1))

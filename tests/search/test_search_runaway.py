@@ -269,7 +269,7 @@ def test_a_call_of_a_session_that_nothing_ends_is_given_up() -> None:
         call = session.start(cannot_be_stopped(session.root("acde", budget=Budget(calls=3))))
         while not call.is_done:
             session.step()
-        with pytest.raises(InputError, match="has made no request to this session"):
+        with pytest.raises(InputError, match="waiting for something other than this session"):
             _ = call.result
 
 

@@ -209,9 +209,9 @@ def test_what_cannot_fit_is_refused_alone() -> None:
     model = HistoryModel(eos_bias=-9.0)
     session = Session(backend_of(model, num_pages=14, page_size=4, context_length=60), PARAMS)
     long = session.root("acde" * 15)
-    with pytest.raises(CapacityError, match="whole context"):
+    with pytest.raises(CapacityError, match="the model's context"):
         session.sample({long: 1})
-    with pytest.raises(CapacityError, match="even alone"):
+    with pytest.raises(CapacityError, match="the cache holds only"):
         session.sample({session.root("acde" * 13): 1})
     assert len(session.sample({session.root("acde"): 3}, max_tokens=2)) == 1
 
@@ -221,7 +221,7 @@ def test_ask_and_tell_for_a_loop_of_ones_own() -> None:
     session = Session(backend_of(model), PARAMS)
     root = session.root("acde")
     started = [session.start(root.sample(2)), session.start(root.sample(3))]
-    with pytest.raises(InputError, match="not done"):
+    with pytest.raises(InputError, match="not available yet"):
         _ = started[0].result
     done: list[Started[Any]] = []
     while len(done) < 2:
@@ -465,7 +465,7 @@ def test_a_score_that_cannot_fit_is_refused_alone() -> None:
     root = session.root("acde")
     with pytest.raises(CapacityError, match="model's context"):
         session.score({root: ["a", "d" * 60]})
-    with pytest.raises(CapacityError, match="even alone"):
+    with pytest.raises(CapacityError, match="the cache holds only"):
         session.score({root: ["a", "d" * 54]})
     assert not session.backend.has_work
     assert len(session.score({root: ["a", "d" * 40]})[root]) == 2
@@ -477,7 +477,7 @@ def test_a_deep_path_is_refused_before_it_fills_the_memory() -> None:
     backend = backend_of(model, num_pages=20, page_size=4)
     session = Session(backend, PARAMS)
     node = root = session.root("acd")
-    with pytest.raises(CapacityError, match="even alone"):
+    with pytest.raises(CapacityError, match="the cache holds only"):
         while True:
             (node,) = session.sample({node: 1}, max_tokens=3)[node]
             backend.scheduler.check()
@@ -705,7 +705,7 @@ def test_what_waits_still_fits_when_further_prompts_part_from_it() -> None:
             session.step()
         for each in waiting:
             assert each.is_done
-            assert each.error is None or "even alone" in str(each.error)
+            assert each.error is None or "the cache holds only" in str(each.error)
         session.close()
 
 

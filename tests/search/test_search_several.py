@@ -86,13 +86,11 @@ def test_what_several_llms_cannot_do_is_refused(llms: dict[str, LLM]) -> None:
 
     with pytest.warns(RuntimeWarning, match="there is no LLM 'opt'; known: llama, gpt2"):
         search_with(llms, other, PROMPTS[:1], PARAMS)
-    with pytest.warns(
-        RuntimeWarning, match="this search has one LLM without a name, so 'opt' names none"
-    ):
+    with pytest.warns(RuntimeWarning, match="llm='opt' is not supported with a single LLM"):
         llms["llama"].search(other, PROMPTS[:1], PARAMS)
     with pytest.raises(InputError, match="for several LLMs, use text or messages"):
         search_with(llms, other, [[1, 2, 3]], PARAMS)
     with pytest.raises(InputError, match="concurrency must be at least 1"):
         search_with(llms, other, PROMPTS, PARAMS, concurrency=0)
-    with pytest.raises(InputError, match="llms is empty"):
+    with pytest.raises(InputError, match="llms must not be empty"):
         search_with({}, other, PROMPTS, PARAMS)

@@ -86,9 +86,9 @@ def test_lone_surrogates_and_numbers_without_json_survive() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"id": 7}, "ids count from 0"),
+        ({"id": 7}, "ids must count up from 0"),
         ({"parent_id": None}, "only node 0"),
-        ({"parent_id": 5}, "parents come first"),
+        ({"parent_id": 5}, "parents must come first"),
         ({"depth": 3}, "depth 3"),
         ({"text": None}, "text None"),
         ({"score": "high"}, "score 'high'"),

@@ -40,9 +40,9 @@ def warn_of_double_bos(tokenizer: Any, encoded: Iterable[Tokens]) -> None:
         _begun_twice.add(tokenizer)
         warnings.warn(
             f"a prompt begins with {tokenizer.bos_token!r} twice: the text contains the token, and "
-            "the tokenizer adds it again. A chat template has probably been applied already; give "
-            "the messages themselves (LLM.chat, /v1/chat/completions), token ids, or text without "
-            "the token",
+            "the tokenizer adds it again. A chat template has probably been applied already; pass "
+            "the chat messages (LLM.chat, /v1/chat/completions), token ids, or text without the "
+            "token",
             ModelWarning,
             stacklevel=2,
         )
@@ -67,10 +67,9 @@ def warn_of_unended_turns(
     if all(id in p.stop_token_ids or name in p.stops or p.ignore_eos for p in params):
         return
     warnings.warn(
-        f"the chat template ends a turn with {name!r} (token {id}), but this token does not end "
-        "a sample, because the model's files name other tokens, so the model may invent further "
-        "turns. Set the token as eos_token_id in generation_config.json, or pass "
-        f"stop_token_ids=[{id}]",
+        f"the chat template ends a turn with {name!r} (token {id}), but the model's files do not "
+        "list this token as an end-of-sequence token, so a sample may continue with further turns. "
+        f"Set eos_token_id in generation_config.json to this token, or pass stop_token_ids=[{id}]",
         ModelWarning,
         stacklevel=2,
     )

@@ -33,8 +33,8 @@ def extract_images(
     if table is None:
         if any(map(is_image, parts)):
             raise InputError(
-                f"prompt {name!r} has an image, but this model was loaded without images; load "
-                f"a model that takes images with {arg('images', True)}"
+                f"prompt {name!r} has an image, but the model was loaded without image support; "
+                f"load a model that supports images with {arg('images', True)}"
             )
         message["content"] = "\n".join(part["text"] for part in parts)
         return []
@@ -137,7 +137,10 @@ def get_reply_prefix(content: str | Sequence[Mapping[str, Any]], name: str) -> s
     if isinstance(content, str):
         return content
     if any(part["type"] == "image" for part in content):
-        raise InputError(f"prompt {name!r} begins a reply with an image; use text")
+        raise InputError(
+            f"prompt {name!r} begins the assistant's reply with an image, which is not supported; "
+            "begin the reply with text"
+        )
     return "".join(part["text"] for part in content)
 
 
@@ -158,9 +161,9 @@ def expand_image_markers(
     before, *after = text.split(table.marker)
     if len(after) != len(images):
         raise InputError(
-            f"prompt {name!r} has {len(images)} images but {len(after)} places for them in its "
-            f"rendered chat; a text must not have {table.marker!r} in it, and the chat template "
-            "must show images"
+            f"prompt {name!r} has {len(images)} images, but its rendered chat has {len(after)} "
+            f"image placeholders; remove {table.marker!r} from the text, and use a chat template "
+            "that renders images"
         )
     placed = (f"{image.text}{following}" for image, following in zip(images, after, strict=True))
     return "".join((before, *placed))
@@ -195,10 +198,10 @@ def render_turns(
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             "the tokenizer has no chat template; load the model with "
-            f"{arg('chat_template', 'FILE')}, or append text"
+            f"{arg('chat_template', 'FILE')}, or append text instead of messages"
         )
     if not turns or turns[0].get("role") == "assistant":
-        raise InputError("messages after a reply must begin with a role other than assistant")
+        raise InputError("the first message after a reply must not have the role assistant")
     Node(list(turns))  # checks their form
     rendered = [dict(message) for message in turns]
     images = [image for message in rendered for image in extract_images(message, _NAME, table)]
@@ -215,10 +218,14 @@ def render_turns(
     try:
         text = render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
     except (TemplateError, TypeError) as error:
-        raise InputError(f"the chat template rejects the messages: {error}; fix them") from error
+        raise InputError(
+            f"the chat template rejects the messages: {error}; correct the messages"
+        ) from error
     _, separator, after = text.rpartition(reply)
     if not separator:
-        raise InputError("the chat template does not show the reply; append text instead")
+        raise InputError(
+            "the chat template does not render the reply; append text instead of messages"
+        )
     return (after if table is None else expand_image_markers(after, images, table, _NAME)), images
 
 

@@ -47,23 +47,29 @@ class Expand:
             if count is None and name == "keep":
                 continue
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise TreeError(f"{name} of a level is {count!r}; give an integer >= 1")
+                raise TreeError(f"{name} of a level must be an integer >= 1, got {count!r}")
         try:
             params = SamplingParams(**self.overrides)
         except InputError as error:
-            raise TreeError(f"a generated level cannot be sampled: {error}") from None
+            raise TreeError(
+                f"the sampling parameters of a generated level are not valid: {error}"
+            ) from None
         if params.temperature == 0 and self.samples > 1:
-            raise TreeError("temperature 0 gives the same text every time; use samples=1")
+            raise TreeError("temperature 0 produces the same text for every sample; use samples=1")
         if not isinstance(self.given, str):
-            raise TreeError(f"given is a {type(self.given).__name__}; give text to append")
+            raise TreeError(
+                f"given must be a string, got {type(self.given).__name__}; pass the text to append"
+            )
         if isinstance(self.scorer, str) and self.scorer not in SCORERS:
-            raise TreeError(f"scorer {self.scorer!r} must be one of {', '.join(SCORERS)}")
+            raise TreeError(f"scorer must be one of {', '.join(SCORERS)}, got {self.scorer!r}")
         if (
             self.scorer is not None
             and not isinstance(self.scorer, str)
             and not callable(self.scorer)
         ):
-            raise TreeError(f"scorer is a {type(self.scorer).__name__}; give a name or a function")
+            raise TreeError(
+                f"scorer must be a name or a function, got {type(self.scorer).__name__}"
+            )
 
     @property
     def overrides(self) -> dict[str, Any]:
@@ -103,8 +109,9 @@ def bound_levels(levels: Sequence[Expand], params: SamplingParams) -> list[Level
     for number, level in enumerate(levels, start=1):
         if level.samples > 1 and level.temperature is None and params.temperature == 0:
             raise TreeError(
-                f"generated level {number} draws {level.samples} continuations, which are all the "
-                "same at temperature 0; give the level a temperature, or samples=1"
+                f"generated level {number} draws {level.samples} continuations, which are all "
+                "identical at temperature 0; set a temperature above 0 for the level, or use "
+                "samples=1"
             )
         rows = above * level.samples
         above = rows if level.keep is None else min(rows, level.keep)

@@ -74,10 +74,12 @@ def parse_structure(fields: Mapping[str, Any]) -> dict[str, Any]:
     elif kind == "json_schema":
         described = response_format.get("json_schema")
         if not isinstance(described, Mapping) or "schema" not in described:
-            raise InputError("response_format of type json_schema must have json_schema.schema")
+            raise InputError(
+                "a response_format with the type json_schema must contain json_schema.schema"
+            )
         arguments["json_schema"] = described["schema"]
     elif kind != "text":
-        raise InputError("response_format must have a type: text, json_object or json_schema")
+        raise InputError("response_format must have the type text, json_object or json_schema")
     return arguments
 
 
@@ -181,8 +183,8 @@ def _compile_structure(kind: str, text: str) -> str:
             schema = json.loads(text)
             if not has_finite_value(schema):
                 raise InputError(
-                    f"{arg('json_schema')} has no finite text, because a required property "
-                    "contains itself; remove it from required"
+                    f"no finite JSON text can match {arg('json_schema')}, because a required "
+                    "property contains itself; remove the property from `required`"
                 )
             if schema is True:  # any JSON
                 schema = {}
@@ -199,8 +201,8 @@ def _compile_structure(kind: str, text: str) -> str:
         raise _make_grammar_error(kind, str(error)) from None
     if not has_finite_text(grammar):
         raise InputError(
-            "grammar can never end: its rule start never leads to an end; add an alternative "
-            "that ends"
+            "the grammar matches no finite text, because its rule `start` never terminates; add an "
+            "alternative that terminates"
         )
     return grammar
 
@@ -217,10 +219,14 @@ def _make_grammar_error(kind: str, message: str) -> InputError:
         kind: The parameter with the grammar.
         message: The message of llguidance.
     """
-    first = textwrap.shorten((message.strip().splitlines() or ["it is refused"])[0], _MOST_TOLD)
     if "coerce_one_of" in message:
-        first = "the ways of a oneOf may overlap, which is not supported; write anyOf"
-    return InputError(f"{arg(kind)} cannot be used: {first}; fix it")
+        return InputError(
+            f"{arg(kind)} cannot be used: the alternatives of oneOf may overlap, which is not "
+            "supported; use anyOf instead"
+        )
+    lines = message.strip().splitlines() or ["llguidance rejected the value"]
+    first = textwrap.shorten(lines[0], _MOST_TOLD)
+    return InputError(f"{arg(kind)} cannot be used: {first}; correct the value")
 
 
 def _run_with_timeout(kind: str, make: Callable[[], _Made]) -> _Made:
@@ -232,7 +238,7 @@ def _run_with_timeout(kind: str, make: Callable[[], _Made]) -> _Made:
     result = run_in_daemon("treegen-grammar", make)
     if not wait([result], _MOST_SECONDS).done:
         raise InputError(
-            f"{arg(kind)} takes more than {_MOST_SECONDS} seconds to compile; simplify it"
+            f"compiling {arg(kind)} takes more than {_MOST_SECONDS} seconds; simplify the value"
         )
     return result.result()
 
@@ -268,5 +274,5 @@ def _tokens_of(
         return LLTokenizer(speller, eos_token=ends, slices=slices), speller.names
     except Exception as error:
         raise InputError(
-            f"llguidance cannot read the tokenizer: {error}; leave out the structure"
+            f"llguidance cannot read the tokenizer: {error}; generate without structured output"
         ) from None

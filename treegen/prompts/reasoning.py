@@ -57,16 +57,15 @@ def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:
     if unknown := sorted(set(arguments) - names):
         readable = ", ".join(sorted(names - _ALWAYS)) or "none"
         raise InputError(
-            f"the model's chat template does not read {', '.join(unknown)}, so the model would "
-            "not see it; leave it out, or use another chat template. This template reads: "
-            f"{readable}"
+            f"the model's chat template does not read the arguments {', '.join(unknown)}; remove "
+            f"the arguments, or use another chat template. This template reads: {readable}"
         )
 
 
 def check_reasoning(choice: str) -> None:
     """Raise InputError unless `choice` is one of `CHOICES`."""
     if choice not in CHOICES:
-        raise InputError(f"{arg('reasoning')} must be one of {', '.join(CHOICES)}; got {choice!r}")
+        raise InputError(f"{arg('reasoning')} must be one of {', '.join(CHOICES)}, got {choice!r}")
 
 
 def _get_reasoning_arguments(choice: str, tokenizer: Any) -> dict[str, Any]:
@@ -86,9 +85,9 @@ def _get_reasoning_arguments(choice: str, tokenizer: Any) -> dict[str, Any]:
         f"this template has only {', '.join(supported)}" if supported else "this template has none"
     )
     raise InputError(
-        f"reasoning {choice!r} needs a chat template with one of {', '.join(_SWITCHES)} or "
-        f"{_EFFORT}; {has}. Leave reasoning at auto, or pass the template's own argument by its "
-        "name"
+        f"reasoning {choice!r} requires a chat template with one of the arguments "
+        f"{', '.join(_SWITCHES)} or {_EFFORT}; {has}. Set reasoning to auto, or pass the argument "
+        "of the template by name"
     )
 
 
@@ -107,6 +106,6 @@ def _read(source: str) -> tuple[frozenset[str], frozenset[str]]:
         names, words = read_names(source)
     except TemplateError as error:
         raise InputError(
-            f"the chat template cannot be read: {error}; fix chat_template in the checkpoint"
+            f"the chat template cannot be read: {error}; correct chat_template in the checkpoint"
         ) from None
     return names, words & frozenset(_EFFORTS)

@@ -50,10 +50,10 @@ class RolloutTree:
                     "their children"
                 )
         num = len(self.segments)
-        if wrong := [at for at in self.last if not 0 <= as_int("a number in last", at) < num]:
+        if wrong := [at for at in self.last if not 0 <= as_int("an index in last", at) < num]:
             raise InputError(
-                f"a sample of the tree ends in segment {wrong[0]}, and the tree has {num}; give "
-                "the index of a segment"
+                f"a sample of the tree ends in segment {wrong[0]}, but the tree has {num} "
+                "segments; use the index of a segment of the tree"
             )
 
     def path(self, sample: int) -> list[int]:
@@ -94,7 +94,8 @@ class RolloutTree:
         lengths = as_list("prompt_lengths", prompt_lengths)
         if len(lengths) != num:
             raise InputError(
-                f"prompt_lengths has {len(lengths)} numbers for {num} samples; give one for each"
+                f"prompt_lengths must have one length for each of the {num} samples, got "
+                f"{len(lengths)} lengths"
             )
         for sample, total in enumerate(totals):
             name = f"prompt_lengths[{sample}]"

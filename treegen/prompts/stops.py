@@ -95,7 +95,7 @@ class StopConditions:
                 else "no tokens"
             )
             raise InputError(
-                f"the text that ends the reasoning, {thinking.tags.end!r}, has {what}; give "
+                f"the text that ends the reasoning, {thinking.tags.end!r}, contains {what}; pass "
                 f"another {arg('thinking_end')}"
             )
 
@@ -221,7 +221,8 @@ def word_tokens(
             tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
             if not tokens or max(tokens) >= vocab_size:
                 raise InputError(
-                    f"the bad word {word!r} has no tokens that the model can draw; leave it out"
+                    f"the bad word {word!r} has no tokens in the vocabulary of the model; "
+                    "remove the word"
                 )
             encoded[tokens] = None
     return tuple(encoded)

@@ -97,8 +97,8 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
     if tags is None:
         if has_budget:
             raise InputError(
-                "a reasoning budget needs the tags around the reasoning, but the model's chat "
-                "template and tokens have no known tags; give the tags: "
+                "a reasoning budget requires reasoning tags, but the model's chat template and "
+                "tokens contain no known tags; pass the tags: "
                 f"{arg('reasoning_tags', ('<think>', '</think>'))}"
             )
         return None
@@ -113,8 +113,8 @@ def thinking_of(params: SamplingParams, tokenizer: Any) -> ThinkingTags | None:
     if has_budget and (ends := [stop for stop in params.stops if stop in tags.end]):
         raise InputError(
             f"stop string {ends[0]!r} occurs in the text that ends the reasoning ({tags.end!r}), "
-            "so samples would stop there; leave out the stop string, or give a "
-            f"{arg('thinking_end')} without it"
+            "so sampling would stop there; remove the stop string, or pass a "
+            f"{arg('thinking_end')} without the stop string"
         )
     return thinking
 

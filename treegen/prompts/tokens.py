@@ -98,7 +98,7 @@ def tokenize(
         if table is not None and prompt.id in images:
             ids = table.place(ids, images[prompt.id], prompt.id)
         if not ids.size:
-            raise InputError(f"prompt {prompt.id!r} has no tokens; give it some text or token ids")
+            raise InputError(f"prompt {prompt.id!r} has no tokens; pass text or token ids")
         result.append(TokenPrompt(prompt.id, ids, prompt.samples, prompt.node))
     return result
 
@@ -365,7 +365,7 @@ def _runs(
     if prompt.template and not (nodes and nodes[0].has_messages):
         raise InputError(
             f"prompt {prompt.id!r} sets chat-template arguments ({', '.join(prompt.template)}) but "
-            "does not start with chat messages; give messages, or leave out the arguments"
+            "does not start with chat messages; pass messages, or remove the arguments"
         )
     if not nodes:
         yield _Text("", True)
@@ -390,8 +390,8 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
-            f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; "
-            f"load the model with {arg('chat_template', 'FILE')}, use a chat model, or give text"
+            f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; load "
+            f"the model with {arg('chat_template', 'FILE')}, use a chat model, or pass text"
         )
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
     images = [image for message in messages for image in extract_images(message, prompt.id, table)]
@@ -411,7 +411,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
             return render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
         except (TemplateError, TypeError) as error:  # an argument may have been passed twice
             raise InputError(
-                f"the chat template rejects prompt {prompt.id!r}: {error}; fix its messages"
+                f"the chat template rejects prompt {prompt.id!r}: {error}; correct the messages"
             ) from error
 
     text = apply_template(arguments)
@@ -419,9 +419,9 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
         without = {name: value for name, value in arguments.items() if name != "tools"}
         if apply_template(without) == text:
             raise InputError(
-                f"the model's chat template does not show tools in prompt {prompt.id!r}, so the "
-                f"model would not see them; leave tools out, or load the model with "
-                f"{arg('chat_template=')} and a template that shows them"
+                f"the model's chat template does not render the tools of prompt {prompt.id!r}; "
+                f"remove the tools, or load the model with {arg('chat_template=')} and a template "
+                "that renders tools"
             )
     text = f"{text}{begun}"
     if table is None:

@@ -47,9 +47,9 @@ class ToolTurns:
         """
         if not getattr(tokenizer, "chat_template", None):
             raise InputError(
-                "the tokenizer has no chat template, which tool calls need; load the model with "
-                f"{arg('chat_template', 'FILE')}, or use a chat model, such as the bundled "
-                "demo-agent"
+                "the tokenizer has no chat template, but tool calls require a chat template; load "
+                f"the model with {arg('chat_template', 'FILE')}, or use a chat model, such as the "
+                "bundled demo-agent"
             )
         self.tools, self.replies = list(tools), ReplyReader(tokenizer, tool_format)
         self._tokenizer = tokenizer
@@ -90,7 +90,7 @@ class ToolTurns:
         start = self._find_start(answered, ending)
         text = self._render(answered, results, is_open=True)
         if not text.startswith(start):
-            raise self._refusal("the text before the results depends on the results")
+            raise self._refusal("the rendered text before the results depends on the results")
         return text[len(start) :]
 
     def render_message(self, text: str) -> str:
@@ -108,7 +108,7 @@ class ToolTurns:
         empty = {"role": "assistant", "content": ""}
         rendered = self._chat([_QUESTION, empty, {"role": "user", "content": text}], is_open=True)
         if not rendered.startswith(start):
-            raise self._refusal("it shows an empty reply differently")
+            raise self._refusal("the template renders the start of an empty reply differently")
         return rendered[len(start) :]
 
     def render_question(self, text: str) -> str:
@@ -124,23 +124,26 @@ class ToolTurns:
         rendered = self._render(calls, [marker] * len(calls), is_open=True)
         place = rendered.find(marker)
         if place < 0:
-            raise self._refusal("it does not show the results")
+            raise self._refusal("the template does not render the results")
         without = self._render(calls, (), is_open=False)
         at = rendered.rfind(ending, 0, place) if ending else -1
         if at < 0 or at < len(self._chat([_QUESTION], is_open=False)):
             # The template does not write the token with which the model has stopped.
             at = len(without) - len(self._reply_end())
             if not without.endswith(self._reply_end()):
-                raise self._refusal("a reply with calls ends differently from other replies")
+                raise self._refusal(
+                    "the template ends a reply with tool calls differently from a reply without "
+                    "tool calls"
+                )
         if rendered[:at] != without[:at]:
-            raise self._refusal("it shows a reply differently when results follow")
+            raise self._refusal("the template renders a reply differently when results follow")
         return rendered[:at]
 
     def _stop_text(self, stop: int | str | None) -> str:
         if isinstance(stop, str):
             raise InputError(
-                f"a reply with tool calls was ended by the stop string {stop!r:.40}; leave out "
-                "stop, so that the model ends its replies itself"
+                f"a reply with tool calls ended at the stop string {stop!r:.40}; remove the "
+                "argument stop, so that the model ends each reply"
             )
         token = self._tokenizer.eos_token_id if stop is None or stop < 0 else stop
         return "" if token is None else str(self._tokenizer.convert_ids_to_tokens(int(token)) or "")
@@ -151,7 +154,7 @@ class ToolTurns:
         text = self._chat([_QUESTION, {"role": "assistant", "content": word}], is_open=False)
         _, separator, end = text.rpartition(word)
         if not separator:
-            raise self._refusal("it does not show replies")
+            raise self._refusal("the template does not render replies")
         return end
 
     def _render(self, calls: Sequence[ToolCall], results: Sequence[str], *, is_open: bool) -> str:
@@ -192,8 +195,8 @@ class ToolTurns:
 
     def _refusal(self, reason: str) -> InputError:
         return InputError(
-            f"the chat template cannot continue a chat with results of tools: {reason}; load the "
-            f"model with {arg('chat_template', 'FILE')} and a template that can"
+            f"the chat template cannot continue a chat with tool results: {reason}; load the model "
+            f"with {arg('chat_template', 'FILE')} and a template that supports tool results"
         )
 
 

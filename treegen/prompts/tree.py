@@ -67,23 +67,26 @@ class Node:
         _check_content(self.content)
         children: object = self.children
         if isinstance(children, str | Node) or not isinstance(children, Iterable):
-            raise TreeError(f"children is a {type(children).__name__}; give a sequence of Nodes")
+            raise TreeError(f"children must be a sequence of Nodes, got {type(children).__name__}")
         # A list could still be changed, and a generator can be read only once.
         object.__setattr__(self, "children", tuple(children))
         for index, child in enumerate(self.children):
             if not isinstance(child, Node):
-                raise TreeError(f"children[{index}] is a {type(child).__name__}; wrap it in a Node")
+                raise TreeError(
+                    f"children[{index}] must be a Node, got {type(child).__name__}; wrap the value "
+                    "in a Node"
+                )
         if self.samples is not None and (type(self.samples) is not int or self.samples < 0):
-            raise TreeError(f"samples is {self.samples!r}; give an integer >= 0, or None")
+            raise TreeError(f"samples must be an integer >= 0 or None, got {self.samples!r}")
         if self.id is not None and (not isinstance(self.id, str) or not self.id):
-            raise TreeError(f"id is {self.id!r}; give a string that is not empty, or None")
+            raise TreeError(f"id must be a non-empty string or None, got {self.id!r}")
         if not isinstance(self.metadata, Mapping):
-            raise TreeError(f"metadata is a {type(self.metadata).__name__}; give a mapping")
+            raise TreeError(f"metadata must be a mapping, got {type(self.metadata).__name__}")
         _check_template(self.template)
         object.__setattr__(self, "expand", _as_levels(self.expand))
         if self.expand and self.samples:
             raise TreeError(
-                "a node has samples or generated levels (expand), not both; leave one out"
+                "samples and expand cannot be used together in one node; remove samples or expand"
             )
 
     @property
@@ -150,8 +153,8 @@ def expansions_of(root: Node) -> list[Expansion]:
     sampled = [name for name, path in paths.items() if not path[-1].expand]
     if sampled:
         raise TreeError(
-            f"node {sampled[0]!r} is sampled (a leaf is, unless samples=0), but others generate "
-            "levels (expand); run the two kinds of nodes as two trees"
+            f"node {sampled[0]!r} is sampled, but other nodes of the tree generate levels "
+            "(expand); set samples=0 on the node, or put the two kinds of nodes into two trees"
         )
     if not paths:
         raise TreeError("no node generates levels; set expand=[Expand(...)] on at least one node")
@@ -172,9 +175,11 @@ def prompts_of(root: Node) -> list[Prompt]:
     paths = _walk(root)
     for name, path in paths.items():
         if path[-1].expand:
-            raise TreeError(f"node {name!r} generates levels (expand); run its tree by LLM.expand")
+            raise TreeError(
+                f"node {name!r} generates levels (expand); run the tree with LLM.expand"
+            )
     if not paths:
-        raise TreeError("the tree has no samples; give at least one node samples >= 1")
+        raise TreeError("the tree has no samples; set samples >= 1 on at least one node")
     return [Prompt(name, path, path[-1].num_samples) for name, path in paths.items()]
 
 
@@ -190,7 +195,7 @@ def as_list(name: str, values: Iterable[Any]) -> list[Any]:
     """
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InputError(
-            f"{name} must be a list, not a {type(values).__name__}; write a single value as [value]"
+            f"{name} must be a list, got {type(values).__name__}; pass a single value as [value]"
         )
     return list(values)
 
@@ -218,7 +223,7 @@ def chat_arguments(
 def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
     """Return the paths to the nodes that are sampled or generate levels, by id, depth first."""
     if not isinstance(root, Node):
-        raise TreeError(f"the tree is a {type(root).__name__}; give its root Node")
+        raise TreeError(f"the tree must be a Node, got {type(root).__name__}; pass the root Node")
     paths: dict[str, tuple[Node, ...]] = {}
     # The nodes from the root to the current node. A stack replaces recursion, because a chain of
     # thoughts may be deeper than the interpreter's recursion limit.
@@ -234,8 +239,8 @@ def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
         sources.append(node if node.content else above)
         if node.content and above is not None and node.has_messages != above.has_messages:
             raise TreeError(
-                f"node {_name(node, indices)!r} and a node above it mix chat messages with text "
-                "or token ids; use only one kind along a path"
+                f"node {_name(node, indices)!r} and a node above it mix chat messages with text or "
+                "token ids; use only one kind of content along a path"
             )
         if node.num_samples or node.expand:
             name = _name(node, indices)
@@ -263,13 +268,13 @@ def _name(node: Node, indices: Sequence[int]) -> str:
 
 def _as_levels(levels: object) -> tuple[Expand, ...]:
     if isinstance(levels, Expand):
-        raise TreeError("expand is one level; give a list of levels, [Expand(...)]")
+        raise TreeError("expand must be a list of levels, got a single Expand; pass [Expand(...)]")
     if isinstance(levels, str) or not isinstance(levels, Iterable):
-        raise TreeError(f"expand is a {type(levels).__name__}; give a list of Expand")
+        raise TreeError(f"expand must be a list of Expand objects, got {type(levels).__name__}")
     levels = tuple(levels)
     for index, level in enumerate(levels):
         if not isinstance(level, Expand):
-            raise TreeError(f"expand[{index}] is a {type(level).__name__}; give an Expand")
+            raise TreeError(f"expand[{index}] must be an Expand object, got {type(level).__name__}")
     return levels
 
 
@@ -280,8 +285,8 @@ def _check_content(content: object) -> None:
         return
     if isinstance(content, bytes) or not isinstance(content, Sequence):
         raise TreeError(
-            f"content is a {type(content).__name__}; give a string, a sequence of token ids or a "
-            "sequence of chat messages"
+            "content must be a string, a sequence of token ids or a sequence of chat messages, got "
+            f"{type(content).__name__}"
         )
     if content and isinstance(content[0], Mapping):
         for index, message in enumerate(content):
@@ -294,27 +299,27 @@ def _check_content(content: object) -> None:
         is_integer = hasattr(token, "__index__") and not isinstance(token, bool)
         if not is_integer or not 0 <= token <= MAX_TOKEN_ID:
             raise TreeError(
-                f"content[{index}] is {token!r}; token ids are integers from 0 to "
-                f"{MAX_TOKEN_ID:,}, chat messages are mappings"
+                f"content[{index}] must be a token id (an integer from 0 to {MAX_TOKEN_ID:,}) or a "
+                f"chat message (a mapping), got {token!r}"
             )
 
 
 def _check_template(template: object) -> None:
     if not isinstance(template, Mapping):
-        raise TreeError(f"template is a {type(template).__name__}; give a mapping")
+        raise TreeError(f"template must be a mapping, got {type(template).__name__}")
     for name in template:
         if not isinstance(name, str) or name in _OWN_ARGUMENTS:
             raise TreeError(
-                f"template has {name!r}; give arguments of the chat template, such as tools "
-                "(the last message decides how a prompt ends)"
+                f"template cannot contain {name!r}; pass only arguments of the chat template, such "
+                "as tools (the last message decides how a prompt ends)"
             )
 
 
 def _check_message(index: int, message: object) -> None:
     if not isinstance(message, Mapping):
         raise TreeError(
-            f"content[{index}] is a {type(message).__name__}, not a chat message; "
-            f"give {{'role': ..., 'content': ...}}"
+            f"content[{index}] must be a chat message, got {type(message).__name__}; pass "
+            "{'role': ..., 'content': ...}"
         )
     calls_tools = bool(message.get("tool_calls")) and message.get("content") is None
     has_parts = isinstance(message.get("content"), list | tuple)
@@ -323,8 +328,8 @@ def _check_message(index: int, message: object) -> None:
     for key in ("role",) if calls_tools or has_parts else ("role", "content"):
         if not isinstance(message.get(key), str):
             raise TreeError(
-                f"content[{index}][{key!r}] is {message.get(key)!r}; a chat message is "
-                '{"role": "...", "content": "..."}, both strings'
+                f"content[{index}][{key!r}] must be a string, got {message.get(key)!r}; pass a "
+                'chat message as {"role": "...", "content": "..."}'
             )
         if problem := describe_lone_surrogate(message[key]):
             raise TreeError(f"content[{index}][{key!r}] {problem}")
@@ -353,8 +358,8 @@ def check_parts(name: str, parts: Sequence[object]) -> None:
         )
         if not isinstance(text, str):
             raise TreeError(
-                f'{where} is {part!r:.80}; a part is {{"type": "text", "text": "..."}} or '
-                '{"type": "image", "image": ...}'
+                f'{where} must be {{"type": "text", "text": "..."}} or {{"type": "image", "image": '
+                f"...}}, got {part!r:.80}"
             )
         if problem := describe_lone_surrogate(text):
             raise TreeError(f"{where} {problem}")
@@ -366,5 +371,8 @@ def describe_lone_surrogate(text: str) -> str | None:
         text.encode()
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
-        return f"has the lone surrogate U+{code:04X} at character {error.start:,}; replace it"
+        return (
+            f"has the lone surrogate U+{code:04X} at character {error.start:,}; replace the "
+            "character"
+        )
     return None

@@ -372,14 +372,14 @@ class AskTell(Closeable):
             expected = len(request.texts)
         if len(answers) != expected or not all(isinstance(answer, kind) for answer in answers):
             raise InputError(
-                f"request {request.id!r} needs a list of {expected} {kind.__name__} objects as "
-                f"answers; give {expected}"
+                f"the answers of request {request.id!r} must be a list of {expected} "
+                f"{kind.__name__} objects"
             )
         completions = [answer for answer in answers if isinstance(answer, Completion)]
         uncounted = any(completion.text and not completion.tokens for completion in completions)
         if uncounted and search.budget.tokens and self._mail.count_tokens is None:
             raise InputError(
-                "a token budget needs the token count of each answer; pass count_tokens to "
+                "a token budget requires the token count of each answer; pass count_tokens to "
                 "AskTell, or answer with Completions that include tokens"
             )
         pending.answers = answers

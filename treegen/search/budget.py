@@ -140,4 +140,4 @@ class Budget:
 def check_budget(budget: object) -> None:
     """Raise InputError unless the value is a Budget or None."""
     if budget is not None and not isinstance(budget, Budget):
-        raise InputError(f"budget is {budget!r}; give a Budget, such as Budget(tokens=1000)")
+        raise InputError(f"budget must be a Budget, such as Budget(tokens=1000), got {budget!r}")

@@ -137,9 +137,9 @@ def check_loop(backend: object) -> None:
         )
     if isinstance(loop, IdleLoop) and loop.backend is not backend:
         raise InputError(
-            "a search awaits a node of another session or run, but that session does not compute "
-            "while the search waits; call `sample` and `score` of that session instead, without "
-            "await"
+            "a search cannot await a node of another session or run, because the other session "
+            "does not compute while the search waits; call `sample` and `score` of the other "
+            "session without await"
         )
 
 

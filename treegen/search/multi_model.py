@@ -67,7 +67,9 @@ class CrossModelContext:
     def on(self, name: str) -> SelectedModelContext:
         """Return the context for one of the LLMs; raises InputError for an unknown name."""
         if name not in self.backends:
-            raise InputError(f"there is no LLM {name!r}; known: {', '.join(self.backends)}")
+            raise InputError(
+                f"there is no LLM {name!r}; the available LLMs are {', '.join(self.backends)}"
+            )
         return SelectedModelContext(self, name)
 
     @property
@@ -265,7 +267,7 @@ def search_with(
     from treegen.search.session import flat_content
 
     if not llms:
-        raise InputError("llms is empty; give at least one LLM by name")
+        raise InputError("llms must not be empty; pass at least one LLM by name")
     for name, llm in llms.items():
         if not callable(getattr(llm, "session", None)):
             raise InputError(f"llms[{name!r}] must be an LLM, got {llm!r:.60}")

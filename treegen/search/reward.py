@@ -111,8 +111,11 @@ def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
     # The second text continues the first, so this also checks the cache.
     got = [reader.score_prefixes([part], [[len(part) - 1]])[0][0] for part in parts]
     if not all(abs(a - b) <= limit for a, b in zip(got, want, strict=True)):
-        mismatch = f"{name} gives {got} for a toy text, and {want} by its own class"
-        raise ModelError(f"{mismatch}; try dtype float32, or another verifier")
+        mismatch = (
+            f"{name} computes the score {got} for a test text, but the class of the checkpoint "
+            f"computes {want}"
+        )
+        raise ModelError(f"{mismatch}; use dtype float32, or another verifier")
     return reader
 
 
@@ -147,8 +150,8 @@ def prompt_text(node: SearchNode) -> str:
     prompt = node.path[0].text
     if not prompt:
         raise InputError(
-            "the prompt was given as token ids; give a function that returns its text "
-            "(question_of or text_of)"
+            "the prompt was passed as token ids; pass a function that returns the text of the "
+            "prompt (question_of or text_of)"
         )
     return prompt
 

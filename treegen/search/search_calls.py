@@ -124,8 +124,8 @@ class SearchCalls(ABC, Generic[Run]):
         """
         if not callable(fn):
             raise InputError(
-                f"fn must be a function `async def fn(root)`, got {fn!r:.60}; treegen.search has "
-                "strategies to call in it"
+                f"fn must be a function `async def fn(root)`, got {fn!r:.60}; call a strategy of "
+                "treegen.search in the function"
             )
         check_counts(concurrency=concurrency, rows=rows)
         check_budget(budget)

@@ -51,7 +51,10 @@ class Started(Generic[T]):
         if self.error is not None:
             raise self.error
         if not self.is_done:
-            raise InputError("the call is not done; call step() until it returns this call")
+            raise InputError(
+                "the result is not available yet; call step() until the returned list contains "
+                "this call"
+            )
         return cast(T, self._result)
 
     def advance(self) -> None:
@@ -124,7 +127,7 @@ class Session(Closeable, NonCopyable):
         params = self.params if params is None else check_params(params)
         if params.n != 1:
             raise InputError(
-                f"n={params.n} has an effect only in LLM.generate; in a search, use node.sample(n)"
+                f"n={params.n} is supported only in LLM.generate; in a search, use node.sample(n)"
             )
         context = self.backend.prompt(flat, SearchUsage())
         origin = None
@@ -160,7 +163,9 @@ class Session(Closeable, NonCopyable):
                 matches.append(search.find(key))
         if len(matches) != 1:
             which = f"{len(matches)} nodes" if matches else "no node"
-            hint = "give each search a name of its own" if matches else "take the key from node.key"
+            hint = (
+                "use a different name for each search" if matches else "take the key from node.key"
+            )
             raise InputError(f"the session has {which} with the key {key!r}; {hint}")
         return matches[0]
 
@@ -188,7 +193,7 @@ class Session(Closeable, NonCopyable):
     def _check_own(self, nodes: Iterable[SearchNode]) -> None:
         for node in nodes:
             if not isinstance(node, SearchNode):
-                raise InputError(f"give nodes of the session, got {node!r:.80}")
+                raise InputError(f"expected nodes of the session, got {node!r:.80}")
             if node.search.backend is not self.backend:
                 raise InputError(f"node {node.key!r} belongs to another session; use that session")
 
@@ -249,8 +254,8 @@ class Session(Closeable, NonCopyable):
         if not started.is_done and not started.tickets:
             started.fail(
                 InputError(
-                    "the call waits, but has made no request to this session; start only calls of "
-                    "this session's nodes, such as node.sample(5)"
+                    "the started call is waiting for something other than this session; start only "
+                    "calls on nodes of this session, such as node.sample(5)"
                 )
             )
 

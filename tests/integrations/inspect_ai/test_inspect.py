@@ -302,20 +302,23 @@ def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:
             ({"best_of": 3}, "best_of"),
             ({"effort": "low"}, "effort"),
             ({"verbosity": "low"}, "verbosity"),
-            ({"reasoning_tokens": 5}, "a reasoning budget needs the tags around the reasoning"),
+            ({"reasoning_tokens": 5}, "a reasoning budget requires reasoning tags"),
             ({"top_logprobs": 2}, "needs logprobs"),
             ({"extra_body": {"wings": 2}}, "wings"),
-            ({"extra_body": {"chat_template_kwargs": {"wide": True}}}, "does not read wide"),
-            ({"reasoning_effort": "low"}, "does not read reasoning_effort"),
+            (
+                {"extra_body": {"chat_template_kwargs": {"wide": True}}},
+                "does not read the arguments wide",
+            ),
+            ({"reasoning_effort": "low"}, "does not read the arguments reasoning_effort"),
             ({"temperature": -1.0}, "temperature"),
             ({"logit_bias": {99_999: 1.0}}, "logit_bias"),
-            ({"prompt": [ChatMessageUser(content=[image])]}, "was loaded without images"),
+            ({"prompt": [ChatMessageUser(content=[image])]}, "was loaded without image support"),
         ):
             with pytest.raises(Exception, match=message):
                 await ask(**settings)
         long = await ask("Ann " * 500)
         assert long.stop_reason == "model_length"
-        assert "too many" in long.error
+        assert "more than fit" in long.error
         extra = {"ignore_eos": True, "min_p": 0.1}
         assert (await ask(extra_body=extra)).stop_reason == "max_tokens"
         assert await model.api.tokenize("Ann") == tiny_tokenizer()("Ann")["input_ids"]

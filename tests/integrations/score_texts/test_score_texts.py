@@ -209,8 +209,8 @@ def test_a_folder_without_columns_is_of_nothing_yet(llm: LLM, tmp_path: Path) ->
             "2: prompt and completion must both be text or both",
         ),
         ('{"id": "b", "prompt": "a", "completion": ""}', "jsonl:2: the continuation adds no token"),
-        ('{"id": "b", "text": [99999]}', "^[^']*jsonl:2 has token id 99999"),
-        ('{"id": "b", "text": [-1]}', "jsonl:2 has token ids beyond"),
+        ('{"id": "b", "text": [99999]}', "^[^']*jsonl:2 has the token id 99999"),
+        ('{"id": "b", "text": [-1]}', "jsonl:2 has token ids outside"),
     ],
 )
 def test_a_line_that_cannot_be_used_is_named(

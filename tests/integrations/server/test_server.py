@@ -55,8 +55,8 @@ def demo() -> LLM:
 
 def test_advice_for_clients_names_options_of_the_server() -> None:
     problem = "the tokenizer has no chat template"
-    message = f"{problem}; load the model with chat_template='FILE', use a chat model, or give text"
-    advice = "start the server with --chat-template FILE, use a chat model, or give text"
+    message = f"{problem}; load the model with chat_template='FILE', use a chat model, or pass text"
+    advice = "start the server with --chat-template FILE, use a chat model, or pass text"
     assert for_client(message) == f"{problem}; {advice}"
 
 
@@ -522,7 +522,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": [1, "a"]}, 400, "prompt must be"),
     ({"prompt": [10**9]}, 400, "token id"),
     ({"prompt": "\ud800"}, 400, "content"),
-    ({"prompt": "a" * 60_000}, 400, "too many"),
+    ({"prompt": "a" * 60_000}, 400, "more than fit"),
     ({"prompt": "a", "wings": 2}, 400, "wings is not supported; leave it out"),
     ({"prompt": "a", "temprature": 2}, 400, "is not supported; did you mean 'temperature'?"),
     ({"prompt": "a", "length_penalty": 2}, 400, "length_penalty is not supported; leave it out"),
@@ -574,7 +574,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": IMAGE}]}]},
         400,
-        "was loaded without images; leave it out",
+        "was loaded without image support; leave it out",
     ),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls"),
     ({"messages": CHAT, "response_format": {"type": "json"}}, 400, "response_format"),
@@ -589,7 +589,11 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "chat_template_kwargs": {"chat_template": "x"}}, 400, "chat_template"),
     ({"messages": CHAT, "echo": True}, 400, "echo"),
     ({"messages": CHAT, "max_thinking_tokens": -1}, 400, "max_thinking_tokens"),
-    ({"messages": CHAT, "chat_template_kwargs": {"effort": 1}}, 400, "does not read effort"),
+    (
+        {"messages": CHAT, "chat_template_kwargs": {"effort": 1}},
+        400,
+        "does not read the arguments effort",
+    ),
     ({"messages": CHAT, "tool_choice": "required"}, 400, "tool_choice forces a call"),
     ({"messages": CHAT, "tool_choice": "any"}, 400, "use auto, none, required"),
     (FORCED | {"response_format": {"type": "json_object"}}, 400, "cannot be used together"),

@@ -301,7 +301,7 @@ def test_an_error_closes_the_environment(path: Path, tmp_path: Path) -> None:
     with pytest.raises((WorldError, OSError), match="no such map"):
         trainer.train()
     assert environment.is_closed
-    with pytest.raises(InputError, match="make another agent"):
+    with pytest.raises(InputError, match="create a new agent"):
         trainer.train()
 
 

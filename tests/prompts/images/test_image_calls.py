@@ -215,11 +215,11 @@ def below(session: Any, node: Any) -> Any:
 def test_what_cannot_be_appended_is_told(llm: LLM, directory: Path) -> None:
     with llm.session(GREEDY) as session:
         root = session.root("Here: ", name="r")
-        with pytest.raises(TreeError, match=r"content\[0\] is"):
+        with pytest.raises(TreeError, match=r"content\[0\] must be"):
             root.extend([{"type": "sound"}])
         with pytest.raises(InputError, match=r"'extension': image .* cannot be read"):
             root.extend([{"type": "image", "image": "/no/such.png"}])
-        with pytest.raises(InputError, match="must not have"):
+        with pytest.raises(InputError, match="image placeholders; remove"):
             root.extend(
                 [
                     {"type": "image", "image": picture(1)},
@@ -235,7 +235,7 @@ def test_what_cannot_be_appended_is_told(llm: LLM, directory: Path) -> None:
 
 def test_an_image_has_no_probability(llm: LLM) -> None:
     tokens = llm.plan(Node(image_question(picture(1)))).requests[0].tokens.tolist()
-    with pytest.raises(InputError, match="pair 0: the continuation has an image"):
+    with pytest.raises(InputError, match="pair 0: the continuation contains an image"):
         llm.score([(tokens[:2], tokens[2:])])
     (whole,) = llm.score([(image_question(picture(1)), " it is")])
     ids = llm.tokenizer(" it is", add_special_tokens=False)["input_ids"]
@@ -322,9 +322,9 @@ def broken(kind: str) -> Any:
     [
         ("truncated", "corrupt"),
         ("bomb", "pixels"),
-        ("animated", "animated; give one frame"),
+        ("animated", "pass a single frame"),
         ("empty", "empty"),
-        ("text", "not an image in a format"),
+        ("text", "not an image in a supported format"),
         ("zero", "no pixels"),
         ("deep", "image mode F"),
         ("narrow", "processor rejects"),
@@ -385,9 +385,9 @@ def test_a_photograph_is_turned_as_its_file_says(llm: LLM) -> None:
 
 def test_a_text_cannot_pretend_to_be_an_image(llm: LLM) -> None:
     for text in (table_of(llm).marker, f"see {table_of(llm).marker} it"):
-        with pytest.raises(InputError, match="must not have"):
+        with pytest.raises(InputError, match="image placeholders; remove"):
             llm.plan(Node(image_question(picture(1), text)))
-        with pytest.raises(InputError, match="must not have"):
+        with pytest.raises(InputError, match="image placeholders; remove"):
             llm.plan(Node([{"role": "user", "content": text}]))
 
 

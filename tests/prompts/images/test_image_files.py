@@ -85,7 +85,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.png"
     os.mkfifo(pipe)
     for path in (pipe, tmp_path, Path("/dev/zero")):
-        with pytest.raises(InputError, match="not a regular file; give a regular file"):
+        with pytest.raises(InputError, match="not a regular file; pass the path"):
             ImageFile.of(path)
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / NAME).symlink_to("/dev/zero")

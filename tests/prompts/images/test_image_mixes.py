@@ -228,6 +228,6 @@ def test_parts_of_images_are_refused_where_tokens_see_those_after_them(roomy_of:
     first = tokens.index(image[0])
     params = SamplingParams(max_tokens=1, temperature=0)
     for ids in (tokens[: first + 3], tokens[first + 1 :], [*image, *image, 5]):
-        with pytest.raises(InputError, match="pass each image whole"):
+        with pytest.raises(InputError, match="pass complete images"):
             llm.generate([ids], params)
     assert llm.generate([tokens[: first + len(image)]], params)

@@ -123,5 +123,5 @@ def test_an_image_has_the_same_ids_where_it_is_sent(llm: LLM) -> None:
     other = ImageTable(here._processor, here.placeholder, here.vocab_size)
     other._room = lambda number, num: piece.first  # type: ignore[method-assign]
     other.add(picture(42))
-    with pytest.raises(CapacityError, match="make a new Cluster"):
+    with pytest.raises(CapacityError, match="create a new Cluster"):
         other.import_images(here.export_images([tokens]))

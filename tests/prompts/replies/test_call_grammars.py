@@ -139,15 +139,15 @@ def test_what_cannot_be_forced_is_refused_by_name() -> None:
             with pytest.raises(InputError, match=f"'{name}'.*hermes"):
                 call_grammar(tokenizer, form, TOOLS)
     for tools, message in (
-        ([], "give tools"),
+        ([], "pass tools"),
         ([5], "a function with a name"),
         ([{"function": {"name": ""}}], "a function with a name"),
-        ([{"function": {"name": "f", "parameters": [1]}}], "must be a schema"),
-        ([{"function": {"name": "f", "parameters": endless}}], "has no finite text"),
+        ([{"function": {"name": "f", "parameters": [1]}}], "must be a JSON schema"),
+        ([{"function": {"name": "f", "parameters": endless}}], "no finite text can call"),
     ):
         with pytest.raises(InputError, match=message):
             call_grammar(tokenizer, None, tools)
-    with pytest.raises(InputError, match="no tool 'fly'; there are search"):
+    with pytest.raises(InputError, match="no tool 'fly'; the available tools are search"):
         ReplyReader(tokenizer).call_grammar(TOOLS, "fly")
     text = ReplyReader(tokenizer).call_grammar([{"name": "now"}])
     assert json.loads(text.partition("%json ")[2])["properties"] == {}

@@ -322,7 +322,7 @@ def test_an_agent_says_what_is_wrong_with_its_use() -> None:
     world: Any = Track([])
     with pytest.raises(InputError, match="Track is not an environment"):
         Agent(world)
-    with pytest.raises(InputError, match="leave out stop"):
+    with pytest.raises(InputError, match="remove the argument stop"):
         Agent(environment, stop="\n")
     with pytest.raises(InputError, match="max_live"):
         Agent(environment, max_live=0)

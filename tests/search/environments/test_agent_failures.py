@@ -386,11 +386,11 @@ def test_snapshots_that_are_gone_are_input_errors() -> None:
             await environment.restore(name)
         with pytest.raises(InputError, match="this world is closed"):
             await world.observe()
-        with pytest.raises(WorldError, match=r"no method run\(action\)"):
+        with pytest.raises(WorldError, match=r"must return an object with a method run\(action\)"):
             await MemoryEnvironment(lambda problem: object(), TOOLS).start(0)  # type: ignore[arg-type, return-value]
 
     asyncio.run(check())
-    with pytest.raises(InputError, match="not one of the tools"):
+    with pytest.raises(InputError, match="must contain only names of tools"):
         machines(pure_tools=["fly"])
 
 

@@ -310,7 +310,7 @@ def encoded(picture: Any) -> bytes:
     ("damage", "said"),
     [
         (lambda image: b"", "the image in bytes is empty"),
-        (lambda image: b"not an image", "the image in bytes is not an image in a format"),
+        (lambda image: b"not an image", "the image in bytes is not an image in a supported format"),
         (lambda image: image[:200], "the image in bytes is corrupt"),
     ],
     ids=["empty", "text", "cut"],

@@ -104,7 +104,8 @@ class ImageFile:
         assert isinstance(data, bytes)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise InputError(
-                f"image {self.path} has changed since treegen first read it; start again"
+                f"image {self.path} has changed since treegen first read the file; start the "
+                "run again"
             )
         return data
 
@@ -123,8 +124,8 @@ def source_of(part: Mapping[str, Any]) -> Source:
     sources = [(key, part[key]) for key in _PARTS if part.get(key) is not None]
     if len(sources) != 1:
         raise InputError(
-            'an image is {"type": "image", "image": ...} with a path, a data URL, bytes or an '
-            f"image of PIL, got {sorted(map(str, part))}"
+            'an image part must be {"type": "image", "image": ...} with a path, a data URL, bytes '
+            f"or a PIL image, got the keys {sorted(map(str, part))}"
         )
     key, source = sources[0]
     if isinstance(source, Mapping):  # the form of OpenAI's chat API
@@ -134,8 +135,8 @@ def source_of(part: Mapping[str, Any]) -> Source:
     is_pil = hasattr(source, "convert") and hasattr(source, "getbands")
     if not isinstance(source, str | os.PathLike | bytes) and not is_pil:
         raise InputError(
-            f"an image is a {type(source).__name__}; give a path, a data URL, bytes or an image of "
-            "PIL"
+            "an image must be a path, a data URL, bytes or a PIL image, got "
+            f"{type(source).__name__}"
         )
     return source
 
@@ -182,9 +183,9 @@ def read_image(source: Source) -> bytes | Image:
     else:
         return source  # type: ignore[no-any-return]
     if not data:
-        raise InputError(f"{name} is empty; give a file with an image")
+        raise InputError(f"{name} is empty; pass a file that contains an image")
     if len(data) > MOST_BYTES:
-        raise InputError(f"{name} is larger than {MOST_BYTES >> 20} MiB; give a smaller image")
+        raise InputError(f"{name} is larger than {MOST_BYTES >> 20} MiB; pass a smaller image")
     return data
 
 
@@ -218,8 +219,9 @@ def check_pixels(sources: Sequence[Source], most: int) -> None:
         total += width * height
         if total > most:
             raise InputError(
-                f"the images of the request have at least {total:,} pixels, more than {most:,} in "
-                "all; send smaller or fewer images (the server's limit is --max-image-pixels)"
+                f"the images of the request have at least {total:,} pixels in total, but the limit "
+                f"is {most:,}; send smaller or fewer images (--max-image-pixels sets the limit of "
+                "the server)"
             )
 
 
@@ -240,7 +242,7 @@ def load_image(content: bytes | Image, name: str) -> Image:
         turned = ImageOps.exif_transpose(image)
         return turned.convert("RGB")
     except Exception as error:
-        raise InputError(f"{name} is corrupt: {error}; give an intact file") from None
+        raise InputError(f"{name} is corrupt: {error}; pass an intact file") from None
 
 
 def open_image(content: bytes | Image, name: str) -> Image:
@@ -256,14 +258,15 @@ def open_image(content: bytes | Image, name: str) -> Image:
     image = _open(content, name) if isinstance(content, bytes) else _check_pil_image(content, name)
     width, height = image.size
     if not width or not height:
-        raise InputError(f"{name} has no pixels ({width} x {height}); give another")
+        raise InputError(f"{name} has no pixels ({width} x {height}); pass another image")
     if width * height > MOST_PIXELS:
-        raise InputError(_too_large(name, f"{width:,} x {height:,} "))
+        raise InputError(_too_large(name, f" ({width:,} x {height:,})"))
     if _is_animated(image):
-        raise InputError(f"{name} is animated; give one frame")
+        raise InputError(f"{name} is animated, which is not supported; pass a single frame")
     if image.mode not in _MODES:
         raise InputError(
-            f"{name} has the image mode {image.mode}; convert it to 8 bits per channel"
+            f"{name} has the image mode {image.mode}, which is not supported; convert the "
+            "image to 8 bits per channel"
         )
     return image
 
@@ -284,13 +287,13 @@ def _open(data: bytes, name: str) -> Image:
         return Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
         raise InputError(
-            f"{name} is not an image in a format that treegen opens ({', '.join(FORMATS)}); "
-            "save it as PNG"
+            f"{name} is not an image in a supported format ({', '.join(FORMATS)}); save the image "
+            "as PNG"
         ) from None
     except Image.DecompressionBombError:
         raise InputError(_too_large(name)) from None
     except Exception as error:
-        raise InputError(f"{name} cannot be opened: {error}; save it again as PNG") from None
+        raise InputError(f"{name} cannot be opened: {error}; save the image again as PNG") from None
 
 
 def _check_pil_image(image: Image, name: str) -> Image:
@@ -303,7 +306,7 @@ def _check_pil_image(image: Image, name: str) -> Image:
     if kind is not None and kind not in (*FORMATS, "MPO") and getattr(image, "tile", None):
         raise InputError(
             f"{name} is a {kind} image that is not decoded yet, but treegen decodes only "
-            f"{', '.join(FORMATS)}; call its load() first if you trust it"
+            f"{', '.join(FORMATS)}; if you trust the image, call its load() method first"
         )
     return image
 
@@ -320,28 +323,33 @@ def _is_animated(image: Image) -> bool:
 
 
 def _too_large(name: str, size: str = "") -> str:
-    return f"{name} has {size}pixels, more than {MOST_PIXELS:,} in all; make the image smaller"
+    return f"{name} has more than {MOST_PIXELS:,} pixels{size}; pass a smaller image"
 
 
 def _decode_data_url(url: str) -> bytes:
     """Return the bytes in a data URL."""
     kind, comma, data = url.partition(",")
     if not comma or not kind.endswith(";base64"):
-        raise InputError("an image's data URL must begin with data:image/TYPE;base64,")
+        raise InputError("the data URL of an image must begin with data:image/TYPE;base64,")
     if len(data) > MOST_BYTES * 4 // 3 + 4:
         raise InputError(
-            f"an image's data URL has more than {MOST_BYTES >> 20} MiB; give a smaller image"
+            f"the data URL of an image is larger than {MOST_BYTES >> 20} MiB; pass a smaller image"
         )
     try:
         return base64.b64decode(unquote(data), validate=True)
     except (binascii.Error, ValueError):
-        raise InputError("an image's data URL is not valid base64; encode it again") from None
+        raise InputError(
+            "the data URL of an image is not valid base64; encode the image again"
+        ) from None
 
 
 def _path(text: str) -> Path:
     parts = urlsplit(text)
     if parts.scheme in ("http", "https"):
-        raise InputError(f"image {text:.200} is a URL; download it, and give the path of the file")
+        raise InputError(
+            f"image {text:.200} is a URL, which is not supported; download the image, and pass the "
+            "path of the file"
+        )
     if parts.scheme == "file":
         return Path(unquote(parts.path))
     return Path(text).expanduser()
@@ -352,9 +360,9 @@ def _bytes_of(path: Path, name: str) -> bytes:
         data = read_regular(path, MOST_BYTES)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{name} cannot be read: {reason}; give a readable file") from None
+        raise InputError(f"{name} cannot be read: {reason}; pass a readable file") from None
     if data is None:
-        raise InputError(f"{name} is not a regular file; give a regular file")
+        raise InputError(f"{name} is not a regular file; pass the path of a regular file")
     return data
 
 

@@ -132,7 +132,8 @@ class ImageTable:
             picture = load_image(read_image(image.source), name_of(image.source))
             if self._digest(picture) != image.digest:
                 raise InputError(
-                    f"{name_of(image.source)} has changed since treegen first read it; start again"
+                    f"{name_of(image.source)} has changed since treegen first read the file; "
+                    "start the run again"
                 )
             return self._process(image.digest, picture, image.source)[2]
 
@@ -150,8 +151,9 @@ class ImageTable:
         at = np.flatnonzero(tokens == self.placeholder)
         if len(at) != sum(image.num for image in images):
             raise InputError(
-                f"prompt {name!r} has {len(at)} placeholder tokens, but its images have "
-                f"{sum(image.num for image in images)}; remove {self.marker!r} from its text"
+                f"prompt {name!r} has {len(at)} image placeholder tokens, but its images need "
+                f"{sum(image.num for image in images)}; remove {self.marker!r} from the text of "
+                "the prompt"
             )
         placed = tokens.copy()
         if images:
@@ -218,7 +220,7 @@ class ImageTable:
                 if known_image is None and self._free(image.first, image.num) == image.first:
                     self._note(image)
                 elif known_image is None or known_image.first != image.first:
-                    raise CapacityError("there are too many images; make a new Cluster")
+                    raise CapacityError("the cluster has too many images; create a new Cluster")
 
     def _add(self, source: Source, picture: Image) -> PlacedImage:
         digest = self._digest(picture)
@@ -283,11 +285,13 @@ class ImageTable:
                 text = offsets[0][0]["replacement"]
         except Exception as error:  # a processor may raise anything
             raise InputError(
-                f"the model's processor rejects {name_of(source)}: {error}; give another size"
+                f"the model's processor rejects {name_of(source)}: {error}; pass an image of "
+                "another size"
             ) from error
         if not num:
             raise InputError(
-                f"the model's processor makes no tokens from {name_of(source)}; give a larger one"
+                f"the model's processor produces no tokens for {name_of(source)}; pass a "
+                "larger image"
             )
         inputs = {key: outputs[key] for key in outputs if key not in _NOT_IMAGE}
         with self._lock:
@@ -336,9 +340,9 @@ class BidirectionalBlocks:
             is_apart = not first or tokens[first - 1] < self._table.vocab_size
             if len(places) < image.num or not is_apart:
                 raise InputError(
-                    f"prompt {name!r} has a part of an image, or images with nothing in "
-                    "between, but in this model all tokens of an image attend to each other; "
-                    "pass each image whole, with text between images"
+                    f"prompt {name!r} contains an incomplete image, or adjacent images without "
+                    "text between them; this model needs complete images, because all tokens of an "
+                    "image attend to each other; pass complete images, with text between them"
                 )
 
 

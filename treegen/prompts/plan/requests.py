@@ -78,16 +78,16 @@ def requests_of_prompts(
     all_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     if len(all_params) != len(prompts):
         raise InputError(
-            f"there are {len(all_params)} params for {len(prompts)} sampled nodes; give one for "
-            "each"
+            f"got {len(all_params)} sampling parameters for {len(prompts)} sampled nodes; pass one "
+            "for each sampled node"
         )
     if any(prompt.node.has_messages for prompt in prompts):
         warn_of_unended_turns(tokenizer, spec.eos_token_ids, all_params)
     total = sum(prompt.samples for prompt in prompts)
     if total > _MOST_SAMPLES:
         raise CapacityError(
-            f"{total:,} samples are too many for one run, which can have {_MOST_SAMPLES:,} at "
-            "most; request fewer samples, or make several runs with other seeds"
+            f"one run can have at most {_MOST_SAMPLES:,} samples, got {total:,}; request fewer "
+            "samples, or use several runs with different seeds"
         )
     return [
         _request(prompt, prompt_params, spec, images)
@@ -193,8 +193,9 @@ def _too_long(
 ) -> ContextError:
     return ContextError(
         f"prompt {name!r} has {least}{num_tokens:,} tokens, "
-        f"{num_tokens + generates - spec.context_length:,} too many for the model's context of "
-        f"{spec.context_length:,}{' and one generated token' if generates else ''}; shorten it"
+        f"{num_tokens + generates - spec.context_length:,} more than fit into the model's context "
+        f"of {spec.context_length:,}{(' with one generated token' if generates else '')}; shorten "
+        "the prompt"
     )
 
 
@@ -204,8 +205,8 @@ def _request(
     check_vocabulary(prompt.id, prompt.tokens, spec, images)
     if params.prompt_logprobs is not None and images and images.has_images(prompt.tokens):
         raise InputError(
-            f"{arg('prompt_logprobs')} does not work with images, as in prompt {prompt.id!r}; "
-            "leave one out"
+            f"{arg('prompt_logprobs')} cannot be used together with images, but prompt "
+            f"{prompt.id!r} has an image; remove the argument or the image"
         )
     room = spec.context_length - len(prompt.tokens)
     if room < 1:
@@ -245,8 +246,8 @@ def check_vocabulary(
     if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < spec.vocab_size:
         worst = int(tokens.max()) if int(tokens.min()) >= 0 else int(tokens.min())
         raise InputError(
-            f"prompt {name!r} has token id {worst}, but the model's ids are 0 to "
-            f"{spec.vocab_size - 1}; use the model's own tokenizer"
+            f"prompt {name!r} has the token id {worst}, but the token ids of the model are 0 to "
+            f"{spec.vocab_size - 1}; use the tokenizer of the model"
         )
 
 
@@ -265,9 +266,11 @@ def token_ids(name: str, ids: Sequence[int]) -> Tokens:
     except (TypeError, ValueError):  # lists of different lengths, or a tensor on a GPU
         array = np.empty((0, 0))
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise InputError(f"{name} must be a list of integers, token ids")
+        raise InputError(f"{name} must be a list of token ids (integers)")
     if len(array) and not 0 <= int(array.min()) <= int(array.max()) <= MAX_TOKEN_ID:
-        raise InputError(f"{name} has token ids beyond 0 to {MAX_TOKEN_ID:,}; use the model's own")
+        raise InputError(
+            f"{name} has token ids outside 0 to {MAX_TOKEN_ID:,}; use the model's token ids"
+        )
     return array.astype(np.int32)
 
 
@@ -306,13 +309,16 @@ def build_score_requests(
     for index, pair in enumerate(pairs):
         is_pair = isinstance(pair, Sequence) and not isinstance(pair, str | bytes)
         if not is_pair or len(pair) != 2:
-            raise InputError(f"pair {index} is {pair!r:.80}; give (context, continuation)")
+            raise InputError(f"pair {index} must be (context, continuation), got {pair!r:.80}")
         context, continuation = pair
         if isinstance(continuation, str) and (chat := _get_messages(context)) is not None:
             chats += [Node(turns, samples=1) for turns in (chat, _append_reply(chat, continuation))]
             continue
         if isinstance(context, str) != isinstance(continuation, str):
-            raise InputError(f"pair {index}: give context and continuation both as text or as ids")
+            raise InputError(
+                f"pair {index}: pass the context and the continuation both as text or both as "
+                "token ids"
+            )
         if isinstance(context, str) and isinstance(continuation, str):
             texts += [context, context + continuation]
     encoded = iter(encode_texts(texts, tokenizer))
@@ -335,13 +341,14 @@ def build_score_requests(
             start, sequence = len(parts[0]), np.concatenate(parts)
         if start == len(sequence):
             raise InputError(
-                f"{name}: the continuation adds no token to the context; give it at least one token"
+                f"{name}: the continuation adds no token to the context; pass a continuation "
+                "with at least one token"
             )
         if start == 0:
             sequence, start = np.concatenate([_get_empty_context(name, tokenizer), sequence]), 1
         check_vocabulary(name, sequence, spec, images)
         if images is not None and images.has_images(sequence[start:]):
-            raise InputError(f"{name}: the continuation has an image, which has no probability")
+            raise InputError(f"{name}: the continuation contains an image, which cannot be scored")
         check_scored(name, len(sequence), spec)
         requests.append(Request(name, sequence, 0, 0, max_tokens=1, score_from=start, top=top))
     return requests
@@ -377,8 +384,9 @@ def check_scored(name: str, num_tokens: int, spec: ModelSpec) -> None:
     """
     if num_tokens > spec.context_length + 1:
         raise CapacityError(
-            f"{name} has {num_tokens:,} tokens, {num_tokens - spec.context_length - 1:,} more "
-            f"than fit the model's context of {spec.context_length:,} and one after it; shorten it"
+            f"{name} has {num_tokens:,} tokens, {num_tokens - spec.context_length - 1:,} more than "
+            f"the maximum of {spec.context_length + 1:,} (the model's context and one more token); "
+            "shorten the text"
         )
 
 
@@ -393,8 +401,8 @@ def _get_empty_context(name: str, tokenizer: Any) -> Tokens:
         if token is not None:
             return np.array([token], dtype=np.int32)
     raise InputError(
-        f"{name}: the context has no tokens, and the tokenizer has no token that begins or ends "
-        "a text; give the context at least one token"
+        f"{name}: the context has no tokens, and the tokenizer has no BOS or EOS token; pass a "
+        "context with at least one token"
     )
 
 

@@ -111,17 +111,19 @@ def call_grammar(
     form = form or USUAL
     if form.name not in _WRITTEN:
         raise InputError(
-            f"treegen cannot force tool calls in the format {form.name!r}, whose arguments are not "
-            f"JSON or are in a channel; it can force {', '.join(_WRITTEN)}. Use "
-            'tool_choice="auto", and ask for the call in a message'
+            f"forced tool calls are not supported with the format {form.name!r}; the supported "
+            f'formats are {", ".join(_WRITTEN)}. Set tool_choice to "auto", and request the call '
+            "in a message"
         )
     template = template_text(tokenizer)
     written = next(syntax for syntax in _WRITTEN[form.name] if syntax.mark in template)
     schemas = dict(map(_function, tools))
     if not schemas:
-        raise InputError("a forced call needs tools; give tools")
+        raise InputError("a forced tool call requires tools; pass tools")
     if name is not None and name not in schemas:
-        raise InputError(f"there is no tool {name!r:.80}; there are {', '.join(schemas)}")
+        raise InputError(
+            f"there is no tool {name!r:.80}; the available tools are {', '.join(schemas)}"
+        )
     chosen = schemas if name is None else {name: schemas[name]}
     marks = _marks(tokenizer, form)
     before, within, after = written.call
@@ -129,8 +131,8 @@ def call_grammar(
     for index, (tool_name, schema) in enumerate(chosen.items()):
         if not has_finite_value(schema):
             raise InputError(
-                f"a call of {tool_name!r} has no finite text, because a required argument "
-                "contains itself; remove the argument from required"
+                f"no finite text can call the tool {tool_name!r}, because a required argument "
+                "contains itself; remove the argument from `required`"
             )
         escaped = json.dumps(tool_name, ensure_ascii=False)[1:-1] if written.is_json else tool_name
         head, tail = _literals(f"{before}{escaped}{within}", marks), _literals(after, marks)
@@ -156,7 +158,9 @@ def _function(tool: Any) -> tuple[str, Any]:
     if schema is None:
         schema = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(schema, Mapping):
-        raise InputError(f"the parameters of {name!r:.80} must be a schema, got {schema!r:.80}")
+        raise InputError(
+            f"the parameters of the tool {name!r:.80} must be a JSON schema, got {schema!r:.80}"
+        )
     return name, {"type": "object", **schema, "x-guidance": JSON_SPACE}
 
 

@@ -49,9 +49,7 @@ class ReplyReader:
             InputError: `tokenizer` is not a tokenizer, or no format has the name.
         """
         if not callable(getattr(tokenizer, "convert_tokens_to_ids", None)):
-            raise InputError(
-                f"tokenizer must be a tokenizer of transformers, got {tokenizer!r:.60}"
-            )
+            raise InputError(f"tokenizer must be a transformers tokenizer, got {tokenizer!r:.60}")
         self.tokenizer = tokenizer
         chosen = None if tool_format_name is None else tool_format(tool_format_name)
         self.format = chosen or tool_format_of(tokenizer)
@@ -142,8 +140,9 @@ class ReplyReader:
         """
         if self.format is None and self.by_template:
             raise InputError(
-                "treegen cannot force tool calls if only the tokenizer's response_template "
-                f"defines their format; name the format: --tool-format, {arg('tool_format=')}"
+                "forced tool calls require a named tool-call format, but only the tokenizer's "
+                "response_template defines the format; set the format with --tool-format, or with "
+                f"{arg('tool_format=')}"
             )
         return call_grammar(self.tokenizer, self.format, tools, name=name, is_single=is_single)
 
@@ -161,9 +160,9 @@ class ReplyReader:
         if self._is_warned or not tools:
             return
         self._is_warned = True
-        reason = "its chat template shows no tools to the model"
+        reason = "the chat template does not render tools"
         if "tools" in template_text(self.tokenizer):
-            reason = "its chat template does not show the format"
+            reason = "the chat template does not contain a known format"
         warnings.warn(
             f"cannot determine this model's tool-call format: {reason}. Only JSON calls are "
             "parsed; to set the format, use --tool-format or tool_format=",

@@ -113,7 +113,10 @@ class Agent(Closeable):
         check_environment(environment)
         check_int("max_steps", max_steps, least=1)
         if overrides.get("stop"):
-            raise InputError("the model itself ends an agent's replies; leave out stop")
+            raise InputError(
+                "stop is not supported for agents, because the model ends each reply; remove the "
+                "argument stop"
+            )
         self.environment, self.turns, self._template = environment, turns, template
         self._worlds = LiveWorlds(environment, max_live=max_live, max_seconds=max_seconds)
         self._max_steps, self._forces_calls = max_steps, forces_calls
@@ -168,9 +171,11 @@ class Agent(Closeable):
         if branch.step is not None and branch.step.end == "failed":
             return []
         if branch.step is not None and branch.step.end:
-            raise InputError(f"the episode ended at node {node.key!r}; act from a node before it")
+            raise InputError(
+                f"the episode ended at node {node.key!r}; call act with an earlier node"
+            )
         if branch.state is None:
-            raise InputError(f"node {node.key!r} was dropped; act from a node that is kept")
+            raise InputError(f"node {node.key!r} was dropped; use a node that was not dropped")
         turns, before = self.turns_of(node), find_last_tokens(node)
         samples = await self._sample(node, branch, n, {**self._overrides, **overrides})
         if branch.state is None:  # the node was dropped meanwhile
@@ -286,7 +291,9 @@ class Agent(Closeable):
         """
         branch = branch_of(node)
         if branch.state is None or (branch.step is not None and branch.step.end):
-            raise InputError(f"the episode ended at node {node.key!r}; instruct a node before it")
+            raise InputError(
+                f"the episode ended at node {node.key!r}; call instruct with an earlier node"
+            )
         child = node.extend(self.turns_of(node).render_message(text))
         child.branch = Branch(branch.actions, None, branch.state.add_owner())
         return child
@@ -439,8 +446,8 @@ class Agent(Closeable):
         if self.turns is None:
             if (tokenizer := getattr(node.search.backend, "tokenizer", None)) is None:
                 raise InputError(
-                    "this search has no tokenizer, which tool calls need; give the agent "
-                    "turns=ToolTurns(tokenizer, environment.tools)"
+                    "tool calls require a tokenizer, but this search has no tokenizer; pass "
+                    "turns=ToolTurns(tokenizer, environment.tools) to the agent"
                 )
             self.turns = ToolTurns(tokenizer, self.environment.tools, template=self._template)
         return self.turns

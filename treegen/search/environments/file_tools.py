@@ -100,9 +100,7 @@ def read_files(files: Files) -> dict[str, bytes]:
     except OSError as error:
         raise InputError(describe_read_error(files, error)) from None
     if not files.is_dir():
-        raise InputError(
-            f"the first files of a problem, {files}, are not a directory; name a directory"
-        )
+        raise InputError(f"the initial files of a problem must be a directory, got {files}")
     return read
 
 
@@ -243,7 +241,7 @@ async def write_first_files(world: FileWorld, files: Files) -> None:
             await world.write_file(path, data)
     except ToolError as error:
         await world.close()
-        raise InputError(f"the first files of a problem cannot be used: {error}") from None
+        raise InputError(f"the initial files of a problem cannot be used: {error}") from None
     except BaseException:
         await world.close()
         raise

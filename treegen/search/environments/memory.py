@@ -64,7 +64,8 @@ class MemoryEnvironment:
         names = [tool.get("function", tool).get("name") for tool in tools]
         if unknown := [name for name in pure_tools if name not in names]:
             raise InputError(
-                f"pure_tools has {unknown[0]!r}, which is not one of the tools {names}"
+                f"pure_tools must contain only names of tools, got {unknown[0]!r}; the tools "
+                f"are {names}"
             )
         self.tools, self._make = list(tools), make
         self.traits = Traits(forks_cheaply=True, pure_tools=frozenset(pure_tools))
@@ -152,7 +153,9 @@ class _Object:
 
     def __init__(self, value: WorldObject) -> None:
         if not callable(getattr(value, "run", None)):
-            raise WorldError(f"make returned {value!r:.80}, which has no method run(action)")
+            raise WorldError(
+                f"make must return an object with a method run(action), got {value!r:.80}"
+            )
         self.value = value
         self._lock = threading.Lock()
         self._is_closed = False
@@ -160,7 +163,7 @@ class _Object:
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a method of the object, or a function of it, in a thread."""
         if self._is_closed:
-            raise StoppedError("this world is closed; start or restore another one")
+            raise StoppedError("this world is closed; start or restore another world")
         return await in_daemon(self._call_locked, function, *args)
 
     async def fork(self) -> _Object:
@@ -187,7 +190,10 @@ def _fork(state: WorldObject) -> WorldObject:
     fork = getattr(state, "fork", None)
     copied: WorldObject = copy.deepcopy(state) if fork is None else fork()
     if copied is state:
-        raise WorldError(f"{type(state).__name__} returned itself as its copy; copy its state")
+        raise WorldError(
+            f"{type(state).__name__} returned the same object instead of a copy; return a copy of "
+            "the object"
+        )
     return copied
 
 

@@ -158,8 +158,8 @@ def check_environment(environment: object) -> None:
     """Raise InputError unless an object has what every environment has."""
     if lacks := [name for name in _MEMBERS if not hasattr(environment, name)]:
         raise InputError(
-            f"{type(environment).__name__} is not an environment that treegen can fork: it has no "
-            f"{', '.join(lacks)}; use MemoryEnvironment for a Python object"
+            f"{type(environment).__name__} is not an environment that treegen can fork, because "
+            f"the class has no {', '.join(lacks)}; use MemoryEnvironment for a Python object"
         )
 
 

@@ -158,7 +158,7 @@ class LiveWorlds(Closeable):
     def _submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
         if self._is_closed:
             call.close()
-            raise InputError("the agent is closed, and its worlds are gone; make another agent")
+            raise InputError("the agent is closed; create a new agent")
         future = asyncio.run_coroutine_threadsafe(call, self._loop)
         self._calls.add(future)
         future.add_done_callback(self._calls.discard)

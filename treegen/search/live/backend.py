@@ -113,7 +113,7 @@ class LiveBackend:
         ]
         for index, ids in enumerate(tokens):
             if not len(ids):
-                raise InputError(f"prompt {index} has no tokens; give it some text or token ids")
+                raise InputError(f"prompt {index} has no tokens; pass text or token ids")
             check_vocabulary(str(index), ids, self.spec, self.images)
         return tokens
 
@@ -193,8 +193,8 @@ class LiveBackend:
         room = self.spec.context_length - context.num_tokens
         if room < 1:
             raise ContextError(
-                f"node {key!r} has {context.num_tokens:,} tokens and fills the model's whole "
-                "context; sample from a node above it"
+                f"node {key!r} has {context.num_tokens:,} tokens, which fill the model's context; "
+                "sample from an earlier node"
             )
         rows = 1 if params.temperature == 0 else len(indices)
         spec = Request(
@@ -413,4 +413,4 @@ class LiveBackend:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise InputError("the session is closed, and its caches are gone; open another session")
+            raise InputError("the session is closed; open a new session")

@@ -146,7 +146,7 @@ class AppendedTextEncoder:
         for text, ids in zip(texts, encoded, strict=True):
             if not len(ids):
                 raise InputError(
-                    f"text {text!r:.80} has no tokens; give a text with at least one token"
+                    f"text {text!r:.80} has no tokens; pass a text with at least one token"
                 )
             check_vocabulary("score", ids, self._spec)
             check_scored(

@@ -155,8 +155,9 @@ def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache
     if needed > cache.pool.num_pages:
         raise CacheFullError(
             f"{name} ({segment.stop:,} tokens, {arg('max_tokens')} {spec.max_tokens:,}) needs "
-            f"{needed * size:,} cache tokens even alone, but {cache.pool.num_pages * size:,} fit; "
-            f"give the cache more memory or lower {arg('max_tokens')}"
+            f"{needed * size:,} cache tokens, but the cache holds only "
+            f"{cache.pool.num_pages * size:,}; increase the cache memory or lower "
+            f"{arg('max_tokens')}"
         )
     if cache.states is None:
         return
@@ -164,8 +165,8 @@ def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache
     states = 2 * (sum(1 for _ in segment.path()) + bool(spec.rows))
     if states > cache.states.num_slots:
         raise CacheFullError(
-            f"{name} needs {states:,} recurrent states even alone, but "
-            f"{cache.states.num_slots:,} fit; give the cache more memory"
+            f"{name} needs {states:,} recurrent states, but the cache holds only "
+            f"{cache.states.num_slots:,}; increase the cache memory"
         )
 
 

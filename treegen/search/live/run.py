@@ -183,7 +183,7 @@ class LiveRun(Closeable, NonCopyable):
         """
         self._check_open()
         if len(tokens) < 2:
-            raise InputError("the first token has no log-probability; give at least two tokens")
+            raise InputError("the first token has no log-probability; pass at least two tokens")
         check_scored("the prompt", len(tokens), self._spec)
         store, segment = self._run.store, self._scored_anew(tokens)
         try:
@@ -305,7 +305,7 @@ class LiveRun(Closeable, NonCopyable):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise InputError("the run is closed, and its caches are gone; open another run")
+            raise InputError("the run is closed; open a new run")
 
 
 @dataclass(slots=True)

@@ -72,7 +72,9 @@ def draw_beta(scores: Sequence[float], rng: random.Random) -> float:
         InputError: A score is not from 0 to 1.
     """
     if not all(0 <= score <= 1 for score in scores):
-        raise InputError(f"the beta rule needs values from 0 to 1, got {list(scores)}; scale them")
+        raise InputError(
+            f"the beta rule requires values from 0 to 1, got {list(scores)}; scale the values"
+        )
     won = math.fsum(scores)
     return rng.betavariate(A + won, B + len(scores) - won)
 
@@ -253,7 +255,7 @@ async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
     check_counts(iterations=iterations, batch=batch, depth=depth)
     check_rule(rule)
     if isinstance(generate, Mapping) and not generate:
-        raise InputError("generate has no functions; give at least one by name")
+        raise InputError("generate must not be empty; pass at least one function by name")
     generators = dict(generate) if isinstance(generate, Mapping) else {"": generate}
     tree = _Branches(
         root,

@@ -45,7 +45,8 @@ async def best_of_n(
     check_counts(n=n)
     if play is not None and overrides:
         raise InputError(
-            f"play draws the samples, so {next(iter(overrides))} has no effect; leave it out"
+            f"{next(iter(overrides))} cannot be used together with play, because play draws "
+            f"the samples; remove {next(iter(overrides))}"
         )
     stopped = ""
     try:

@@ -45,7 +45,7 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> SearchOutcome:
         InputError: `levels` is empty.
     """
     if not levels:
-        raise InputError("levels is empty; give at least one Expand")
+        raise InputError("levels must not be empty; pass at least one Expand")
 
     def done(node: SearchNode) -> bool:
         generated = sum(step.completion is not None for step in node.path[root.depth + 1 :])

@@ -75,7 +75,7 @@ async def majority(
         raise InputError(f"confidence must be between 0 and 1, got {confidence!r}")
     params = replace(root.search.params, **overrides)
     if params.temperature == 0:
-        raise InputError("a vote needs different samples; give a temperature above 0")
+        raise InputError("majority voting requires different samples; set a temperature above 0")
     samples: list[SearchNode] = []
     answers: list[str | None] = []
     stopped = ""
@@ -122,8 +122,8 @@ def _weight(sample: SearchNode, weight: Callable[[SearchNode], float]) -> float:
     votes = weight(sample)
     if not (math.isfinite(votes) and votes >= 0):
         raise InputError(
-            f"weight returned {votes!r} for a candidate; return a finite number of at least 0, "
-            "such as math.exp of a log-probability"
+            f"weight must return a finite number of at least 0, got {votes!r}; return a value such "
+            "as math.exp of a log-probability"
         )
     return votes
 

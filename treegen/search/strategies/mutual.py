@@ -59,7 +59,8 @@ async def mutual(
     check_counts(checks=checks)
     if not 0 <= low <= high <= 1:
         raise InputError(
-            f"low and high must be shares from 0 to 1, with low at most high, got {low} and {high}"
+            f"low and high must be between 0 and 1, and low must not exceed high, got {low} "
+            f"and {high}"
         )
     answers = {node: answer(node) for node in found.candidates}
     answered = [node for node in found.candidates if answers[node] is not None]

@@ -286,7 +286,7 @@ class SearchNode(TextNode):
         context = self._context_of(overrides.pop("llm", None))
         params = replace(self.search.params, **overrides) if overrides else self.search.params
         if params.temperature == 0 and n > 1:
-            raise InputError("temperature 0 gives the same child n times; sample with n=1")
+            raise InputError("temperature 0 produces n identical children; use n=1")
         if n == 0:
             return []
         check_loop(self.search.backend)
@@ -362,7 +362,7 @@ class SearchNode(TextNode):
             CapacityError: A text is too long.
         """
         if isinstance(texts, str):
-            raise InputError("texts must be a list; write a single text as [text]")
+            raise InputError("texts must be a list; pass a single text as [text]")
         if not texts:
             return []
         await self._end_abandoned()
@@ -415,9 +415,7 @@ class SearchNode(TextNode):
         if llm is None:
             return context
         if not isinstance(context, MultiModelContext):
-            raise InputError(
-                f"this search has one LLM without a name, so {llm!r} names none; leave out llm"
-            )
+            raise InputError(f"llm={llm!r} is not supported with a single LLM; remove llm")
         return context.on(llm)
 
     async def _end_abandoned(self) -> None:
@@ -426,7 +424,7 @@ class SearchNode(TextNode):
 
     def _live(self) -> Context:
         if self._context is None:
-            raise InputError(f"node {self.key!r} was dropped; sample from a node that is kept")
+            raise InputError(f"node {self.key!r} was dropped; use a node that was not dropped")
         return self._context
 
 

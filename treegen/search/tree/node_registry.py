@@ -43,8 +43,8 @@ def check_stays(key: str) -> None:
     """Raise InputError for a node that is pickled for another process."""
     if _leaving.get():
         raise InputError(
-            f"node {key!r} cannot be sent to another process, because it belongs to a model in "
-            "memory; send its path_text or data"
+            f"node {key!r} cannot be sent to another process, because the node belongs to a model "
+            "in memory; send the path_text or data of the node"
         )
 
 
@@ -57,7 +57,7 @@ def resolve_node(token: str, key: str) -> object:
     search = _searches.get(token)
     if search is None:
         raise InputError(
-            f"node {key!r} was pickled by its key, and its search is not in this process; make the "
-            "nodes again, or keep path_text, data or records (SearchTree) instead of nodes"
+            f"node {key!r} was pickled by its key, but its search is not in this process; create "
+            "the nodes again, or pickle path_text, data or records (SearchTree) instead of nodes"
         )
     return search.find(key)

@@ -213,7 +213,7 @@ class SearchTree:
                 records.append(json.loads(line))
             except (ValueError, RecursionError):
                 raise DataError(
-                    f"line {number} of the search tree is not JSON; restore it from a copy"
+                    f"line {number} of the search tree is not JSON; restore the tree from a copy"
                 ) from None
         return SearchTree.from_json(records)
 
@@ -228,18 +228,20 @@ class SearchTree:
         for index, record in enumerate(records):
             reason = _describe_fault(record, index, nodes)
             if reason:
-                raise DataError(f"node {index} of the search tree {reason}; restore it from a copy")
+                raise DataError(
+                    f"node {index} of the search tree {reason}; restore the tree from a copy"
+                )
             values = {name: record[name] for name in _TYPES if name in record}
             nodes.append(NodeRecord(**values))
         if not nodes:
-            raise DataError("the search tree has no nodes; give the text of to_jsonl()")
+            raise DataError("the search tree has no nodes; pass the text of to_jsonl()")
         inner = {node.parent_id for node in nodes}
         for node in nodes:
             if node.leaf == (node.id in inner):
                 claim = ("a leaf but has", "children") if node.leaf else ("no leaf but has", "none")
                 raise DataError(
-                    f"node {node.id} of the search tree is marked as {' '.join(claim)}; "
-                    "restore it from a copy"
+                    f"node {node.id} of the search tree is marked as {' '.join(claim)}; restore "
+                    "the tree from a copy"
                 )
         return SearchTree(tuple(nodes))
 
@@ -290,7 +292,7 @@ def _describe_fault(record: object, index: int, before: Sequence[NodeRecord]) ->
         if name not in record:
             if name in _DEFAULTS:
                 continue
-            return f"lacks {name!r}"
+            return f"has no field {name!r}"
         value = record[name]
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             return f"has {name} {value!r}"
@@ -299,12 +301,14 @@ def _describe_fault(record: object, index: int, before: Sequence[NodeRecord]) ->
     if record["finish_reason"] not in ("stop", "length", "confidence", "error", "given"):
         return f"has finish_reason {record['finish_reason']!r}"
     if record["id"] != index:
-        return f"has the id {record['id']}; ids count from 0"
+        return f"has the id {record['id']}, but ids must count up from 0"
     parent = record["parent_id"]
     if (parent is None) != (index == 0) or (parent is not None and not 0 <= parent < index):
-        return f"has the parent {parent}; parents come first, and only node 0 has none"
+        return (
+            f"has the parent {parent}, but parents must come first, and only node 0 has no parent"
+        )
     if record["depth"] != (0 if parent is None else before[parent].depth + 1):
-        return f"has depth {record['depth']}, which is not one more than its parent's"
+        return f"has depth {record['depth']}, which is not the depth of its parent plus 1"
     return None
 
 

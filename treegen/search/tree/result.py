@@ -224,7 +224,7 @@ class SearchResult:
             )
         except (KeyError, TypeError) as error:
             raise DataError(
-                f"the record of a search cannot be read: {error!r}; restore it from a copy"
+                f"the record of a search cannot be read: {error!r}; restore the record from a copy"
             ) from None
 
 
@@ -234,7 +234,7 @@ def warn_if_all_failed(results: Sequence[SearchResult], *, stacklevel: int = 3) 
         first = results[0]
         more = " (its exception and traceback are in result.exception)" if first.exception else ""
         warnings.warn(
-            f"all {len(results):,} searches failed; the first: {first.error}{more}",
+            f"all {len(results):,} searches failed; the first error: {first.error}{more}",
             RuntimeWarning,
             stacklevel=stacklevel,
         )
@@ -272,13 +272,12 @@ def _check_own(outcome: SearchOutcome | None, ids: Mapping[SearchNode, int]) -> 
     for node in (*best, *outcome.candidates):
         if not isinstance(node, SearchNode):
             raise InputError(
-                f"a search returned a SearchOutcome with {node!r:.80}, which is not a node; "
-                "return nodes of the search"
+                f"a SearchOutcome must contain only nodes of the search, got {node!r:.80}"
             )
         if node not in ids:
             raise InputError(
-                f"a search returned node {node.key!r}, which is not in its tree; return nodes "
-                "below its root, and no nodes of other searches or of prompts made with "
+                f"a search returned node {node.key!r}, which is not in its tree; return only nodes "
+                "below the root of the search, not nodes of other searches or of prompts made with "
                 "`prompt`"
             )
 
