@@ -293,7 +293,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(llm: LLM) -> None:
         lambda: llm.search(draw_four, ["a"], eight),
         lambda: llm.expand(Node("a", expand=[Expand(1)]), eight),
     ):
-        with pytest.raises(InputError, match=r"n=8 has an effect only in LLM\.generate"):
+        with pytest.raises(InputError, match=r"n=8 is supported only in LLM\.generate"):
             call()
     with pytest.raises(InputError, match="logit_bias has token 9999"):
         llm.generate(["a"], SamplingParams(logit_bias={9999: 1.0}))
