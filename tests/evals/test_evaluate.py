@@ -135,7 +135,7 @@ def test_resume_begins_or_continues(llm: LLM, tmp_path: Path) -> None:
     first = evaluate("gsm8k", llm, output=place, resume=True, **CHOICES)
     again = evaluate("gsm8k", llm, output=place, resume=True, **CHOICES)
     assert drawn(first.path) == drawn(again.path)
-    with pytest.raises(RunError, match=rf"continue it with resume='{place}'"):
+    with pytest.raises(RunError, match=rf"continue the run with resume='{place}'"):
         evaluate("gsm8k", llm, output=place, **CHOICES)
     with pytest.raises(RunError, match=r"temperature: 0.8 -> 0.5 \(temperature=\)"):
         evaluate("gsm8k", llm, resume=place, **{**CHOICES, "temperature": 0.5})
