@@ -152,7 +152,10 @@ def test_decode_on_a_checkpoint(treegen: Command, tiny: Path) -> None:
     assert {r["mode"] for r in results if not r["skipped"]} == {"all", "off", "no-attention"}
     assert all(bool(r["skipped"]) == (r["workload"]["prefix"] == 9000) for r in results)
     output = done.out + done.err
-    assert "not run: 9,003 tokens are more than the model's 4,096; request fewer" in output
+    assert (
+        "not run: the workload has 9,003 tokens, more than the context length of the model (4,096); request fewer"
+        in output
+    )
 
 
 def test_decode_has_no_columns_of_images_without_one(treegen: Command) -> None:

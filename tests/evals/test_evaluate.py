@@ -193,7 +193,7 @@ def test_messages_name_arguments(llm: LLM, given: dict[str, Any], message: str) 
 
 
 def test_what_is_no_model_or_task_is_refused() -> None:
-    with pytest.raises(InputError, match="model is a int; give a name, an LLM or a Cluster"):
+    with pytest.raises(InputError, match="model must be a name, an LLM or a Cluster, got int"):
         evaluate("gsm8k", 7)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no task is given"):
         evaluate(progress=False)
