@@ -61,9 +61,9 @@ def test_calls_keep_their_signatures(llm: LLM) -> None:
         ("max_new_tokens", r"; did you mean max_tokens=\?"),
         ("guided_json", r"; did you mean json_schema=\?"),
         ("stop_strings", r"; did you mean stop=\?"),
-        ("length_penalty", "; leave it out; for beams see treegen.search.beam"),
+        ("length_penalty", "; remove this argument; see treegen.search.beam for beam search"),
         ("guided_decoding", r"; did you mean structured_outputs=\?"),
-        ("do_sample", "; leave it out: temperature=0.0 is greedy"),
+        ("do_sample", "; remove this argument: temperature=0.0 is greedy"),
         ("tempratur", r"; did you mean temperature=\?"),
     ],
 )
@@ -76,11 +76,11 @@ def test_sampling_parameters_tell_what_to_give(name: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("max_model_len", "leave it out: memory follows the tokens"),
-        ("seed", "give the seed with the sampling parameters"),
+        ("max_model_len", "remove this argument: memory grows with the number of tokens"),
+        ("seed", "set the seed in the sampling parameters"),
         ("download_dir", "set the environment variable HF_HOME"),
-        ("max_logprobs", "leave it out: logprobs and prompt_logprobs have no limit"),
-        ("pipeline_parallel_size", "treegen does not divide the layers among GPUs"),
+        ("max_logprobs", "remove this argument: logprobs and prompt_logprobs have no limit"),
+        ("pipeline_parallel_size", "pipeline parallelism is not supported"),
         ("gpu_memory_utilization", r"did you mean memory=\?"),
         ("tensor_paralel_size", r"did you mean tensor_parallel_size=\?"),
     ],
@@ -113,8 +113,8 @@ def test_each_unknown_name_gets_its_hint(call: Callable[..., object]) -> None:
     with pytest.raises(InputError) as caught:
         call(max_model_len=5, pipeline_parallel_size=2, qwertz=1)
     message = str(caught.value)
-    assert "max_model_len: leave it out: memory follows the tokens" in message
-    assert "pipeline_parallel_size: treegen does not divide the layers" in message
+    assert "max_model_len: remove this argument: memory grows with the number of tokens" in message
+    assert "pipeline_parallel_size: pipeline parallelism is not supported" in message
     assert "qwertz" in message and "qwertz:" not in message
 
 

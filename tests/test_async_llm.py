@@ -196,7 +196,9 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
                 await served.generate([prompt], params)
         many: Any = [SamplingParams()]
         for call in (served.generate([PROMPT], many), anext(served.stream([PROMPT], many))):
-            with pytest.raises(InputError, match="params is a list"):
+            with pytest.raises(
+                InputError, match="params must be SamplingParams or a dict of them, got list"
+            ):
                 await call
         with pytest.raises(InputError, match="a call can request at most"):
             await served.encode([PROMPT] * 9_999)

@@ -31,7 +31,7 @@ from treegen.search.reward import load_verifier
         ("best_of", "has no 'best_of'; did you mean n=?"),
         ("max_new_tokens", "did you mean max_tokens=?"),
         ("temprature", "did you mean temperature=?"),
-        ("xyzzy", "SamplingParams has no 'xyzzy'; .* lists what it has"),
+        ("xyzzy", "SamplingParams has no 'xyzzy'; .* lists all parameters"),
     ],
 )
 def test_an_unknown_sampling_parameter(name: str, message: str) -> None:

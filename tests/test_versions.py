@@ -117,7 +117,7 @@ def test_an_untested_version_is_told_once_when_a_model_is_loaded(
     model = build_checkpoint(tmp_path)
     warn_untested.cache_clear()
     monkeypatch.setattr(sys.modules[name], "__version__", version)
-    message = f"{name} {re.escape(version)} is installed, and treegen was tested with {name} "
+    message = f"{name} {re.escape(version)} is installed, but treegen was tested with {name} "
     with pytest.warns(ModelWarning, match=f"{message}.* to .*; models may fail.*pip install"):
         load_model(model, device="cpu", check=False)
     with warnings.catch_warnings():

@@ -170,13 +170,15 @@ def test_structured_outputs(structured_outputs: dict[str, Any], ours: dict[str, 
 
 
 def test_structured_outputs_that_cannot_be_used() -> None:
-    with pytest.raises(InputError, match="has 'structural_tag', which is not supported; known: ch"):
+    with pytest.raises(InputError, match="does not support 'structural_tag'; use one of: ch"):
         SamplingParams(structured_outputs={"structural_tag": "a"})
     with pytest.raises(InputError, match="structured_outputs must be an object, such as"):
         SamplingParams(structured_outputs=["a"])  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="choice is also in structured_outputs; give it once"):
+    with pytest.raises(
+        InputError, match="choice is also set in structured_outputs; pass choice once"
+    ):
         SamplingParams(choice=["a"], structured_outputs={"choice": ["b"]})
-    with pytest.raises(InputError, match="regex and choice exclude each other"):
+    with pytest.raises(InputError, match="regex and choice cannot be used together"):
         SamplingParams(regex="a", structured_outputs={"choice": ["b"]})
 
 
@@ -218,7 +220,7 @@ def test_calls_that_treegen_lacks(llm: LLM, name: str, why: str) -> None:
     [
         ("LoRARequest", r"LLM\(model, adapter=DIR\)"),
         ("GuidedDecodingParams", "structured_outputs="),
-        ("EngineArgs", "give the options to LLM"),
+        ("EngineArgs", "pass the options to LLM"),
         ("TokensPrompt", "prompt_token_ids"),
     ],
 )

@@ -128,14 +128,14 @@ _MODULES: Final = {
 _OF_VLLM: Final = {
     "AsyncEngineArgs": "pass the options to LLM, and the LLM to AsyncLLM",
     "AsyncLLMEngine": "use AsyncLLM(LLM(model))",
-    "BeamSearchParams": "search with llm.search and treegen.search.beam",
-    "EngineArgs": "give the options to LLM",
+    "BeamSearchParams": "use llm.search with treegen.search.beam",
+    "EngineArgs": "pass the options to LLM",
     "GuidedDecodingParams": 'use SamplingParams(structured_outputs={"choice": [...]})',
-    "LLMEngine": "use LLM, or AsyncLLM for calls that come at any time",
+    "LLMEngine": "use LLM, or use AsyncLLM for requests that arrive at any time",
     "LoRARequest": "load the adapter with LLM(model, adapter=DIR)",
-    "PoolingParams": "treegen computes no embeddings; use vLLM or sentence-transformers",
-    "TextPrompt": 'give text, or {"prompt": text}',
-    "TokensPrompt": 'give token ids, or {"prompt_token_ids": ids}',
+    "PoolingParams": "embeddings are not supported; use vLLM or sentence-transformers",
+    "TextPrompt": 'pass the text, or {"prompt": text}',
+    "TokensPrompt": 'pass the token ids, or {"prompt_token_ids": ids}',
 }
 # In a notebook: before transformers warns that it cannot draw widgets.
 if "IPython" in sys.modules:

@@ -38,16 +38,28 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         ([], "no task is given; `treegen tasks` lists them"),
         (["gsm8k", "--temprature", "1"], "did you mean '--temperature'?"),
         (["gsm8k", "--max-num-seqs", "8"], "did you mean '--max-rows'?"),
-        (["gsm8k", "--gpu-memory-utilization", "0.9"], "'--memory'? Its value is a size, such as"),
+        (["gsm8k", "--gpu-memory-utilization", "0.9"], "'--memory'? The value is a size, such as"),
         (["gsm8k", "--repetition-penalty", "2"], "'--gen-kwargs repetition_penalty=VALUE'?"),
         (["gsm8k", "--max-num-batched-tokens", "8"], "'--model-args prefill_chunk=VALUE'?"),
         (["gsm8k", "--few-shot", "5"], "did you mean '--num-fewshot'?"),
         (["gsm8k", "--dp", "2"], "did you mean '--gpus'?"),
         (["gsm8k", "--tokenizer", "x"], "uses the tokenizer of the checkpoint"),
-        (["gsm8k", "--length-penalty", "1"], "leave it out; for beams see treegen.search.beam"),
-        (["gsm8k", "--max-model-len", "9"], "memory follows the tokens, and --max-rows bounds"),
-        (["gsm8k", "--wandb_args", "a=b"], "treegen uploads nothing; `treegen export` writes"),
-        (["gsm8k", "--use_cache", "a"], "and continue it with --resume (see treegen eval --help)"),
+        (
+            ["gsm8k", "--length-penalty", "1"],
+            "remove this argument; see treegen.search.beam for beam search",
+        ),
+        (
+            ["gsm8k", "--max-model-len", "9"],
+            "memory grows with the number of tokens, and --max-rows limits",
+        ),
+        (
+            ["gsm8k", "--wandb_args", "a=b"],
+            "uploads are not supported; use `treegen export` to write",
+        ),
+        (
+            ["gsm8k", "--use_cache", "a"],
+            "and continue the run with --resume (see treegen eval --help)",
+        ),
         (["gsm8k", "--n-samples", "0"], "--n-samples must be at least 1, got 0"),
         (["gsm8k", "--n-samples", "few"], "'few' is not a valid integer"),
         (["gsm8k", "--temperature", "-1"], "temperature must be at least 0, got -1.0"),
@@ -59,8 +71,11 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "--max-tokens", "0"], "--max-tokens must be at least 1, got 0"),
         (["gsm8k", "--stop", ""], "stop strings must be non-empty text"),
         (["gsm8k", "--seed", "-1"], "seed must be in [0, 2**63), got -1"),
-        (["gsm8k", "--memory", "lots"], "memory must be a number of bytes or like '2GiB'"),
-        (["gsm8k", "--memory", "0"], "memory must be a number of bytes or like '2GiB'"),
+        (
+            ["gsm8k", "--memory", "lots"],
+            "memory must be a number of bytes, or a size such as '2GiB'",
+        ),
+        (["gsm8k", "--memory", "0"], "memory must be a number of bytes, or a size such as '2GiB'"),
         (["gsm8k", "--max-rows", "many"], "--max-rows must be an integer or auto"),
         (["gsm8k", "-b", "0"], "--max-rows must be at least 1, got 0"),
         (["gsm8k", "--sharing", "some"], "sharing must be one of auto, all, one, off"),
@@ -81,8 +96,9 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         ),
         (
             ["gsm8k", "--model-args", "pretrained=x,max_model_len=9,load_format=auto"],
-            "max_model_len: leave it out: memory follows the tokens, and --max-rows bounds the "
-            "samples; load_format: leave it out",
+            "max_model_len: remove this argument: memory grows with the number of tokens, and "
+            "--max-rows limits the samples that are decoded at once; load_format: remove this "
+            "argument",
         ),
         (["gsm8k", "--model-args", "float32"], "--model-args: 'float32' is not name=value"),
         (["gsm8k", "--model-args", "check=maybe"], "check must be true or false, got 'maybe'"),

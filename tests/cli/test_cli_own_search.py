@@ -100,4 +100,4 @@ def test_failed_searches_are_reported_by_every_command(
     assert "failed: ValueError: no luck" in drawn.out
     assert treegen("report", run, "--no-plots", "-o", tmp_path / "page.html").code == 0
     refused = treegen("show", tmp_path / "run").error
-    assert "has runs: name one of" in refused and "broken-broken" in refused
+    assert "contains run directories; use one of" in refused and "broken-broken" in refused

@@ -36,7 +36,7 @@ def test_a_directory_that_holds_a_run(
     treegen: Command, tiny: Path, run_path: Path, no_weights: None
 ) -> None:
     error = treegen("eval", "gsm8k", "-M", tiny, "-o", run_path).error
-    assert f"{run_path} already holds a run; continue it with --resume {run_path}" in error
+    assert f"{run_path} already contains a run; continue the run with --resume {run_path}" in error
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,11 @@ def test_a_directory_that_cannot_be_made(treegen: Command, tmp_path: Path, comma
     model = [] if command == "demo" else ["-M", "nowhere/at/all"]
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "gone")
-    for name, message in (("file", "is a file"), ("file/run", "is a file"), ("link", "is a link")):
+    for name, message in (
+        ("file", "is a file"),
+        ("file/run", "is a file"),
+        ("link", "is a symbolic link"),
+    ):
         error = treegen(*command.split(), *model, "-o", tmp_path / name).error
         assert f"cannot make the directory {tmp_path / name}: " in error and message in error
 

@@ -179,9 +179,9 @@ def test_refusals_of_a_run_that_is_there(
     for args, message in (
         (
             ["countdown", "-M", tiny, "-o", run],
-            f"already holds a run; continue it with --resume {run}",
+            f"already contains a run; continue the run with --resume {run}",
         ),
-        (["countdown", "-M", tiny, "-o", run, "--compare", "beam,mcts"], "already holds a run"),
+        (["countdown", "-M", tiny, "-o", run, "--compare", "beam,mcts"], "already contains a run"),
         (["--resume", run, "--width", "9"], "search.width: 3 -> 9 (--width)"),
         (["--resume", run, "-m", "beam"], 'search.method: "sample" -> "beam" (--method)'),
         (["--resume", run, "--budget", "tokens=9"], "budget.tokens: 150 -> 9 (--budget tokens)"),
@@ -193,7 +193,7 @@ def test_refusals_of_a_run_that_is_there(
     edit_config(model, rms_norm_eps=0.01)
     assert "model.fingerprint: " in treegen("search", "--resume", run, "-M", model).error
     error = treegen("eval", "--resume", run).error
-    assert "is a run of `treegen search`, not of `treegen eval`" in error
+    assert "was created with `treegen search`, not with `treegen eval`" in error
     for command in ("score", "eval"):
         assert treegen(command, *(["--resume"] if command == "eval" else []), run).code == 2
 

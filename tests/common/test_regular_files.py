@@ -103,9 +103,7 @@ def test_only_regular_files_are_read(
         if path.exists() and not path.is_file():
             with pytest.raises(NotRegularError) as caught:
                 read(path)
-            assert "not a regular file but a pipe or device" in describe_read_error(
-                path, caught.value
-            )
+            assert "the path is a pipe or a device" in describe_read_error(path, caught.value)
     with pytest.raises(IsADirectoryError):
         read(tmp_path)
     with pytest.raises(FileNotFoundError):
@@ -281,12 +279,14 @@ def test_a_relative_name_is_looked_for_where_the_command_runs(
 
 def test_a_folder_is_told_with_a_file_of_it(tmp_path: Path) -> None:
     (tmp_path / "b.csv").touch()
-    assert read_error(tmp_path).endswith("it is a folder; name a file in it, such as b.csv")
+    assert read_error(tmp_path).endswith(
+        "the path is a folder; pass a file in the folder, such as b.csv"
+    )
 
 
 def test_other_reasons_say_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert read_error(tmp_path / "file" / "in").endswith("is a file; check the path")
+    assert read_error(tmp_path / "file" / "in").endswith("is a file, not a folder; check the path")
     assert "chmod u+r" in describe_read_error("x", PermissionError(13, "Permission denied"))
     assert "cannot read x: Input/output error" in describe_read_error(
         "x", OSError(5, "Input/output error")

@@ -115,7 +115,7 @@ def test_a_request_whose_process_is_killed_from_outside_is_asked_again(
 ) -> None:
     """The out-of-memory killer of a busy machine must not make an answer wrong."""
     assert worker.ask(["kill", str(tmp_path / "mark")]) == "killed once"
-    with pytest.raises(TreegenError, match="process that tests was ended by SIGKILL, twice"):
+    with pytest.raises(TreegenError, match="process that tests was killed twice by SIGKILL"):
         worker.ask(["kill always", 0])
     assert worker.ask(["echo", 2]) == ["set", 2]
 

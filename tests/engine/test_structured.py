@@ -435,10 +435,10 @@ def test_the_time_to_compile_is_that_of_all_its_parts(
         ({"json_schema": 5}, "json_schema cannot be read"),
         ({"regex": ""}, "regex must be text"),
         ({"choice": "yes"}, "choice must be a list"),
-        ({"choice": []}, "choice must be texts"),
-        ({"choice": ["a"], "regex": "a"}, "regex and choice exclude each other"),
-        ({"regex": "a", "ignore_eos": True}, "leave out ignore_eos"),
-        ({"regex": "a", "min_tokens": 2}, "leave out ignore_eos and min_tokens"),
+        ({"choice": []}, "choice must be a list of texts"),
+        ({"choice": ["a"], "regex": "a"}, "regex and choice cannot be used together"),
+        ({"regex": "a", "ignore_eos": True}, "remove ignore_eos"),
+        ({"regex": "a", "min_tokens": 2}, "remove ignore_eos and min_tokens"),
     ],
 )
 def test_bad_values_are_refused(how: dict[str, Any], message: str) -> None:

@@ -135,7 +135,7 @@ def test_resume_begins_or_continues(llm: LLM, tmp_path: Path) -> None:
     first = evaluate("gsm8k", llm, output=place, resume=True, **CHOICES)
     again = evaluate("gsm8k", llm, output=place, resume=True, **CHOICES)
     assert drawn(first.path) == drawn(again.path)
-    with pytest.raises(RunError, match=rf"continue it with resume='{place}'"):
+    with pytest.raises(RunError, match=rf"continue the run with resume='{place}'"):
         evaluate("gsm8k", llm, output=place, **CHOICES)
     with pytest.raises(RunError, match=r"temperature: 0.8 -> 0.5 \(temperature=\)"):
         evaluate("gsm8k", llm, resume=place, **{**CHOICES, "temperature": 0.5})
@@ -193,7 +193,7 @@ def test_messages_name_arguments(llm: LLM, given: dict[str, Any], message: str) 
 
 
 def test_what_is_no_model_or_task_is_refused() -> None:
-    with pytest.raises(InputError, match="model is a int; give a name, an LLM or a Cluster"):
+    with pytest.raises(InputError, match="model must be a name, an LLM or a Cluster, got int"):
         evaluate("gsm8k", 7)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no task is given"):
         evaluate(progress=False)

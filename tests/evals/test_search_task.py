@@ -561,14 +561,18 @@ def test_a_changed_setting_is_refused_by_name(data: str, whole: Path, job: Searc
 
 
 def test_runs_of_samples_and_of_searches_are_told_apart(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="is a run of `treegen search`, not of `treegen eval`"):
+    with pytest.raises(
+        RunError, match="was created with `treegen search`, not with `treegen eval`"
+    ):
         RunDir.open(whole)
     other = Path(shutil.copytree(whole, tmp_path / "other"))
     (other / "trees.jsonl").rename(other / "samples.jsonl")
-    with pytest.raises(RunError, match="is a run of `treegen eval`, not of `treegen search`"):
+    with pytest.raises(
+        RunError, match="was created with `treegen eval`, not with `treegen search`"
+    ):
         SearchRunDir.open(other)
     (other / "samples.jsonl").unlink()
-    with pytest.raises(RunError, match=r"has lost its trees\.jsonl"):
+    with pytest.raises(RunError, match=r"has no trees\.jsonl"):
         SearchRunDir.open(other)
 
 

@@ -419,7 +419,7 @@ def test_a_full_disk_keeps_what_was_finished(
     path, filler = small_disk / "run", small_disk / "filler"
     filler.write_bytes(bytes(240 * 1024))
     error = treegen("eval", "gsm8k", "-M", tiny, *RUN, "-o", path).error
-    assert "no space left on device" in error and "make room" in error
+    assert "no space left on device" in error and "free some disk space" in error
     assert error.endswith(f"continue with --resume {path}")
     with RunDir.open(path) as run:
         kept = len(run.done)

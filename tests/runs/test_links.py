@@ -58,7 +58,7 @@ def test_a_lock_that_is_a_link_is_not_followed(
 
 
 def test_a_run_with_such_a_lock_is_not_resumed(run: Path, precious: Path) -> None:
-    with pytest.raises(RunError, match=r"run\.lock is a link.*remove it"):
+    with pytest.raises(RunError, match=r"run\.lock is a symbolic link.*remove the link"):
         Lock(replaced(run / "run.lock", precious))
     assert precious.read_bytes() == PRECIOUS
 
@@ -66,7 +66,7 @@ def test_a_run_with_such_a_lock_is_not_resumed(run: Path, precious: Path) -> Non
 def test_records_are_not_mended_through_a_link(run: Path, precious: Path) -> None:
     # Its one line looks like what a crash has left, which is cut off.
     link = replaced(run / "samples.jsonl", precious)
-    with pytest.raises(RunError, match="it is a link"):
+    with pytest.raises(RunError, match="the path is a symbolic link"):
         RecordFile(link, writable=True)
     assert precious.read_bytes() == PRECIOUS
 
@@ -139,7 +139,7 @@ def test_what_is_written_in_a_run_stays_there(run: Path, precious: Path, name: s
 def test_no_folder_in_a_run_leads_out_of_it(run: Path, tmp_path: Path, name: str) -> None:
     (other := tmp_path / "other").mkdir()
     replaced(run / name, other)
-    with pytest.raises(RunError, match="is a link that leads out of the run"):
+    with pytest.raises(RunError, match="is a symbolic link that leads out of the run"):
         WRITTEN[name.partition("_")[0]](run)
     assert not [*other.iterdir()]
 
@@ -148,7 +148,7 @@ def test_plots_of_a_comparison_stay_in_the_run(treegen: Command, run: Path, tmp_
     (other := tmp_path / "other").mkdir()
     replaced(run / "compared_with_run", other)
     done = treegen("compare", run, run)
-    assert done.code == 2 and "is a link that leads out of the run" in done.err
+    assert done.code == 2 and "is a symbolic link that leads out of the run" in done.err
     assert not [*other.iterdir()]
 
 

@@ -84,5 +84,7 @@ def test_a_number_of_a_search_that_is_missing_is_told() -> None:
     line = encode_record({"problem_id": "7", "sample_index": 0, "usage": {"calls": 1}})
     for record in (decode_record(line), *decode_records([line])):
         assert record["usage"] == {"calls": 1}
-        with pytest.raises(RunError, match=r"'7', sample 0, lacks 'usage\.tokens'; it was edited"):
+        with pytest.raises(
+            RunError, match=r"'7', sample 0, has no 'usage\.tokens', because the file was edited"
+        ):
             assert record["usage"]["tokens"]

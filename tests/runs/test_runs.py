@@ -159,7 +159,7 @@ def test_cut_at_any_byte_a_run_resumes_to_the_same_samples(run_path: Path) -> No
             asides = list(run_path.glob("samples.torn-*"))
             if lines[-1] and not lacks_newline:
                 assert [aside.read_bytes() for aside in asides] == [lines[-1]], size
-                assert f"line {len(lines)} " in run.notices[0]
+                assert f"(line {len(lines)}) " in run.notices[0]
             else:
                 assert asides == [], size
         finish(run_path)
@@ -200,7 +200,7 @@ def test_zeros_after_a_power_failure_are_a_torn_line(run_path: Path) -> None:
     whole = samples.read_bytes()
     samples.write_bytes(whole[:-50] + bytes(5000))
     (notice,) = finish(run_path)
-    assert "samples.torn-1" in notice and "line 20 " in notice
+    assert "samples.torn-1" in notice and "(line 20) " in notice
     samples.write_bytes(whole[:-50] + bytes(5000))
     (notice,) = finish(run_path)
     assert "samples.torn-2" in notice
@@ -214,7 +214,7 @@ def test_reading_changes_nothing(run_path: Path) -> None:
     names = set(os.listdir(run_path))
     with RunDir.open(run_path) as run:
         assert len(list(run.records())) == len(run.done) == 19
-        assert "line 20 " in run.notices[0]
+        assert "(line 20) " in run.notices[0]
         with pytest.raises(RunError, match="reading only"):
             run.append(SAMPLES[-1])
     assert samples.read_bytes() == torn
@@ -476,7 +476,9 @@ def test_a_full_disk_keeps_every_finished_sample(small_disk: Path) -> None:
     filler.write_bytes(bytes(100_000))
     with RunDir.create(path, options) as run:
         run.write_results({"accuracy": 0.5})
-        with pytest.raises(RunError, match=r"no space left on device; .* make room") as full:
+        with pytest.raises(
+            RunError, match=r"no space left on device; .* free some disk space"
+        ) as full:
             for index in range(10_000):
                 run.append(sample("q", index))
         kept = len(run.done)
@@ -648,13 +650,13 @@ def test_settings_that_could_not_be_compared_are_refused(
 
 def test_a_run_is_not_started_over_another(run_path: Path, fast: Path) -> None:
     with pytest.raises(
-        RunError, match=f"already holds a run; continue it with resume={str(run_path)!r}"
+        RunError, match=f"already contains a run; continue the run with resume={str(run_path)!r}"
     ):
         RunDir.create(run_path, settings())
     assert stored(run_path) == WANTED
     (run_path / "run.json").unlink()
     for kind in (RunDir, SearchRunDir):
-        with pytest.raises(RunError, match="has lost its run") as lost:
+        with pytest.raises(RunError, match="but no run") as lost:
             kind.create(run_path, settings())
         assert str(lost.value) == refusal(run_path)  # neither way sends the user to the other
     # Stopped before run.json was there: nothing is lost by starting again.
@@ -679,10 +681,13 @@ def test_a_run_is_not_started_over_another(run_path: Path, fast: Path) -> None:
         (b"[" * 100_000, "nested too deeply"),
         (b"[]", "is not the run.json"),
         (b"{}", "is not the run.json"),
-        (b'{"schema": 2}', "schema 2, and this treegen reads up to 1; upgrade"),
+        (
+            b'{"schema": 2}',
+            "schema 2, but this version of treegen supports schemas up to 1; upgrade",
+        ),
         (b'{"schema": 1}', "is corrupt"),
-        (b'{"schema": 1, "planned": NaN}', "NaN is not JSON"),
-        (None, "has lost its run.json"),
+        (b'{"schema": 1, "planned": NaN}', "NaN is not valid JSON"),
+        (None, "but no run.json"),
     ],
 )
 def test_a_bad_run_json_is_refused(run_path: Path, content: bytes | None, message: str) -> None:
@@ -703,7 +708,7 @@ def test_an_edited_run_json_is_refused(run_path: Path) -> None:
 
 def test_missing_parts_are_named(run_path: Path, fast: Path) -> None:
     (run_path / "samples.jsonl").unlink()
-    assert "has lost its samples.jsonl" in refusal(run_path)
+    assert "has no samples.jsonl" in refusal(run_path)
     assert "there is no run directory" in refusal(fast / "nothing")
 
 
@@ -725,7 +730,7 @@ def test_results_of_a_part_never_replace_those_of_more(fast: Path) -> None:
             reader.write_results({"done": 0})
         run.append(SAMPLES[0])
         run.write_results({"done": 1})
-    with pytest.raises(RunInUseError, match="has new samples since treegen read it"):
+    with pytest.raises(RunInUseError, match="has new samples that treegen has not read"):
         reader.write_results({"done": 0})
     with RunDir.open(path) as later:
         assert later.results() == {"done": 1}
@@ -737,7 +742,7 @@ def test_a_run_that_was_moved_writes_nothing_over_the_one_in_its_place(fast: Pat
         (fast / "run").rename(fast / "elsewhere")
         with pytest.raises(RunError, match="was moved or removed") as caught:
             moved.write_results({"done": 0})
-        assert "continue with resume=" in str(caught.value)
+        assert "pass the new directory to resume=" in str(caught.value)
         with RunDir.create(fast / "run", settings()) as run:
             run.write_results({"done": 1})
         with pytest.raises(RunError, match="was moved or removed"):
@@ -1113,7 +1118,7 @@ def test_a_file_system_without_locks_is_told_of_and_left_clean(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr("treegen.runs.files.fcntl.flock", no_locks)
-    with pytest.raises(RunError, match="may not support locks: choose a directory on a local disk"):
+    with pytest.raises(RunError, match="file system does not support locks; choose a directory"):
         Lock(tmp_path / "run.lock")
     assert not list(tmp_path.iterdir())
 

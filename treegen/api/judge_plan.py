@@ -91,7 +91,8 @@ class JudgingPlan:
             return cls(judges=judges, **how)
         if len(judges) > 1:
             raise InputError(
-                f"{arg('judge', 'none')} skips judging; give it alone, or leave it out"
+                f"{arg('judge', 'none')} skips judging and cannot be used together with other "
+                "judges; remove none or the other judges"
             )
         return None
 
@@ -104,8 +105,8 @@ class JudgingPlan:
         except TreegenError as error:
             raise type(error)(
                 f"the run's judges {', '.join(map(str, plan.judges))} cannot be used: "
-                f"{error.message.marked}; or name "
-                f"other models with {arg('judge=')}, or give {arg('judge', 'none')}"
+                f"{error.message.marked}; or pass other models with {arg('judge=')}, or set "
+                f"{arg('judge', 'none')}"
             ) from error
 
     @classmethod
@@ -132,8 +133,8 @@ class JudgingPlan:
         )
         if not is_valid:
             raise InputError(
-                "the judged_by in the run's run.json is corrupt; name the models with "
-                f"{arg('judge=')}, or give {arg('judge', 'none')}"
+                "the setting judged_by in the run's run.json is corrupt; pass the models "
+                f"with {arg('judge=')}, or set {arg('judge', 'none')}"
             )
         stored_options = {name: stored_options[name] for name in _LOADING if name in stored_options}
         return cls(

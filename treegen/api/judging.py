@@ -182,7 +182,10 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
         raise InputError(f"{arg('pairs')} must be a list of directories, got {pairs!r:.60}")
     if not judges:
-        raise InputError(f"{arg('judge=')} names no model; to read judgements, use judgings()")
+        raise InputError(
+            f"{arg('judge=')} must contain at least one model; use judgings() to read "
+            "stored judgements"
+        )
     weights = check_jury(len(judges), weights, combine)
     check_int("repeats", repeats)
     _check_listeners(listener, follow, models)
@@ -261,7 +264,10 @@ def check_judges(
     """
     loaded = load_rubric(rubric or "correctness")
     if loaded.pairs:
-        raise InputError("a rubric of pairs needs another run; judge with `treegen judge` later")
+        raise InputError(
+            "a rubric that compares pairs requires a second run; use `treegen judge` when "
+            "this run is finished"
+        )
     resolve_judge_settings(loaded, {"wordings": wordings, "verdicts": verdicts})
     resolve_judges(names_of(judge), options or {})
 
@@ -292,7 +298,7 @@ def judgings(
         runs = open_runs([path], reading, stack)
         groups = load_juries(path)
     if not groups:
-        raise InputError(f"{path} has no judgements; name a model with {arg('judge=')}")
+        raise InputError(f"the run {path} has no judgements; pass a model with {arg('judge=')}")
     weights = check_jury(max(map(len, groups)), weights, combine)
     summaries = []
     samples = [(problem, index) for problem, index, _ in runs.answers.all()]
@@ -333,7 +339,7 @@ def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | B
     if not several or not all(
         isinstance(name, str) or hasattr(name, "score_stream") for name in judge
     ):
-        raise InputError(f"{arg('judge')} must be names of models, or LLMs, got {judge!r:.60}")
+        raise InputError(f"{arg('judge')} must be model names or LLMs, got {judge!r:.60}")
     return tuple(judge)
 
 
@@ -343,12 +349,14 @@ def _load_human_labels(
     """Return people's labels of a run's answers."""
     if rubric.pairs:
         raise InputError(
-            f"{arg('labels=')} are for single answers, and this rubric compares pairs; leave "
-            "out the labels"
+            f"{arg('labels=')} cannot be used with a rubric that compares pairs; remove the labels"
         )
     labelled = labels_of(given_path("labels", labels), rubric.choices)
     if not any((0, index) in answers.texts.get(problem, ()) for problem, index in labelled):
-        raise InputError(f"{labels} has no label for an answer of this run; use labels of this run")
+        raise InputError(
+            f"the file {labels} has no labels for the answers of this run; pass a file with "
+            "labels for this run"
+        )
     return labelled
 
 

@@ -224,7 +224,8 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
     if include_path is not None:
         if not isinstance(task, str) or not task.startswith(LM_EVAL):
             raise InputError(
-                f"{arg('include_path=')} needs a task that is named lm-eval:TASK; leave it out"
+                f"{arg('include_path=')} is supported only for a task named lm-eval:TASK; "
+                "remove the argument"
             )
         task = f"{task}@{include_path}"
     instance = _instantiate_task(task)
@@ -356,8 +357,8 @@ def _choices(
 
     if not isinstance(model, BaseLLM):
         raise InputError(
-            f"model is a {type(model).__name__}; give a name, an LLM or a Cluster. "
-            "LLM(from_module(module), tokenizer=tokenizer) makes an LLM of a module"
+            f"model must be a name, an LLM or a Cluster, got {type(model).__name__}; use "
+            "LLM(from_module(module), tokenizer=tokenizer) to make an LLM from a module"
         )
     return choices, ModelLoader(model)
 

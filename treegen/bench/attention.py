@@ -173,7 +173,7 @@ class Cascade:
         need, free = num_pages * self.page_size * self.token_bytes, free_bytes(device)
         if need > free:
             raise CapacityError(
-                f"{num_pages * self.page_size:,} keys take {format_bytes(need)}, "
+                f"{num_pages * self.page_size:,} keys need {format_bytes(need)}, but only "
                 f"{format_bytes(free)} are free; use fewer --rows or fewer keys"
             )
         self.q_RHD = self.random(rows, heads.q_heads, heads.width)
@@ -287,8 +287,8 @@ class Cascade:
         if not error <= _TOLERANCE[self.dtype]:
             parts = ", ".join(f"{part.keys} x {part.groups}" for part in self.parts)
             raise NumericsError(
-                f"impl {impl!r} is wrong at {self.rows} rows, keys x groups {parts}: error "
-                f"{error:.2g} of the largest number in {self.dtype}"
+                f"impl {impl!r} returned wrong results for {self.rows} rows and {parts} (keys x "
+                f"groups): the error is {error:.2g} times the largest value in {self.dtype}"
             )
         return error
 
@@ -384,7 +384,7 @@ def _iter_unshared_calls(
     free = free_bytes(case.device)
     # Memory must hold the copies twice, because CPU implementations may copy what they read.
     if 2 * need > free:
-        reason = f"copies take {format_bytes(need)}, {format_bytes(free)} are free"
+        reason = f"the copies need {format_bytes(need)}, but only {format_bytes(free)} are free"
         skipped.update(dict.fromkeys([*(f"{name} {COPIES}" for name in names), *kernels], reason))
         return
     copied = _PrefixCopies(case)

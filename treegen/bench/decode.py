@@ -295,14 +295,14 @@ class Bench:
         length = workload.prompt_tokens + workload.most_tokens
         if length > llm.spec.context_length:
             raise CapacityError(
-                f"{length:,} tokens are more than the model's {llm.spec.context_length:,}; "
-                "request fewer"
+                f"the workload has {length:,} tokens, more than the context length of the model "
+                f"({llm.spec.context_length:,}); request fewer tokens"
             )
         plan = self.plan(llm, workload, mode, rows)
         fit = rows_that_fit(llm, plan)
         if fit < rows and workload.max_rows is not None:
             raise CapacityError(
-                f"{fit:,} of {rows:,} rows fit in memory; use fewer rows or a larger --memory"
+                f"only {fit:,} of {rows:,} rows fit in memory; use fewer rows or a larger --memory"
             )
         floor = self._floor(plan, rows, workload.mean_generated, mode)
         if floor is not None:

@@ -118,7 +118,7 @@ def size_of(model: Model) -> ModelSize | str:
     """
     module: PreTrainedModel = model.module
     if any(window is not None for window in model.spec.windows):
-        return "its layers have sliding windows"
+        return "the layers have sliding windows"
     head = module.get_output_embeddings()
     if model.tower is not None:  # decode steps do not read the tower
         module = module.get_decoder()
@@ -137,7 +137,7 @@ def size_of(model: Model) -> ModelSize | str:
         name for name, p in module.named_parameters() if p.dim() > 1 and id(p) not in counted
     ]
     if uncounted:
-        return f"{uncounted[0]} is no plain matrix (a mixture of experts, say)"
+        return f"{uncounted[0]} is not a plain matrix (for example, in a mixture of experts)"
     text = module.config.get_text_config(decoder=True)
     q_heads, kv_heads = text.num_attention_heads, getattr(text, "num_key_value_heads", None)
     latent = model.spec.layers[0].latent

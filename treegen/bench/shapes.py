@@ -214,16 +214,16 @@ def _build(
     elif quantization == "mxfp4":
         if shape.model_type != "gpt_oss":
             raise InputError(
-                f"mxfp4 is only for shapes of gpt-oss, and {shape.name} is not one of them; "
-                "choose another --shape"
+                f"mxfp4 is supported only for gpt-oss shapes, got {shape.name}; choose another "
+                "--shape"
             )
         size = int(shape.num_weights * BYTES_PER_NUMBER) + shape.vocab_size * shape.hidden * 4
     elif quantization == "nvfp4":
         size = shape.num_weights * 9 // 16 + shape.vocab_size * shape.hidden * 4
     if size > free:
         raise CapacityError(
-            f"the weights of {shape.name} take {format_bytes(size)} in {kind}, and {target} has "
-            f"{format_bytes(free)} free; choose a smaller --shape"
+            f"the weights of {shape.name} need {format_bytes(size)} in {kind}, but {target} has "
+            f"only {format_bytes(free)} free; choose a smaller --shape"
         )
     with torch.random.fork_rng([target] if target.type == "cuda" else []):
         torch.manual_seed(0)

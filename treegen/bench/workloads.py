@@ -235,8 +235,8 @@ def decode_cases(
         for number in rows:
             if number % problems:
                 raise InputError(
-                    f"{number} rows cannot be divided among {problems} problems; "
-                    "give --rows a multiple"
+                    f"--rows must be a multiple of the number of problems ({problems}), got "
+                    f"{number}"
                 )
             workload = Workload(
                 name="refill" if refill else "decode",

@@ -131,7 +131,9 @@ def read_limited(path: Path, most: int) -> bytes:
         why = describe_read_error(path, error) if isinstance(error, OSError) else f"{path}: {error}"
         raise InputError(why) from None
     if content is None or len(content) > most:
-        raise InputError(f"{path} is not a file of at most {format_bytes(most)}; name another file")
+        raise InputError(
+            f"{path} must be a file of at most {format_bytes(most)}; choose another file"
+        )
     return content
 
 
@@ -153,16 +155,24 @@ def describe_read_error(path: Path | str, error: OSError) -> str:
         case FileNotFoundError():
             return f"{path} does not exist{_suggest_path(path)}"
         case IsADirectoryError():
-            return f"cannot read {path}: it is a folder; name a file in it{_such_as(path)}"
+            return (
+                f"cannot read {path}: the path is a folder; pass a file in the "
+                f"folder{_such_as(path)}"
+            )
         case NotADirectoryError():
-            return f"cannot read {path}: a part of the path is a file; check the path"
+            return (
+                f"cannot read {path}: a parent of the path is a file, not a folder; check the path"
+            )
         case NotRegularError():
             return (
-                f"cannot read {path}: it is not a regular file but a pipe or device, which may "
-                "never end; save its content in a file and name that"
+                f"cannot read {path}: the path is a pipe or a device, which may never end; save "
+                "the content in a regular file, and pass that file"
             )
         case PermissionError():
-            return f"cannot read {path}: permission denied; let your user read it (chmod u+r)"
+            return (
+                f"cannot read {path}: permission denied; allow your user to read the file "
+                "(chmod u+r)"
+            )
         case _:
             why = error.strerror or str(error) or type(error).__name__
             return f"cannot read {path}: {why}; check the disk, or copy the file again"
@@ -257,8 +267,8 @@ def path_component(name: object, what: str) -> str:
     if isinstance(name, str) and is_path_component(name):
         return name
     raise InputError(
-        f"{what} has the name {name!r:.80}, which is not a valid file name: it must contain no '/' "
-        f"or '\\' and have at most {_MOST_BYTES} bytes; change the name"
+        f"{what} has the name {name!r:.80}, which is not a valid file name; use a name without "
+        f"'/' and '\\' that has at most {_MOST_BYTES} bytes"
     )
 
 

@@ -50,7 +50,9 @@ def parse_bytes(amount: int | str) -> int:
         size = int(float(match[1]) * _UNITS[match[2].lower()])
         if size > 0:
             return size
-    raise InputError(f"{arg('memory')} must be a number of bytes or like '2GiB', got {amount!r}")
+    raise InputError(
+        f"{arg('memory')} must be a number of bytes, or a size such as '2GiB', got {amount!r}"
+    )
 
 
 def format_bytes(size: float) -> str:

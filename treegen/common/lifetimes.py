@@ -58,8 +58,8 @@ class NonCopyable:
     def __reduce_ex__(self, protocol: object) -> Any:
         raise InputError(
             f"a {type(self).__name__} cannot be pickled, because it belongs to a model in "
-            "memory. Store its key, path_text or data, or the records of its tree (SearchTree, "
-            "SearchResult)"
+            "memory; store its key, path_text or data, or store the records of the tree "
+            "(SearchTree, SearchResult)"
         )
 
 

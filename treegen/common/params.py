@@ -160,7 +160,7 @@ class SamplingParams:
         if structured_outputs is not None:
             for name, value in read_structured_outputs(structured_outputs).items():
                 if getattr(self, name) is not None:
-                    raise InputError(f"{name} is also in structured_outputs; give it once")
+                    raise InputError(f"{name} is also set in structured_outputs; pass {name} once")
                 object.__setattr__(self, name, value)
         if self.top_k == -1:  # vLLM's way to keep all
             object.__setattr__(self, "top_k", 0)
@@ -186,15 +186,15 @@ class SamplingParams:
             check_number("min_confidence", self.min_confidence)
             if not self.confidence:
                 raise InputError(
-                    f"{arg('min_confidence')} needs confidence=N, the number of most likely "
-                    "tokens to average, such as confidence=20"
+                    f"{arg('min_confidence')} requires confidence, the number of most likely "
+                    "tokens to average; set confidence=20, for example"
                 )
         self._check_temperature()
         if not 0 < self.top_p <= 1:
             raise InputError(f"{arg('top_p')} must be in (0, 1], got {self.top_p}")
         if self.top_k < 0:
             raise InputError(
-                f"{arg('top_k')} must be at least 0 (0 or -1 keeps all), got {self.top_k}"
+                f"{arg('top_k')} must be at least 0 (0 or -1 keeps all tokens), got {self.top_k}"
             )
         if not 0 <= self.min_p <= 1:
             raise InputError(f"{arg('min_p')} must be in [0, 1], got {self.min_p}")
@@ -223,8 +223,8 @@ class SamplingParams:
             )
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise InputError(
-                f"temperature {self.temperature} is too small to divide by; use 0 for greedy "
-                f"decoding, or at least {MIN_TEMPERATURE}"
+                f"temperature {self.temperature} is too small to divide the logits by; use 0 "
+                f"for greedy decoding, or a temperature of at least {MIN_TEMPERATURE}"
             )
 
     def _check_stops(self) -> None:
@@ -245,7 +245,7 @@ class SamplingParams:
             allowed = as_tuple("allowed_token_ids", self.allowed_token_ids)
             if not allowed:
                 raise InputError(
-                    f"{arg('allowed_token_ids')} is empty; give token ids, or None for all"
+                    f"{arg('allowed_token_ids')} is empty; pass token ids, or None to allow all"
                 )
             for token in allowed:
                 check_int("allowed_token_ids", token, least=0, most=MAX_COUNT)
@@ -261,8 +261,8 @@ class SamplingParams:
             check_number(f"logit_bias of token {token}", bias)
             if token < 0 or abs(bias) > MAX_LOGIT_BIAS:
                 raise InputError(
-                    f"{arg('logit_bias')} has {bias} for token {token}; ids must be at least 0, "
-                    f"and numbers from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
+                    f"{arg('logit_bias')} has the value {bias} for token {token}; ids must be at "
+                    f"least 0, and values from {-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
                 )
 
     def _check_penalties(self) -> None:
@@ -284,22 +284,22 @@ class SamplingParams:
         object.__setattr__(self, "bad_words", as_tuple("bad_words", self.bad_words))
         for word in self.banned:
             if not isinstance(word, str) or not word:
-                raise InputError(f"{arg('bad_words')} must be text that is not empty, got {word!r}")
+                raise InputError(f"{arg('bad_words')} must contain non-empty text, got {word!r}")
 
     def _check_structure(self) -> None:
         names = [name for name in STRUCTURES if getattr(self, name) is not None]
         if len(names) > 1:
-            raise InputError(f"{' and '.join(names)} exclude each other; give one of them")
+            raise InputError(f"{' and '.join(names)} cannot be used together; pass one")
         for name in names:
             object.__setattr__(self, name, check_structure(name, getattr(self, name)))
         if names and self.allowed_token_ids is not None:
             raise InputError(
-                f"{arg(names[0])} and {arg('allowed_token_ids')} cannot be used together; give one"
+                f"{arg(names[0])} and {arg('allowed_token_ids')} cannot be used together; pass one"
             )
         if names and (self.ignore_eos or self.min_tokens):
             raise InputError(
-                f"{arg(names[0])} defines where a sample ends; leave out {arg('ignore_eos')} "
-                "and min_tokens"
+                f"{arg(names[0])} determines where a sample ends; remove {arg('ignore_eos')} and "
+                "min_tokens"
             )
 
     def _check_thinking(self) -> None:
@@ -314,8 +314,8 @@ class SamplingParams:
             if tags[1] in tags[0]:
                 raise InputError(
                     f"{arg('reasoning_tags')}: the opening tag {tags[0]!r} contains the closing "
-                    f"tag {tags[1]!r}, so reasoning would end where it begins; give an opening tag "
-                    "that does not contain the closing tag"
+                    f"tag {tags[1]!r}, so reasoning would end where it begins; pass an opening "
+                    "tag that does not contain the closing tag"
                 )
             object.__setattr__(self, "reasoning_tags", tags)
         if end is not None and (not isinstance(end, str) or not end):
@@ -431,7 +431,7 @@ def check_params(params: Params | None) -> SamplingParams:
         return SamplingParams(**params)
     if params is not None and not isinstance(params, SamplingParams):
         raise InputError(
-            f"params is a {type(params).__name__}; give SamplingParams or a dict of them"
+            f"params must be SamplingParams or a dict of them, got {type(params).__name__}"
         )
     return params or SamplingParams()
 
@@ -445,7 +445,7 @@ def check_tree_params(params: Params | None) -> SamplingParams:
     params = check_params(params)
     if params.n != 1:
         raise InputError(
-            f"n={params.n} has an effect only in LLM.generate; in a tree, use Node(samples=), "
-            "and in a search, node.sample(n)"
+            f"n={params.n} is supported only in LLM.generate; use Node(samples=...) in a tree, "
+            "or node.sample(n) in a search"
         )
     return params

@@ -114,57 +114,68 @@ FOREIGN: Final = {
     "peft": "adapter",
 }
 """Names of parameters in other tools, such as vLLM, and their names here."""
-_A_SIZE: Final = " Its value is a size, such as 60GiB, instead of a share"
+_A_SIZE: Final = " The value is a size, such as 60GiB, not a fraction"
 _OTHER_VALUES: Final = {"gpu_memory_utilization": _A_SIZE, "mem_fraction_static": _A_SIZE}
 """Names in other tools whose values have another form than here, with the form here."""
 
-_LEAVE_OUT: Final = "leave it out"
+_LEAVE_OUT: Final = "remove this argument"
 _MANY_MODELS: Final = (
-    "`treegen eval --gpus N` and Cluster run a whole model on each of several GPUs"
+    "use `treegen eval --gpus N` or Cluster, which load one copy of the model on each GPU"
 )
-_NO_UPLOAD: Final = "treegen uploads nothing; `treegen export` writes a run in other formats"
+_NO_UPLOAD: Final = (
+    "uploads are not supported; use `treegen export` to write a run in other formats"
+)
 _NO_COUNTERPART: Final = {
-    "do_sample": "leave it out: temperature=0.0 is greedy, any other draws",
-    "num_beams": "leave it out; for beams see treegen.search.beam",
-    "length_penalty": "leave it out; for beams see treegen.search.beam",
-    "early_stopping": "leave it out; for beams see treegen.search.beam",
+    "do_sample": (
+        "remove this argument: temperature=0.0 is greedy, and any other temperature samples"
+    ),
+    "num_beams": "remove this argument; see treegen.search.beam for beam search",
+    "length_penalty": "remove this argument; see treegen.search.beam for beam search",
+    "early_stopping": "remove this argument; see treegen.search.beam for beam search",
     "max_model_len": (
-        f"leave it out: memory follows the tokens, and {arg('max_rows')} bounds the samples"
+        f"remove this argument: memory grows with the number of tokens, and {arg('max_rows')} "
+        "limits the samples that are decoded at once"
     ),
-    "max_seq_len": "leave it out: memory follows the tokens",
-    "context_length": "leave it out: memory follows the tokens",
+    "max_seq_len": "remove this argument: memory grows with the number of tokens",
+    "context_length": "remove this argument: memory grows with the number of tokens",
     "max_samples": (
-        f"{arg('limit')} is the number of problems (lighteval's --max-samples), and "
-        f"{arg('max_rows')} the samples decoded at once (Inspect's)"
+        f"use {arg('limit')} for the number of problems (--max-samples in lighteval), or "
+        f"{arg('max_rows')} for the number of samples that are decoded at once (--max-samples "
+        "in Inspect)"
     ),
-    "load_in_4bit": f"give {arg('quantization')} a format, or load a quantized checkpoint",
-    "load_in_8bit": f"give {arg('quantization', 'fp8')}, or load a quantized checkpoint",
-    "tokenizer": "leave it out: treegen uses the tokenizer of the checkpoint",
-    "enable_auto_tool_choice": "leave it out: the model's format of tool calls is recognized",
+    "load_in_4bit": f"set {arg('quantization')} to a format, or load a quantized checkpoint",
+    "load_in_8bit": f"set {arg('quantization', 'fp8')}, or load a quantized checkpoint",
+    "tokenizer": "remove this argument: treegen uses the tokenizer of the checkpoint",
+    "enable_auto_tool_choice": (
+        "remove this argument: the format of tool calls is recognized automatically"
+    ),
     "tool_call_parser": (
-        f"leave it out, or name the format of tool calls with {arg('tool_format')}"
+        f"remove this argument, or set the format of tool calls with {arg('tool_format')}"
     ),
-    "reasoning_parser": "leave it out: the reasoning tags come from the chat template",
+    "reasoning_parser": "remove this argument: the reasoning tags come from the chat template",
     "chat_template_content_format": _LEAVE_OUT,
-    "disable_log_requests": "leave it out: treegen logs no requests",
-    "uvicorn_log_level": "leave it out: the server prints only its address and errors",
-    "max_logprobs": f"leave it out: logprobs and {arg('prompt_logprobs')} have no limit",
-    "enable_prefix_caching": "leave it out: what prompts share is always computed once",
-    "enable_chunked_prefill": (
-        f"leave it out: prompts are computed in chunks of {arg('prefill_chunk')}"
+    "disable_log_requests": "remove this argument: treegen does not log requests",
+    "uvicorn_log_level": "remove this argument: the server prints only its address and errors",
+    "max_logprobs": f"remove this argument: logprobs and {arg('prompt_logprobs')} have no limit",
+    "enable_prefix_caching": (
+        "remove this argument: shared prefixes of prompts are always computed once"
     ),
-    "pipeline_parallel_size": "treegen does not divide the layers among GPUs; leave it out",
+    "enable_chunked_prefill": (
+        f"remove this argument: prompts are computed in chunks of {arg('prefill_chunk')}"
+    ),
+    "pipeline_parallel_size": "pipeline parallelism is not supported; remove this argument",
     "data_parallel_size": _MANY_MODELS,
     "dp": _MANY_MODELS,
     "enable_expert_parallel": (
-        f"{arg('tensor_parallel_size')} divides the experts too; leave it out"
+        f"remove this argument: {arg('tensor_parallel_size')} divides the experts too"
     ),
-    "limit_mm_per_prompt": "leave it out: a prompt may have any number of images",
+    "limit_mm_per_prompt": "remove this argument: a prompt may have any number of images",
     "logits_processors": (
-        f"treegen has none; see {arg('logit_bias')}, allowed_token_ids and bad_words"
+        f"logits processors are not supported; use {arg('logit_bias')}, allowed_token_ids or "
+        "bad_words"
     ),
-    "skip_special_tokens": "leave it out: texts have no special tokens",
-    "spaces_between_special_tokens": "leave it out: texts have no special tokens",
+    "skip_special_tokens": "remove this argument: texts never contain special tokens",
+    "spaces_between_special_tokens": "remove this argument: texts never contain special tokens",
     "truncate_prompt_tokens": "cut the prompt's token ids before the call",
     "tokenizer_mode": _LEAVE_OUT,
     "load_format": _LEAVE_OUT,
@@ -181,15 +192,21 @@ _NO_COUNTERPART: Final = {
     "distributed_executor_backend": _LEAVE_OUT,
     "compilation_config": _LEAVE_OUT,
     "skip_tokenizer_init": _LEAVE_OUT,
-    "runner": "leave it out: treegen generates and scores text",
+    "runner": "remove this argument: treegen generates and scores text",
     "download_dir": "set the environment variable HF_HOME to the directory",
-    "seed": "give the seed with the sampling parameters",
+    "seed": "set the seed in the sampling parameters",
     "disable_log_stats": _LEAVE_OUT,
-    "use_cache": "name the run with --output-path, and continue it with --resume",
-    "cache_requests": "leave it out: prompts are tokenized anew for each run",
-    "max_batch_size": "leave it out, or limit the samples decoded at once with --max-rows",
-    "show_config": "the run's run.json has all settings, and --print-config prints them",
-    "metadata": "lm-eval's tasks take their arguments with -T NAME=VALUE",
+    "use_cache": (
+        "set the directory of the run with --output-path, and continue the run with --resume"
+    ),
+    "cache_requests": "remove this argument: prompts are tokenized again for each run",
+    "max_batch_size": (
+        "remove this argument, or limit the samples that are decoded at once with --max-rows"
+    ),
+    "show_config": (
+        "use --print-config to print all settings, or read them in the run.json of the run"
+    ),
+    "metadata": "pass the arguments of lm-eval tasks with -T NAME=VALUE",
     "wandb_args": _NO_UPLOAD,
     "wandb_config_args": _NO_UPLOAD,
     "trackio_args": _NO_UPLOAD,
@@ -280,6 +297,6 @@ def check_field_names(kind: Any, names: Iterable[object]) -> None:
         hints = hints_at(
             unknown,
             lambda name: hint_at(name, fields),
-            f"; `help(treegen.{title})` lists what it has",
+            f"; `help(treegen.{title})` lists all parameters",
         )
         raise InputError(f"{title} has no {' and no '.join(map(repr, unknown))}{hints}")

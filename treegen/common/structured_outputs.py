@@ -50,8 +50,8 @@ def read_structured_outputs(value: Any) -> dict[str, Any]:
         parameters["json_schema"] = {"type": "object"}
     if unknown := sorted(parameters_given.keys() - _OF_VLLM.keys()):
         raise InputError(
-            f"{arg('structured_outputs')} has {unknown[0]!r:.80}, which is not supported; "
-            f"known: {', '.join(sorted(_OF_VLLM))}"
+            f"{arg('structured_outputs')} does not support {unknown[0]!r:.80}; use one of: "
+            f"{', '.join(sorted(_OF_VLLM))}"
         )
     return parameters | {_OF_VLLM[name]: item for name, item in parameters_given.items()}
 
@@ -73,7 +73,9 @@ def check_structure(name: str, value: Any) -> Any:
             raise InputError(f"{arg('choice')} must be a list of texts, got {value!r}")
         texts = as_tuple("choice", value)
         if not texts or not all(isinstance(text, str) and text for text in texts):
-            raise InputError(f"{arg('choice')} must be texts that are not empty, got {texts!r}")
+            raise InputError(
+                f"{arg('choice')} must be a list of texts that are not empty, got {texts!r}"
+            )
         return texts
     if not isinstance(value, str) or not value.strip():
         raise InputError(f"{name} must be text that is not empty, got {value!r}")
@@ -88,10 +90,10 @@ def _schema_text(schema: Any) -> str:
         if isinstance(schema, str):
             schema = json.loads(schema)
         if not isinstance(schema, Mapping | bool):
-            raise ValueError("it must be an object")
+            raise ValueError("the schema must be an object")
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(
-            f"{arg('json_schema')} cannot be read: {error}; "
-            "give an object, its JSON text or a pydantic model"
+            f"{arg('json_schema')} cannot be read: {error}; pass an object, its JSON text or a "
+            "pydantic model"
         ) from None

@@ -78,7 +78,8 @@ class ExclusiveSection:
         """Hold the section; raise InputError if another thread holds it."""
         if not self._lock.acquire(blocking=False):
             raise InputError(
-                f"another thread is using this {self._what}; use it in one thread at a time"
+                f"another thread is using this {self._what}; use the {self._what} in only one "
+                "thread at a time"
             )
         try:
             yield

@@ -22,8 +22,8 @@ TESTED: Final = {"torch": ((2, 11), (2, 15)), "transformers": ((5, 17), (5, 24))
 def warn_untested() -> None:
     """Warn, once per process, about imported versions that the tests have not been run with."""
     problems = [
-        f"{name} {version} is installed, and treegen was tested with {name} "
-        f"{_text(lowest)} to {_text(highest)}"
+        f"{name} {version} is installed, but treegen was tested with {name} {_text(lowest)} to "
+        f"{_text(highest)}"
         for name, (lowest, highest) in TESTED.items()
         if name in sys.modules
         and not lowest <= _minor(version := sys.modules[name].__version__) <= highest

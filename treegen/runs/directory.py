@@ -254,8 +254,8 @@ class RunDir:
         if self._lock is not None:
             if not self._samples.is_in_place:
                 raise RunError(
-                    f"{self.path} was moved or removed during the run; its files contain the "
-                    f"finished samples: continue with {arg('resume=')} and their new directory"
+                    f"the run directory {self.path} was moved or removed during the run; pass "
+                    f"the new directory to {arg('resume=')} to keep the finished samples"
                 )
             write_json(path, results)
             return
@@ -268,7 +268,8 @@ class RunDir:
                 pass
             if self._samples.has_grown:
                 raise RunInUseError(
-                    f"{self.path} has new samples since treegen read it; read it again"
+                    f"the run {self.path} has new samples that treegen has not read; read the "
+                    "run again"
                 )
             write_json(path, results)
 
@@ -355,8 +356,8 @@ def _check_new(path: Path) -> None:
     """Raise RunError for a directory in which samples could be lost or mixed."""
     if os.path.exists(path / "run.json"):
         raise RunError(
-            f"{path} already holds a run; continue it with {arg('resume', str(path))}, or use "
-            "another path"
+            f"{path} already contains a run; continue the run with {arg('resume', str(path))}, "
+            "or use another path"
         )
     _check_not_lost(path)
 
@@ -367,8 +368,8 @@ def _check_not_lost(path: Path) -> None:
         file = path / name
         if os.path.exists(file) and os.path.getsize(file):
             raise RunError(
-                f"{path} has lost its run.json, which records how {name} was made; restore "
-                "run.json from a copy, or start a new run in another directory"
+                f"{path} has {name} but no run.json, which contains the settings of the run; "
+                "restore run.json from a copy, or start a new run in another directory"
             )
 
 
@@ -387,22 +388,24 @@ def _check_present(path: Path, records_file: str) -> None:
     if not os.path.exists(path / "run.json"):
         _check_not_lost(path)
         if runs := _runs_below(path):
-            raise RunError(f"{path} is not a run directory, but has runs: name one of {runs}")
+            raise RunError(
+                f"{path} is not a run directory, but contains run directories; use one of {runs}"
+            )
         raise RunError(
-            f"{path} has no run.json: it is not a run directory, or the run was stopped before its "
-            f"first sample; start it again without {arg('resume=')}"
+            f"{path} has no run.json: the path is not a run directory, or the run was stopped "
+            f"before its first sample; start the run again without {arg('resume=')}"
         )
     if os.path.exists(path / records_file):
         return
     for name, command in _MADE_BY.items():
         if os.path.exists(path / name):
             raise RunError(
-                f"{path} is a run of `{command}`, not of `{_MADE_BY[records_file]}`; use "
+                f"{path} was created with `{command}`, not with `{_MADE_BY[records_file]}`; use "
                 f"`{command}`"
             )
     raise RunError(
-        f"{path} has lost its {records_file}; restore it from a copy, or make an empty file of "
-        f"that name to sample everything again"
+        f"{path} has no {records_file}; restore the file from a copy, or create an empty file "
+        "with this name to draw all samples again"
     )
 
 
@@ -421,7 +424,7 @@ def _read_samples(path: Path, info: RunInfo, *, writable: bool) -> RecordFile:
     if strangers:
         samples.close()
         raise RunError(
-            f"{samples.path} has samples of {len(strangers):,} problems that do not belong to "
-            f"this run, such as {min(strangers)!r}; it belongs to another run"
+            f"{samples.path} has samples of {len(strangers):,} problems that are not in this "
+            f"run, such as {min(strangers)!r}; replace the file with the file of this run"
         )
     return samples

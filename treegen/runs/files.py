@@ -72,11 +72,14 @@ def check_id(problem_id: str) -> None:
     """
     # Two surrogates in a row are read as the one character that they encode.
     if not problem_id.isascii() and json.loads(json.dumps(problem_id)) != problem_id:
-        raise InputError(f"the problem id {problem_id!r} has a surrogate pair; use the character")
+        raise InputError(
+            f"the problem id {problem_id!r} contains a surrogate pair; use the character "
+            "that the pair encodes"
+        )
 
 
 def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
+    raise ValueError(f"{text} is not valid JSON")
 
 
 # parse_constant is only called for NaN, Infinity and -Infinity.
@@ -163,8 +166,8 @@ def check_no_link(run: Path, path: Path) -> None:
             return
         if place.is_symlink():
             raise RunError(
-                f"cannot write {path}: {place} is a link that leads out of the run; remove it, "
-                "or name another path"
+                f"cannot write {path}: {place} is a symbolic link that leads out of the run; "
+                "remove the link, or choose another path"
             )
 
 
@@ -172,7 +175,10 @@ def format_os_error(error: OSError | ValueError) -> str:
     """Return the system's message for `error`."""
     reason = error.strerror if isinstance(error, OSError) else ""
     if isinstance(error, OSError) and error.errno == errno.ELOOP:
-        reason = "it is a link, which may lead out of the run; put a file in its place"
+        reason = (
+            "the path is a symbolic link, which may lead out of the run; replace the link "
+            "with a file"
+        )
     return (reason or str(error) or type(error).__name__).lower()
 
 
@@ -207,7 +213,7 @@ class Lock:
         except OSError as error:
             if os.path.islink(path):
                 raise RunError(
-                    f"{path} is a link, which may lead out of the run; remove it"
+                    f"{path} is a symbolic link, which may lead out of the run; remove the link"
                 ) from None
             raise RunError(f"cannot write in {path.parent}: {format_os_error(error)}") from error
         try:
@@ -218,7 +224,8 @@ class Lock:
             holder = _read_lock_holder(fd)
             os.close(fd)
             raise RunInUseError(
-                f"{path.parent} is in use by {holder}; wait until it ends, or stop it first"
+                f"{path.parent} is in use by {holder}; wait until the process ends, or stop the "
+                "process"
             ) from None
         except OSError as error:
             os.close(fd)
@@ -226,8 +233,9 @@ class Lock:
                 with suppress(OSError):
                     path.unlink()
             raise RunError(
-                f"cannot lock {path}: {format_os_error(error)}; the file system may not support "
-                "locks: choose a directory on a local disk, or mount the file system with locks"
+                f"cannot lock {path}: {format_os_error(error)}, perhaps because the file system "
+                "does not support locks; choose a directory on a local disk, or mount the file "
+                "system with locks"
             ) from error
         return fd
 
@@ -366,7 +374,11 @@ def check_directory(path: Path) -> None:
     """
     there = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
     if not os.path.isdir(there):
-        reason = "is a file" if os.path.exists(there) else "is a link that leads nowhere"
+        reason = (
+            "is a file"
+            if os.path.exists(there)
+            else "is a symbolic link to a path that does not exist"
+        )
         raise RunError(f"cannot make the directory {path}: {there} {reason}; choose another path")
     if not os.access(there, os.W_OK | os.X_OK):
         raise RunError(

@@ -83,7 +83,10 @@ class RunImages:
         if not os.path.lexists(index):
             return cls(path)
         if index.is_symlink() or not index.is_file():
-            raise RunError(f"{index} is not a regular file; replace it by a copy, or remove it")
+            raise RunError(
+                f"{index} is not a regular file; replace the path with a copy of the file, "
+                "or remove the path"
+            )
         index_content = read_json(index)
         try:
             images = {entry["sha256"]: _image(entry) for entry in index_content["images"]}
@@ -91,11 +94,11 @@ class RunImages:
                 str(name): tuple(hashes) for name, hashes in index_content["problems"].items()
             }
             if any(sha256 not in images for hashes in problems.values() for sha256 in hashes):
-                raise ValueError("a problem names an image that is missing in `images`")
+                raise ValueError("a problem refers to an image that is not listed in `images`")
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RunError(
-                f"{index} is corrupt ({error}); restore it from a copy, or remove it and resume "
-                "the run on the machine with the original images"
+                f"{index} is corrupt ({error}); restore the file from a copy, or remove the "
+                "file and resume the run on the machine that has the original images"
             ) from None
         return cls(path, images, problems)
 
@@ -124,8 +127,8 @@ class RunImages:
             raise RunError(f"cannot read {file}: {format_os_error(error)}") from error
         if data is None or hashlib.sha256(data).hexdigest() != sha256:
             raise RunError(
-                f"{file} is corrupt; restore it from a copy, or remove it and resume the run on "
-                "the machine with the original image"
+                f"{file} is corrupt; restore the file from a copy, or remove the file and "
+                "resume the run on the machine that has the original image"
             )
         return data
 
@@ -160,8 +163,8 @@ def keep_images(
     try:
         if folder.is_symlink():
             raise RunError(
-                f"cannot keep images in {folder}: it is a link that leads out of the run; "
-                "replace it by a folder, or remove it"
+                f"cannot store images in {folder}: the folder is a symbolic link that leads out "
+                "of the run; replace the link with a folder, or remove the link"
             )
         folder.mkdir(exist_ok=True)
         sweep(folder, _SCRATCH)
@@ -178,7 +181,7 @@ def keep_images(
             size += len(data)
     except OSError as error:
         raise RunError(
-            f"cannot keep images in {folder}: {format_os_error(error)}; make room"
+            f"cannot store images in {folder}: {format_os_error(error)}; free some disk space"
         ) from error
     # Written last, so that a reader of images.json finds all files that it lists.
     document = {
@@ -194,12 +197,15 @@ def keep_images(
 def _image(entry: Mapping[str, Any]) -> RunImage:
     sha256, tokens = str(entry["sha256"]), entry["tokens"]
     if not _HASH.fullmatch(sha256):  # it becomes a part of a path
-        raise ValueError(f"{sha256!r:.80} is not a hash")
+        raise ValueError(f"{sha256!r:.80} is not a SHA-256 hash")
     size = _number(entry["width"]), _number(entry["height"])
     return RunImage(sha256, str(entry["name"]), size, None if tokens is None else _number(tokens))
 
 
 def _number(value: object) -> int:
     if type(value) is not int or not 0 < value <= _MOST_SIDE:  # true is an int too
-        raise ValueError(f"{value!r:.80} is not a number of pixels or tokens")
+        raise ValueError(
+            f"the number of pixels or tokens must be an integer from 1 to {_MOST_SIDE}, got "
+            f"{value!r:.80}"
+        )
     return value

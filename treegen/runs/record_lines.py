@@ -156,7 +156,7 @@ def check_types(values: Mapping[str, Any], types: Types) -> None:
         if kind in _HOLDERS and (parts := (_PARTS if types is RECORD else _FREE_PARTS).get(name)):
             for part in value.values() if kind is dict else value:
                 if type(part) not in parts or (type(part) is int and not -_MOST < part < _MOST):
-                    raise _wrong(f"a part of {name}", part, parts)
+                    raise _wrong(f"an element of {name}", part, parts)
                 if name in _NESTED:
                     check_types(part, _NESTED[name])
 
@@ -164,7 +164,7 @@ def check_types(values: Mapping[str, Any], types: Types) -> None:
 def _wrong(name: str, value: Any, kinds: tuple[type, ...]) -> ValueError:
     allowed = " or ".join("null" if kind is _NONE else kind.__name__ for kind in kinds)
     bits = " of at most 64 bits" if type(value) in kinds else ""
-    return ValueError(f"{name} is {value!r:.60}, and must be {allowed}{bits}")
+    return ValueError(f"{name} must be {allowed}{bits}, got {value!r:.60}")
 
 
 _MOST_SAMPLES: Final = 2**63
@@ -189,7 +189,9 @@ def encode_record(record: Mapping[str, Any]) -> bytes:
         InputError: JSON cannot represent it, or it has a field `crc`.
     """
     if "crc" in record:
-        raise InputError("a record has the field 'crc', which the file adds itself")
+        raise InputError(
+            "a record must not contain the field 'crc', which is added when the record is written"
+        )
     try:
         body = _encoder.encode(record).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
@@ -241,7 +243,7 @@ class _Record(dict[str, Any]):
     def __missing__(self, name: str) -> NoReturn:
         raise RunError(
             f"the record of problem {self['problem_id']!r:.80}, sample {self['sample_index']}, "
-            f"lacks {name!r}; it was edited by hand: restore the file"
+            f"has no {name!r}, because the file was edited by hand; restore the file from a copy"
         )
 
 
@@ -303,6 +305,6 @@ def key_of(record: Mapping[str, Any]) -> Key:
     if not isinstance(problem_id, str):
         raise InputError(f"problem_id must be text, got {problem_id!r}")
     if type(index) is not int or not 0 <= index < _MOST_SAMPLES:
-        raise InputError(f"sample_index must be an integer from 0, below 2^63, got {index!r}")
+        raise InputError(f"sample_index must be an integer from 0 to 2^63 - 1, got {index!r}")
     check_id(problem_id)
     return problem_id, index

@@ -83,13 +83,13 @@ class RecordFile:
                 self._repair_tail(whole_newline, tail)
             elif tail is not None:
                 self.notices.append(
-                    f"line {tail[0]} of {path.name}, the last, is unfinished and left out"
+                    f"the last line of {path.name} (line {tail[0]}) is unfinished and is skipped"
                 )
         except OSError as error:
             self.close()
             raise RunError(
-                f"cannot read or fix {path}: {format_os_error(error)}; check that the folder "
-                "can be written"
+                f"cannot read or repair {path}: {format_os_error(error)}; check that the folder "
+                "is writable"
             ) from error
 
     @property
@@ -171,8 +171,7 @@ class RecordFile:
             self._unsure = True
             raise RunError(
                 f"cannot flush {self.path} to the disk: {format_os_error(error)}; the latest "
-                "records may "
-                f"be lost; {self._again}, which checks the file"
+                f"records may be lost; {self._again} to check the file"
             ) from error
         end = time.monotonic()
         self._dirty = False
@@ -229,7 +228,9 @@ class RecordFile:
         except OSError as error:
             raise RunError(describe_read_error(self.path, error)) from error
         if offset < end:
-            raise RunError(f"{self.path} has become shorter since it was opened; open it again")
+            raise RunError(
+                f"the file {self.path} was shortened after it was opened; open the file again"
+            )
 
     def close(self) -> None:
         """Flush and close the file; a second call does nothing."""
@@ -282,8 +283,8 @@ class RecordFile:
 
     def _damage(self, number: int, why: str) -> RunError:
         return RunError(
-            f"{self.path}:{number}: corrupt line ({why}); restore the file from a copy, or delete "
-            f"this line and {self._again} to sample it again"
+            f"{self.path}:{number}: corrupt line ({why}); restore the file from a copy, or "
+            f"delete this line and {self._again} to draw this sample again"
         )
 
     def _repair_tail(self, whole_newline: bool, torn: tuple[int, int, str] | None) -> None:
@@ -294,7 +295,7 @@ class RecordFile:
                 os.ftruncate(self._fd, self._end)
                 raise
             self._end += 1
-            self.notices.append(f"the last line of {self.path.name} had no newline; it is added")
+            self.notices.append(f"a missing newline was added to the last line of {self.path.name}")
         if torn is None:
             return
         number, size, why = torn
@@ -303,8 +304,8 @@ class RecordFile:
         os.ftruncate(self._fd, self._end)
         os.fsync(self._fd)
         self.notices.append(
-            f"line {number} of {self.path.name}, the last, was unfinished ({len(tail):,} bytes; "
-            f"{why}); it is set aside in {aside.name} and its sample is drawn again"
+            f"the last line of {self.path.name} (line {number}) was unfinished ({len(tail):,} "
+            f"bytes; {why}); the line was moved to {aside.name}, and its sample is drawn again"
         )
 
     def _set_aside(self, tail: bytes) -> Path:
@@ -341,15 +342,15 @@ class RecordFile:
             os.ftruncate(self._fd, end)
         except OSError as error:
             part = (
-                f"a part of the next one stays in the file ({format_os_error(error)}) until the "
-                "run is resumed"
+                f"a part of the next sample stays in the file ({format_os_error(error)}) until "
+                "the run is resumed"
             )
         else:
             self._unsure = False
-            part = "the next one is not in the file"
+            part = "the next sample is not in the file"
         return (
-            f"{len(self._offsets):,} finished samples are kept, {part}; make room or fix the "
-            f"cause, then {self._again}"
+            f"{len(self._offsets):,} finished samples are kept, and {part}; free some disk "
+            f"space or fix the cause, then {self._again}"
         )
 
     def _check_writable(self) -> None:
@@ -357,7 +358,8 @@ class RecordFile:
             raise RunError(f"{self.path} is closed, or was opened for reading only")
         if self._unsure:
             raise RunError(
-                f"{self.path} could not be written before, so its end is unknown; {self._again}"
+                f"an earlier write to {self.path} failed, so the end of the file is unknown; "
+                f"{self._again}"
             )
 
 

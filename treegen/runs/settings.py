@@ -53,7 +53,9 @@ class RunSettings:
         to_json_value(self.identity)
         to_json_value(self.free)
         if taken := {"problem_ids", "planned"} & set(self.identity):
-            raise InputError(f"identity has {min(taken)!r}, which is an argument of its own")
+            raise InputError(
+                f"identity must not contain {min(taken)!r}, which is a separate argument"
+            )
         if type(self.planned) is not int or self.planned < 1:
             raise InputError(f"planned must be a positive integer, got {self.planned!r}")
         seen: set[str] = set()
@@ -167,10 +169,13 @@ def from_json(value: Any, name: str) -> RunInfo:
     """
     schema = value.get("schema") if isinstance(value, dict) else None
     if type(schema) is not int or schema < 1:
-        raise RunError(f"{name} is not the run.json of a treegen run; name the folder of one")
+        raise RunError(
+            f"{name} is not the run.json of a treegen run; pass the directory of a treegen run"
+        )
     if schema > SCHEMA:
         raise RunError(
-            f"{name} has schema {schema}, and this treegen reads up to {SCHEMA}; upgrade treegen"
+            f"{name} has schema {schema}, but this version of treegen supports schemas up to "
+            f"{SCHEMA}; upgrade treegen"
         )
     try:
         info = RunInfo(

@@ -36,7 +36,7 @@ REPEATED = ("--repeats", "3")
         (("--judge", "demo"), "demo is named twice"),
         (("--pairs", "run"), "names a run twice"),
         (("--pairs", "none"), "there is no run directory none"),
-        (("--labels", "others.jsonl"), "has no label for an answer of this run"),
+        (("--labels", "others.jsonl"), "has no labels for the answers of this run"),
         (("--labels", "bad.jsonl"), "bad.jsonl, line 1: 'maybe' is not one of correct, incorrect"),
         (("--rubric", "pairwise", "--pairs", "b", "--labels", "others.jsonl"), "compares pairs"),
     ],
@@ -94,7 +94,7 @@ def test_verdicts_may_be_greedy(tmp_path: Path, treegen: Command) -> None:
         (("--judge", "none/at/all"), "'none/at/all' does not exist"),
         (("--judge", "demo", "--judge", "demo"), "demo is named twice"),
         (("--judge", "demo", "--wordings", "9"), "--wordings 9 is more than the 3"),
-        (("--judge", "demo", "--rubric", "pairwise"), "needs another run"),
+        (("--judge", "demo", "--rubric", "pairwise"), "requires a second run"),
         (("--rubric", "rating"), "has no effect without --judge"),
     ],
 )

@@ -580,7 +580,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "response_format": {"type": "json"}}, 400, "response_format"),
     ({"messages": CHAT, "response_format": {"type": "json_schema"}}, 400, "json_schema.schema"),
     ({"prompt": "a", "guided_regex": "[0-9"}, 400, "regex cannot be used"),
-    ({"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}, 400, "exclude each other"),
+    ({"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}, 400, "cannot be used together"),
     ({"prompt": "a", "structured_outputs": {"wings": 2}}, 400, "wings"),
     ({"messages": CHAT, "tool_choice": {"type": "function"}}, 400, "tool_choice"),
     ({"messages": CHAT, "tools": 5}, 400, "tools"),

@@ -51,28 +51,37 @@ def put(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Non
     [
         (change(1, q_start_G=ints(0, 1)), "groups 0 and 1 must be ascending and disjoint"),
         (change(1, q_start_G=ints(2, 0), q_stop_G=ints(5, 2)), "ascending"),
-        (change(0, q_stop_G=ints(6)), "rows up to 6 but there are 5"),
-        (change(0, q_start_G=ints(-1)), "starts at row -1"),
+        (change(0, q_stop_G=ints(6)), "rows up to 6, but there are only 5"),
+        (change(0, q_start_G=ints(-1)), "row 0 or later, got row -1"),
         (change(0, q_start_G=ints(3), q_stop_G=ints(1)), "stop must be >= start"),
         (change(0, kv_len_G=ints(-2)), "kv_len -2"),
-        (change(0, kv_len_G=ints(99)), "99 keys but its 4 pages of 4 hold 16; give it 25 pages"),
-        (change(0, pages_GP=ints(1, 2, 77).view(1, 3)), "page 77; the pool has pages 0 to 6"),
+        (
+            change(0, kv_len_G=ints(99)),
+            "99 keys, but 4 pages of 4 keys have room for only 16; pass 25",
+        ),
+        (
+            change(0, pages_GP=ints(1, 2, 77).view(1, 3)),
+            "page 77, but the pool has only pages 0 to 6",
+        ),
         (change(0, pages_GP=ints(1, -2, 1).view(1, 3)), "page -2"),
         (change(0, pages_GP=torch.ones(1, 3)), "pages_GP must be int32, got torch.float32"),
-        (change(1, kv_len_G=ints(3)), "kv_len_G must have 1 dimensions, the first 2"),
+        (
+            change(1, kv_len_G=ints(3)),
+            "kv_len_G must have 1 dimensions, and the first must have size 2",
+        ),
         (change(1, kv_start_G=torch.zeros(2, dtype=torch.int64)), "int32, got torch.int64"),
         (
             change(1, kv_start_G=torch.zeros(2, dtype=torch.int32, device="meta")),
             "on cpu, got meta",
         ),
-        (change(1, causal=True), "level 1 is causal and needs positions_T"),
+        (change(1, causal=True), "level 1 is causal and requires positions_T"),
         (put("levels", lambda _: []), "at least one level"),
         (put("levels", lambda levels: [*levels, 3]), r"levels\[2\] must be a Level, got int"),
-        (put("window", lambda _: 4), "window 4 needs positions_T"),
+        (put("window", lambda _: 4), "window 4 requires positions_T"),
         (put("window", lambda _: 0), "at least 1"),
-        (put("chunk", lambda _: 4), "chunk 4 needs positions_T"),
+        (put("chunk", lambda _: 4), "chunk 4 requires positions_T"),
         (put("chunk", lambda _: 0), "at least 1"),
-        (lambda args: args.update(window=2, chunk=2), "a window or a chunk"),
+        (lambda args: args.update(window=2, chunk=2), "window and chunk cannot be used together"),
         (put("softcap", lambda _: 0.0), "softcap must be positive, got 0.0"),
         (put("sinks", lambda _: torch.zeros(3)), r"sinks must have shape \(4,\), got \(3,\)"),
         (
@@ -80,13 +89,16 @@ def put(name: str, make: Callable[[Any], Any]) -> Callable[[dict[str, Any]], Non
             "4 (positions|query rows)|to 5",
         ),
         (put("positions_T", lambda _: torch.zeros(5)), "int64 or int32"),
-        (put("q_THD", lambda q: q[0]), "q_THD must be"),
-        (put("q_THD", lambda q: q.int()), "floating type"),
+        (put("q_THD", lambda q: q[0]), "q_THD must have the shape"),
+        (put("q_THD", lambda q: q.int()), "floating-point type"),
         (put("q_THD", lambda q: q.double()), "must be torch.float64 on cpu, got torch.float32"),
-        (put("q_THD", lambda q: q[:, :3]), "the 3 heads of q_THD are no multiple of the 2"),
+        (
+            put("q_THD", lambda q: q[:, :3]),
+            "must be a multiple of the number of key heads, got 3 and 2",
+        ),
         (put("q_THD", lambda q: q[:, :, :8]), "kv_heads, 8"),
-        (put("keys", lambda k: [k, k]), "both one tensor"),
-        (put("keys", lambda k: k[0]), "keys of level 0 must be"),
+        (put("keys", lambda k: [k, k]), "both be a single tensor"),
+        (put("keys", lambda k: k[0]), "keys of level 0 must have the shape"),
         (put("values", lambda v: v[:-1]), "values of level 0 must have"),
         (put("values", lambda v: v.bfloat16()), "values .* got torch.bfloat16"),
         (
@@ -106,9 +118,9 @@ def test_bad_arguments_are_refused(spoil: Callable[[dict[str, Any]], None], comp
 
 def test_tensors_per_level_must_match_the_levels() -> None:
     args = arguments()
-    with pytest.raises(InputError, match="2 levels need as many key and value tensors"):
+    with pytest.raises(InputError, match="keys and values must have 2 tensors"):
         attend(args["q_THD"], [args["keys"]], [args["values"]], args["levels"])
-    with pytest.raises(InputError, match="v_dim is 8 in level 1 and 16 in level 0"):
+    with pytest.raises(InputError, match="the same v_dim, got 8 in level 1 and 16 in level 0"):
         values = [args["values"], args["values"][..., :8]]
         attend(args["q_THD"], [args["keys"]] * 2, values, args["levels"])
 
@@ -117,11 +129,11 @@ def test_prepared_levels_are_checked_against_each_new_pool() -> None:
     args = arguments()
     prepared = prepare(args["levels"])
     attend(args["q_THD"], args["keys"], args["values"], prepared)
-    with pytest.raises(InputError, match="the pool has pages 0 to 2"):
+    with pytest.raises(InputError, match="the pool has only pages 0 to 2"):
         attend(args["q_THD"], args["keys"][:3], args["values"][:3], prepared)
-    with pytest.raises(InputError, match="rows up to 5 but there are 4"):
+    with pytest.raises(InputError, match="rows up to 5, but there are only 4"):
         attend(args["q_THD"][:4], args["keys"], args["values"], prepared)
-    with pytest.raises(InputError, match=r"give both to prepare\(\) only"):
+    with pytest.raises(InputError, match=r"pass both arguments to prepare\(\)"):
         attend(args["q_THD"], args["keys"], args["values"], prepared, impl="reference")
 
 

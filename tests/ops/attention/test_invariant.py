@@ -213,5 +213,5 @@ def test_bits_of_a_row_are_its_own(
 
 def test_float64_is_refused() -> None:
     sequence = Sequence16(20, (2, 2), 16, torch.float64)
-    with pytest.raises(InputError, match="impl 'invariant' computes in float32"):
+    with pytest.raises(InputError, match="impl 'invariant' does not support float64"):
         sequence.attend([19], [])

@@ -230,11 +230,14 @@ def test_consecutive_pages_are_one_unit_and_calls_are_made_once(impl: str) -> No
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ({"dtype": torch.float64}, "takes torch.float32, got torch.float64; use 'triton'"),
+        ({"dtype": torch.float64}, "supports only torch.float32, got torch.float64; use 'triton'"),
         ({"dims": (20, 20)}, "a multiple of 8 up to 256, got 20 and 20"),
         ({"dims": (264, 264)}, "up to 256, got 264"),
-        ({"dims": (64, 32)}, "one width, a multiple of 8 up to 256, got 64 and 32"),
-        ({"softcap": 3.0}, "takes no softcap with the kernels installed, got 3.0"),
+        (
+            {"dims": (64, 32)},
+            "the same width, which must be a multiple of 8 up to 256, got 64 and 32",
+        ),
+        ({"softcap": 3.0}, "does not support softcap with the installed kernels, got 3.0"),
     ],
 )
 @pytest.mark.parametrize("impl", ["slow"], indirect=True)
@@ -259,7 +262,7 @@ def test_an_lse_of_another_layout_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     case = case_of([[Group(0, 2, 3)]], [5, 5])
     keys, values, levels = paged(case, torch.float32)
     with pytest.raises(
-        InputError, match=r"LSE has shape \(1, 2, 4\), not \[heads, rows\] \(2, 4\)"
+        InputError, match=r"LSE of shape \(1, 2, 4\), expected \[heads, rows\] \(2, 4\)"
     ):
         attend(case.q.float(), keys, values, levels, impl="padded")
 
@@ -267,7 +270,7 @@ def test_an_lse_of_another_layout_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_library_is_only_taken_by_name() -> None:
     _, _, levels = paged(case_of([[Group(0, 2, 3)]], [5, 5]), torch.float32)
     assert prepare(levels).impl == "cpu"
-    with pytest.raises(InputError, match="flash: takes tensors on an NVIDIA GPU, got cpu"):
+    with pytest.raises(InputError, match="flash: requires tensors on an NVIDIA GPU, got cpu"):
         prepare(levels, impl="flash")
-    with pytest.raises(InputError, match=r"xformers: (xformers (cannot|was)|takes tensors)"):
+    with pytest.raises(InputError, match=r"xformers: (xformers (cannot|was)|requires tensors)"):
         prepare(levels, impl="xformers")

@@ -66,7 +66,7 @@ def test_flash_attn_4_alone_is_not_taken_for_flash_attn(install: Install, hopper
 def test_flash_attn_4_is_not_imported_where_it_cannot_run(install: Install) -> None:
     """The import takes seconds."""
     install("flash_attn/cute/__init__.py", "def flash_attn_varlen_func(): ...")
-    assert "flash4: takes tensors on an NVIDIA GPU, got cpu" in complaint("flash4")
+    assert "flash4: requires tensors on an NVIDIA GPU, got cpu" in complaint("flash4")
     assert choose("auto", CPU).name == "cpu" and "flash_attn.cute" not in sys.modules
 
 

@@ -165,9 +165,9 @@ def test_what_it_does_not_take_is_refused() -> None:
     keys, values, levels = paged(case, torch.float64)
     if CUDA:
         return
-    with pytest.raises(InputError, match="use 'reference' for float64"):
+    with pytest.raises(InputError, match="does not support float64; use 'reference'"):
         attend(case.q, keys, values, levels, impl="triton")
-    with pytest.raises(InputError, match="takes one pool for all levels"):
+    with pytest.raises(InputError, match="requires the same keys and values for all levels"):
         two = [keys.float(), keys.float()], [values.float(), values.float()]
         attend(case.q.float(), *two, [*levels, *levels], impl="triton")
 

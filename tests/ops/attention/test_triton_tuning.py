@@ -143,7 +143,7 @@ def test_what_is_chosen_fits_or_shrinks(dtype: torch.dtype, width: int) -> None:
 
 
 def test_too_little_memory_says_so() -> None:
-    with pytest.raises(InputError, match="512 wide, need more shared memory"):
+    with pytest.raises(InputError, match="head width of 512 need more shared memory"):
         choose_tuning(128, 512, torch.float32, 99 * KIB)
 
 

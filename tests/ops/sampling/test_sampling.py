@@ -209,7 +209,7 @@ def test_a_token_of_no_probability_is_never_drawn() -> None:
     ("options", "message"),
     [
         ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
-        ({"temperature": 1e-9}, "temperature 1e-09 is too small to divide by"),
+        ({"temperature": 1e-9}, "temperature 1e-09 is too small to divide the logits by"),
         ({"temperature": float("nan")}, "temperature must be a finite number"),
         ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
         ({"top_p": 1.5}, r"top_p must be in \(0, 1\], got 1.5"),
@@ -347,7 +347,7 @@ def test_only_allowed_tokens_are_drawn_and_logprobs_stay_the_models(
         ({"repetition_penalty": 0}, "repetition_penalty must be above 0"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size must be at least 0"),
         ({"bad_words": "no"}, "bad_words must be a list"),
-        ({"bad_words": ["no", ""]}, "bad_words must be text that is not empty"),
+        ({"bad_words": ["no", ""]}, "bad_words must contain non-empty text"),
     ],
 )
 def test_parameters_of_others_are_honoured_or_refused(

@@ -34,7 +34,9 @@ def test_a_link_out_of_a_run_is_not_followed(tmp_path: Path) -> None:
     run.mkdir()
     (project / "notes.tmp").write_text("mine")
     (run / "images").symlink_to(project)
-    with pytest.raises(RunError, match="link that leads out of the run; replace it by a folder"):
+    with pytest.raises(
+        RunError, match="link that leads out of the run; replace the link with a folder"
+    ):
         _keep(run)
     assert [each.name for each in project.iterdir()] == ["notes.tmp"]
     assert not (run / "images.json").exists()

@@ -175,7 +175,7 @@ def test_a_run_keeps_no_more_than_its_bound(tmp_path: Path) -> None:
     assert [found.file(image.sha256) is not None for image in images] == [True, False, True]
     assert found.num_left_out == 1
     (tmp_path / "images").chmod(0o755)
-    with pytest.raises(RunError, match="cannot keep images"):
+    with pytest.raises(RunError, match="cannot store images"):
         (tmp_path / "other").mkdir()
         (tmp_path / "other" / "images").write_text("a file")
         keep_images(tmp_path / "other", {"a": images}, data.__getitem__)

@@ -407,7 +407,7 @@ def test_what_cannot_be_taken_is_told(
     with pytest.raises(InputError, match="did you mean 'local_mmlu'"):
         import_log(lm_eval_log, tmp_path / "x", tasks=["local_mmul"])
     assert not (tmp_path / "x").exists()
-    with pytest.raises(RunError, match="already holds a run"):
+    with pytest.raises(RunError, match="already contains a run"):
         import_log(export_run(run, "inspect", tmp_path / "m.eval")[0], run)
     assert load_run(run).num_done  # it is as it was
     lost = tmp_path / "lost"  # a run whose run.json is gone keeps its samples

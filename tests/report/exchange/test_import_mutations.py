@@ -391,7 +391,7 @@ def check(log: Path, out: Path) -> None:
             shutil.rmtree(run)
         assert len(import_log(log, out)) == 2
     else:  # a kill after the last run.json may leave scratch folders, which another call removes
-        with pytest.raises(RunError, match="already holds a run"):
+        with pytest.raises(RunError, match="already contains a run"):
             import_log(log, out)
     for run in out.glob("*"):
         assert load_run(run).num_done == 40 and not list(run.glob(".import*"))

@@ -32,7 +32,7 @@ def around(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", BAD)
 def test_only_a_plain_name_becomes_a_part_of_a_path(name: str) -> None:
     assert not is_path_component(name)
-    with pytest.raises(InputError, match=r"a task has the name .* change the name"):
+    with pytest.raises(InputError, match=r"a task has the name .* use a name without"):
         path_component(name, "a task")
 
 

@@ -41,19 +41,20 @@ class Pattern:
         """
         if len(text) > MAX_PATTERN:
             raise InputError(
-                f"the pattern has {len(text):,} characters; shorten it to {MAX_PATTERN:,}"
+                f"the pattern has {len(text):,} characters, but the maximum is {MAX_PATTERN:,}; "
+                "shorten the pattern"
             )
         try:
             groups = re.compile(text).groups
         except (re.error, OverflowError, RecursionError) as error:
             raise InputError(
-                f"{text!r} is not a regular expression: {error}; "
-                "fix it, or escape it by a backslash"
+                f"{text!r} is not a regular expression: {error}; correct the expression, or "
+                "escape special characters with a backslash"
             ) from None
         if groups > 1:
             raise InputError(
-                f"pattern {text!r} has {groups} groups, but at most one is allowed, which is "
-                "the answer; write (?:...) for the other groups"
+                f"the pattern {text!r} has {groups} groups, but only one group, for the answer, "
+                "is allowed; write (?:...) for the other groups"
             )
         self._worker = _worker(["last", text], f"that matches {text!r}")
 
@@ -127,11 +128,12 @@ def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> l
     if reply is None:
         raise InputError(
             f"{name}: the regular expressions take more than {MATCH_SECONDS:g} s or too much "
-            "memory; write them without nested repetitions"
+            "memory; remove nested repetitions from the expressions"
         )
     if "refused" in reply:
         raise InputError(
-            f"{name}: {reply['refused']}; write a regular expression, or escape it by a backslash"
+            f"{name}: {reply['refused']}; write a valid regular expression, or escape special "
+            "characters with a backslash"
         )
     places: list[int | None] = reply["places"]
     return places

@@ -35,7 +35,7 @@ def prepare(kind: str) -> Callable[[Any], Any]:
 def _check_length(text: str, room: int) -> dict[str, Any]:
     most = MOST_CHARS + MOST_TIMES * room
     if len(text) > most:
-        message = f"the text has {len(text):,} characters, more than {most:,}"
+        message = f"the text has {len(text):,} characters, but the maximum is {most:,}"
         return {"refused": message}
     return {"text": text}
 
@@ -108,4 +108,6 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, str | int | float):
         return value
-    raise TypeError(f"a value is a {type(value).__name__}, not text, a number, a list or a mapping")
+    raise TypeError(
+        f"a value must be text, a number, a list or a mapping, got {type(value).__name__}"
+    )

@@ -150,15 +150,20 @@ def _ask(worker: FileWorker, request: dict[str, Any]) -> dict[str, Any]:
     try:
         import jinja2  # noqa: F401 (imported here, so that the message can say what to install)
     except ImportError:
-        raise TemplateError("templates need jinja2; install it: pip install jinja2") from None
+        raise TemplateError(
+            "templates require the package jinja2; install jinja2: pip install jinja2"
+        ) from None
     try:
         line = json.dumps(request, ensure_ascii=False, default=_plain)
     except (TypeError, ValueError, RecursionError) as error:
-        raise TemplateError(f"an argument of the template is not JSON: {error}") from None
+        raise TemplateError(
+            f"an argument of the template cannot be written as JSON: {error}"
+        ) from None
     reply = worker.ask_line(f"[{len(line)}, {line}]")
     if reply is None:
         raise TemplateError(
-            f"the template takes more than {SECONDS:g} s or {_MEMORY >> 30} GiB; end its loops"
+            f"the template takes more than {SECONDS:g} s or {_MEMORY >> 30} GiB of memory; "
+            "check the loops in the template"
         )
     if "refused" in reply:
         raise TemplateError(reply["refused"])

@@ -80,14 +80,13 @@ class FileWorker:
             self.cpu_seconds += reply.get("seconds", self._setup["seconds"])
         if "killed" in reply:
             raise TreegenError(
-                f"the process {self._what} was ended by {reply['killed']}, twice; find out what "
-                "ends processes here (the kernel's out-of-memory killer writes to dmesg), and "
-                "score again"
+                f"the process {self._what} was killed twice by {reply['killed']}; check `dmesg` "
+                "for messages of the kernel's out-of-memory killer, and score again"
             )
         if "error" in reply:
             raise TreegenError(
-                f"the process {self._what} fails: {reply['error']}; "
-                "check that the package that it uses is completely installed"
+                f"the process {self._what} failed: {reply['error']}; check that the package "
+                "that this process uses is completely installed"
             )
         return reply["answer"]
 
@@ -108,8 +107,8 @@ class FileWorker:
         if "error" in reply:
             self._drop()
             raise TreegenError(
-                f"the {self._what} process failed to start: {reply['error']}; "
-                "check that its package is installed correctly"
+                f"the process {self._what} failed to start: {reply['error']}; check that the "
+                "package that this process uses is installed correctly"
             )
         return process
 

@@ -58,15 +58,15 @@ def prepare(
     for index, level in enumerate(levels):
         check_layout(level, index, device)
         if level.causal and positions_T is None:
-            raise InputError(f"level {index} is causal and needs positions_T, got None")
+            raise InputError(f"level {index} is causal and requires positions_T, got None")
     if positions_T is not None and (
         positions_T.dim() != 1
         or positions_T.dtype not in (torch.int32, torch.int64)
         or positions_T.device != device
     ):
         raise InputError(
-            f"positions_T must be int64 or int32 [T] on {device}, got {positions_T.dtype} "
-            f"{tuple(positions_T.shape)} on {positions_T.device}"
+            f"positions_T must have the shape [T] and the type int64 or int32 on {device}, got "
+            f"{positions_T.dtype} {tuple(positions_T.shape)} on {positions_T.device}"
         )
     host = [to_host(level) for level in levels]
     for index, host_level in enumerate(host):
@@ -206,8 +206,8 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
         prepared = levels
         if positions_T is not None or impl not in ("auto", prepared.impl):
             raise InputError(
-                f"the levels are prepared for {prepared.impl!r}, but attend() got positions_T or "
-                f"{arg('impl', impl)}; give both to prepare() only"
+                f"attend() does not accept positions_T or {arg('impl', impl)} for levels that "
+                f"were prepared for {prepared.impl!r}; pass both arguments to prepare()"
             )
     else:
         prepared = prepare(levels, positions_T, impl)
@@ -215,11 +215,14 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
     if isinstance(keys, Tensor) and isinstance(values, Tensor):
         pairs: list[KVPair] = [(keys, values)] * num_levels
     elif isinstance(keys, Tensor) or isinstance(values, Tensor):
-        raise InputError("keys and values must both be one tensor, or both one tensor per level")
+        raise InputError(
+            "keys and values must both be a single tensor, or both be a list with one "
+            "tensor for each level"
+        )
     elif len(keys) != num_levels or len(values) != num_levels:
         raise InputError(
-            f"{num_levels} levels need as many key and value tensors, got {len(keys)} and "
-            f"{len(values)}"
+            f"keys and values must have {num_levels} tensors, one for each level, got "
+            f"{len(keys)} and {len(values)}"
         )
     else:
         pairs = list(zip(keys, values, strict=True))
@@ -244,14 +247,17 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
 def _window(prepared: PreparedLevels, window: int | None, chunk: int | None) -> Window | None:
     """Return the window that a layer's options name, or None."""
     if window is not None and chunk is not None:
-        raise InputError(f"give a window or a chunk, got window {window} and chunk {chunk}")
+        raise InputError(
+            f"window and chunk cannot be used together, got window {window} and chunk "
+            f"{chunk}; pass only one of them"
+        )
     for name, size in (("window", window), ("chunk", chunk)):
         if size is None:
             continue
         if size < 1:
             raise InputError(f"{name} must be at least 1 (the row's own token), got {size}")
         if prepared.positions_T is None:
-            raise InputError(f"{name} {size} needs positions_T, got None")
+            raise InputError(f"{name} {size} requires positions_T, got None")
         return Window(size, is_chunk=name == "chunk")
     return None
 
@@ -266,8 +272,8 @@ def _check_options(q_heads: int, softcap: float | None, sinks: Tensor | None) ->
 def _check_rows(level: HostLevel, index: int, num_rows: int) -> None:
     if level.stop_G.size and level.stop_G.max() > num_rows:
         raise InputError(
-            f"level {index} has rows up to {level.stop_G.max()} but there are {num_rows} query "
-            "rows; give q_THD a row for each"
+            f"level {index} has rows up to {level.stop_G.max()}, but there are only {num_rows} "
+            "query rows; pass one query row for each row of the level"
         )
 
 
@@ -275,36 +281,36 @@ def _check_tensors(q_THD: Tensor, pairs: KVPairs, prepared: PreparedLevels) -> N
     """Check the tensors of a layer against each other and against the levels."""
     if q_THD.dim() != 3 or q_THD.dtype not in FLOATS:
         raise InputError(
-            f"q_THD must be [rows, q_heads, k_dim] in a floating type of 16, 32 or 64 bits, got "
-            f"{tuple(q_THD.shape)} {q_THD.dtype}"
+            "q_THD must have the shape [rows, q_heads, k_dim] and a floating-point type of 16, "
+            f"32 or 64 bits, got {tuple(q_THD.shape)} {q_THD.dtype}"
         )
     num_rows, q_heads, k_dim = q_THD.shape
     if prepared.positions_T is not None and prepared.positions_T.shape[0] != num_rows:
         raise InputError(
             f"there are {prepared.positions_T.shape[0]} positions but {num_rows} query rows; "
-            "give one position for each row"
+            "pass one position for each row"
         )
     device = prepared.device
     for index, (keys, values) in enumerate(pairs):
         if keys.dim() != 4 or keys.shape[-1] != k_dim or not keys.shape[1]:
             raise InputError(
-                f"keys of level {index} must be [pages, page_size, kv_heads, {k_dim}], got "
-                f"{tuple(keys.shape)}"
+                f"keys of level {index} must have the shape [pages, page_size, kv_heads, "
+                f"{k_dim}], got {tuple(keys.shape)}"
             )
         if values.dim() != 4 or values.shape[:3] != keys.shape[:3] or not values.shape[3]:
             raise InputError(
-                f"values of level {index} must have the shape {[*keys.shape[:3]]} and v_dim, got "
-                f"{tuple(values.shape)}"
+                f"values of level {index} must have the shape "
+                f"[{', '.join(map(str, keys.shape[:3]))}, v_dim], got {tuple(values.shape)}"
             )
         if values.shape[3] != pairs[0][1].shape[3]:
             raise InputError(
-                f"v_dim is {values.shape[3]} in level {index} and {pairs[0][1].shape[3]} in level "
-                "0; give all levels the same v_dim"
+                f"all levels must have the same v_dim, got {values.shape[3]} in level {index} "
+                f"and {pairs[0][1].shape[3]} in level 0"
             )
         if not keys.shape[2] or q_heads % keys.shape[2]:
             raise InputError(
-                f"the {q_heads} heads of q_THD are no multiple of the {keys.shape[2]} kv heads; "
-                "repeat or drop heads"
+                "the number of query heads must be a multiple of the number of key heads, got "
+                f"{q_heads} and {keys.shape[2]}; repeat or remove heads"
             )
         if keys.dtype == FP8:
             check_reads_fp8(prepared.impl)

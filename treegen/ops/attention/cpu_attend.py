@@ -71,7 +71,7 @@ class Cpu:
 
     def refusal(self, device: torch.device) -> str | None:
         """Return None for a CPU, and the reason for refusal for any other device."""
-        return None if device.type == "cpu" else f"takes CPU tensors, got {device}"
+        return None if device.type == "cpu" else f"requires CPU tensors, got {device}"
 
     def prepare(
         self, levels: Sequence[HostLevel], positions_T: Tensor | None, device: torch.device

@@ -151,16 +151,17 @@ class HostLevel:
         if used_G.size and used_G.max() > capacity:
             g = int(used_G.argmax())
             raise InputError(
-                f"level {index} group {g} has {self.kv_len_G[g]} keys but its {capacity} pages of "
-                f"{page_size} hold {capacity * page_size}; give it {used_G[g]} pages"
+                f"level {index} group {g} has {self.kv_len_G[g]} keys, but {capacity} pages of "
+                f"{page_size} keys have room for only {capacity * page_size}; pass {used_G[g]} "
+                "pages for this group"
             )
         used_GP = np.arange(capacity) < used_G[:, None]
         bad = np.argwhere(used_GP & ((self.pages_GP < 0) | (self.pages_GP >= num_pages)))
         if bad.size:
             g, p = bad[0]
             raise InputError(
-                f"level {index} group {g} uses page {self.pages_GP[g, p]}; "
-                f"the pool has pages 0 to {num_pages - 1}"
+                f"level {index} group {g} uses page {self.pages_GP[g, p]}, but the pool has "
+                f"only pages 0 to {num_pages - 1}"
             )
 
 
@@ -209,8 +210,8 @@ def check_layout(level: Any, index: int, device: torch.device) -> None:
         want = 2 if name == "pages_GP" else 1
         if tensor.dim() != want or tensor.shape[0] != num_groups:
             raise InputError(
-                f"level {index} {name} must have {want} dimensions, the first {num_groups} (groups "
-                f"of q_start_G), got shape {tuple(tensor.shape)}"
+                f"level {index} {name} must have {want} dimensions, and the first must have "
+                f"size {num_groups} (the number of groups), got shape {tuple(tensor.shape)}"
             )
 
 
@@ -228,7 +229,9 @@ def check_values(level: HostLevel, index: int) -> None:
     if start_G.size == 0:
         return
     if start_G[0] < 0:
-        raise InputError(f"level {index} group 0 starts at row {start_G[0]}; rows start at 0")
+        raise InputError(
+            f"level {index} group 0 must start at row 0 or later, got row {start_G[0]}"
+        )
     if (stop_G < start_G).any():
         g = int((stop_G < start_G).argmax())
         raise InputError(

@@ -300,7 +300,7 @@ class Library:
     def refusal(self, device: torch.device) -> str | None:
         """Return None for an NVIDIA GPU since Ampere, and the reason for refusal otherwise."""
         if device.type != "cuda" or torch.version.hip is not None:
-            return f"takes tensors on an NVIDIA GPU, got {device}"
+            return f"requires tensors on an NVIDIA GPU, got {device}"
         if torch.cuda.get_device_capability(device) < (8, 0):
             return NEEDS_AMPERE
         return None
@@ -362,8 +362,8 @@ class Library:
         want = q_NHD.shape[1], q_NHD.shape[0]
         if lse_HN.shape != want:
             raise InputError(
-                f"impl {self.name!r}: its LSE has shape {tuple(lse_HN.shape)}, not [heads, rows] "
-                f"{want}; use another version of the library"
+                f"impl {self.name!r} returned an LSE of shape {tuple(lse_HN.shape)}, expected "
+                f"[heads, rows] {want}; install another version of the library"
             )
         out_NKRD = out_NHD.unflatten(0, (-1, fold)).transpose(1, 2)
         lse_NKR = lse_HN.unflatten(1, (-1, fold)).transpose(0, 1)
@@ -373,12 +373,15 @@ class Library:
         k_dim, v_dim = q_THD.shape[2], pairs[0][1].shape[3]
         problem = None
         if q_THD.dtype not in self.dtypes:
-            problem = f"takes {' and '.join(map(str, self.dtypes))}, got {q_THD.dtype}"
+            problem = f"supports only {' and '.join(map(str, self.dtypes))}, got {q_THD.dtype}"
         elif k_dim != v_dim or k_dim % 8 or k_dim > 256:
             widths = f"got {k_dim} and {v_dim}"
-            problem = f"takes keys and values of one width, a multiple of 8 up to 256, {widths}"
+            problem = (
+                "requires keys and values of the same width, which must be a multiple of 8 "
+                f"up to 256, {widths}"
+            )
         elif options.softcap is not None and not self.softcaps:
-            problem = f"takes no softcap with the kernels installed, got {options.softcap}"
+            problem = f"does not support softcap with the installed kernels, got {options.softcap}"
         if problem is not None:
             raise InputError(f"impl {self.name!r} {problem}; use 'triton' or 'reference'")
 

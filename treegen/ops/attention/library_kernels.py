@@ -106,8 +106,8 @@ class FlashAttention4(Library):
         width = q_THD.shape[2]
         if 128 < width < 256 and torch.cuda.get_device_capability(q_THD.device)[0] > 9:
             raise InputError(
-                "impl 'flash4' takes no width between 128 and 256 on a Blackwell GPU, got "
-                f"{width}; use 'triton' or 'reference'"
+                "impl 'flash4' does not support a head width between 128 and 256 on a "
+                f"Blackwell GPU, got {width}; use 'triton' or 'reference'"
             )
 
     def run(self, qkv: QKV, call: KernelCall, options: AttentionOptions) -> tuple[Tensor, Tensor]:
@@ -202,7 +202,7 @@ class XFormers(Library):
         except NotImplementedError as error:  # the message lists all kernels with their reasons
             reason = " ".join(str(error).split())
             raise InputError(
-                f"impl 'xformers': {reason}; use another impl, or leave it out"
+                f"impl 'xformers': {reason}; use another impl, or remove the argument impl"
             ) from None
         return out[0].flatten(1, 2), lse[0].flatten(0, 1)
 

@@ -36,16 +36,18 @@ def merge(
     """
     if len(outs) != len(lses) or len(outs) == 0:
         raise InputError(
-            f"merge needs as many outs as lses, at least one, got {len(outs)} and {len(lses)}"
+            "merge requires the same number of outs and lses, and at least one of each, got "
+            f"{len(outs)} and {len(lses)}"
         )
     for out_THV, lse_TH in zip(outs, lses, strict=True):
         if out_THV.shape[:-1] != lse_TH.shape or lse_TH.shape != lses[0].shape:
             raise InputError(
-                f"each out must have the shape of its lse and a last dimension, got "
-                f"{tuple(out_THV.shape)} and {tuple(lse_TH.shape)}"
+                "each tensor in outs must have the shape of its lse plus one last dimension, "
+                f"and all lses must have the same shape, got {tuple(out_THV.shape)} and "
+                f"{tuple(lse_TH.shape)}"
             )
         if out_THV.dtype not in (torch.float32, torch.float64):
-            raise InputError(f"merge takes float32 or float64 partial results, got {out_THV.dtype}")
+            raise InputError(f"partial results must be float32 or float64, got {out_THV.dtype}")
     lse_PTH = lses if isinstance(lses, Tensor) else torch.stack(tuple(lses))
     empty_PTH1 = (lse_PTH == -torch.inf)[..., None]
     finite = [out.masked_fill(empty, 0) for out, empty in zip(outs, empty_PTH1, strict=True)]

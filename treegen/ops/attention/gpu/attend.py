@@ -63,7 +63,7 @@ class Triton:
         if _INTERPRETED:
             return None
         if device.type != "cuda":
-            return f"takes CUDA tensors, got {device}"
+            return f"requires CUDA tensors, got {device}"
         if torch.cuda.get_device_capability(device) < (8, 0):
             return NEEDS_AMPERE
         return None
@@ -101,9 +101,12 @@ class Triton:
         """
         keys, values = pairs[0]
         if any(pair[0] is not keys or pair[1] is not values for pair in pairs):
-            raise InputError(f"impl {self.name!r} takes one pool for all levels; use 'reference'")
+            raise InputError(
+                f"impl {self.name!r} requires the same keys and values for all levels; use "
+                "'reference'"
+            )
         if q_THD.dtype == torch.float64:
-            raise InputError(f"impl {self.name!r} computes in float32; use 'reference' for float64")
+            raise InputError(f"impl {self.name!r} does not support float64; use 'reference'")
         # The kernels need a dense last dimension.
         q_THD = q_THD if q_THD.stride(2) == 1 else q_THD.contiguous()
         (num_rows, q_heads, _), v_dim = q_THD.shape, values.shape[3]

@@ -37,8 +37,9 @@ def choose_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
             chosen["BLOCK_N"] //= 2
         else:
             raise InputError(
-                f"{height} query heads to a key head, {width} wide, need more shared "
-                f"memory than this GPU's {memory:,} bytes; use {arg('impl', 'reference')}"
+                f"a ratio of {height} query heads per key head and a head width of {width} need "
+                f"more shared memory than this GPU has ({memory:,} bytes); use "
+                f"{arg('impl', 'reference')}"
             )
     return chosen
 
