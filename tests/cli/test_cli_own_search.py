@@ -51,7 +51,10 @@ def test_a_file_is_searched_compared_shown_and_resumed(
         (["-m", "{own}:narrowing", "-a", "keep"], "a method argument must be name=value"),
         (["-m", "{own}:narrowing", "-a", "dtype=float32"], "--dtype sets that of the model"),
         (["-m", "mcts", "-a", "batch=0"], "batch must be an integer >= 1, got '0'"),
-        (["-m", "beam", "-a", "keep=first"], "method beam has no argument 'keep'; it takes none"),
+        (
+            ["-m", "beam", "-a", "keep=first"],
+            "method beam has no argument 'keep'; the method has no arguments",
+        ),
         (["--compare", "beam,{own}:narrowing", "-a", "x=1"], "none of the methods has an argument"),
     ],
 )

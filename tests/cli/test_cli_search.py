@@ -187,7 +187,10 @@ def test_refusals_of_a_run_that_is_there(
         (["--resume", run, "--budget", "tokens=9"], "budget.tokens: 150 -> 9 (--budget tokens)"),
         (["--resume", run, "--limit", "2"], "(--data, --split, --limit or --sample-id)"),
         (["--resume", run, "--compare", "beam"], "is the run of a single method"),
-        (["gsm8k", "--resume", run], f"{run} is a run of countdown, not of gsm8k"),
+        (
+            ["gsm8k", "--resume", run],
+            f"{run} is a run of the task countdown, not of the task gsm8k",
+        ),
     ):
         assert message in treegen("search", *args).error
     edit_config(model, rms_norm_eps=0.01)

@@ -115,9 +115,12 @@ def test_a_reader_may_name_the_code_or_allow_it(
 def test_a_task_that_is_named_must_be_that_of_the_run(
     treegen: Command, run: Path, planted: Planted
 ) -> None:
-    assert "is a run of theirs, not of gsm8k" in treegen("score", run, "--task", "gsm8k").error
+    assert (
+        "is a run of the task theirs, not of the task gsm8k"
+        in treegen("score", run, "--task", "gsm8k").error
+    )
     assert not planted.ran
-    with pytest.raises(InputError, match="is a run of theirs, not of gsm8k"):
+    with pytest.raises(InputError, match="is a run of the task theirs, not of the task gsm8k"):
         load_run(run, task="gsm8k")
 
 

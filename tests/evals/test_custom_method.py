@@ -302,7 +302,7 @@ def test_values_are_read_by_their_types() -> None:
         ({"f": "1,a"}, "it: f must be a number, or several with commas between"),
         ({"j": "0"}, "it: j must be an integer >= 1"),
         ({"cc": "1"}, "it has no argument 'cc'"),
-        ({"a": "1"}, "it has no argument 'a'; it takes b, c"),
+        ({"a": "1"}, "it has no argument 'a'; known: b, c"),
     ],
 )
 def test_other_values_are_refused(given: dict[str, str], message: str) -> None:

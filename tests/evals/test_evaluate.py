@@ -180,7 +180,7 @@ def test_searches_too(llm: LLM) -> None:
         ({"memory": "2GiB"}, "memory= has an effect only when a model is loaded"),
         ({"stop_batch": 3}, "stop_batch= has no effect without stop_when="),
         ({"reasoning": "on"}, "give apply_chat_template=True too"),
-        ({"score": False, "stop_when": "decided"}, "and score=False computes none"),
+        ({"score": False, "stop_when": "decided"}, "cannot be used together with score=False"),
         ({"num_workers": 2}, "num_workers= has no effect without allow_code_execution=True"),
         ({"allow_code_execution": True, "sandbox": "x"}, "sandbox must be one of auto"),
         ({"allow_code_execution": True, "num_workers": 2}, "num_workers= has no effect: gsm8k"),

@@ -135,7 +135,7 @@ def test_the_commands_tell_and_take_it(checkpoint: Path, tmp_path: Path, treegen
     assert done.code == 0 and line not in done.err
 
     done = treegen("eval", "gsm8k", "--model", "demo", "--sampling", "recommended", *SMALL)
-    assert done.code == 2 and "demo recommends no sampling" in done.err
+    assert done.code == 2 and "demo has no generation_config.json with sampling" in done.err
     done = treegen("eval", "gsm8k", "--model", "demo", "--sampling", "best", *SMALL)
     assert done.code == 2 and "--sampling must be recommended or task" in done.err
 

@@ -74,7 +74,7 @@ def resolve_judges(
         else:
             judge = JudgeModel(name_or_llm.facts.engine, name_or_llm.fingerprint, name_or_llm)
         if any(judge.fingerprint == other.fingerprint for other in resolved):
-            raise InputError(f"the judge {judge.engine.model} is named twice; name each once")
+            raise InputError(f"the judge {judge.engine.model} is named twice; name each judge once")
         resolved.append(judge)
     return resolved
 

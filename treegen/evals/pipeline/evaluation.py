@@ -261,7 +261,7 @@ def plan_tasks(
         TreegenError: The data, the model's configuration or the plan is in error.
     """
     if not tasks:
-        raise InputError("no task is given; `treegen tasks` lists them")
+        raise InputError("no task is given; use `treegen tasks` to list the tasks")
     jobs = [
         load_job(resolve_eval_settings(demo.fill_defaults({**choices, "task": task})))
         for task in tasks

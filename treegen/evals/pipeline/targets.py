@@ -88,7 +88,8 @@ class _Kind(Generic[_Settings]):
         if "task" in all_choices:
             task = identity["task"]["name"]
             if get_task(all_choices["task"]).name != task:
-                message = f"{path} is a run of {task}, not of {get_task_name(all_choices['task'])}"
+                other = get_task_name(all_choices["task"])
+                message = f"{path} is a run of the task {task}, not of the task {other}"
                 raise InputError(f"{message}; name another directory, or leave the task out")
         settings = self.settle(all_choices, {**stored, "kept": path})
         late = _changed_drawing(settings, choices, stored) if done else ()

@@ -98,7 +98,7 @@ def read_values(
 
     names = [argument.name for argument in arguments]
     if unknown := [name for name in texts if name not in names and name not in also]:
-        takes = f"; it takes {', '.join(names)}" if names else "; it takes none"
+        takes = f"; known: {', '.join(names)}" if names else "; the method has no arguments"
         hints = hints_at(unknown, lambda name: did_you_mean(name, names), takes)
         raise InputError(f"{label} has no argument {' and no '.join(map(repr, unknown))}{hints}")
     values = {}
