@@ -93,7 +93,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "--gen-kwargs", "top_k=1,top_k=2"], "top_k is given twice, as 1 and 2"),
         (["gsm8k", "--stop-batch", "4"], "--stop-batch has no effect without --stop-when"),
         (["gsm8k", "--confidence", "warmup=4"], "warmup has no effect without keep"),
-        (["gsm8k", "--resume"], "--resume needs a run directory"),
+        (["gsm8k", "--resume"], "--resume requires a run directory"),
         (["--resume", "nowhere"], "there is no run directory nowhere"),
         (["gsm8k", "--resume", "a", "-o", "b"], "--resume a and --output-path b differ"),
     ],

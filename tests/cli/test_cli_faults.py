@@ -207,12 +207,12 @@ def test_faults_of_a_task_are_told_before_weights_are_loaded(
         (
             'return {"exact"',
             'return {"other"',
-            "score of problem 'a' of task 'echo' gives {'other': Verdict(",
+            "score of problem 'a' of task 'echo' must return a Verdict for each filter",
         ),
         (
             "return summarize",
             "return None and summarize",
-            "aggregate of task 'echo' returns a None",
+            "aggregate of task 'echo' must return a Report, got None",
         ),
         ("return summarize", "1 / 0; return summarize", "aggregate fails in task 'echo': ZeroDiv"),
     ],

@@ -49,7 +49,10 @@ def test_a_file_is_searched_compared_shown_and_resumed(
         (["-m", "{own}:narrowing", "-a", "width=2"], "no argument 'width'; did you mean 'widths'"),
         (["-m", "{own}:narrowing", "-a", "keep=all"], "keep must be one of best, first"),
         (["-m", "{own}:narrowing", "-a", "keep"], "a method argument must be name=value"),
-        (["-m", "{own}:narrowing", "-a", "dtype=float32"], "--dtype sets that of the model"),
+        (
+            ["-m", "{own}:narrowing", "-a", "dtype=float32"],
+            "use --dtype to set this option of the model",
+        ),
         (["-m", "mcts", "-a", "batch=0"], "batch must be an integer >= 1, got '0'"),
         (
             ["-m", "beam", "-a", "keep=first"],
@@ -93,7 +96,7 @@ def test_failed_searches_are_reported_by_every_command(
     assert done.code == 1
     assert done.err.count("failed: ValueError: no luck") == 3
     assert "2 more searches failed" in done.err
-    assert "5 problems have a search that failed" in done.err
+    assert "the searches of 5 problems failed" in done.err
     run = tmp_path / "run" / "broken-broken"
     shown = treegen("show", run)
     assert "5 searches failed; the first, of " in shown.err and "no luck" in shown.err

@@ -160,9 +160,9 @@ def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
         (["countdown", "--max-tokens", "5000"], "lower --num-fewshot or --max-tokens"),
         (["countdown", "-T", "form=steps"], "task 'countdown' has no argument 'form'"),
         (["game24"], "give --data the paper's 24.csv"),
-        (["countdown", "--resume"], "--resume needs a run directory"),
+        (["countdown", "--resume"], "--resume requires a run directory"),
         (["countdown", "--resume", "none"], "there is no run directory none"),
-        (["countdown", "--resume", "a", "-o", "b"], "differ; a run cannot move"),
+        (["countdown", "--resume", "a", "-o", "b"], "name different directories"),
     ],
 )
 def test_what_is_refused_before_weights_are_loaded(

@@ -183,7 +183,10 @@ def test_searches_too(llm: LLM) -> None:
         ({"score": False, "stop_when": "decided"}, "cannot be used together with score=False"),
         ({"num_workers": 2}, "num_workers= has no effect without allow_code_execution=True"),
         ({"allow_code_execution": True, "sandbox": "x"}, "sandbox must be one of auto"),
-        ({"allow_code_execution": True, "num_workers": 2}, "num_workers= has no effect: gsm8k"),
+        (
+            {"allow_code_execution": True, "num_workers": 2},
+            "num_workers= has no effect, because gsm8k",
+        ),
         ({"task_args": {"length": 5}}, "task 'gsm8k' has no argument 'length'"),
     ],
 )
@@ -197,7 +200,7 @@ def test_what_is_no_model_or_task_is_refused() -> None:
         evaluate("gsm8k", 7)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no task is given"):
         evaluate(progress=False)
-    with pytest.raises(InputError, match="resume= needs a run directory"):
+    with pytest.raises(InputError, match="resume= requires a run directory"):
         evaluate("gsm8k", resume=True)
 
 

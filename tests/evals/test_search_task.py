@@ -469,7 +469,7 @@ def test_names_of_searches_are_told_apart(tmp_path: Path) -> None:
     rows = [{"id": name, "numbers": [1, 2, 3], "target": 6} for name in ("p", "p #2")]
     file = str(write_jsonl(tmp_path / "d.jsonl", rows))
     assert job_of(file).planned == 2
-    with pytest.raises(InputError, match="'p #2' is also the name of a search of another"):
+    with pytest.raises(InputError, match="'p #2' is the same as the name that"):
         job_of(file, repeats=2)
 
 

@@ -261,7 +261,7 @@ def test_a_task_with_steps_that_inherits_nothing_can_be_searched(tmp_path: Path)
     task = get_search_task(f"{path}:Steps")
     assert isinstance(task, SearchTask) and task.checkable is False
     assert task.state(Problem("a", "q", "1"), "") == "s" and task.search_defaults.method == "beam"
-    with pytest.raises(InputError, match="cannot propose steps by 'list'"):
+    with pytest.raises(InputError, match="does not support proposing steps with 'list'"):
         task.propose(Problem("a", "q", "1"), "list")
 
 
