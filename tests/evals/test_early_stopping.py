@@ -257,7 +257,7 @@ def test_rules_that_are_none(rule: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--stop-when", "soon"], "--stop-when must be decided"),
+        (["--stop-when", "soon"], "--stop-when must be `decided`"),
         (["--stop-when", "decided", "--temperature", "0"], "greedy"),
         (["--stop-when", "decided", "--no-score"], "--no-score"),
         (["--stop-when", "decided", "--stop-batch", "0"], "--stop-batch"),

@@ -177,7 +177,7 @@ def test_searches_too(llm: LLM) -> None:
         ({"max_new_tokens": 3}, r"no setting 'max_new_tokens'; did you mean max_tokens=\?"),
         ({"num_sample": 3}, r"no setting 'num_sample'; did you mean num_samples="),
         ({"num_samples": 0}, "^num_samples must be at least 1, got 0"),
-        ({"memory": "2GiB"}, "memory= has an effect only when a model is loaded"),
+        ({"memory": "2GiB"}, "memory= has no effect on a model that is already loaded"),
         ({"stop_batch": 3}, "stop_batch= has no effect without stop_when="),
         ({"reasoning": "on"}, "give apply_chat_template=True too"),
         ({"score": False, "stop_when": "decided"}, "cannot be used together with score=False"),

@@ -367,7 +367,7 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
         ({"rollouts": -1}, "rollouts must be at least 0, got -1"),
         ({"choose": "votes"}, "there is no way to choose 'votes'; did you mean 'vote'"),
         ({"exploration": float("nan")}, "exploration must be at least 0"),
-        ({"temperature": 0.0}, "temperature 0 gives the same"),
+        ({"temperature": 0.0}, "all samples are the same at temperature 0"),
         ({"top_p": 2.0}, "top_p must be in"),
         ({"budget": {"tokens": 0}}, "budget tokens must be"),
         ({"nonsense": 1}, "there is no setting 'nonsense'"),
