@@ -104,5 +104,5 @@ def test_runs_of_the_other_command(treegen: Command, tmp_path: Path) -> None:
 
 def test_a_task_that_is_no_class(tmp_path: Path) -> None:
     (tmp_path / "t.py").write_text("T = 3\n")
-    with pytest.raises(InputError, match="is 3, not the class of a task"):
+    with pytest.raises(InputError, match="must be the class of a task, got 3"):
         get_task(f"{tmp_path / 't.py'}:T")

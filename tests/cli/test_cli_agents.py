@@ -178,14 +178,14 @@ def test_a_hint_names_the_failure_that_ended_all_branches(
 def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_path: Path) -> None:
     for args, message in (
         (["repair"], "--allow-code-execution"),
-        (["text-world", "-m", "self-refine"], "works on texts"),
-        (["countdown", "-m", "lats"], "works on tool calls"),
+        (["text-world", "-m", "self-refine"], "requires text, but the task"),
+        (["countdown", "-m", "lats"], "requires tool calls, but the task"),
         (["text-world", "-m", "lats", "-a", "weight=2"], "weight"),
         (["text-world", "--environment", "docker"], "there is no environment 'docker'"),
         (["text-world", "--environment", "memory:x"], "there is no environment 'memory:x'"),
         (["countdown", "--environment", "memory"], "is solved by text"),
         (["countdown", "--max-live", "3"], "which is solved by text"),
-        (["text-world", "--workers", "2"], "does not run on workers"),
+        (["text-world", "--workers", "2"], "is not supported with workers"),
         (["text-world", "-T", "level=odd"], "level must be one of"),
         (["text-world", "--data", "x.jsonl"], "generates its problems"),
     ):
@@ -193,7 +193,7 @@ def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_
         assert done.code == 2 and message in done.err, (args, done.err)
         assert not (tmp_path / "run").exists(), args
     done = treegen("eval", "text-world", "-M", walker)
-    assert done.code == 2 and "run `treegen search text-world`" in done.err
+    assert done.code == 2 and "use `treegen search text-world`" in done.err
 
 
 def test_files_are_repaired_in_the_sandbox(treegen: Command, walker: Path, tmp_path: Path) -> None:

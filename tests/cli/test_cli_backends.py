@@ -71,7 +71,7 @@ def test_harbor_tasks_are_scored_by_their_own_tests(
     # the worlds, because the snapshots of a finished run are deleted.
     os.truncate(run / "trees.jsonl", 0)
     consent = ["--allow-code-execution", *environment_options(name)[2:]]
-    with pytest.warns(RuntimeWarning, match="stored actions run again"):
+    with pytest.warns(RuntimeWarning, match="treegen runs stored actions again"):
         done = treegen("search", "--resume", run, *consent)
     assert done.code == 0, done.err
     assert records_of(run) == records
@@ -140,7 +140,7 @@ def test_what_an_environment_cannot_do_is_refused(
         assert done.code == 2 and message in done.err, (args, done.err)
         assert not (tmp_path / "run").exists(), args
     done = treegen("eval", "harbor", "--data", tasks, "-M", writer)
-    assert done.code == 2 and "run `treegen search harbor`" in done.err
+    assert done.code == 2 and "use `treegen search harbor`" in done.err
 
 
 def test_a_run_of_harbor_is_bound_to_its_files(

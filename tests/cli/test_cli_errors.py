@@ -35,7 +35,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["my.jsonl"], "to ask the questions of a file, use the task jsonl with --data my.jsonl"),
         (["gsm8k,gsm8k"], "task 'gsm8k' is named twice"),
         (["gsm8k", "--metric", "exact"], "--metric; pass -T metric=VALUE to the task jsonl"),
-        ([], "no task is given; `treegen tasks` lists them"),
+        ([], "no task is given; use `treegen tasks` to list the tasks"),
         (["gsm8k", "--temprature", "1"], "did you mean '--temperature'?"),
         (["gsm8k", "--max-num-seqs", "8"], "did you mean '--max-rows'?"),
         (["gsm8k", "--gpu-memory-utilization", "0.9"], "'--memory'? The value is a size, such as"),
@@ -82,7 +82,10 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "--dtype", "int4"], "dtype must be auto or one of float32"),
         (["gsm8k", "--device", "abacus"], "device must be auto, cpu, cuda or cuda:N"),
         (["gsm8k", "--limit", "1.5"], "limit must be a count, a fraction below 1 or a range"),
-        (["gsm8k", "--limit", "2", "--sample-id", "x"], "give limit or problem ids, not both"),
+        (
+            ["gsm8k", "--limit", "2", "--sample-id", "x"],
+            "limit and problem ids cannot be used together",
+        ),
         (["gsm8k", "--sample-id", "gsm8k-99"], "there is no problem 'gsm8k-99'; did you mean"),
         (["gsm8k", "-f", "99"], "--num-fewshot is 99 but the bundled few-shot file has 8"),
         (
@@ -106,7 +109,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "--gen-kwargs", "top_k=1,top_k=2"], "top_k is given twice, as 1 and 2"),
         (["gsm8k", "--stop-batch", "4"], "--stop-batch has no effect without --stop-when"),
         (["gsm8k", "--confidence", "warmup=4"], "warmup has no effect without keep"),
-        (["gsm8k", "--resume"], "--resume needs a run directory"),
+        (["gsm8k", "--resume"], "--resume requires a run directory"),
         (["--resume", "nowhere"], "there is no run directory nowhere"),
         (["gsm8k", "--resume", "a", "-o", "b"], "--resume a and --output-path b differ"),
     ],
@@ -127,7 +130,7 @@ def test_an_unknown_command(treegen: Command) -> None:
 
 def test_no_model(treegen: Command) -> None:
     error = treegen("eval", "mmlu").error
-    assert "no model is given; name one with --model" in error and "--model demo" in error
+    assert "no model is given; pass --model" in error and "--model demo" in error
 
 
 # Data

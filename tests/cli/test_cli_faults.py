@@ -150,22 +150,26 @@ def test_a_reward_model_that_is_none_is_found_before_weights_are_loaded(
     [
         ("from dataclasses", "import sys; sys.exit(3)\nfrom dataclasses", "SystemExit: 3"),
         ('version = "1"', "version = 1", "its version must be text, such as '1', got 1"),
-        ('("exact",)', '"exact"', "its filters must be a tuple of names that differ, got 'exact'"),
-        ('("exact",)', "()", r"its filters must be a tuple of names that differ, got \(\)"),
+        ('("exact",)', '"exact"', "its filters must be a tuple of different names, got 'exact'"),
+        ('("exact",)', "()", r"its filters must be a tuple of different names, got \(\)"),
         ("defaults = Task", "defaults = {} or 7 or Task", "its defaults must be TaskDefaults, got"),
         (
             'name = "echo"',
             "@property\n    def name(self): return 1 / 0",
-            "cannot make task '.*': ZeroDivisionError",
+            "cannot create task '.*': ZeroDivisionError",
         ),
         (
             "return TaskData(",
             "1 / 0\n        return TaskData(",
             r"load fails in task 'echo': ZeroDivisionError: division by zero \(own.py:\d+\)",
         ),
-        ("return TaskData(", "return (", "load of task 'echo' returns a tuple; it must return"),
-        ('"say hi", "hi"', '"say hi", 7', "load .* gives problem 'a' the answer 7; it must be"),
-        ('Problem("a"', "Problem(7", "load .* gives problem 7 the id 7; it must be text"),
+        ("return TaskData(", "return (", "load of task 'echo' must return a TaskData, got tuple"),
+        (
+            '"say hi", "hi"',
+            '"say hi", 7',
+            "load .* must set the answer of problem 'a' to text, got 7",
+        ),
+        ('Problem("a"', "Problem(7", "load .* must set the id of problem 7 to text, got 7"),
         (
             'return Node("", children=[',
             "raise KeyError('x')\n        return Node('', children=[",
@@ -206,12 +210,12 @@ def test_faults_of_a_task_are_told_before_weights_are_loaded(
         (
             'return {"exact"',
             'return {"other"',
-            "score of problem 'a' of task 'echo' gives {'other': Verdict(",
+            "score of problem 'a' of task 'echo' must return a Verdict for each filter",
         ),
         (
             "return summarize",
             "return None and summarize",
-            "aggregate of task 'echo' returns a None",
+            "aggregate of task 'echo' must return a Report, got None",
         ),
         ("return summarize", "1 / 0; return summarize", "aggregate fails in task 'echo': ZeroDiv"),
     ],

@@ -49,9 +49,15 @@ def test_a_file_is_searched_compared_shown_and_resumed(
         (["-m", "{own}:narrowing", "-a", "width=2"], "no argument 'width'; did you mean 'widths'"),
         (["-m", "{own}:narrowing", "-a", "keep=all"], "keep must be one of best, first"),
         (["-m", "{own}:narrowing", "-a", "keep"], "a method argument must be name=value"),
-        (["-m", "{own}:narrowing", "-a", "dtype=float32"], "--dtype sets that of the model"),
+        (
+            ["-m", "{own}:narrowing", "-a", "dtype=float32"],
+            "use --dtype to set this option of the model",
+        ),
         (["-m", "mcts", "-a", "batch=0"], "batch must be an integer >= 1, got '0'"),
-        (["-m", "beam", "-a", "keep=first"], "method beam has no argument 'keep'; it takes none"),
+        (
+            ["-m", "beam", "-a", "keep=first"],
+            "method beam has no argument 'keep'; the method has no arguments",
+        ),
         (["--compare", "beam,{own}:narrowing", "-a", "x=1"], "none of the methods has an argument"),
     ],
 )

@@ -67,8 +67,7 @@ def test_what_a_finished_run_cannot_record(
     before = (run_path / "run.json").read_bytes()
     error = treegen("eval", "--resume", run_path, *option).error
     assert (
-        f"{run_path} is finished, and {option[0]} has an effect only while treegen draws samples"
-        in error
+        f"the run {run_path} is finished, so {option[0]} has no effect; remove {option[0]}" in error
     )
     assert "start a new run" in error
     assert (run_path / "run.json").read_bytes() == before

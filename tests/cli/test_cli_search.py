@@ -160,9 +160,9 @@ def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
         (["countdown", "--max-tokens", "5000"], "lower --num-fewshot or --max-tokens"),
         (["countdown", "-T", "form=steps"], "task 'countdown' has no argument 'form'"),
         (["game24"], "give --data the paper's 24.csv"),
-        (["countdown", "--resume"], "--resume needs a run directory"),
+        (["countdown", "--resume"], "--resume requires a run directory"),
         (["countdown", "--resume", "none"], "there is no run directory none"),
-        (["countdown", "--resume", "a", "-o", "b"], "differ; a run cannot move"),
+        (["countdown", "--resume", "a", "-o", "b"], "name different directories"),
     ],
 )
 def test_what_is_refused_before_weights_are_loaded(
@@ -187,7 +187,10 @@ def test_refusals_of_a_run_that_is_there(
         (["--resume", run, "--budget", "tokens=9"], "budget.tokens: 150 -> 9 (--budget tokens)"),
         (["--resume", run, "--limit", "2"], "(--data, --split, --limit or --sample-id)"),
         (["--resume", run, "--compare", "beam"], "is the run of a single method"),
-        (["gsm8k", "--resume", run], f"{run} is a run of countdown, not of gsm8k"),
+        (
+            ["gsm8k", "--resume", run],
+            f"{run} is a run of the task countdown, not of the task gsm8k",
+        ),
     ):
         assert message in treegen("search", *args).error
     edit_config(model, rms_norm_eps=0.01)

@@ -77,8 +77,11 @@ def test_values_are_those_of_the_verifier(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--verifier-arg", "reduce=min"], "name one with --verifier"),
-        (["--verifier", "V", "--evaluate", "logprob"], "--verifier or --evaluate"),
+        (["--verifier-arg", "reduce=min"], "requires a verifier; pass --verifier"),
+        (
+            ["--verifier", "V", "--evaluate", "logprob"],
+            "--verifier and --evaluate cannot be used together",
+        ),
         (["--verifier", "V", "--verifier-arg", "reduce=max"], "reduce must be one of"),
         (["--verifier", "V", "--verifier-arg", "marks=x"], "did you mean 'mark'"),
         (["--verifier", "V", "--verifier-arg", "min"], "must be name=value"),

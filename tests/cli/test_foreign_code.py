@@ -105,7 +105,7 @@ def test_a_reader_may_name_the_code_or_allow_it(
     named = ["--task", f"{path}:T"] if how == "task" else ["--allow-task-code"]
     done = treegen(*READERS[name](run), *named)
     assert done.code == 0, done.err
-    assert planted.ran and "does not run without permission" not in done.err
+    assert planted.ran and "does not run this code without permission" not in done.err
     # It is not remembered.
     assert ":T" not in (run / "run.json").read_text().replace(f"{planted.file}:T", "")
     treegen(*READERS[name](run))
@@ -115,9 +115,12 @@ def test_a_reader_may_name_the_code_or_allow_it(
 def test_a_task_that_is_named_must_be_that_of_the_run(
     treegen: Command, run: Path, planted: Planted
 ) -> None:
-    assert "is a run of theirs, not of gsm8k" in treegen("score", run, "--task", "gsm8k").error
+    assert (
+        "is a run of the task theirs, not of the task gsm8k"
+        in treegen("score", run, "--task", "gsm8k").error
+    )
     assert not planted.ran
-    with pytest.raises(InputError, match="is a run of theirs, not of gsm8k"):
+    with pytest.raises(InputError, match="is a run of the task theirs, not of the task gsm8k"):
         load_run(run, task="gsm8k")
 
 
@@ -234,7 +237,7 @@ def test_a_model_that_was_trusted_has_to_be_trusted_again(
 def test_no_choice_that_runs_code_is_taken_from_a_run() -> None:
     stored: dict[str, Any] = {"task": "gsm8k", "trust_remote_code": True, "allow_task_code": True}
     assert "trust_remote_code" not in merge_choices(EvalSettings, {}, stored)
-    with pytest.raises(InputError, match="does not run without permission"):
+    with pytest.raises(InputError, match="does not run this code without permission"):
         merge_choices(EvalSettings, {}, {**stored, "task": "t.py:T"})
     assert (
         merge_choices(EvalSettings, {"allow_task_code": True}, {**stored, "task": "t.py:T"})["task"]

@@ -48,7 +48,7 @@ def test_the_last_snapshot_that_survived_is_restored(tmp_path: Path) -> None:
         del stored[name]
     with (
         opened(tmp_path, inner := Counters(stored), keeps=True) as environment,
-        pytest.warns(RuntimeWarning, match="stored actions run again"),
+        pytest.warns(RuntimeWarning, match="treegen runs stored actions again"),
     ):
         assert asyncio.run(act(environment, "add", "add", "add", "add"))[-1] == "now 4"
     assert inner.ran == ["1add", "2add", "3add", "close"]
@@ -59,7 +59,9 @@ def test_an_action_that_shows_something_else_ends_its_branch(tmp_path: Path) -> 
         asyncio.run(act(environment, "add", "add"))
     with opened(tmp_path, inner := Counters({}), keeps=False) as environment:
         inner.word = "later"
-        with pytest.raises(WorldError, match="action 1 of an episode, add, has another result"):
+        with pytest.raises(
+            WorldError, match="action 1 of an episode, add, returned a different result"
+        ):
             asyncio.run(act(environment, "add", "add", "add"))
     assert inner.ran == ["0add", "close"]
 
@@ -186,7 +188,7 @@ def test_a_cancelled_action_has_begun_and_has_no_end(tmp_path: Path) -> None:
         lines = RunAgent(
             job, agent, environment.inner, environment, begun, scores_worlds=False
         ).describe_resume()
-        assert lines[0].startswith('the action ["add", {}] of a search began, and its end is not')
+        assert lines[0].startswith('the run stopped during the action ["add", {}] of a search')
         assert lines[1].startswith("2 actions are stored") and "keeps no snapshots" in lines[2]
         assert asyncio.run(act(environment, "add", "add", "add"))[-1] == "now 3"
         assert environment.journal.list_unfinished(["a search"]) == []

@@ -103,7 +103,7 @@ class Mine:
     [
         ('{"answer": NumberAnswer()}', ""),
         ('{"other": NumberAnswer()}', "must be a mapping from filters"),
-        ('{"answer": int}', "answer type of answer lacks verdict or representatives"),
+        ('{"answer": int}', "answer type for answer must have the methods verdict and"),
         ("NumberAnswer()", "must be a mapping from filters"),
     ],
 )

@@ -117,7 +117,9 @@ def test_stops_are_those_of_lm_evals_gsm8k_cot(gsm8k: dict[str, Any]) -> None:
     )
     with pytest.raises(InputError, match=r"form must be one of cot, self-consistency"):
         stops(extra={"form": "maj"})
-    with pytest.raises(InputError, match="needs chat messages; give apply_chat_template=True"):
+    with pytest.raises(
+        InputError, match="requires chat messages; also pass apply_chat_template=True"
+    ):
         stops(fewshot_as_multiturn=True)
 
 

@@ -159,7 +159,7 @@ def test_a_function_that_found_nothing_has_not_failed(own: Path) -> None:
 
 def test_a_function_that_returns_what_is_no_node_has_failed(own: Path) -> None:
     records = records_of(job_of(own, "wrong"))
-    assert all("the search returned 7; return a node" in r["error"] for r in records)
+    assert all("the search must return a node, a list of nodes" in r["error"] for r in records)
 
 
 def test_it_can_be_sent_to_workers_that_lack_its_file(own: Path) -> None:
@@ -176,15 +176,15 @@ def test_it_can_be_sent_to_workers_that_lack_its_file(own: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ("{own}", "name the method's function too"),
+        ("{own}", "must include the name of a function"),
         ("{own}:line", "has no function 'line'; did you mean 'lines'"),
         (
             "{own}:plain",
             "mine.py:plain is not an async function; write it as `async def plain(root)`",
         ),
-        ("{own}:needs", "method mine.py:needs needs n; give it by -a n=VALUE"),
+        ("{own}:needs", "method mine.py:needs requires the argument n; pass -a n=VALUE"),
         ("{own}:odd", "n of method mine.py:odd has the type dict, which cannot be written as text"),
-        ("{own}:nothing", "mine.py:nothing takes no argument; add an argument for the root node"),
+        ("{own}:nothing", "mine.py:nothing has no argument; add an argument for the root node"),
         ("none.py:solve", "the method's file cannot be read: /.*none.py does not exist"),
         ("baem", "there is no method 'baem'; did you mean 'beam'"),
     ],
@@ -302,7 +302,7 @@ def test_values_are_read_by_their_types() -> None:
         ({"f": "1,a"}, "it: f must be a number, or several with commas between"),
         ({"j": "0"}, "it: j must be an integer >= 1"),
         ({"cc": "1"}, "it has no argument 'cc'"),
-        ({"a": "1"}, "it has no argument 'a'; it takes b, c"),
+        ({"a": "1"}, "it has no argument 'a'; known: b, c"),
     ],
 )
 def test_other_values_are_refused(given: dict[str, str], message: str) -> None:

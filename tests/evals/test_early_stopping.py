@@ -257,7 +257,7 @@ def test_rules_that_are_none(rule: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--stop-when", "soon"], "--stop-when must be decided"),
+        (["--stop-when", "soon"], "--stop-when must be `decided`"),
         (["--stop-when", "decided", "--temperature", "0"], "greedy"),
         (["--stop-when", "decided", "--no-score"], "--no-score"),
         (["--stop-when", "decided", "--stop-batch", "0"], "--stop-batch"),
@@ -329,7 +329,7 @@ def test_scoring_adds_votes_to_those_of_before(tmp_path: Path, treegen: Command)
     expected = ["logprob:best", "likelihood:weighted"]
     assert names(done.document["runs"][0]) == expected
     done = treegen("score", path, "--votes", "certainty,logprob:borda=1")
-    assert "the results leave out the vote certainty:borda=0.5" in done.err
+    assert "the results do not include the vote certainty:borda=0.5" in done.err
     assert "`treegen eval --self-certainty`" in done.err
     expected.append("logprob:borda=1")
     assert names(done.document["runs"][0]) == expected

@@ -177,13 +177,16 @@ def test_searches_too(llm: LLM) -> None:
         ({"max_new_tokens": 3}, r"no setting 'max_new_tokens'; did you mean max_tokens=\?"),
         ({"num_sample": 3}, r"no setting 'num_sample'; did you mean num_samples="),
         ({"num_samples": 0}, "^num_samples must be at least 1, got 0"),
-        ({"memory": "2GiB"}, "memory= has an effect only when a model is loaded"),
+        ({"memory": "2GiB"}, "memory= has no effect on a model that is already loaded"),
         ({"stop_batch": 3}, "stop_batch= has no effect without stop_when="),
         ({"reasoning": "on"}, "give apply_chat_template=True too"),
-        ({"score": False, "stop_when": "decided"}, "and score=False computes none"),
+        ({"score": False, "stop_when": "decided"}, "cannot be used together with score=False"),
         ({"num_workers": 2}, "num_workers= has no effect without allow_code_execution=True"),
         ({"allow_code_execution": True, "sandbox": "x"}, "sandbox must be one of auto"),
-        ({"allow_code_execution": True, "num_workers": 2}, "num_workers= has no effect: gsm8k"),
+        (
+            {"allow_code_execution": True, "num_workers": 2},
+            "num_workers= has no effect, because gsm8k",
+        ),
         ({"task_args": {"length": 5}}, "task 'gsm8k' has no argument 'length'"),
     ],
 )
@@ -197,7 +200,7 @@ def test_what_is_no_model_or_task_is_refused() -> None:
         evaluate("gsm8k", 7)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no task is given"):
         evaluate(progress=False)
-    with pytest.raises(InputError, match="resume= needs a run directory"):
+    with pytest.raises(InputError, match="resume= requires a run directory"):
         evaluate("gsm8k", resume=True)
 
 

@@ -267,7 +267,7 @@ def test_an_action_counts_though_its_snapshot_fails(tmp_path: Path) -> None:
     with opened(tmp_path, inner := Counters({}), keeps=True) as environment:
         assert asyncio.run(act(environment, "add", "add")) == texts
         assert inner.ran == []
-        with pytest.warns(RuntimeWarning, match="stored actions run again"):
+        with pytest.warns(RuntimeWarning, match="treegen runs stored actions again"):
             assert asyncio.run(act(environment, "add", "add", "add"))[-1] == "now 3"
 
 
@@ -278,6 +278,6 @@ def test_lost_snapshots_are_said_once(tmp_path: Path) -> None:
         asyncio.run(act(environment, "add", "add"))
     stored.clear()
     with opened(tmp_path, Counters(stored), keeps=True) as environment:
-        with pytest.warns(RuntimeWarning, match="stored actions run again"):
+        with pytest.warns(RuntimeWarning, match="treegen runs stored actions again"):
             asyncio.run(act(environment, "add", "add", "sub"))
         asyncio.run(act(environment, "add", "add", "also"))

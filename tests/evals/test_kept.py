@@ -208,7 +208,7 @@ def test_no_verdicts_of_other_samples_are_taken(
 
     with monkeypatch.context() as patch:
         patch.setattr(RecordFile, "digest", then_changed)
-        with pytest.raises(RunError, match="changed while it was read"):
+        with pytest.raises(RunError, match="was changed while treegen read the run"):
             read_scores(path)
     assert read_scores(path) == anew(path, monkeypatch) != wanted
     (path / "samples.jsonl").write_bytes(b"".join([first, *others]))

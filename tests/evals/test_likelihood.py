@@ -339,9 +339,9 @@ def test_after_a_chat_turn_choices_lose_their_space(
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--temperature", "1"], "leave --temperature out"),
-        (["-n", "4"], "so --n-samples 4 is not possible; leave it out"),
-        (["--stop", "x"], "leave --stop out"),
+        (["--temperature", "1"], "remove --temperature"),
+        (["-n", "4"], "so --n-samples 4 is not supported; remove --n-samples"),
+        (["--stop", "x"], "remove --stop"),
     ],
 )
 def test_what_means_nothing_is_refused(

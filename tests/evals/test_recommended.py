@@ -117,7 +117,7 @@ def test_the_commands_tell_and_take_it(checkpoint: Path, tmp_path: Path, treegen
 
     words = ("eval", "gsm8k", "--model", checkpoint, *SMALL)
     done = treegen(*words, "-o", tmp_path / "own")
-    line = "the checkpoint recommends --temperature 0.6, --top-p 0.95, --top-k 20; --sampling "
+    line = "the checkpoint recommends --temperature 0.6, --top-p 0.95, --top-k 20; pass --sampling "
     assert done.code == 0 and done.err.count(line) == 1
     best = ("--sampling", "recommended", "--top-k", "5")
     done = treegen(*words, *best, "-o", tmp_path / "best")
@@ -135,7 +135,7 @@ def test_the_commands_tell_and_take_it(checkpoint: Path, tmp_path: Path, treegen
     assert done.code == 0 and line not in done.err
 
     done = treegen("eval", "gsm8k", "--model", "demo", "--sampling", "recommended", *SMALL)
-    assert done.code == 2 and "demo recommends no sampling" in done.err
+    assert done.code == 2 and "demo has no generation_config.json with sampling" in done.err
     done = treegen("eval", "gsm8k", "--model", "demo", "--sampling", "best", *SMALL)
     assert done.code == 2 and "--sampling must be recommended or task" in done.err
 

@@ -149,7 +149,7 @@ def test_report_without_any_sample() -> None:
 
 def test_report_refuses_what_was_not_planned_and_what_comes_twice() -> None:
     options = ReportOptions(problem_ids=["a"], num_samples=2)
-    with pytest.raises(InputError, match="problem_ids has no such"):
+    with pytest.raises(InputError, match="which is not in problem_ids"):
         summarize(scored("b", "r"), options, task="t", version="1", filters=["numeric"])
     with pytest.raises(InputError, match="sample 0 twice"):
         summarize(scored("a", "r") * 2, options, task="t", version="1", filters=["numeric"])

@@ -367,7 +367,7 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
         ({"rollouts": -1}, "rollouts must be at least 0, got -1"),
         ({"choose": "votes"}, "there is no way to choose 'votes'; did you mean 'vote'"),
         ({"exploration": float("nan")}, "exploration must be at least 0"),
-        ({"temperature": 0.0}, "temperature 0 gives the same"),
+        ({"temperature": 0.0}, "all samples are the same at temperature 0"),
         ({"top_p": 2.0}, "top_p must be in"),
         ({"budget": {"tokens": 0}}, "budget tokens must be"),
         ({"nonsense": 1}, "there is no setting 'nonsense'"),
@@ -469,7 +469,7 @@ def test_names_of_searches_are_told_apart(tmp_path: Path) -> None:
     rows = [{"id": name, "numbers": [1, 2, 3], "target": 6} for name in ("p", "p #2")]
     file = str(write_jsonl(tmp_path / "d.jsonl", rows))
     assert job_of(file).planned == 2
-    with pytest.raises(InputError, match="'p #2' is also the name of a search of another"):
+    with pytest.raises(InputError, match="'p #2' is the same as the name that"):
         job_of(file, repeats=2)
 
 

@@ -68,7 +68,7 @@ def test_problems_by_id() -> None:
         select(problems, TaskOptions(ids=["gsm8k-1", "gsm8k-1"]))
     with pytest.raises(InputError, match="empty"):
         select(problems, TaskOptions(ids=[]))
-    with pytest.raises(InputError, match="not both"):
+    with pytest.raises(InputError, match="cannot be used together"):
         TaskOptions(ids=["gsm8k-1"], limit=1)
 
 
@@ -129,7 +129,7 @@ def test_known_task_is_found_and_listed() -> None:
         ("gsm8", "did you mean 'gsm8k'"),
         ("zzz", "known: aime, apps, .*countdown, .*game24"),
         ("none.py:Mine", "does not exist"),
-        ("mine.py", "name the task's class too"),
+        ("mine.py", "must include the name of a class"),
     ],
 )
 def test_unknown_tasks(name: str, message: str) -> None:
@@ -241,7 +241,9 @@ def test_a_task_that_inherits_nothing_has_the_defaults_of_tasks(tmp_path: Path) 
 def test_a_task_that_inherits_must_define_the_abstract_members(tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text("from treegen.tasks import Task\nclass Half(Task):\n    name = 'half'\n")
-    with pytest.raises(InputError, match=r"abstract methods aggregate, defaults, .*; fix its code"):
+    with pytest.raises(
+        InputError, match=r"abstract methods aggregate, defaults, .*; fix the code of the task"
+    ):
         get_task(f"{path}:Half")
 
 
@@ -259,7 +261,7 @@ def test_a_task_with_steps_that_inherits_nothing_can_be_searched(tmp_path: Path)
     task = get_search_task(f"{path}:Steps")
     assert isinstance(task, SearchTask) and task.checkable is False
     assert task.state(Problem("a", "q", "1"), "") == "s" and task.search_defaults.method == "beam"
-    with pytest.raises(InputError, match="cannot propose steps by 'list'"):
+    with pytest.raises(InputError, match="does not support proposing steps with 'list'"):
         task.propose(Problem("a", "q", "1"), "list")
 
 

@@ -209,4 +209,8 @@ def test_the_table_has_each_vote_beside_the_majority() -> None:
         assert label in str(row[0]) and row[2:] == (None,) * 7
     worse = VoteInputs(scores={key: -score for key, score in votes.scores.items()})
     (row, best) = vote_table(scores, ["f"], ["score", "score:best"], [3], worse).rows
-    assert "-0.9, and votes by sum must not be" in str(row[0]) and row[3] is None and best[3] == 0.5
+    assert (
+        "must be at least 0 for the rule weighted, got -0.9" in str(row[0])
+        and row[3] is None
+        and best[3] == 0.5
+    )

@@ -157,7 +157,7 @@ def test_a_run_is_scored_and_votes_by_it(tmp_path: Path, treegen: Command) -> No
         scored.document["runs"][0]["report"]["tables"][-1]
     )
     other = treegen(*arguments, "--label", "0")
-    assert other.code == 2 and "scores of another verifier" in other.err
+    assert other.code == 2 and "scores that this verifier did not compute" in other.err
 
 
 def test_a_language_model_judges_whatever_its_class_is_called(tmp_path: Path) -> None:

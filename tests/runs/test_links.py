@@ -189,7 +189,7 @@ def test_no_device_is_read_for_data(
     document = json.loads((run / "run.json").read_text())
     document["settings"]["free"][name] = place
     (run / "run.json").write_text(json.dumps(document))
-    message = f"the run's {name}, {place}, is a pipe or a device"
+    message = f"the {name} of the run must be a regular file, but {place} is a pipe or a device"
     assert any(message in notice for notice in load_run(run).notices)
     assert "is a pipe or a device" in treegen("score", run).error
 

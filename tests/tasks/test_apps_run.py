@@ -292,12 +292,12 @@ def test_eval_samples_and_judges(checkpoint: Path, tmp_path: Path, command: Comm
 
 def test_permission_and_its_options_go_together(command: Command) -> None:
     done = command("eval", "apps", "--model", "x", "--sandbox", "none")
-    assert done.error == f"--sandbox has no effect without {ALLOW}; give that too"
+    assert done.error == f"--sandbox has no effect without {ALLOW}; pass both arguments"
     done = command("eval", "apps", "--model", "x", "--num-workers", "0", ALLOW)
     assert "--num-workers must be at least 1" in done.error
     done = command("eval", "apps", "--model", "x", "--sandbox", "box", ALLOW)
     assert "--sandbox must be one of auto, " in done.error
     done = command("eval", "gsm8k", "countdown", "--model", "x", "--sandbox", "none", ALLOW)
-    assert "--sandbox has no effect: gsm8k, countdown run no programs" in done.error
+    assert "--sandbox has no effect, because gsm8k, countdown run no programs" in done.error
     done = command("eval", "gsm8k", "--model", "x", "--num-workers", "2", ALLOW)
-    assert "--num-workers has no effect: gsm8k runs no programs" in done.error
+    assert "--num-workers has no effect, because gsm8k runs no programs" in done.error

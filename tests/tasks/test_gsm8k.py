@@ -226,7 +226,7 @@ def test_bad_few_shot_requests(tmp_path: Path) -> None:
         GSM8K().load(TaskOptions(fewshot_data="train"))
     with pytest.raises(InputError, match="num_fewshot must be"):
         TaskOptions(num_fewshot=-1)
-    with pytest.raises(InputError, match="not both"):
+    with pytest.raises(InputError, match="cannot be used together"):
         TaskOptions(fewshot_file="a", fewshot_data="b")
 
 

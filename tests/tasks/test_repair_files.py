@@ -49,7 +49,7 @@ def test_hidden_tests_decide_wherever_the_files_are(
     stored = (run / "actions.jsonl").read_bytes()
     os.truncate(run / "trees.jsonl", 0)
     cloud.requests.clear()
-    with pytest.warns(RuntimeWarning, match="stored actions run again"):  # snapshots are deleted
+    with pytest.warns(RuntimeWarning, match="runs stored actions again"):  # snapshots are deleted
         run_job(job, mender(0.0), run, execution=execution, resume=True)
     assert records_of(run) == records and (run / "actions.jsonl").read_bytes() == stored
 

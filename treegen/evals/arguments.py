@@ -40,7 +40,7 @@ def read_arguments(texts: Iterable[str], of: str = "task") -> dict[str, str]:
         if name in arguments and arguments[name] != value:
             raise InputError(
                 f"{of} argument {name} is given twice, as {arguments[name]!r} and {value!r}; "
-                "give it once"
+                "pass the argument once"
             )
         arguments[name] = value
     return arguments
@@ -56,7 +56,7 @@ def check_arguments(task: str, names_given: Iterable[str], known: Iterable[str])
     """
     names = list(known)
     if unknown := [name for name in names_given if name not in names]:
-        all_names = f"; known: {', '.join(names)}" if names else "; it takes none"
+        all_names = f"; known: {', '.join(names)}" if names else "; the task has no arguments"
         hints = hints_at(unknown, lambda name: did_you_mean(name, names), all_names)
         listed = " and no ".join(map(repr, unknown))
         raise InputError(f"task {task!r} has no argument {listed}{hints}")
@@ -140,7 +140,7 @@ def _read_verifier_setting(name: str, text: str) -> Any:
     if name == "tokens":
         pair = text.split(",")
         if len(pair) != 2 or not all(pair):
-            raise InputError(f"tokens must be two tokens with a comma between them, got {text!r}")
+            raise InputError(f"tokens must be two tokens separated by a comma, got {text!r}")
         return tuple(pair)
     if name in ("chat", "turns"):
         if text.lower() not in TRUTHS:

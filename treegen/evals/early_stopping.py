@@ -42,8 +42,8 @@ def parse_stop_rule(rule: str) -> float | None:
         chance = -1.0
     if name != DECIDED or not 0.5 < chance < 1:
         raise InputError(
-            f"{arg('stop_when')} must be decided, decided:CHANCE with a chance between 0.5 and 1, "
-            f"or never; got {rule!r}"
+            f"{arg('stop_when')} must be `decided`, `decided:CHANCE` with a chance between 0.5 "
+            f"and 1, or `never`; got {rule!r}"
         )
     return chance
 

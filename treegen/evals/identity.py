@@ -160,7 +160,9 @@ def check_same_task(job: AnyJob, stored: Mapping[str, Any], name: str) -> None:
         name: The run's name in the message.
     """
     if job.task.name != (was := _entry(stored, "task", "name")):
-        raise InputError(f"{name} is a run of {was}, not of {job.task.name}; name another run")
+        raise InputError(
+            f"{name} is a run of the task {was}, not of the task {job.task.name}; use another run"
+        )
 
 
 def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
@@ -174,8 +176,8 @@ def check_same_data(job: Job, stored: Mapping[str, Any], name: str) -> None:
     now = _hash([problem.content for problem in job.data.problems])
     if now != _entry(stored, "data", "problems"):
         raise InputError(
-            f"the problems in {job.data.source} are not the problems of {name}; name the data "
-            f"of the run with {arg('data=')}"
+            f"the problems in {job.data.source} are not the problems of the run {name}; pass "
+            f"the data of the run with {arg('data=')}"
         )
 
 

@@ -137,7 +137,8 @@ def load_job(settings: EvalSettings) -> Job:
     if {(prompt.id, prompt.samples) for prompt in prompts} != expected:
         raise InputError(
             f"the tree of task {task.name!r} must have one node with {settings.num_samples} "
-            f"samples for each of its {len(data.problems)} problems; fix the task's tree()"
+            f"samples for each of the {len(data.problems)} problems; fix the method tree() of "
+            "the task"
         )
     images = {p.id: [i.sha256 for i in p.images] for p in data.problems if p.images}
     return Job(settings, task, data, _apply_chat_format(tree, settings), tree, images=images)
@@ -147,13 +148,13 @@ def _check_votes(task: Task, data: TaskData) -> None:
     """Raise InputError for a task whose samples do not vote."""
     why = ""
     if is_multiple_choice(data):
-        why = "picks the most likely choice and draws nothing"
+        why = "picks the most likely choice and draws no samples"
     elif task.executes_code:
-        why = "asks for programs, and programs do not vote"
+        why = "asks for programs, and voting is not supported with programs"
     if why:
         raise InputError(
-            f"task {task.name!r} {why}; leave out {arg('stop_when=')}, {arg('votes=')} and "
-            f"{arg('confidence=')} keep"
+            f"task {task.name!r} {why}; remove {arg('stop_when=')}, {arg('votes=')} and the "
+            f"keep value of {arg('confidence=')}"
         )
 
 

@@ -227,6 +227,7 @@ def load_llm(
     if llm.fingerprint != fingerprint:
         llm.close()
         raise ModelError(
-            f"the files of {engine.model} changed while treegen read them; start again"
+            f"the files of {engine.model} changed while treegen read the files; start the "
+            "command again"
         )
     return llm

@@ -68,7 +68,8 @@ def is_multiple_choice(data: TaskData) -> bool:
         if problem.openings and len(problem.openings) != len(problem.choices):
             raise InputError(
                 f"problem {problem.id!r} has {len(problem.openings)} openings for "
-                f"{len(problem.choices)} choices; give each choice one opening, or give none"
+                f"{len(problem.choices)} choices; set one opening per choice, or remove the "
+                "openings"
             )
         if len(problem.choices) < 2 or len(set(problem.candidates)) < len(problem.choices):
             raise InputError(
@@ -103,15 +104,16 @@ def check_settings(
         sampling: The sampling parameters of the run.
         default: The task's own sampling parameters.
     """
-    why = f"task {task.name!r} picks the most likely choice and draws nothing"
+    why = f"task {task.name!r} picks the most likely choice and draws no samples"
     if num_samples != 1:
         raise InputError(
-            f"{why}, so {arg('num_samples', num_samples)} is not possible; leave it out"
+            f"{why}, so {arg('num_samples', num_samples)} is not supported; remove "
+            f"{arg('num_samples=')}"
         )
     for name in SamplingParams.__dataclass_fields__:
         # The seed may also select few-shot examples.
         if name != "seed" and getattr(sampling, name) != getattr(default, name):
-            raise InputError(f"{why}; leave {arg(name + '=')} out")
+            raise InputError(f"{why}; remove {arg(name + '=')}")
 
 
 def choice_prompts(
@@ -183,8 +185,8 @@ def choice_requests(prompts: Sequence[ChoicePrompt], spec: "ModelSpec") -> list[
             if not 0 < start < len(tokens):
                 what = "prompt" if start == 0 else f"choice {index}"
                 raise InputError(
-                    f"problem {prompt.id!r}: the {what} has no token of its own; change its text, "
-                    "or leave the problem out"
+                    f"problem {prompt.id!r}: the {what} adds no token; change the text of the "
+                    f"{what}, or remove the problem"
                 )
             requests.append(
                 Request(name, tokens, samples=0, rows=0, max_tokens=1, score_from=start)

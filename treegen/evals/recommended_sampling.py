@@ -41,8 +41,8 @@ def load_recommended(way: object, choices: Mapping[str, Any]) -> dict[str, Any]:
     recommended = recommended_sampling(directory)
     if not recommended:
         raise InputError(
-            f"{choices['model']} recommends no sampling in a generation_config.json; leave out "
-            f"{arg('sampling_from=')}, or give {arg('temperature=')} and others yourself"
+            f"{choices['model']} has no generation_config.json with sampling settings; remove "
+            f"{arg('sampling_from=')}, or pass {arg('temperature=')} and other sampling settings"
         )
     if note := difference_from_generate(directory):
         warnings.warn(note, ModelWarning, stacklevel=2)
@@ -82,5 +82,6 @@ def advice(sampling: SamplingParams, spec: ModelSpec) -> Message | None:
         return None
     values = ", ".join(arg(f"{name}={value:g}") for name, value in spec.recommended)
     return Message(
-        f"the checkpoint recommends {values}; {arg('sampling_from', 'recommended')} uses them"
+        f"the checkpoint recommends {values}; pass {arg('sampling_from', 'recommended')} to use "
+        "these settings"
     )

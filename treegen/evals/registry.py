@@ -166,7 +166,7 @@ def get_task(name: str | Task) -> Task:
     if colon and path.endswith(".py"):
         return _make(_class_in_file(Path(path), class_name), name)
     if name.endswith(".py"):
-        raise InputError(f"name the task's class too: {name}:ClassName")
+        raise InputError(f"the task {name} must include the name of a class; use {name}:ClassName")
     if name in _BUILTIN:
         return _make(resolve_name(_BUILTIN[name]), name)
     for point in _entry_points():
@@ -244,7 +244,8 @@ def _load_point(point: EntryPoint) -> object:
         return point.load()
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"cannot load task {point.name!r} ({point.value}): {format_error(error)}; fix its code"
+            f"cannot load task {point.name!r} ({point.value}): {format_error(error)}; fix the "
+            "code of the task"
         ) from error
 
 
@@ -259,7 +260,10 @@ def _class_in_file(path: Path, class_name: str) -> object:
             for key, value in vars(module).items()
             if inspect.isclass(value) and value.__module__ == module.__name__
         ]
-        hint = did_you_mean(class_name, classes) or f"; it has {', '.join(classes) or 'none'}"
+        hint = (
+            did_you_mean(class_name, classes)
+            or f"; classes in the file: {', '.join(classes) or 'none'}"
+        )
         raise InputError(f"{path} has no class {class_name!r}{hint}")
     return task_class
 
@@ -303,7 +307,7 @@ def load_file(path: Path) -> ModuleType:
 
 def _make(make: object, name: str) -> Task:
     if not callable(make):
-        raise InputError(f"{name!r} is {make!r:.40}, not the class of a task")
+        raise InputError(f"{name!r} must be the class of a task, got {make!r:.40}")
     try:
         instance = make()
         missing = find_missing(instance, Task)
@@ -311,7 +315,7 @@ def _make(make: object, name: str) -> Task:
         wrong = _describe_fault(task) if task else ""
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"cannot make task {name!r}: {format_error(error)}; fix its code"
+            f"cannot create task {name!r}: {format_error(error)}; fix the code of the task"
         ) from error
     if task is None:
         raise InputError(
@@ -357,17 +361,20 @@ def _describe_fault(task: Task) -> str:
     filters = task.filters
     listed = isinstance(filters, list | tuple) and all(isinstance(f, str) and f for f in filters)
     if not listed or not filters or len(set(filters)) < len(filters):
-        return f"its filters must be a tuple of names that differ, got {filters!r:.60}"
+        return f"its filters must be a tuple of different names, got {filters!r:.60}"
     if not isinstance(task.defaults, TaskDefaults):
         return f"its defaults must be TaskDefaults, got {task.defaults!r:.60}"
     if not isinstance(task.arguments, Mapping):
-        return "its arguments must be a mapping from names to a line of help each"
+        return (
+            "its arguments must be a mapping from each name to one line of help, got "
+            f"{task.arguments!r:.60}"
+        )
     types = task.answer_types
     if not isinstance(types, Mapping) or not set(types) <= set(filters):
         return f"its answer_types must be a mapping from filters to types, got {types!r:.60}"
     for name, kind in types.items():
         if not isinstance(kind, AnswerType):
-            return f"its answer type of {name} lacks verdict or representatives"
+            return f"its answer type for {name} must have the methods verdict and representatives"
     return ""
 
 

@@ -61,10 +61,14 @@ def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int
     if span:
         first, last = int(span[1]), int(span[2])
         if not 1 <= first <= last:
-            raise InputError(f"limit {text!r} must count up from 1, as in 10-20")
+            raise InputError(
+                f"the range {text!r} of {arg('limit')} must start at 1 or later "
+                "and must not end before its start; use a range such as 10-20"
+            )
         if first > num_problems:
             raise InputError(
-                f"limit {text!r} starts after the last of {num_problems} problems; lower it"
+                f"the range {text!r} of {arg('limit')} starts after the last of "
+                f"{num_problems} problems; use a lower start"
             )
         return first - 1, min(last, num_problems)
     # Only plain ASCII numbers: float() would also take 1_000, digits of other scripts and "nan".
@@ -80,7 +84,7 @@ def parse_limit(limit: int | float | str | None, num_problems: int) -> tuple[int
 def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ...]:
     by_id = {problem.id: problem for problem in problems}
     if not ids:
-        raise InputError("the list of problem ids is empty; name an id, or leave the list out")
+        raise InputError("the list of problem ids is empty; add a problem id, or remove the list")
     for number, problem_id in enumerate(ids):
         if problem_id not in by_id:
             hint = (
@@ -89,5 +93,5 @@ def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ..
             )
             raise InputError(f"there is no problem {problem_id!r}{hint}")
         if problem_id in ids[:number]:
-            raise InputError(f"problem {problem_id!r} is named twice; name each once")
+            raise InputError(f"problem {problem_id!r} is named twice; name each problem once")
     return tuple(by_id[problem_id] for problem_id in ids)

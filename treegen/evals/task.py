@@ -59,9 +59,14 @@ class TaskOptions:
         if self.num_fewshot is not None and self.num_fewshot < 0:
             raise InputError(f"{arg('num_fewshot')} must be at least 0, got {self.num_fewshot}")
         if self.fewshot_file is not None and self.fewshot_data is not None:
-            raise InputError(f"give {arg('fewshot_file')} or {arg('fewshot_data')}, not both")
+            raise InputError(
+                f"{arg('fewshot_file')} and {arg('fewshot_data')} cannot be used together; "
+                "remove one of the two arguments"
+            )
         if self.limit is not None and self.ids is not None:
-            raise InputError("give limit or problem ids, not both")
+            raise InputError(
+                "limit and problem ids cannot be used together; remove one of the two arguments"
+            )
 
 
 @checked_class

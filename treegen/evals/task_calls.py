@@ -59,18 +59,19 @@ def format_error(error: BaseException) -> str:
 def load_data(task: Task, data: object) -> TaskData:
     """Return `data`, which a task has loaded; raise TaskError if it is not a valid TaskData."""
     if not isinstance(data, TaskData):
-        raise _make_task_error(
-            task, "load", f"returns a {type(data).__name__}; it must return a TaskData"
-        )
+        raise _make_task_error(task, "load", f"must return a TaskData, got {type(data).__name__}")
     for number, problem in enumerate(data.problems):
         if not isinstance(problem, Problem):
             raise _make_task_error(
-                task, "load", f"has {problem!r:.60} as problem {number}, not a Problem"
+                task,
+                "load",
+                f"must return objects of the class Problem, got {problem!r:.60} as "
+                f"problem {number}",
             )
         for name in ("id", "question", "answer"):
             value = getattr(problem, name)
             if not isinstance(value, str):
-                what = f"gives problem {problem.id!r} the {name} {value!r:.60}; it must be text"
+                what = f"must set the {name} of problem {problem.id!r} to text, got {value!r:.60}"
                 raise _make_task_error(task, "load", what)
     return data
 
@@ -98,8 +99,8 @@ def score_text(task: Task, problem: Problem, text: str) -> dict[str, Verdict]:
             raise _make_task_error(
                 task,
                 f"score of problem {problem.id!r}",
-                f"gives {verdicts!r:.80}; it must "
-                f"give a Verdict for each filter: {', '.join(task.filters)}",
+                f"must return a Verdict for each filter ({', '.join(task.filters)}), got "
+                f"{verdicts!r:.80}",
             )
     return verdicts
 

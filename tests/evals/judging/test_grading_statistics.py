@@ -355,5 +355,5 @@ def test_juries() -> None:
             check_jury(3, weights, "mean")
     alone: list[tuple[list[float] | None, str]] = [([1.0], "mean"), (None, "majority")]
     for given, combine in alone:
-        with pytest.raises(InputError, match="needs several judges"):
+        with pytest.raises(InputError, match="requires several judges"):
             check_jury(1, given, combine)

@@ -24,20 +24,23 @@ REPEATED = ("--repeats", "3")
         ((*REPEATED, "--temperature", "-1"), "--temperature must be at least 0"),
         ((*REPEATED, "--max-tokens", "0"), "--max-tokens must be at least 1"),
         ((*REPEATED, "--seed", "-1"), "--seed must be in"),
-        ((*REPEATED, "--temperature", "0"), "all repeats are the same; leave --repeats out"),
-        (("--temperature", "0"), "--temperature needs verdicts by samples"),
-        (("--max-tokens", "9"), "--max-tokens needs verdicts by samples"),
+        ((*REPEATED, "--temperature", "0"), "all repeats are the same; remove --repeats"),
+        (("--temperature", "0"), "--temperature requires verdicts from samples"),
+        (("--max-tokens", "9"), "--max-tokens requires verdicts from samples"),
         (("--stop-when", "decided"), "--stop-when has no effect with one repeat"),
-        (("--weight", "2"), "--weight needs several judges"),
-        (("--combine", "majority"), "--combine needs several judges"),
+        (("--weight", "2"), "--weight requires several judges"),
+        (("--combine", "majority"), "--combine requires several judges"),
         (("--judge", "tiny", "--weight", "2"), "there are 1 weights for 2 judges"),
         (("--judge", "tiny", "--weight", "2", "--weight", "-1"), "must be above 0"),
         (("--judge", "none/at/all"), "'none/at/all' does not exist"),
         (("--judge", "demo"), "demo is named twice"),
         (("--pairs", "run"), "names a run twice"),
         (("--pairs", "none"), "there is no run directory none"),
-        (("--labels", "others.jsonl"), "has no labels for the answers of this run"),
-        (("--labels", "bad.jsonl"), "bad.jsonl, line 1: 'maybe' is not one of correct, incorrect"),
+        (("--labels", "others.jsonl"), "has no label for an answer of this run"),
+        (
+            ("--labels", "bad.jsonl"),
+            "bad.jsonl, line 1: the label must be one of correct, incorrect",
+        ),
         (("--rubric", "pairwise", "--pairs", "b", "--labels", "others.jsonl"), "compares pairs"),
     ],
 )
@@ -64,8 +67,8 @@ def test_what_is_refused_before_a_model_is_loaded(
 def test_a_stored_judging_of_one_judge_has_no_jury(tmp_path: Path, treegen: Command) -> None:
     run = small_run(tmp_path / "run", problems=2, samples=1)
     assert treegen("judge", run, "--judge", "demo", "--memory", "32MiB").code == 0
-    assert "needs several judges" in treegen("judge", run, "--weight", "2").error
-    assert "needs several judges" in treegen("judge", run, "--combine", "majority").error
+    assert "requires several judges" in treegen("judge", run, "--weight", "2").error
+    assert "requires several judges" in treegen("judge", run, "--combine", "majority").error
 
 
 def test_verdicts_may_be_greedy(tmp_path: Path, treegen: Command) -> None:

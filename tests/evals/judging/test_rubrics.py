@@ -70,7 +70,7 @@ def test_a_jinja_file_sets_its_choices(tmp_path: Path) -> None:
     [
         ({"choices": {"a": 1}}, "two or more verdicts"),
         ({"choices": {"a": 1, "b": 1}}, "all choices have the value 1"),
-        ({"choices": {"a": 1, "A": 0}}, "differ in their case only"),
+        ({"choices": {"a": 1, "A": 0}}, "differ only in upper and lower case"),
         ({"choices": {"a": "x", "b": 0}}, "value of a choice must be a number"),
         ({"choices": {"a": float("nan"), "b": 0}}, "value of a choice must be a number"),
         ({"wordings": []}, "needs wordings"),
@@ -101,7 +101,7 @@ def test_files_that_are_no_rubrics(tmp_path: Path) -> None:
         load_rubric(tmp_path / "none.yaml")
     with pytest.raises(InputError, match="not valid YAML"):
         load_rubric(rubric_file(tmp_path, "a: [b"))
-    with pytest.raises(InputError, match="must hold a mapping"):
+    with pytest.raises(InputError, match="must be a mapping"):
         load_rubric(rubric_file(tmp_path, "- a"))
     (tmp_path / "bare.j2").write_text("{{ answer }}")
     with pytest.raises(InputError, match="sets no choices"):

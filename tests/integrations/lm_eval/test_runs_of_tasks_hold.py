@@ -274,7 +274,8 @@ def test_a_stored_run_runs_no_yaml_that_the_reader_does_not_name(
 ) -> None:
     name = f"lm-eval:local_copa@{folder}"
     run = treegen.evaluate(name, llm, output=tmp_path / "run", progress=False)
-    assert any("its own code" in notice for notice in open_run(run.path).view.notices)
+    notices = open_run(run.path).view.notices
+    assert any("the task of the run has code in" in notice for notice in notices)
     assert open_run(run.path, task=name).view.report is not None
     assert open_run(run.path, allow_task_code=True).view.report is not None
     done = CliRunner().invoke(cli, ["score", str(run.path)])

@@ -159,8 +159,8 @@ def _check_stored(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> No
         task = str(stored.get("task"))
         if code := code_of(task):
             raise InputError(
-                f"the run's task has its own code, {code}, which does not run without "
-                f"permission; read the code, then give {arg('task', task)} or "
+                f"the task of the run has code in {code}, and treegen does not run this code "
+                f"without permission; read the code, then pass {arg('task', task)} or "
                 f"{arg(ALLOW_TASK_CODE, True)}"
             )
     for name in (*_PATHS_OR_NAMES, "fewshot_file"):
@@ -168,8 +168,8 @@ def _check_stored(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> No
         is_data = os.path.isfile(place) or os.path.isdir(place)
         if name not in requested and os.path.exists(place) and not is_data:
             raise InputError(
-                f"the run's {name}, {place}, is a pipe or a device; name a regular file with "
-                f"{arg(name + '=')}"
+                f"the {name} of the run must be a regular file, but {place} is a pipe or a "
+                f"device; pass a regular file with {arg(name + '=')}"
             )
 
 
@@ -217,8 +217,9 @@ def build_settings(kind: type[_Settings], choices: Mapping[str, Any], **computed
     options = TaskOptions(**select(choices, _names(TaskOptions)))
     if not choices.get("model"):
         raise InputError(
-            f"no model is given; name one with {arg('model=')}: a directory made by "
-            f"save_pretrained, a hub name, or {arg('model', 'demo')} for the bundled model"
+            f"no model is given; pass {arg('model=')} with a directory that save_pretrained "
+            f"wrote or a model name on the Hub, or use {arg('model', 'demo')} for the bundled "
+            "model"
         )
     engine = EngineOptions(**select(choices, _names(EngineOptions)))
     common = {"task": absolute_task(choices["task"]), "options": options, "engine": engine}
@@ -260,8 +261,8 @@ def last_choices(
         searched = isinstance(info.identity, Mapping) and "search" in info.identity
         if searched == (command == "search"):
             message = (
-                f"the run's run.json was changed and lacks settings of `treegen {command}`; "
-                "restore run.json from a copy"
+                "the run.json of the run was changed and has no settings for `treegen "
+                f"{command}`; restore run.json from a copy"
             )
         else:
             other = "search" if searched else "eval"

@@ -113,8 +113,8 @@ class EvalSettings(BaseSettings):
         check_votes(self.votes)
         if self.fewshot_as_multiturn and not self.apply_chat_template:
             raise InputError(
-                f"{arg('fewshot_as_multiturn')} needs chat messages; give "
-                f"{arg('apply_chat_template', True)} too"
+                f"{arg('fewshot_as_multiturn')} requires chat messages; also pass "
+                f"{arg('apply_chat_template', True)}"
             )
         self._check_reasoning()
         for name in ("pass_ks", "maj_ks", "pass_hat_ks"):
@@ -129,13 +129,13 @@ class EvalSettings(BaseSettings):
     def _check_stops(self) -> None:
         if parse_stop_rule(self.stop_when) is not None and not self.score:
             raise InputError(
-                f"{arg('stop_when=')} needs scores, and {arg('score', False)} computes none; leave "
-                "one of them out"
+                f"{arg('stop_when=')} cannot be used together with {arg('score', False)}, "
+                "because early stopping needs scores; remove one of the two arguments"
             )
         if self.in_rounds and self.sampling.temperature == 0:
             raise InputError(
-                "greedy samples of a problem are all the same, so early stopping saves nothing; "
-                "give a temperature above 0"
+                "early stopping has no effect with greedy sampling, because all samples of a "
+                "problem are the same; set a temperature above 0"
             )
 
     @property
@@ -180,8 +180,8 @@ class EvalSettings(BaseSettings):
         check_reasoning(self.reasoning)
         if self.reasoning != "auto" and not self.apply_chat_template:
             raise InputError(
-                f"{arg('reasoning=')} is an argument of the chat template: give "
-                f"{arg('apply_chat_template', True)} too"
+                f"{arg('reasoning=')} is an argument of the chat template; also pass "
+                f"{arg('apply_chat_template', True)}"
             )
         budget, most = self.sampling.max_thinking_tokens, self.sampling.max_tokens
         if budget is not None and budget >= most:
@@ -246,7 +246,7 @@ def resolve_eval_settings(
         requested = {**requested, "votes": split_votes(requested["votes"])}
     choices = merge_choices(EvalSettings, requested, stored)
     if not choices.get("task"):
-        raise InputError("no task is given; `treegen tasks` lists them")
+        raise InputError("no task is given; use `treegen tasks` to list the tasks")
     task = get_task(choices["task"])
     task.configure(choices.get("extra", {}))
     defaults = task.defaults
@@ -355,5 +355,8 @@ def _read_reported(name: str, value: Any, choices: Mapping[str, Any]) -> Any:
     if not isinstance(value, list) or not all(
         type(k) is int and 1 <= k <= choices["num_samples"] for k in value
     ):
-        raise InputError(f"{name} must be a list of numbers of samples")
+        raise InputError(
+            f"{name} must be a list of sample counts from 1 to {choices['num_samples']}, "
+            f"got {value!r:.60}"
+        )
     return value

@@ -53,7 +53,8 @@ def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells
     """
     if not rows:
         raise InputError(
-            "no verdict could be read from the judge's output; see it with `treegen show`"
+            "no verdict could be read from the output of the judge; use `treegen show` to see "
+            "the output"
         )
     names = ("problem", "answer", "judge", "wording")
     levels = {}

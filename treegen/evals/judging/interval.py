@@ -184,7 +184,7 @@ def correct_mean(
     """
     n, m = len(labels), len(unlabelled)
     if n < 2 or len(judged) != n:
-        raise InputError(f"a correction needs labels of at least 2 problems, got {n}")
+        raise InputError(f"a correction requires labels for at least 2 problems, got {n}")
     y, f, f_unlabelled = (
         np.asarray(values, dtype=np.float64) for values in (labels, judged, unlabelled)
     )

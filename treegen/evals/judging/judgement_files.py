@@ -70,7 +70,8 @@ def begin(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(
-            f"cannot make {folder}: {format_os_error(error)}; let your user write there"
+            f"cannot create the folder {folder}: {format_os_error(error)}; check the "
+            "permissions of the parent folder"
         ) from error
     info = folder / _INFO
     if not info.exists() or read_json(info) != judging.to_json():
@@ -120,7 +121,8 @@ def get_slot(record: Mapping[str, Any]) -> Slot:
         return answers, int(record["wording"]), int(record["criterion"]), int(record["repeat"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(
-            f"a line of {FILE} lacks what it judges ({error}); remove the line"
+            f"a line of {FILE} has no valid answers, wording, criterion and repeat ({error}); "
+            "remove the line"
         ) from None
 
 
@@ -162,7 +164,7 @@ class JudgementFile:
             RunError: the slot already has a judgement.
         """
         if (problem_id, slot) in self.done:
-            raise RunError(f"a judgement of problem {problem_id!r} came twice: {slot}")
+            raise RunError(f"a judgement of problem {problem_id!r} is already stored for {slot}")
         answers, wording, criterion, repeat = slot
         self._file.append(
             {

@@ -107,7 +107,10 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
         if "choice_logprobs" in record:
             logprobs = record["choice_logprobs"]
             if len(logprobs) != len(choices):
-                raise RunError(f"{judging.name}: a line has {len(logprobs)} choices; remove it")
+                raise RunError(
+                    f"{judging.name}: a line must have log-probabilities of {len(choices)} "
+                    f"choices, got {len(logprobs)}; remove the line"
+                )
             chances = [math.exp(logprob - max(logprobs)) for logprob in logprobs]
             total = math.fsum(chances)
             chances = [chance / total for chance in chances]
@@ -203,7 +206,7 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
         lines = read_text(path).splitlines()
     except (OSError, ValueError) as error:
         raise InputError(
-            f"the labels {path} cannot be read: {error}; name a file of JSON lines in UTF-8"
+            f"the labels file {path} cannot be read: {error}; use a JSON Lines file in UTF-8"
         ) from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -214,17 +217,18 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
             key = str(row["problem_id"]), int(row["sample_index"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{path}, line {number}: give problem_id, sample_index and label ({error})"
+                f"{path}, line {number}: expected a JSON object with problem_id, sample_index "
+                f"and label ({error})"
             ) from None
         value = rubric_choices.get(str(label), label)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(
-                f"{path}, line {number}: {label!r:.40} is not one of "
-                f"{', '.join(map(str, rubric_choices))}; give one of them"
+                f"{path}, line {number}: the label must be one of "
+                f"{', '.join(map(str, rubric_choices))}, got {label!r:.40}"
             )
         if not least <= value <= most:
             raise InputError(
-                f"{path}, line {number}: the label {value} must be from {least:g} to {most:g}"
+                f"{path}, line {number}: the label must be from {least:g} to {most:g}, got {value}"
             )
         if key in labels:
             raise InputError(
@@ -300,7 +304,7 @@ def pairs_of(judged: Sequence[JudgementSet]) -> Pairs:
         pairs.append((problem, pair[0][0], pair[1][0], (first + second) / 2))
     if not pairs:
         raise InputError(
-            "no pair has readable verdicts in both orders; give more samples= or another "
+            "no pair has readable verdicts in both orders; judge more samples, or pass another "
             f"{arg('judge=')}"
         )
     return Pairs(runs, tuple(bradley_terry(pairs, len(runs))), estimate_position_bias(orders))

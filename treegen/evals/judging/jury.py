@@ -42,7 +42,8 @@ def check_jury(
         for name, is_set in (("weights", weights is not None), ("combine", combine != "mean")):
             if is_set:
                 raise InputError(
-                    f"{arg(name + '=')} needs several judges; give {arg('judge=')} more than once"
+                    f"{arg(name + '=')} requires several judges; pass several values of "
+                    f"{arg('judge=')}"
                 )
     if weights is None:
         return None
@@ -115,7 +116,10 @@ def cohens_kappa(first: Sequence[float], second: Sequence[float]) -> float | Non
         InputError: there are no units, or the raters rated different numbers of units.
     """
     if len(first) != len(second) or not first:
-        raise InputError(f"kappa needs pairs of ratings, got {len(first)} and {len(second)}")
+        raise InputError(
+            f"both raters must rate the same units, at least one, got {len(first)} and "
+            f"{len(second)} ratings"
+        )
     place, cost = _costs({*first, *second})
     table = np.zeros(cost.shape)
     np.add.at(table, ([place[v] for v in first], [place[v] for v in second]), 1.0)

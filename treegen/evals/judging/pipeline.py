@@ -74,7 +74,7 @@ def resolve_judges(
         else:
             judge = JudgeModel(name_or_llm.facts.engine, name_or_llm.fingerprint, name_or_llm)
         if any(judge.fingerprint == other.fingerprint for other in resolved):
-            raise InputError(f"the judge {judge.engine.model} is named twice; name each once")
+            raise InputError(f"the judge {judge.engine.model} is named twice; name each judge once")
         resolved.append(judge)
     return resolved
 
@@ -185,10 +185,12 @@ def judge_all(
     rubric = settings.rubric
     if rubric.pairs != (len(open_runs.runs) > 1):
         raise InputError(
-            f"the rubric {rubric.name} compares pairs; name another run with {arg('pairs=')}"
+            f"the rubric {rubric.name} compares pairs of answers; pass another run with "
+            f"{arg('pairs=')}"
             if rubric.pairs
-            else f"{arg('pairs=')} needs a rubric that compares pairs, and {rubric.name} does not; "
-            f"use {arg('rubric', 'pairwise')}, or write `pairs: true` into its file"
+            else f"{arg('pairs=')} requires a rubric that compares pairs, but {rubric.name} "
+            f"does not; use {arg('rubric', 'pairwise')}, or add `pairs: true` to the "
+            "file of the rubric"
         )
     _check_references(settings, open_runs.answers)
     for notice in settings.rubric.describe_misplaced(settings.wordings):
@@ -265,7 +267,7 @@ def _check_references(settings: JudgeSettings, answers: AnswerSet) -> None:
     lacking = [problem for problem, text in answers.references.items() if not text]
     if lacking and settings.rubric.name in ("correctness", "simpleqa"):
         raise InputError(
-            f"{len(lacking):,} problems have no reference, such as {lacking[0]!r}, and the "
-            f"rubric {settings.rubric.name} needs a reference; use {arg('rubric', 'rating')}, "
-            "or one of your own"
+            f"the rubric {settings.rubric.name} requires references, but {len(lacking):,} "
+            f"problems have no reference, such as {lacking[0]!r}; use "
+            f"{arg('rubric', 'rating')}, or write another rubric"
         )

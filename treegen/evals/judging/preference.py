@@ -264,7 +264,7 @@ def estimate_position_bias(orders: Mapping[str, Sequence[tuple[float, float]]]) 
 
     both = {problem: list(pairs) for problem, pairs in orders.items() if pairs}
     if not both:
-        raise InputError("no pair was judged in both orders; let the judging finish")
+        raise InputError("no pair was judged in both orders; finish the judging")
     # `a` is a win of the answer shown first. In the other order, the answer shown first won 1 - b.
     firsts = [math.fsum(a + 1 - b for a, b in pairs) / (2 * len(pairs)) for pairs in both.values()]
     low, high = mean_interval([min(1.0, max(0.0, share)) for share in firsts], 0.0, 1.0)

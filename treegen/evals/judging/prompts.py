@@ -154,8 +154,8 @@ class AnswerSet:
         for number, (job, run) in enumerate(zip(jobs, runs, strict=True)):
             if {p.id: p.question for p in job.data.problems} != self.questions:
                 raise InputError(
-                    f"{run.path} has other problems than {runs[0].path}; compare runs of the "
-                    "same problems"
+                    f"{run.path} and {runs[0].path} have different problems; compare runs of "
+                    "the same problems"
                 )
             for record in run.records():
                 key = number, int(record["sample_index"])

@@ -113,7 +113,7 @@ class RubricTemplate:
             rendered = render_rubric(source, places)
         except TemplateError as error:
             raise InputError(
-                f"{name} is not a valid template: {error}; it may use {', '.join(FIELDS)}"
+                f"{name} is not a valid template: {error}; available fields: {', '.join(FIELDS)}"
             ) from None
         position_of = {field: rendered.find(place) for field, place in places.items()}
         there = [field for field in FIELDS if position_of[field] >= 0]
@@ -129,7 +129,7 @@ class RubricTemplate:
             return render_rubric(self.source, values).strip("\n")
         except TemplateError as error:
             raise InputError(
-                f"{self._name} cannot be filled in: {error}; fix the template"
+                f"{self._name} cannot be rendered: {error}; fix the template"
             ) from None
 
     def find_misplaced(self) -> str:
@@ -143,8 +143,8 @@ class RubricTemplate:
             late = [self.fields[i] for i in range(place + 1, len(ranks)) if ranks[i] < rank]
             if late:
                 return (
-                    f"{self._name} shows {field} before {' and '.join(late)}, so prompts with "
-                    f"another {field} share nothing after it; move {field} to the end"
+                    f"{self._name} shows {field} before {' and '.join(late)}, so prompts that "
+                    f"differ in {field} share no text after {field}; move {field} to the end"
                 )
         return ""
 
@@ -161,7 +161,7 @@ def check_fields(templates: Sequence[RubricTemplate], needed: Sequence[str], nam
         if lacking := [field for field in needed if field not in template.fields]:
             raise InputError(
                 f"wording {number + 1} of the rubric {name} does not show {', '.join(lacking)}; "
-                f"write {{{{ {lacking[0]} }}}} where it belongs"
+                f"add {{{{ {lacking[0]} }}}} to the wording"
             )
 
 
@@ -294,18 +294,18 @@ def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
     if path.suffix not in (".yaml", ".yml", ".jinja", ".j2"):
         hint = did_you_mean(str(name), BUILT_IN)
         raise InputError(
-            f"there is no rubric {str(name)!r}{hint}; give {', '.join(BUILT_IN)}, or a .yaml or "
+            f"there is no rubric {str(name)!r}{hint}; use {', '.join(BUILT_IN)}, or a .yaml or "
             ".jinja file"
         )
     try:
         if path.stat().st_size > _MOST:
             raise InputError(
-                f"{path} has more than {_MOST:,} bytes, too many for a rubric; shorten it"
+                f"the rubric {path} must have at most {_MOST:,} bytes; shorten the file"
             )
         text = read_text(path)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"the rubric {path} cannot be read: {error}; name a text file in UTF-8"
+            f"the rubric {path} cannot be read: {error}; use a text file in UTF-8"
         ) from None
     if path.suffix in (".yaml", ".yml"):
         return of_json(_yaml(text, str(path)), path.stem)
@@ -328,16 +328,16 @@ def of_json(content: Mapping[str, Any], name: str) -> Rubric:
         if isinstance(error, InputError):
             raise
         # For example, a list instead of a word, or a number with thousands of digits.
-        raise InputError(f"{name} has a value that cannot be used: {error}; correct it") from None
+        raise InputError(f"{name} has an invalid value: {error}; correct the value") from None
 
 
 def _of_json(content: Mapping[str, Any], name: str) -> Rubric:
     if not isinstance(content, Mapping):
-        raise InputError(f"{name} must hold a mapping with choices and wordings")
+        raise InputError(f"{name} must be a mapping with the keys choices and wordings")
     for key in content:
         if key not in _KEYS:
             hint = did_you_mean(str(key), _KEYS)
-            raise InputError(f"{name} has the key {key!r}{hint}; known: {', '.join(_KEYS)}")
+            raise InputError(f"{name} has the unknown key {key!r}{hint}; known: {', '.join(_KEYS)}")
     choices, wordings = content.get("choices"), content.get("wordings")
     if isinstance(choices, Sequence) and not isinstance(choices, str):
         choices = {item: item for item in choices}  # the value of each number is the number itself
@@ -370,7 +370,10 @@ def _check(rubric: Rubric) -> None:
     if any(not choice or choice != choice.strip() or "\n" in choice for choice in rubric.choices):
         raise InputError(f"{name}: each choice must be one line of text without spaces around it")
     if len({choice.casefold() for choice in rubric.choices}) < len(rubric.choices):
-        raise InputError(f"{name} has choices that differ in their case only; rename one")
+        raise InputError(
+            f"{name} has choices that differ only in upper and lower case; rename one of "
+            "these choices"
+        )
     if rubric.least == rubric.most:
         raise InputError(
             f"{name}: all choices have the value {rubric.least:g}; give at least two values"
@@ -403,10 +406,11 @@ def _set_in(text: str, name: str) -> dict[str, Any]:
     try:
         values = read_set(text, dict.fromkeys(FIELDS, ""), _KEYS)
     except TemplateError as error:
-        raise InputError(f"{name} is not a valid template: {error}; fix it") from None
+        raise InputError(f"{name} is not a valid template: {error}; fix the template") from None
     if "choices" not in values:
         raise InputError(
-            f'{name} sets no choices; begin it with {{% set choices = {{"yes": 1, "no": 0}} %}}'
+            f"{name} sets no choices; begin the file with "
+            '{% set choices = {"yes": 1, "no": 0} %}'
         )
     return values
 
@@ -418,13 +422,13 @@ def _format_value(value: object) -> str:
 
 def _value(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InputError(f"{name}: the value of a choice must be a number, not {value!r:.40}")
+        raise InputError(f"{name}: the value of a choice must be a number, got {value!r:.40}")
     return float(value)
 
 
 def _text(value: object, name: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise InputError(f"{name}: a wording must be a text, not {value!r:.40}")
+        raise InputError(f"{name}: a wording must be text, got {value!r:.40}")
     return value
 
 

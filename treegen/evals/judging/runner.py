@@ -136,8 +136,9 @@ class _JudgePrompts:
             stored = self.lines.done.get((case.problem_id, case.slot(repeat)))
             if stored is not None and stored != self._hashes[case.id]:
                 raise RunError(
-                    f"answers to problem {case.problem_id!r} have changed since they were judged; "
-                    f"remove the folder {self.judging.name} in `judged` to judge them anew"
+                    f"answers to problem {case.problem_id!r} have changed since they were "
+                    f"judged; remove the folder {self.judging.name} in `judged` to judge the "
+                    "new answers"
                 )
 
     def due(

@@ -46,33 +46,33 @@ class JudgeSettings:
         if self.wordings > there:
             raise InputError(
                 f"{arg('wordings', self.wordings)} is more than the {there} wordings of the "
-                f"rubric {self.rubric.name}; add wordings to its file"
+                f"rubric {self.rubric.name}; add wordings to the file of the rubric"
             )
         if self.verdicts == "likelihood" and (self.repeats > 1 or self.decided):
             raise InputError(
                 f"likelihood verdicts are the same in each repeat, so {arg('repeats=')} and "
-                f"{arg('stop_when=')} need {arg('verdicts', 'samples')}"
+                f"{arg('stop_when=')} require {arg('verdicts', 'samples')}"
             )
         if self.verdicts == "likelihood" and self.rubric.has_own_form:
             raise InputError(
-                f"the rubric {self.rubric.name} reads its verdicts from texts (reader "
+                f"the rubric {self.rubric.name} reads its verdicts from generated text (reader "
                 f"{self.rubric.reader}); use {arg('verdicts', 'samples')}"
             )
         if self.verdicts == "samples":
             self.params()  # raises for invalid numbers before any model is loaded
             if self.repeats > 1 and self.temperature == 0:
                 raise InputError(
-                    f"at temperature 0 all repeats are the same; leave {arg('repeats=')} out, or "
-                    f"give a {arg('temperature=')} above 0"
+                    f"at temperature 0 all repeats are the same; remove {arg('repeats=')}, or "
+                    f"set a {arg('temperature=')} above 0"
                 )
         if self.decided and self.repeats < 2:
             raise InputError(
-                f"{arg('stop_when=')} has no effect with one repeat; give {arg('repeats=')} too"
+                f"{arg('stop_when=')} has no effect with one repeat; also pass {arg('repeats=')}"
             )
         if self.decided and self.rubric.criteria:
             raise InputError(
-                f"{arg('stop_when=')} depends on the majority of an answer's verdicts, and a "
-                f"rubric with criteria has no such majority; leave out {arg('stop_when=')}"
+                f"{arg('stop_when=')} is not supported with a rubric that has criteria, because "
+                f"its verdicts have no majority; remove {arg('stop_when=')}"
             )
 
     def params(self, *, chat: bool = False) -> SamplingParams:
@@ -122,8 +122,8 @@ def resolve_judge_settings(rubric: Rubric, choices: Mapping[str, Any]) -> JudgeS
     verdicts = chosen.setdefault("verdicts", "samples" if need_texts else "likelihood")
     if verdicts == "likelihood" and (names := [name for name in _SAMPLING if name in chosen]):
         raise InputError(
-            f"{arg(names[0] + '=')} needs verdicts by samples; give "
-            f"{arg('verdicts', 'samples')} too"
+            f"{arg(names[0] + '=')} requires verdicts from samples; also pass "
+            f"{arg('verdicts', 'samples')}"
         )
     return JudgeSettings(rubric=rubric, **{"wordings": len(rubric.wordings), **chosen})
 

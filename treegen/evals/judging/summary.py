@@ -326,7 +326,9 @@ def _with_labels(
         answers[problem, index].append(value)
     judged = {key: math.fsum(v) / len(v) for key, v in answers.items()}
     if not (both := [key for key in labels if key in judged]):
-        raise InputError("no label belongs to a judged answer; use labels of this run")
+        raise InputError(
+            "no judged answer has a label; use a labels file for the answers of this run"
+        )
     of_problem: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for key in both:
         of_problem[key[0]].append((labels[key], judged[key]))
@@ -422,8 +424,8 @@ def _notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]:
         if run.unreadable:
             share = run.unreadable / len(run.judgements)
             notices.append(
-                f"{run.unreadable:,} of {len(run.judgements):,} verdicts of "
-                f"{run.judging.judge} are unreadable ({share:.1%}) and count in no mean"
+                f"{run.unreadable:,} of {len(run.judgements):,} verdicts of {run.judging.judge} "
+                f"are unreadable ({share:.1%}) and are left out of all means"
             )
         if too_long := len({(j.problem_id, j.shown) for j in run.judgements if j.too_long}):
             notices.append(
@@ -432,11 +434,12 @@ def _notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]:
             )
         if (mass := _mass(run)) is not None and mass < 0.5:
             notices.append(
-                f"{run.judging.judge} gives all choices together a probability of {mass:.3f} on "
-                "average, so it would usually write another text, and its verdicts mean little"
+                f"the judge {run.judging.judge} assigns the choices a total probability of "
+                f"{mass:.3f} on average, so its verdicts are not reliable"
             )
     if mean is not None and mean.given:
         notices.append(
-            f"there is only one {' and one '.join(mean.given)}, so the interval holds for no other"
+            f"there is only one {' and one '.join(mean.given)}, so the interval does not apply "
+            "to others"
         )
     return notices

@@ -261,7 +261,7 @@ def plan_tasks(
         TreegenError: The data, the model's configuration or the plan is in error.
     """
     if not tasks:
-        raise InputError("no task is given; `treegen tasks` lists them")
+        raise InputError("no task is given; use `treegen tasks` to list the tasks")
     jobs = [
         load_job(resolve_eval_settings(demo.fill_defaults({**choices, "task": task})))
         for task in tasks
@@ -310,18 +310,21 @@ def evaluate_adapters(
 
     if models.llm is not None or models.on_workers:
         raise InputError(
-            "several adapters need a model in this process, without workers; run the adapters "
-            "separately"
+            "several adapters cannot be used together with workers or with a loaded model; run "
+            "the adapters separately"
         )
     if "adapter" in choices:
-        raise InputError("--model-args names an adapter too; leave the adapter out there")
+        raise InputError(
+            "--adapter cannot be used together with an adapter in --model-args; remove the "
+            "adapter from --model-args"
+        )
     model = Path(str(choices.get("model", demo.NAME))).name
     directory = named_path(output, resume) or new_path("adapters", model)
     folders = [file_name(Path(adapter).name) for adapter in adapters]
     if len({*folders}) < len(folders):
         raise InputError(
             f"two adapters have the same name: {', '.join(folders)}; rename a directory, or run "
-            "them separately"
+            "the adapters separately"
         )
     if is_run(directory):
         raise InputError(
@@ -332,7 +335,7 @@ def evaluate_adapters(
         find_adapter(adapter)
         if resume is None and (directory / folder).exists():
             raise InputError(
-                f"{directory / folder} exists already; continue with --resume {directory}"
+                f"{directory / folder} already exists; continue with --resume {directory}"
             )
     results = []
     with share_base_weights():

@@ -120,8 +120,8 @@ class ModelLoader(Closeable):
         for name in options:
             if name in chosen:
                 raise InputError(
-                    f"{arg(name + '=')} has an effect only when a model is loaded, and this "
-                    "model is already loaded; leave it out"
+                    f"{arg(name + '=')} has no effect on a model that is already loaded; remove "
+                    f"{arg(name + '=')}"
                 )
         return {**chosen, **options}
 

@@ -45,7 +45,7 @@ def make_execution_options(
             name = next(iter(chosen), "rejudge")
             raise InputError(
                 f"{arg(name + '=')} has no effect without {arg('allow_code_execution', True)}; "
-                "give that too"
+                "pass both arguments"
             )
         return None
     return ExecutionOptions(anew=anew, sandbox=sandbox or "auto", num_workers=num_workers)
@@ -63,7 +63,8 @@ def check_execution_options(tasks: "Sequence[Task]", execution: ExecutionOptions
             names = ", ".join(task.name for task in tasks)
             verb = "runs" if len(tasks) == 1 else "run"
             raise InputError(
-                f"{arg(name + '=')} has no effect: {names} {verb} no programs; leave it out"
+                f"{arg(name + '=')} has no effect, because {names} {verb} no programs; remove "
+                f"{arg(name + '=')}"
             )
 
 

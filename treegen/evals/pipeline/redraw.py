@@ -193,7 +193,7 @@ def check_model(run: RunDir, engine: EngineOptions) -> None:
     if not isinstance(stored, Mapping) or stored.get("fingerprint") != now:
         raise ModelError(
             f"{engine.model} is not the model of {run.path}: its weights, tokenizer or settings "
-            f"differ; name the right one with {arg('model=')}"
+            f"differ; pass the model of the run with {arg('model=')}"
         )
 
 

@@ -105,10 +105,10 @@ def _leave_out_votes(job: Job, run: RunDir, names: Sequence[str], listener: List
             left_out.add(name)
             why += [f"{vote} ({reason.marked})" for vote, reason in reasons.items()]
     if left_out.issuperset(names):
-        reason = "; ".join(dict.fromkeys(why)) or "the samples have no number to vote by"
+        reason = "; ".join(dict.fromkeys(why)) or "the samples have no numbers that a vote can use"
         raise InputError(f"no vote can be computed: {reason}")
     for line in why:
-        listener.warn(Message(f"the results leave out the vote {line}"))
+        listener.warn(Message(f"the results do not include the vote {line}"))
     votes = tuple(vote for vote in job.settings.votes if vote not in left_out)
     return replace(job, settings=replace(job.settings, votes=votes))
 
@@ -227,7 +227,8 @@ def score_with_verifier(
     with open_for_append(path, "scores.lock") as file:
         if any(row.get("by") != by for row in file.records()):
             raise InputError(
-                f"{path} has scores of another verifier; move the file away, and score again"
+                f"{path} has scores that this verifier did not compute; move the file to "
+                "another folder, and score again"
             )
         pending = [record for record in records if record[:2] not in file.keys]
         yield len(records) - len(pending), len(records)

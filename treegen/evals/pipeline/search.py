@@ -178,7 +178,7 @@ def _open_agent(
         return work
     if models.on_workers:
         raise InputError(
-            f"the environment {settings.environment} does not run on workers; leave out "
+            f"the environment {settings.environment} is not supported with workers; remove "
             f"{arg('gpus=')}, {arg('workers=')} and {arg('ray=')}"
         )
     from treegen.evals.search.agent_search import open_agent
@@ -202,7 +202,8 @@ def _shared_arguments(choices: dict[str, Any], methods: Sequence[str]) -> dict[s
     for name in choices["arguments"]:
         if name not in names and name in EngineOptions.__dataclass_fields__:
             raise InputError(
-                f"no method has an argument {name!r}; {arg(name + '=')} sets that of the model"
+                f"no method has an argument {name!r}; use {arg(name + '=')} to set this option "
+                "of the model"
             )
         if name not in names and len(methods) > 1:
             hint = did_you_mean(name, names) or f"; known: {', '.join(names)}"
@@ -219,7 +220,7 @@ def _check_alike(jobs: "list[SearchJob]") -> None:
         )
     if len({(job.task.name, job.data.fingerprint) for job in jobs}) > 1:
         raise InputError(
-            f"the methods have different problems; give all of them the same {arg('data=')}, "
+            f"the methods have different problems; give all methods the same {arg('data=')}, "
             f"{arg('limit=')} and examples"
         )
 

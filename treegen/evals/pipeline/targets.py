@@ -88,14 +88,15 @@ class _Kind(Generic[_Settings]):
         if "task" in all_choices:
             task = identity["task"]["name"]
             if get_task(all_choices["task"]).name != task:
-                message = f"{path} is a run of {task}, not of {get_task_name(all_choices['task'])}"
-                raise InputError(f"{message}; name another directory, or leave the task out")
+                other = get_task_name(all_choices["task"])
+                message = f"{path} is a run of the task {task}, not of the task {other}"
+                raise InputError(f"{message}; name another directory, or remove the task")
         settings = self.settle(all_choices, {**stored, "kept": path})
         late = _changed_drawing(settings, choices, stored) if done else ()
         if is_complete and (recorded := [name for name in late if name in settings.RECORDED]):
             raise InputError(
-                f"{path} is finished, and {arg(recorded[0] + '=')} has an effect only while "
-                "treegen draws samples; leave it out, or start a new run"
+                f"the run {path} is finished, so {arg(recorded[0] + '=')} has no effect; remove "
+                f"{arg(recorded[0] + '=')}, or start a new run"
             )
         return RunTarget(settings, path, True, is_complete, info, threads, late)
 
@@ -122,8 +123,8 @@ class _Kind(Generic[_Settings]):
             if is_run(path):
                 if several:
                     raise InputError(
-                        f"{path} is the run of a single {self.by}; name one {self.by}, or another "
-                        "path for several"
+                        f"{path} is the run of a single {self.by}; name one {self.by}, or use "
+                        f"another path for several {self.by}s"
                     )
                 return [self.resolve_resumed(path, choices, *names)]
             if targets := self.find_below(path, names, choices, must=bool(resume)):
@@ -136,8 +137,8 @@ class _Kind(Generic[_Settings]):
             path = new_path(*task, word, Path(settings[0].engine.model).name)
         if len(set(folders)) < len(folders):
             raise InputError(
-                f"two of the {self.by}s have the same folder: {', '.join(folders)}; run them "
-                "separately"
+                f"two of the {self.by}s have the same folder: {', '.join(folders)}; run the "
+                f"{self.by}s separately"
             )
         paths = [path / folder for folder in folders] if several else [path]
         _check_free((path, *paths), path)
@@ -263,12 +264,13 @@ def named_path(output: str | None, resume: str | None) -> Path | None:
     """Return the directory that the user named; None for a new one."""
     if resume and output and Path(resume) != Path(output):
         raise InputError(
-            f"{arg('resume', resume)} and {arg('output', output)} differ; a run cannot move, so "
-            "leave one out"
+            f"{arg('resume', resume)} and {arg('output', output)} name different directories; "
+            "remove one of the two arguments"
         )
     if resume == "" and not output:
         raise InputError(
-            f"{arg('resume=')} needs a run directory; name it, or give {arg('output=')}"
+            f"{arg('resume=')} requires a run directory; name the directory, or pass "
+            f"{arg('output=')}"
         )
     named = resume or output
     return None if named is None else Path(named)

@@ -216,7 +216,9 @@ def _read_with(
 def _check_unchanged(run: RunDir, digest: str, expected: str) -> None:
     """Raise RunError if samples are not those that verdicts were found for."""
     if expected and digest != expected:
-        raise RunError(f"{run.path} was changed while it was read; read it again")
+        raise RunError(
+            f"the run {run.path} was changed while treegen read the run; read the run again"
+        )
 
 
 class _VerdictInterner:

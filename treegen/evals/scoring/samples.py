@@ -146,9 +146,7 @@ def aggregate(
     report = wrap_task_method(job.task.aggregate, job.task.name)(fixed, options)
     if not isinstance(report, Report):
         name = type(report).__name__
-        raise TaskError(
-            f"aggregate of task {job.task.name!r} returns a {name}; it must return a Report"
-        )
+        raise TaskError(f"aggregate of task {job.task.name!r} must return a Report, got {name}")
     tables = list(report.tables)
     if rounds is not None:
         tables += stop_tables(job, scores, rounds)

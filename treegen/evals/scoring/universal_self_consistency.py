@@ -85,7 +85,9 @@ def parse_pick(text: str, samples: Sequence[int]) -> int:
         InputError: there are no samples.
     """
     if not samples:
-        raise InputError("samples is empty; give the indices of at least one sample")
+        raise InputError(
+            "the argument `samples` must not be empty; pass the index of at least one sample"
+        )
     match = _PICKED.search(text)
     number = int(match[1]) if match and len(match[1]) < 10 else 1
     return samples[number - 1] if 1 <= number <= len(samples) else samples[0]

@@ -96,7 +96,7 @@ def _read_scores(path: Path) -> dict[Key, float]:
     except OSError as error:
         raise RunError(describe_read_error(path, error)) from None
     except UnicodeDecodeError:
-        raise RunError(f"{path} is not UTF-8; restore it from a copy") from None
+        raise RunError(f"{path} is not in UTF-8; restore the file from a copy") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -104,12 +104,12 @@ def _read_scores(path: Path) -> dict[Key, float]:
             row = parse_json(line)
             score = row["score"]
             if isinstance(score, bool) or not math.isfinite(score):
-                raise ValueError("its score is not a finite number")
+                raise ValueError("the score is not a finite number")
             scores[str(row["problem_id"]), int(row["sample_index"])] = float(score)
         except (ValueError, TypeError, KeyError) as error:
             raise RunError(
-                f"{path}:{number} is not a score ({error}); a line is a JSON object with "
-                "problem_id, sample_index and score"
+                f"{path}:{number} has no valid score ({error}); each line must be a JSON object "
+                "with problem_id, sample_index and score"
             ) from None
     return scores
 

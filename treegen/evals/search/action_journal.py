@@ -202,7 +202,7 @@ def _place_of(record: Mapping[str, Any]) -> tuple[_Place, str]:
     if isinstance(before, list):  # earlier versions wrote the keys of the actions before it
         before = _id_of(before)
     if not isinstance(before, str):
-        raise TypeError(f"the actions before it, {before!r:.40}")
+        raise TypeError(f"the field `before` must be text, got {before!r:.40}")
     return (record["problem_id"], _next_id(before, key)), key
 
 
@@ -212,7 +212,7 @@ def _read(record: Mapping[str, Any]) -> _Entry:
     observation, snapshot = Observation(**{**values, "images": images}), record["snapshot"]
     check_observation(observation)
     if not isinstance(snapshot, str | None):
-        raise TypeError(f"the snapshot {snapshot!r:.40}")
+        raise TypeError(f"the field `snapshot` must be text or null, got {snapshot!r:.40}")
     return _Entry(observation, snapshot, record.get("raised") is True)
 
 

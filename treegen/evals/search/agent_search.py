@@ -71,10 +71,11 @@ class RunAgent:
         lines = []
         if self.begun:
             (search, key), *more_actions = self.begun
-            more = f", and so did {len(more_actions):,} other actions" if more_actions else ""
+            more = f" and during {len(more_actions):,} other actions" if more_actions else ""
             lines.append(
-                f"the action {key:.100} of {search} began, and its end is not stored{more}; "
-                "treegen runs it again from the state before it if the search needs it"
+                f"the run stopped during the action {key:.100} of {search}{more}; treegen runs an "
+                "unfinished action again, from the state before the action, if the search needs "
+                "the result"
             )
         if num:
             lines.append(f"{num:,} actions are stored; treegen reads their results")

@@ -116,7 +116,9 @@ class AgentTask(SearchTask):
         Raises:
             InputError: Always.
         """
-        raise InputError(f"{self.name} is solved by tool calls; run `treegen search {self.name}`")
+        raise InputError(
+            f"the task {self.name} requires tool calls; use `treegen search {self.name}`"
+        )
 
     def root(self, data: TaskData, problem: Problem) -> str:
         """Return the message that asks for the solution of a problem."""

@@ -52,7 +52,9 @@ def find_method(name: str) -> Method:
         return METHODS[name]
     path, colon, function_name = name.rpartition(":")
     if not colon:
-        raise InputError(f"name the method's function too: {name}:function")
+        raise InputError(
+            f"the method {name} must include the name of a function; use {name}:function"
+        )
     file, label = Path(path), short_name(name)
     try:
         source = hashlib.sha256(read_bytes(file)).hexdigest()[:32]
@@ -69,7 +71,8 @@ def find_method(name: str) -> Method:
             if callable(value) and getattr(value, "__module__", "") == module.__name__
         ]
         hint = (
-            did_you_mean(function_name, functions) or f"; it has {', '.join(functions) or 'none'}"
+            did_you_mean(function_name, functions)
+            or f"; functions in the file: {', '.join(functions) or 'none'}"
         )
         raise InputError(f"{path} has no function {function_name!r}{hint}")
     if not _is_async(function):
@@ -116,7 +119,7 @@ class _Run:
             return await collect_outcome(on.root, on.done, on.evaluate, stopped)
         if (outcome := to_outcome(returned)) is None:
             raise InputError(
-                f"the search returned {returned!r:.60}; return a node, nodes (the best first), a "
-                "SearchOutcome, or None for the solutions in the tree"
+                "the search must return a node, a list of nodes with the best node first, a "
+                f"SearchOutcome, or None for the solutions in the tree; got {returned!r:.60}"
             )
         return outcome

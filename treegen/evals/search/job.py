@@ -78,8 +78,8 @@ def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[st
             name = f"{problem_id} #{repeat + 1}" if repeat else problem_id
             if name in searches:
                 raise InputError(
-                    f"problem id {name!r} is also the name of a search of another problem, which "
-                    f"{arg('repeats=')} numbers; change the id, or leave out {arg('repeats=')}"
+                    f"problem id {name!r} is the same as the name that {arg('repeats=')} gives "
+                    f"to a search of another problem; change the id, or remove {arg('repeats=')}"
                 )
             searches[name] = problem_id, repeat
     return searches

@@ -117,7 +117,7 @@ class JournaledEnvironment:
             InputError: There is no such snapshot.
         """
         if snapshot not in self._states:
-            raise InputError(f"there is no snapshot {snapshot!r}; it was deleted")
+            raise InputError(f"there is no snapshot {snapshot!r}, because the snapshot was deleted")
         return _JournaledWorld(self, *self._states[snapshot])
 
     async def revive(self, episode: Episode, path: Keys) -> World:
@@ -201,8 +201,9 @@ class JournaledEnvironment:
             if not self._has_warned_of_saving:
                 self._has_warned_of_saving = True
                 warnings.warn(
-                    f"some states have no snapshot ({describe_failure(error)}); if the search or a "
-                    "resumed run returns to them, their actions run again",
+                    f"some states have no snapshot ({describe_failure(error)}); if the search "
+                    "or a resumed run returns to such a state, treegen runs the actions before "
+                    "the state again",
                     RuntimeWarning,
                     stacklevel=1,
                 )
@@ -263,8 +264,8 @@ class JournaledEnvironment:
                 await self.call(leftovers, "removing leftovers")
             except Exception as error:
                 warnings.warn(
-                    "worlds or snapshots of killed processes may still exist, because treegen "
-                    f"cannot remove them: {describe_failure(error)}",
+                    "worlds or snapshots of killed processes may still exist, because their "
+                    f"removal failed: {describe_failure(error)}",
                     RuntimeWarning,
                     stacklevel=1,
                 )
@@ -279,7 +280,8 @@ class JournaledEnvironment:
         if self.keeps_snapshots and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                "snapshots of some states are deleted or lost, so stored actions run again",
+                "snapshots of some states were deleted or lost, so treegen runs stored actions "
+                "again",
                 RuntimeWarning,
                 stacklevel=1,
             )
@@ -415,8 +417,8 @@ class _JournaledWorld:
                 observation = await self._environment.call(again, f"the action {name}")
                 if entry is not None and observation != entry.observation:
                     raise WorldError(
-                        f"action {place + 1} of an episode, {name}, has another result when it "
-                        "runs again, so its branch ends"
+                        f"action {place + 1} of an episode, {name}, returned a different result "
+                        "when treegen ran the action again, so the branch ends"
                     )
         except BaseException:
             await world.close()

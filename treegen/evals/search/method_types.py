@@ -56,10 +56,10 @@ def read_signature(
     try:
         first, *parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
-        raise InputError(f"{label} takes no argument; add an argument for the root node") from None
+        raise InputError(f"{label} has no argument; add an argument for the root node") from None
     if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
         raise InputError(
-            f"{label} takes no positional argument; make its first argument the root node"
+            f"{label} has no positional argument; make its first argument the root node"
         )
     arguments = []
     for parameter in parameters:
@@ -70,8 +70,8 @@ def read_signature(
             continue
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise InputError(
-                f"{label} takes {parameter.name} only as a positional argument; remove the / "
-                "after it"
+                f"the argument {parameter.name} of {label} must not be positional-only; remove "
+                f"the / after {parameter.name}"
             )
         arguments.append(
             Argument(parameter.name, _kind(parameter, function, label), parameter.default)
@@ -98,7 +98,7 @@ def read_values(
 
     names = [argument.name for argument in arguments]
     if unknown := [name for name in texts if name not in names and name not in also]:
-        takes = f"; it takes {', '.join(names)}" if names else "; it takes none"
+        takes = f"; known: {', '.join(names)}" if names else "; the method has no arguments"
         hints = hints_at(unknown, lambda name: did_you_mean(name, names), takes)
         raise InputError(f"{label} has no argument {' and no '.join(map(repr, unknown))}{hints}")
     values = {}
@@ -108,7 +108,9 @@ def read_values(
                 argument.kind, texts[argument.name], f"{label}: {argument.name}"
             )
         elif argument.default is REQUIRED:
-            raise InputError(f"{label} needs {argument.name}; give it by -a {argument.name}=VALUE")
+            raise InputError(
+                f"{label} requires the argument {argument.name}; pass -a {argument.name}=VALUE"
+            )
         elif _is_plain(argument.default):
             values[argument.name] = _tuples_to_lists(argument.default)
     return values

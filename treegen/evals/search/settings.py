@@ -110,15 +110,15 @@ class SearchSettings(BaseSettings, TreeSettings):
         BaseSettings.__post_init__(self)
         if self.verifier_args and not self.evaluate.startswith(REWARD):
             raise InputError(
-                f"{arg('verifier_args=')} needs a verifier; name one with {arg('verifier=')}"
+                f"{arg('verifier_args=')} requires a verifier; pass {arg('verifier=')}"
             )
         if self.verifier_memory is not None:
             parse_bytes(self.verifier_memory)
         several = max(self.expand, self.num_samples, self.repeats)
         if self.step.temperature == 0 and several > 1:
             raise InputError(
-                "a search needs different samples of one state, and temperature 0 gives the same "
-                "one each time; use a temperature above 0"
+                "a search requires different samples from the same state, but all samples are "
+                "the same at temperature 0; use a temperature above 0"
             )
 
     @property
@@ -135,7 +135,7 @@ class SearchSettings(BaseSettings, TreeSettings):
         if name == "depth" and self.environment is not None:
             return None  # it limits every episode
         if name == "step_tokens" and self.environment is not None:
-            return "on an agent, whose steps are whole replies"
+            return "on an agent, because each step of an agent is a complete reply"
         knob = "evaluate" if name == "verifier" else name
         if self.source is not None or knob not in TreeSettings.__dataclass_fields__:
             return None  # which settings a custom method reads is unknown
@@ -189,13 +189,16 @@ def resolve_search_settings(
     """
     if "verifier" in requested:
         if "evaluate" in requested:
-            raise InputError(f"give {arg('verifier=')} or {arg('evaluate=')}, not both")
+            raise InputError(
+                f"{arg('verifier=')} and {arg('evaluate=')} cannot be used together; remove "
+                "one of the two arguments"
+            )
         evaluate = f"{REWARD}{absolute(requested['verifier'])}"
         requested = {name: value for name, value in requested.items() if name != "verifier"}
         requested["evaluate"] = evaluate
     choices = merge_choices(SearchSettings, requested, stored)
     if not choices.get("task"):
-        raise InputError("no task is given; give one with steps: countdown, game24 or gsm8k")
+        raise InputError("no task is given; choose a task with steps: countdown, game24 or gsm8k")
     task = get_search_task(choices["task"])
     defaults = task.search_defaults
     environment = _check_environment(task, choices.get("environment"))
@@ -262,13 +265,13 @@ def _check_steps(place: str, name: str, task: str, environment: str | None) -> N
     method = find_method(place)
     if environment is None and method.needs_agent:
         raise InputError(
-            f"{name} works on tool calls, and {task} is solved by text; choose another "
-            f"{arg('method=')}, such as mcts"
+            f"the method {name} requires tool calls, but the task {task} is solved by text; "
+            f"choose another {arg('method=')}, such as mcts"
         )
     if environment is not None and method.needs_text:
         raise InputError(
-            f"{name} works on texts, and {task} is solved by tool calls; choose another "
-            f"{arg('method=')}, such as best-of-n, beam or mcts"
+            f"the method {name} requires text, but the task {task} is solved by tool calls; "
+            f"choose another {arg('method=')}, such as best-of-n, beam or mcts"
         )
 
 
@@ -284,9 +287,9 @@ def _method(
             place = stored_place
         elif place is None:
             raise InputError(
-                f"the run's method is code in a file, {stored_place}, which does not run "
-                f"without permission; read the code, then name it with {arg('method=')} or give "
-                f"{arg('allow_task_code', True)}"
+                f"the method of the run is code in the file {stored_place}, and treegen does "
+                "not run this code without permission; read the code, then pass "
+                f"{arg('method=')} or {arg('allow_task_code', True)}"
             )
     elif stored and short_name(str(place)) == stored["method"]:  # the method's file may have moved
         arguments = {**stored.get("arguments", {}), **arguments}
@@ -319,7 +322,8 @@ def _check_environment(task: SearchTask, name: str | None) -> str | None:
         return name
     if name is not None:
         raise InputError(
-            f"{task.name} is solved by text and has no environment; leave out {arg('environment=')}"
+            f"the task {task.name} is solved by text and has no environment; remove "
+            f"{arg('environment=')}"
         )
     return None
 

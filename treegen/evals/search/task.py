@@ -98,14 +98,14 @@ class SearchTask(Task):
 
     def propose(self, problem: Problem, how: str) -> "Propose":
         """Return a function that makes next steps in a way of `SearchDefaults.propose`."""
-        raise InputError(f"task {self.name!r} cannot propose steps by {how!r}")
+        raise InputError(f"task {self.name!r} does not support proposing steps with {how!r}")
 
     def evaluate(self, problem: Problem, how: str) -> "Evaluate":
         """Return a function that evaluates nodes in a way of `SearchDefaults.evaluate`.
 
         A higher value is better.
         """
-        raise InputError(f"task {self.name!r} cannot evaluate states by {how!r}")
+        raise InputError(f"task {self.name!r} does not support evaluating states with {how!r}")
 
 
 def get_search_task(name: str | Task) -> SearchTask:

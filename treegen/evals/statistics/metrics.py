@@ -258,9 +258,7 @@ def _group(
     for sample in scores:
         if (group := samples_of.get(sample.problem_id)) is None:
             name = sample.problem_id
-            raise InputError(
-                f"a sample belongs to problem {name!r}, and problem_ids has no such problem"
-            )
+            raise InputError(f"a sample belongs to problem {name!r}, which is not in problem_ids")
         group.append(sample)
     for problem_id, group in samples_of.items():
         indices = [sample.sample_index for sample in group]

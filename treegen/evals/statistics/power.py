@@ -75,8 +75,8 @@ def estimate_variances(rights: Sequence[tuple[int, int]]) -> tuple[float, float]
         raise InputError("variances need at least two problems")
     if any(num < 2 for _, num in rights):
         raise InputError(
-            "a run with one sample per problem does not show how the samples of a problem "
-            f"vary; use a run with more samples, or give {arg('between=')} and {arg('within=')}"
+            "the variance within problems cannot be estimated from one sample per problem; use "
+            f"a run with more samples, or pass {arg('between=')} and {arg('within=')}"
         )
     shares = [right / num for right, num in rights]
     noise = [p * (1 - p) / (num - 1) for p, (_, num) in zip(shares, rights, strict=True)]

@@ -89,7 +89,7 @@ class VoteRule:
         if number not in NUMBERS:
             names = [*NUMBERS, USC, ALL]
             hint = did_you_mean(number, names)
-            raise InputError(f"there is no vote {text!r}{hint}; votes are {', '.join(names)}")
+            raise InputError(f"there is no vote {text!r}{hint}; known: {', '.join(names)}")
         rule, equals, value = (rule or NUMBERS[number]).partition("=")
         default = _BORDA if rule == "borda" else math.nan
         try:
@@ -100,8 +100,8 @@ class VoteRule:
         has_one = rule in ("borda", "top")
         if rule not in _RULES or not is_share or not parameter >= 0 or (equals and not has_one):
             raise InputError(
-                f"vote {text!r} must be {number}:weighted, {number}:best, {number}:borda=P with P "
-                f"from 0 on, or {number}:top=SHARE with a share above 0 and up to 1"
+                f"vote {text!r} must be {number}:weighted, {number}:best, {number}:borda=P with "
+                f"P of at least 0, or {number}:top=SHARE with SHARE above 0 and at most 1"
             )
         return VoteRule(number, rule, parameter)
 
@@ -185,14 +185,14 @@ def check_weights(vote: VoteRule, values: _Floats) -> None:
     """Raise InputError for numbers of samples that a vote cannot use."""
     if not np.isfinite(values).all():
         raise InputError(
-            f"the {vote.number} of a sample is not finite, so the sample cannot vote; choose "
-            "another number to vote by"
+            f"the {vote.number} of a sample is not finite, so the sample cannot vote; use a "
+            f"vote without {vote.number}"
         )
     by_sum = vote.rule in ("weighted", "top") and vote.number != "logprob"
     if by_sum and (values < 0).any():
         raise InputError(
-            f"the {vote.number} of a sample is {values.min():g}, and votes by sum must not be "
-            f"negative; use {vote.number}:borda or {vote.number}:best"
+            f"the {vote.number} of each sample must be at least 0 for the rule {vote.rule}, got "
+            f"{values.min():g}; use {vote.number}:borda or {vote.number}:best"
         )
 
 
