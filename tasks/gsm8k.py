@@ -138,7 +138,7 @@ class GSM8K(TextTask, SearchTask):
             answer = sentence if "####" in answer else number
         if is_drawn and "\n\n" in answer:
             raise ValueError(
-                "a blank line in an example would teach the model to write a stop string"
+                "an example must not contain a blank line, because a blank line is a stop string"
             )
         return question, answer
 

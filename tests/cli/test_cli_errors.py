@@ -69,7 +69,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "--limit", "1.5"], "limit must be a count, a fraction below 1 or a range"),
         (["gsm8k", "--limit", "2", "--sample-id", "x"], "give limit or problem ids, not both"),
         (["gsm8k", "--sample-id", "gsm8k-99"], "there is no problem 'gsm8k-99'; did you mean"),
-        (["gsm8k", "-f", "99"], "--num-fewshot is 99 but the bundled few-shot file has 8"),
+        (["gsm8k", "-f", "99"], "--num-fewshot is 99, but the bundled few-shot file has 8"),
         (
             ["gsm8k", "--k", "1,x"],
             "--k must be comma-separated integers from 1 to 9,999,999, got '1,x'",
