@@ -89,7 +89,7 @@ def _check_docker() -> None:
             )
             if not result.returncode:
                 return
-            why = f"failed ({result.stderr.strip()[-200:]})"
+            why = f"does not run ({result.stderr.strip()[-200:]})"
     raise InputError(f"docker {why}; {remedy}, or use another {arg('environment=')}")
 
 

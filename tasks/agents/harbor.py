@@ -192,7 +192,7 @@ def is_name(text: str) -> bool:
 def _check_name(path: Path) -> None:
     if not is_name(path.name):
         raise DataError(
-            f"the file name {path.name!r:.80} in {path.parent} is not UTF-8; rename the file"
+            f"the name {path.name!r:.80} in {path.parent} is not UTF-8; rename the file or folder"
         )
 
 

@@ -105,8 +105,8 @@ class Harbor(AgentTask, TextTask):
         self.check_no_examples(options)
         if options.data is None or options.split is not None:
             raise InputError(
-                "harbor has no bundled tasks and no splits; set "
-                f"{arg('data=')} to a task folder or to a folder of task folders, and remove split"
+                f"harbor has no bundled tasks and no splits; set {arg('data=')} to a task folder "
+                "or to a folder of task folders, without a split"
             )
         tasks, skipped = read_folder(Path(options.data))
         last = DataError("no Harbor task was found")

@@ -278,8 +278,8 @@ class IFEval(TextTask):
             if lacking is not None:
                 raise InputError(
                     f"ifeval needs the nltk data punkt_tab to check {', '.join(sorted(kinds))}; "
-                    f"install the data with {lacking}, or pass -T sentences=rule, which changes "
-                    "the scores"
+                    f"install the data with {lacking}, or pass -T sentences=rule, whose "
+                    "scores are not comparable with published scores"
                 )
 
 

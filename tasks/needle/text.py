@@ -42,7 +42,7 @@ def draw_names(draw: random.Random, num: int) -> list[str]:
     most = len(NAMES) * len(SECOND_NAMES)
     if num > most:
         raise InputError(
-            f"the number of questions must be at most {most:,}, got {num:,}; use fewer questions"
+            f"the number of dogs must be at most {most:,}, got {num:,}; use fewer questions"
         )
     rounds = -(-num // len(NAMES))
     seconds = {first: draw.sample(SECOND_NAMES, rounds) for first in NAMES}

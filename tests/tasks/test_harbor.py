@@ -286,14 +286,12 @@ def test_names_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     for place in ("environment", "tests"):
         folder = make_task(tmp_path / place)
         (folder / place / os.fsdecode(b"a\xff.py")).write_text("")
-        with pytest.raises(
-            DataError, match=r"the file name 'a\\udcff.py' .* is not UTF-8; rename the"
-        ):
+        with pytest.raises(DataError, match=r"the name 'a\\udcff.py' .* is not UTF-8; rename the"):
             read_task(folder)
     (tmp_path / "tests").rename(tmp_path / os.fsdecode(b"\xff"))
     tasks, skipped = read_folder(make_task(tmp_path / "good").parent)
     assert [task.name for task in tasks] == ["good"]
-    assert [row.reason for row in skipped][-1].startswith("the file name '\\udcff'")
+    assert [row.reason for row in skipped][-1].startswith("the name '\\udcff'")
     with pytest.raises(DataError):
         read_folder(tmp_path / "a\0b")
 

@@ -66,7 +66,7 @@ def test_drawn_names_are_distinct_and_none_begins_another(seed: int, num: int) -
 
 
 def test_too_many_names() -> None:
-    with pytest.raises(InputError, match="questions must be at most 8,"):
+    with pytest.raises(InputError, match="dogs must be at most 8,"):
         load(questions=9999, length=10**7)
 
 
