@@ -233,7 +233,7 @@ class ChatSearches:
         names = [*_OPTIONS, *(argument.name for argument in METHODS[method].arguments)]
         for name in options:
             if name not in names:
-                hint = did_you_mean(name[:80], names) or f"; use one of {', '.join(names)}"
+                hint = did_you_mean(name[:80], names) or f"; known: {', '.join(names)}"
                 raise InputError(f"method {method} has no option {name[:80]!r}{hint}")
         chosen = {name: value for name, value in options.items() if name in _OPTIONS}
         step_stop = chosen.get("step_stop", _STEP_STOP)
@@ -303,12 +303,14 @@ def _read_arguments(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         try:
             if not isinstance(value, str | int | float):
-                raise InputError(f"expected a string, a number, true or false, got {value!r:.60}")
+                raise InputError(f"it must be a string, a number, true or false, got {value!r:.60}")
             read = read_values([argument], {argument.name: text}, f"method {method}")
             if isinstance(value, str) and not isinstance(read[argument.name], str):
-                raise InputError(f"expected a number, true or false, got the string {value!r:.60}")
+                raise InputError(
+                    f"it must be a number, true or false, got the string {value!r:.60}"
+                )
         except InputError as error:
-            raise InputError(f"{arg(argument.name)} is invalid: {error}") from None
+            raise InputError(f"{arg(argument.name)} cannot be used: {error}") from None
         _check_counts(read)
         values |= read
     return values
