@@ -322,9 +322,7 @@ def _check(name: str, task: Any) -> None:
 def _failure(error: Exception, name: str) -> InputError | DataError:
     if isinstance(error, ImportError):
         missing = f"; install {error.name}" if error.name else ""
-        return InputError(
-            f"the lm-eval task {name} needs a package: {format_error(error)}{missing}"
-        )
+        return InputError(f"lm-eval task {name} needs a package: {format_error(error)}{missing}")
     kinds = {kind.__name__ for kind in type(error).__mro__}
     reason = format_error(error)
     if kinds & {
