@@ -219,7 +219,7 @@ class ARCEasy(ChoiceTask):
         labels = texts_of(choices.get("label"), "label")
         key = text_field({"answerKey": row.get("answerKey")}, "answerKey")
         if key not in labels:
-            raise ValueError(f"answerKey {key!r:.40} is not one of its labels")
+            raise ValueError(f"answerKey {key!r:.40} is not one of the labels of the choices")
         question_text = text_field({"question": question}, "question")
         texts = texts_of(choices.get("text"), "text")
         name = id_of(row, "id")
@@ -324,8 +324,8 @@ def _add_labels(rows: Rows, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     numbered = list(rows)
     if len(labels) != len(numbered):
         raise DataError(
-            f"{path} has {len(labels)} labels for {len(numbered)} rows; use both files of the "
-            "same split"
+            f"{path} has {len(labels)} labels for {len(numbered)} rows; use the labels and the "
+            "rows of the same split"
         )
     for (line, row), label in zip(numbered, labels, strict=True):
         yield line, {**row, "label": label}

@@ -48,7 +48,7 @@ D) {D}"""
 
 def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows, str]:
     if data is None:
-        _check_no_subset(subset, "the bundled problems are")
+        _check_no_subset(subset, "the bundled problems have")
         return bundled_rows(BUNDLED, split), f"bundled {BUNDLED}"
     name = f"gpqa_{subset or SUBSETS[0]}"
     if data in ("hf", _HUB):
@@ -57,14 +57,14 @@ def _rows(data: str | None, split: str | None, subset: str | None) -> tuple[Rows
     path = Path(data)
     if path.is_dir() and split is None and (path / f"{name}.csv").exists():
         return file_rows(str(path / f"{name}.csv"), None)
-    _check_no_subset(subset, f"{data} is")
+    _check_no_subset(subset, f"{data} has")
     return file_rows(data, split)
 
 
 def _check_no_subset(subset: str | None, what: str) -> None:
     if subset is not None:
         raise InputError(
-            f"{what} a single set; choose a subset only with hf or a folder with gpqa_*.csv"
+            f"{what} no subsets; remove the subset, or use hf or a folder with gpqa_*.csv"
         )
 
 

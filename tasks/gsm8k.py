@@ -137,9 +137,7 @@ class GSM8K(TextTask, SearchTask):
             sentence = f"{reasoning}\nThe answer is {number}.".lstrip("\n")
             answer = sentence if "####" in answer else number
         if is_drawn and "\n\n" in answer:
-            raise ValueError(
-                "a blank line in an example would teach the model to write a stop string"
-            )
+            raise ValueError("an example must not contain a blank line, which may be a stop string")
         return question, answer
 
     def ask_question(self, question: str) -> str:

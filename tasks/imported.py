@@ -50,7 +50,7 @@ class Imported(TextTask):
             self._num_fewshot = int(arguments.get("fewshot", "0"))
         except ValueError as error:
             raise InputError(
-                f"the arguments of an imported task cannot be read: {error}; import the log again"
+                f"the arguments of an imported task are invalid: {error}; import the log again"
             ) from None
         is_list = isinstance(filters, list) and len(filters) > 0
         if not is_list or not all(isinstance(name, str) and name for name in filters):
@@ -65,7 +65,9 @@ class Imported(TextTask):
             DataError: The file cannot be read.
         """
         if options.data is None:
-            raise InputError("imported has no problems; create its runs with `treegen import LOG`")
+            raise InputError(
+                "the task imported needs an imported log; create a run with `treegen import LOG`"
+            )
         path = Path(options.data)
         problems, skipped = problems_of(read_rows(path), str(path), _problem)
         if skipped:
@@ -128,8 +130,8 @@ class Imported(TextTask):
             InputError: Always.
         """
         raise InputError(
-            "treegen cannot score new samples of an imported run; it only keeps the verdicts "
-            "of the log"
+            "new samples of an imported run cannot be scored, because the run has only the "
+            "verdicts from the log"
         )
 
 

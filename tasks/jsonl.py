@@ -84,14 +84,14 @@ def parse_template(text: str) -> Template:
             form or conversion or not name.strip() or set(name) & set(".[]{}")
         ):
             raise DataError(
-                f"template {text!r}: {{...}} must contain only the name of a field; write "
+                f"template {text!r}: {{...}} must contain only a field name; write "
                 "{{ or }} for a brace"
             )
         parts.append((literal, None if name is None else name.strip()))
     if not any(name for _, name in parts):
         raise DataError(
-            f"template {text!r} names no field, so all prompts would be the same; "
-            f"write one, such as {{question}}"
+            f"template {text!r} contains no field, so all prompts would be the same; "
+            f"add a field, such as {{question}}"
         )
     return Template(tuple(parts))
 
@@ -274,13 +274,18 @@ class QuestionAnswer(TextTask):
             raise InputError(
                 f"{option} needs a pattern, such as pattern='answer is (.+)'"
                 if kind == "regex"
-                else f"{option} does not use a pattern; leave out the pattern, or use answer=regex"
+                else f"{option} does not use a pattern; remove the pattern, or use answer=regex"
             )
         ignore_case = one_of(extra, "ignore_case", ("yes", "no"), "no") == "yes"
         if ignore_case and kind in ("number", "math", "choice"):
-            raise InputError(f"{option} does not use ignore_case; leave it out")
+            raise InputError(
+                f"{option} cannot be used together with ignore_case; remove ignore_case"
+            )
         if "choices" in extra and kind != "choice":
-            raise InputError(f"{option} does not use choices; leave it out, or use answer=choice")
+            raise InputError(
+                f"{option} cannot be used together with choices; remove choices, or use "
+                "answer=choice"
+            )
         make: Mapping[str, Callable[[], CanonicalAnswer | MathAnswer]] = {
             "text": lambda: TextAnswer(ignore_case=ignore_case),
             "contains": lambda: ContainedAnswer(ignore_case=ignore_case),
@@ -301,9 +306,7 @@ class QuestionAnswer(TextTask):
     ) -> Problem:
         answers = _answers(row, extra.get("answer_field", "answer"))
         if all(self._answer.canonical(answer) is None for answer in answers):
-            raise ValueError(
-                f"answer {answers[0][:40]!r} does not have the form of the answer type"
-            )
+            raise ValueError(f"answer {answers[0][:40]!r} does not match the answer type")
         problem_id = _id(row, line, extra.get("id_field"))
         group_field, image_field = extra.get("group_field"), extra.get("image_field")
         group = row.get(group_field) if group_field else None
@@ -333,11 +336,13 @@ def _check_together(options: TaskOptions) -> None:
     for name in ("image_field", "messages_field"):
         if name in options.extra and options.num_fewshot:
             raise InputError(
-                f"{arg('num_fewshot')} does not work with {name}; leave out one of the two"
+                f"{arg('num_fewshot')} cannot be used together with {name}; remove one of the two"
             )
     for name in ("image_field", "template"):
         if name in options.extra and "messages_field" in options.extra:
-            raise InputError(f"{name} does not work with messages_field; leave out one of the two")
+            raise InputError(
+                f"{name} cannot be used together with messages_field; remove one of the two"
+            )
 
 
 def _kind(extra: Mapping[str, str]) -> tuple[str, str]:
@@ -347,8 +352,8 @@ def _kind(extra: Mapping[str, str]) -> tuple[str, str]:
         return kind, f"answer={kind}"
     if "answer" in extra:
         raise InputError(
-            "give answer or metric, not both; when resuming a run, give the one that it "
-            "started with"
+            "answer and metric cannot be used together; remove one of the two; to resume a run, "
+            "use the same argument as before"
         )
     metric = one_of(extra, "metric", tuple(METRICS), "exact")
     return METRICS[metric], f"metric {metric}"
@@ -379,7 +384,7 @@ def _name_fields(field_names: Collection[str]) -> str:
         next((name for name in names if name in field_names), "FIELD")
         for names in (_QUESTIONS, _ANSWERS)
     )
-    return f"; name them: -T template='{{{question}}}' -T answer_field={answer}"
+    return f"; set the fields with -T template='{{{question}}}' -T answer_field={answer}"
 
 
 def _check_free(rows: Sequence[tuple[int, Mapping[str, Any]]], source: str) -> None:
@@ -387,9 +392,9 @@ def _check_free(rows: Sequence[tuple[int, Mapping[str, Any]]], source: str) -> N
     for line, row in rows:
         if isinstance(row.get("choices"), list):
             raise DataError(
-                f"{source}, line {line} has choices, but jsonl samples free answers; to score "
-                "choices, write a task whose problems have choices (see "
-                "examples/own_task_package), or rename the field to sample answers"
+                f"{source}, line {line} has choices, but jsonl does not score choices; write a "
+                "task that scores choices (see examples/own_task_package), or rename the field "
+                "to sample free answers"
             )
 
 
@@ -417,7 +422,7 @@ def _examples(
     if options.fewshot_file is None and options.fewshot_data is None:
         if options.num_fewshot:
             raise InputError(
-                f"{arg('num_fewshot')} needs examples; give --fewshot-file or --fewshot-data"
+                f"{arg('num_fewshot')} needs examples; pass --fewshot-file or --fewshot-data"
             )
         return []
 

@@ -62,8 +62,8 @@ def _open_inspect(place: str, execution: ExecutionOptions, more: dict[str, Any])
     provider = place or "docker"
     if provider == "local" and execution.sandbox != "none":
         raise InputError(
-            "inspect:local does not isolate anything, so commands of the model run as your "
-            f"user; choose another environment, or give {arg('sandbox', 'none')}"
+            "inspect:local has no isolation, so commands from the model run as your user; use "
+            f"another environment, or pass {arg('sandbox', 'none')}"
         )
     if provider == "docker":
         _check_docker()
@@ -76,9 +76,9 @@ def _open_inspect(place: str, execution: ExecutionOptions, more: dict[str, Any])
 def _check_docker() -> None:
     """Raise InputError unless docker is installed and its daemon runs."""
     docker = shutil.which("docker")
-    why, remedy = "is not installed", "install it"
+    why, remedy = "is not installed", "install Docker"
     if docker is not None:
-        why, remedy = f"does not respond within {_DOCKER_SECONDS} s", "start it"
+        why, remedy = f"did not respond within {_DOCKER_SECONDS} s", "start Docker"
         with suppress(subprocess.TimeoutExpired):
             result = subprocess.run(
                 [docker, "info"],
@@ -90,7 +90,7 @@ def _check_docker() -> None:
             if not result.returncode:
                 return
             why = f"does not run ({result.stderr.strip()[-200:]})"
-    raise InputError(f"docker {why}; {remedy}, or choose another {arg('environment=')}")
+    raise InputError(f"docker {why}; {remedy}, or use another {arg('environment=')}")
 
 
 def _open_e2b(place: str, _: ExecutionOptions, more: dict[str, Any]) -> Environment:

@@ -32,21 +32,24 @@ def copied_files(task: HarborTask) -> tuple[dict[str, bytes], str]:
     """
     compose = next((name for name in COMPOSE if name in task.environment), None)
     if compose is not None:
-        raise task.refuse(f"environment/{compose} starts containers")
+        raise task.refuse(f"environment/{compose} starts more containers")
     if task.executables:  # copies have no modes
         raise task.refuse(
-            f"the file {task.executables[0]:.60} is executable, and copies keep no modes"
+            f"the file {task.executables[0]:.60} is executable, but copied files lose this "
+            "permission"
         )
     if "Dockerfile" not in task.environment:
         if task.image is not None:
-            raise task.refuse(f"it names the image {task.image} and has no Dockerfile")
+            raise task.refuse(f"the task names the image {task.image} and has no Dockerfile")
         return dict(task.environment), WORKDIR
     copies, workdir = _run_steps(task)
     files = {}
     inside = workdir.rstrip("/") + "/"
     for path, data in copies.items():
         if not path.startswith(inside):
-            raise task.refuse(f"its Dockerfile copies to {path}, outside of {workdir}")
+            raise task.refuse(
+                f"its Dockerfile copies to {path}, which is outside the working directory {workdir}"
+            )
         files[path.removeprefix(inside)] = data
     return files, workdir
 
@@ -64,9 +67,9 @@ def _run_steps(task: HarborTask) -> tuple[dict[str, bytes], str]:
         if num_stages > 1:
             raise task.refuse("its Dockerfile has several stages")
         if word not in (*_NO_EFFECT, "WORKDIR", "COPY", "ADD"):
-            raise task.refuse(f"its Dockerfile has the step {step}")
+            raise task.refuse(f"its Dockerfile has the step {step}, which is not supported")
         if word not in _NO_EFFECT and "$" in arguments:
-            raise task.refuse(f"its Dockerfile has a variable in the step {step}")
+            raise task.refuse(f"its Dockerfile uses a variable in the step {step}")
         if word == "WORKDIR":
             workdir = posixpath.normpath(posixpath.join(workdir, arguments.strip("\"'")))
             workdirs.update(_folders([f"{workdir}/."]))
@@ -88,7 +91,7 @@ def _folders(paths: Iterable[str]) -> set[str]:
 def _instructions(task: HarborTask) -> Iterator[tuple[str, str]]:
     text = task.environment["Dockerfile"].decode("utf-8", "replace")
     if "\0" in text:
-        raise task.refuse("its Dockerfile has NUL characters")
+        raise task.refuse("its Dockerfile contains NUL characters")
     if re.match(r"(\s*#.*\n)*\s*#\s*(?i:escape)\s*=", text):
         raise task.refuse("its Dockerfile changes the escape character")
     lines = [line.strip() for line in text.split("\n") if not line.lstrip().startswith("#")]
@@ -127,7 +130,7 @@ def _context(task: HarborTask) -> dict[str, bytes]:
 def _glob(task: HarborTask, pattern: str) -> re.Pattern[str]:
     """Return a pattern of Docker: * and ? stay within a name, ** does not."""
     if re.search(r"[\[\]\\]", pattern):
-        raise task.refuse(f"the pattern {pattern!r:.60} has brackets or escapes")
+        raise task.refuse(f"the pattern {pattern!r:.60} contains brackets or escapes")
     if len(re.findall(r"[*?]", pattern)) > _MAX_WILDCARDS or pattern.count("**") > 2:
         raise task.refuse(f"the pattern {pattern!r:.60} has too many wildcards")
     # An earlier * of a name ends at the first match of the text after it: no search goes back.
@@ -163,7 +166,7 @@ def _copy(
         workdir: The working directory.
         folders: The directories that exist.
     """
-    unclear = f"its Dockerfile has a step that treegen cannot parse, {word} {arguments:.60}"
+    unclear = f"its Dockerfile has a step that could not be parsed: {word} {arguments:.60}"
     try:
         words = json.loads(arguments) if arguments.startswith("[") else shlex.split(arguments)
     except (ValueError, RecursionError):
@@ -175,7 +178,9 @@ def _copy(
     is_remote = any("://" in source or source.startswith("git@") for source in sources)
     unpacks = word == "ADD" and any(source.endswith(_ARCHIVES) for source in sources)
     if flags or is_remote or unpacks or not sources:
-        raise task.refuse(f"its Dockerfile has the step {word} {arguments:.60}")
+        raise task.refuse(
+            f"its Dockerfile has the step {word} {arguments:.60}, which is not supported"
+        )
     into_folder = target.endswith("/") or len(sources) > 1
     target = posixpath.normpath(posixpath.join(workdir, target))
     into_folder = into_folder or target in folders
@@ -183,7 +188,7 @@ def _copy(
     for source in sources:
         source = posixpath.normpath(source.lstrip("/") or ".")
         if source.startswith(".."):
-            raise task.refuse(f"its Dockerfile copies {source}, outside of environment/")
+            raise task.refuse(f"its Dockerfile copies {source}, which is outside environment/")
         pattern = _glob(task, source)
         names, matches = {}, set()
         for path in context:
@@ -196,7 +201,7 @@ def _copy(
             elif above is not None:  # a directory, whose content is copied
                 names[path] = path.removeprefix(f"{above}/")
         if not names:
-            raise task.refuse(f"its Dockerfile copies {source}, which environment/ does not have")
+            raise task.refuse(f"its Dockerfile copies {source}, which is not in environment/")
         if "" in names.values() and len(matches - {None}) > 1:
             raise task.refuse(
                 f"its Dockerfile copies several files ({source}) to {target:.60}, but the target "

@@ -76,9 +76,8 @@ class HarborTask:
     def refuse(self, reason: str) -> DataError:
         """Return the error for a task that the environment cannot build."""
         return DataError(
-            f"the environment {self.backend} cannot build Harbor's task {self.name}: {reason}; "
-            f"choose another {arg('environment=')}, such as one with containers, or leave the "
-            "task out"
+            f"the environment {self.backend} cannot build the Harbor task {self.name}: {reason}; "
+            f"use another {arg('environment=')}, such as one with containers, or remove the task"
         )
 
 
@@ -108,8 +107,9 @@ def read_folder(path: Path) -> tuple[list[HarborTask], list[Skipped]]:
         except DataError as error:
             skipped.append(Skipped(str(folder / "task.toml"), 1, str(error)))
     if not tasks:
-        reason = f"; {skipped[0].reason}" if skipped else "; a task has a file task.toml"
-        raise DataError(f"{path} has no readable Harbor task folder{reason}")
+        remedy = "check that each task folder contains a file task.toml"
+        reason = f"; {skipped[0].reason if skipped else remedy}"
+        raise DataError(f"no readable Harbor task was found in {path}{reason}")
     return tasks, skipped
 
 
@@ -120,20 +120,23 @@ def read_task(folder: Path) -> HarborTask:
         DataError: A file is missing, is no regular file, or has another form.
     """
     if folder.is_symlink():
-        raise DataError(f"{folder} is a symbolic link; name the folder itself")
+        raise DataError(f"{folder} is a symbolic link; pass the path of the folder itself")
     _check_name(folder)
     config = _read_config(folder)
     instruction = _text(folder, "instruction.md")
     if config.get("steps"):
         raise DataError(
-            f"{folder.name} has several steps, which treegen does not run; leave it out"
+            f"the Harbor task {folder.name} has several steps, which is not supported; remove the "
+            "task"
         )
     environment, agent, verifier = (
         _table(folder, config, name) for name in ("environment", "agent", "verifier")
     )
     image = environment.get("docker_image")
     if not isinstance(image, str | None):
-        raise DataError(f"docker_image in {folder / 'task.toml'} is not text; write it in quotes")
+        raise DataError(
+            f"docker_image in {folder / 'task.toml'} must be a string; put the value in quotes"
+        )
     places = {name: _files(folder / name) for name in ("environment", "tests")}
     names = [f"{place}/{name}" for place, files in places.items() for name in files]
     return HarborTask(
@@ -156,13 +159,15 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number can have too many digits
-        raise DataError(f"{folder / 'task.toml'} is not TOML: {error}; fix the file") from None
+        raise DataError(
+            f"{folder / 'task.toml'} could not be read as TOML: {error}; fix the file"
+        ) from None
 
 
 def _table(folder: Path, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     table = config.get(name, {})
     if not isinstance(table, Mapping):
-        raise DataError(f"{name} in {folder / 'task.toml'} is not a table; write [{name}]")
+        raise DataError(f"{name} in {folder / 'task.toml'} must be a table; write [{name}]")
     return table
 
 
@@ -186,14 +191,16 @@ def is_name(text: str) -> bool:
 
 def _check_name(path: Path) -> None:
     if not is_name(path.name):
-        raise DataError(f"the name {path.name!r:.80} in {path.parent} is not UTF-8; rename it")
+        raise DataError(
+            f"the name {path.name!r:.80} in {path.parent} is not UTF-8; rename the file or folder"
+        )
 
 
 def _text(folder: Path, name: str) -> str:
     try:
         return _read(folder / name).decode("utf-8")
     except UnicodeDecodeError:
-        raise DataError(f"{folder / name} is not UTF-8; save it as UTF-8") from None
+        raise DataError(f"{folder / name} is not UTF-8; save the file as UTF-8") from None
 
 
 def _read(path: Path) -> bytes:
@@ -204,7 +211,7 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise DataError(describe_read_error(path, error)) from None
     if len(data) > _MAX_BYTES:
-        raise DataError(f"{path} has more than {_MAX_BYTES:,} bytes; leave the task out")
+        raise DataError(f"{path} has more than {_MAX_BYTES:,} bytes; remove the task")
     return data
 
 
@@ -219,7 +226,10 @@ def _files(folder: Path) -> dict[str, bytes]:
 def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
     size = num = 0
     if folder.is_symlink():
-        raise DataError(f"{folder} is a symbolic link, which may lead out of the task; copy it")
+        raise DataError(
+            f"{folder} is a symbolic link, which may point outside the task; replace the link "
+            "with a copy of the folder"
+        )
 
     def fail(error: OSError) -> None:
         if not isinstance(error, FileNotFoundError):
@@ -232,14 +242,15 @@ def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
             _check_name(path)
             if path.is_symlink():
                 raise DataError(
-                    f"{path} is a symbolic link, which may lead out of the task; copy the file"
+                    f"{path} is a symbolic link, which may point outside the task; replace the "
+                    "link with a copy of the file"
                 )
             data = _read(path)
             size, num = size + len(data), num + 1
             if size > _MAX_BYTES or num > _MAX_FILES:
                 raise DataError(
                     f"{folder} has more than {_MAX_FILES:,} files or {_MAX_BYTES:,} bytes; "
-                    "leave the task out"
+                    "remove the task"
                 )
             yield path.relative_to(folder).as_posix(), data
 
@@ -247,9 +258,9 @@ def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
 def check_image(task: HarborTask) -> None:
     """Raise DataError unless docker can build the environment of a task from a Dockerfile."""
     if any(name in task.environment for name in COMPOSE):
-        raise task.refuse("it starts several containers")
+        raise task.refuse("the task starts several containers")
     if "Dockerfile" not in task.environment:
-        raise task.refuse("it has no Dockerfile")
+        raise task.refuse("the task has no Dockerfile")
     if not re.search(rb"(?mi)^[ \t]*FROM[ \t]", task.environment["Dockerfile"]):
         raise task.refuse("its Dockerfile has no FROM")
     if "test.sh" not in task.tests:
@@ -273,7 +284,7 @@ def python_test(task: HarborTask, workdir: str = WORKDIR) -> str:
     reward_lines = []
     for line in script.decode("utf-8", "replace").split("\n"):
         if len(line) > _MAX_LINE:
-            raise task.refuse(f"tests/test.sh has lines of more than {_MAX_LINE:,} characters")
+            raise task.refuse(f"tests/test.sh has a line longer than {_MAX_LINE:,} characters")
         line = line.strip(" \t")
         setup = line.rstrip("/") == f"cd {workdir}".rstrip("/") or _SHELL_SETUP.fullmatch(line)
         if not line or line.startswith("#") or (not programs and setup):
@@ -283,11 +294,11 @@ def python_test(task: HarborTask, workdir: str = WORKDIR) -> str:
         elif programs:
             reward_lines.append(line)
         else:
-            raise task.refuse(f"tests/test.sh has the command {line:.60}")
+            raise task.refuse(f"tests/test.sh has an unsupported command: {line:.60}")
     if len(programs) != 1 or programs[0] not in task.tests:
-        raise task.refuse("tests/test.sh does not run one Python program of tests/")
+        raise task.refuse("tests/test.sh must run exactly one Python program from tests/")
     if not _SHELL_REWARD.fullmatch(" ".join(reward_lines)):
-        raise task.refuse(f"tests/test.sh has the command {reward_lines[0]:.60}")
+        raise task.refuse(f"tests/test.sh has an unsupported command: {reward_lines[0]:.60}")
     return programs[0]
 
 

@@ -105,11 +105,11 @@ class Harbor(AgentTask, TextTask):
         self.check_no_examples(options)
         if options.data is None or options.split is not None:
             raise InputError(
-                "harbor needs your own task folders; name a task folder, or a folder that "
-                f"contains task folders, with {arg('data=')}, and leave out split"
+                f"harbor has no bundled tasks and no splits; set {arg('data=')} to a task folder "
+                "or to a folder of task folders, without a split"
             )
         tasks, skipped = read_folder(Path(options.data))
-        last = DataError("there is no task")
+        last = DataError("no Harbor task was found")
         self._setups = {}
         for task in tasks:
             try:
@@ -151,8 +151,7 @@ class Harbor(AgentTask, TextTask):
             environment: The environment of the run.
         """
         raise InputError(
-            "harbor tasks are scored by the files left at the end of an episode, not by "
-            "actions; use assess_world"
+            "harbor scores the files at the end of an episode, not the actions; use assess_world"
         )
 
     async def assess_world(
@@ -180,9 +179,7 @@ class Harbor(AgentTask, TextTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Raise InputError, because episodes are scored, and not texts."""
-        raise InputError(
-            "harbor scores the results of tool calls, not texts; run it with treegen search"
-        )
+        raise InputError("harbor scores the results of tool calls, not texts; use treegen search")
 
 
 def _has_images(environment: str) -> bool:
@@ -202,7 +199,7 @@ def _prepare(task: HarborTask) -> _Setup:
     files, workdir = copied_files(task)
     if task.backend.startswith("e2b"):
         if workdir != _DIRECTORY:
-            raise task.refuse(f"its working directory is {workdir}, not {_DIRECTORY}")
+            raise task.refuse(f"its working directory must be {_DIRECTORY}, got {workdir}")
         if "test.sh" not in task.tests:
             raise task.refuse("tests/test.sh is missing")
         return _Setup(task, files)
@@ -210,7 +207,9 @@ def _prepare(task: HarborTask) -> _Setup:
     tests = (data.decode("utf-8", "replace") for p, data in task.tests.items() if p != "test.sh")
     for text in (task.instruction, *tests):
         if path := _absolute_path(text, workdir):
-            raise task.refuse(f"its instruction or tests name absolute paths, such as {path:.60}")
+            raise task.refuse(
+                f"its instruction or tests contain absolute paths, such as {path:.60}"
+            )
     return _Setup(task, files, program)
 
 
@@ -247,7 +246,9 @@ async def _run_in_container(world: FileWorld, task: HarborTask) -> dict[str, Any
     """Run test.sh as Harbor does, and return the rewards that it has written."""
     reset = await world.execute(_RESET)
     if reset.exit_status:
-        raise WorldError(f"the tests cannot be copied: {reset.text[-200:]}; use an image with bash")
+        raise WorldError(
+            f"the tests could not be copied: {reset.text[-200:]}; use an image with bash"
+        )
     await _write_tests(world, task, "/tests")
     observation = await world.execute(_TEST, task.verifier_seconds)
     if observation.failure:
@@ -276,4 +277,4 @@ async def _write_tests(world: FileWorld, task: HarborTask, folder: str) -> None:
         for path, data in task.tests.items():
             await world.write_file(f"{folder}/{path}", data)
     except ToolError as error:
-        raise WorldError(f"the tests cannot be written: {error}; free disk space") from None
+        raise WorldError(f"the tests could not be written: {error}; free disk space") from None

@@ -226,7 +226,7 @@ class GameTask(AgentTask, TextTask):
         check_arguments(self.name, options.extra, self.arguments)
         self.check_no_examples(options)
         if options.data is not None or options.split is not None:
-            raise InputError(f"{self.name} generates its problems; leave out data and split")
+            raise InputError(f"{self.name} generates its problems; remove data and split")
         level = one_of(options.extra, "level", (*self.levels, _ALL), _ALL)
         num = whole_number(options.extra, "problems") or _NUM_PROBLEMS
         levels = self.levels if level == _ALL else (level,)
@@ -255,7 +255,7 @@ class GameTask(AgentTask, TextTask):
             InputError: Always; use `assess`.
         """
         raise InputError(
-            f"{self.name} scores the results of tool calls, not texts; run it with treegen search"
+            f"{self.name} scores the results of tool calls, not texts; use treegen search"
         )
 
 

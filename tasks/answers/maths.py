@@ -49,7 +49,7 @@ class MathAnswer:
         """Raise InputError if math-verify is not installed."""
         if find_spec("math_verify") is None:
             raise InputError(
-                "comparing answers as mathematics needs the package math-verify; install it with: "
+                "comparing mathematical answers needs the package math-verify; install it with: "
                 f"{install('math')}"
             )
 

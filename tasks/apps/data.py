@@ -196,7 +196,7 @@ def load_rows(data: str | None, split: str | None) -> LoadedRows:
     """
     if data is None:
         if split not in (None, "test"):
-            raise DataError(f"the bundled problems have no split {split!r}; give a data folder")
+            raise DataError(f"the bundled problems have no split {split!r}; pass a data folder")
         return _collect(_lines(_bundled_path(BUNDLED)), f"bundled {BUNDLED}")
     if data in HUB_NAMES:
         split = split or "test"
@@ -205,8 +205,8 @@ def load_rows(data: str | None, split: str | None) -> LoadedRows:
     if not path.is_dir():
         if split is not None:
             raise InputError(
-                f"split {split!r} needs a folder or a named data set, not {data!r}; leave "
-                f"{arg('split=')} out"
+                f"split {split!r} needs a folder or a named data set, got {data!r}; remove "
+                f"{arg('split=')}"
             )
         return _collect(_lines(path), str(path))
     return load_split(path, split)
@@ -228,8 +228,8 @@ def load_split(path: Path, split: str | None) -> LoadedRows:
     if split is None and any(path.glob("*/question.txt")):
         return _collect(_folders(path), str(path))
     raise DataError(
-        f"{path} has neither {place.name}/ nor {place.name}.jsonl; name another split with "
-        "--split, a folder with one folder per problem, or a file of JSON Lines"
+        f"{path} has neither {place.name}/ nor {place.name}.jsonl; set --split to another split, "
+        "or pass a folder with one folder per problem or a JSON Lines file"
     )
 
 
@@ -257,7 +257,7 @@ def _collect(raw: Iterable[tuple[str, int, Callable[[], Fields]]], source: str) 
         if row.id in place_of:
             raise DataError(
                 f"{place}, line {line} has the same id {row.id!r} as {place_of[row.id]}; "
-                "change or remove one of them"
+                "change the id, or remove one of the problems"
             )
         place_of[row.id] = f"{place}, line {line}"
         rows.append(row)

@@ -209,7 +209,8 @@ def load_shots(
         for number, row in enumerate(source.rows[:num_shots], start=1):
             if normalize_text(row.question) in problem_questions:
                 raise DataError(
-                    f"example {number} of {source.source} is a problem of this run; remove it"
+                    f"few-shot example {number} in {source.source} is also a problem of this run; "
+                    "remove the example"
                 )
         shots = _format_shots(source.rows, form, num_shots)
     else:
@@ -220,9 +221,9 @@ def load_shots(
                 break
     if len(shots) < num_shots:
         raise InputError(
-            f"{arg('num_fewshot')} is {num_shots} but {source.source} has {len(shots)} few-shot "
-            f"examples {'with' if calls else 'without'} starter code that are not problems of "
-            f"this run; lower the number, or name other examples with {arg('fewshot_data')}"
+            f"{arg('num_fewshot')} is {num_shots}, but {source.source} has {len(shots)} "
+            f"few-shot examples {'with' if calls else 'without'} starter code that are not in "
+            f"this run; lower the number, or set {arg('fewshot_data')} to other examples"
         )
     return tuple(shots), source.source == bundled.source
 
@@ -252,7 +253,7 @@ def _source(options: TaskOptions) -> LoadedRows:
             return load_split(folder.parent, "train")
         if options.fewshot_data == "train":
             raise DataError(
-                f"there is no train split next to {data}; set {arg('fewshot_data')} to a path"
+                f"no train split was found next to {data}; set {arg('fewshot_data')} to a path"
             )
     elif options.fewshot_data == "train":
         raise DataError(
@@ -420,9 +421,9 @@ def _select_rows(rows: Sequence[Row], difficulties: Sequence[str], starter: str)
         if name not in difficulties_of_data:
             hint = (
                 did_you_mean(name, difficulties_of_data)
-                or f"; the data have {', '.join(difficulties_of_data)}"
+                or f"; use one of {', '.join(difficulties_of_data)}"
             )
-            raise InputError(f"there is no problem of difficulty {name!r}{hint}")
+            raise InputError(f"no problem has difficulty {name!r}{hint}")
     chosen = [
         row
         for row in rows
@@ -434,6 +435,6 @@ def _select_rows(rows: Sequence[Row], difficulties: Sequence[str], starter: str)
             f", difficulty={','.join(difficulties)}" * bool(difficulties)
         )
         raise InputError(
-            f"none of {len(rows)} problems matches {conditions}; leave out one of the conditions"
+            f"none of the {len(rows)} problems matches {conditions}; remove one of the conditions"
         )
     return chosen

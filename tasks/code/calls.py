@@ -379,7 +379,7 @@ def call_cases(
         result[0] == _ERROR for group in results_of for result in group
     ):
         raise SandboxError(
-            f"the reference solution of {name} fails on its own inputs; leave it out"
+            f"the reference solution of {name} fails on its test inputs; remove the problem"
         )
     results = iter([CallValue(*result) for group in results_of for result in group])
     tests = []

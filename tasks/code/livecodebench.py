@@ -116,7 +116,7 @@ def packed_text(field: str) -> str:
         stream = zlib.decompressobj()
         data = stream.decompress(base64.b64decode(field, validate=True), _MOST_BYTES)
     except (binascii.Error, zlib.error, ValueError) as error:
-        raise ValueError(f"private tests are neither JSON nor packed: {error}") from None
+        raise ValueError(f"private tests are neither JSON nor compressed: {error}") from None
     if stream.unconsumed_tail:
         raise ValueError("private tests are more than 1 GiB")
     texts = []
@@ -126,12 +126,12 @@ def packed_text(field: str) -> str:
                 texts.append(argument)
             elif code.name not in _HARMLESS:
                 raise ValueError(
-                    f"the pickle of private tests contains more than a text: {code.name}"
+                    f"the pickle of private tests must contain only one text, got {code.name}"
                 )
     except (ValueError, UnicodeDecodeError, IndexError, EOFError) as error:
         raise ValueError(f"private tests are not a pickled text: {error}") from None
     if len(texts) != 1 or not isinstance(texts[0], str):
-        raise ValueError("private tests are not one pickled text")
+        raise ValueError("private tests must be one pickled text")
     return texts[0]
 
 
@@ -290,8 +290,8 @@ class LiveCodeBench(CodeTask):
         if self.source.on_hub(options.data):
             if numbers[-1] > _NEWEST:
                 raise InputError(
-                    f"{_HUB} on the Hugging Face Hub goes up to v{_NEWEST}, so {release} is not "
-                    "available; give a local folder"
+                    f"{release} is not available on the Hugging Face Hub, where {_HUB} ends at "
+                    f"v{_NEWEST}; pass a local folder"
                 )
             # Read the files, because datasets does not run the repository's loading script.
             table = load_table(
@@ -310,7 +310,8 @@ class LiveCodeBench(CodeTask):
         paths = [folder / name for name in files if (folder / name).is_file()]
         if not paths:
             raise DataError(
-                f"{folder} has no {files[0]}; give the folder that you downloaded, or a file"
+                f"{files[0]} was not found in {folder}; pass the folder that you downloaded, or a "
+                "file"
             )
         return (row for path in paths for row in read_any(path)), str(folder)
 

@@ -104,7 +104,7 @@ class MBPP(CodeTask):
         """Return the rows of a split, selected by their numbers, and the name of their source."""
         split = options.split or "test"
         if split not in SPLITS:
-            raise InputError(f"mbpp has no split {split!r}; choose one of {', '.join(SPLITS)}")
+            raise InputError(f"mbpp has no split {split!r}; use one of {', '.join(SPLITS)}")
         rows, source = self._read(options, split)
         if self.source.on_hub(options.data):
             return rows, source
@@ -112,8 +112,8 @@ class MBPP(CodeTask):
         chosen = [(line, row) for line, row in rows if low <= _number(row, low) <= high]
         if not chosen:
             raise DataError(
-                f"{source} has no task from {low} to {high} (split {split}); name another "
-                "split, or give the whole file"
+                f"{source} has no task from {low} to {high} (split {split}); use another "
+                "split, or pass the complete file"
             )
         return chosen, source
 
@@ -132,8 +132,8 @@ class MBPP(CodeTask):
             num_shots = self.defaults.num_fewshot
         if options.fewshot_data is not None:
             raise InputError(
-                f"mbpp uses tasks 2, 3 and 4 as examples; leave {arg('fewshot_data')} out, or "
-                f"give {arg('fewshot_file')}"
+                f"{arg('fewshot_data')} is not supported, because mbpp uses tasks 2, 3 and 4 as "
+                f"examples; remove {arg('fewshot_data')}, or pass {arg('fewshot_file')}"
             )
         if num_shots == 0:
             return ()
@@ -147,14 +147,14 @@ class MBPP(CodeTask):
             tasks = [_task(row_of[number]) for number in numbers if number in row_of]
         if num_shots is not None and num_shots > len(tasks):
             raise InputError(
-                f"{arg('num_fewshot')} is {num_shots} but {source} has {len(tasks)} tasks for "
-                f"examples; lower the number, or give {arg('fewshot_file')}"
+                f"{arg('num_fewshot')} is {num_shots}, but {source} has {len(tasks)} tasks "
+                f"for few-shot examples; lower the number, or pass {arg('fewshot_file')}"
             )
         problem_ids = {problem.id for problem in problems}
         shots = tasks[:num_shots]
         if any(f"MBPP/{task.number}" in problem_ids for task in shots):
             raise DataError(
-                f"a few-shot example from {source} is also a problem of the run; exclude this "
+                f"a few-shot example from {source} is also a problem of this run; exclude the "
                 "problem with --limit, or use other examples"
             )
         return tuple((f"{task.question}[BEGIN]\n", f"{task.code}\n[DONE]") for task in shots)

@@ -109,7 +109,7 @@ def mbpp_arguments(task_id: str, arguments: Arguments) -> Arguments:
     try:
         return change(arguments)
     except (TypeError, LookupError, AttributeError) as error:
-        raise ValueError(f"an input does not have the form of task {task_id}: {error}") from None
+        raise ValueError(f"an input does not have the format of task {task_id}: {error}") from None
 
 
 _STOPS: Final = ("\nif __name__", "\ndef main(", "\nprint(")
@@ -232,7 +232,7 @@ def _calls(row: dict[str, Any], name: str) -> list[list[Any]]:
     calls = row.get(name)
     if calls is None:
         raise ValueError(
-            f"no {name}: this is not the form of EvalPlus's own files (HumanEvalPlus.jsonl, "
+            f"no {name}: the file must have the format of EvalPlus (HumanEvalPlus.jsonl, "
             "MbppPlus.jsonl)"
         )
     # MBPP+ has an empty text if a task has no further inputs.

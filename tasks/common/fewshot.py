@@ -134,18 +134,17 @@ def pick_examples(
             f"{arg('fewshot_data')} needs {arg('num_fewshot')}, the number of examples to draw"
         )
     if num_examples > len(examples):
-        restriction = (
-            "" if options.fewshot_file else " that are not themselves problems of this run"
-        )
+        restriction = "" if options.fewshot_file else " that are not in this run"
         raise InputError(
-            f"{arg('num_fewshot')} is {num_examples} but {source} has {len(examples)} "
-            f"examples{restriction}; lower the number, give more examples, or run fewer problems"
+            f"{arg('num_fewshot')} is {num_examples}, but {source} has {len(examples)} "
+            f"examples{restriction}; lower the number, pass more examples, or run fewer problems"
         )
     for number, example in enumerate(examples[:num_examples], start=1):
         if key(example) in problem_ids:
             raise DataError(
-                f"example {number} of {source} is also problem {problem_ids[key(example)]!r} of "
-                "the run; remove it from one of the two files"
+                f"few-shot example {number} in {source} is also problem "
+                f"{problem_ids[key(example)]!r} of this run; remove the problem from one of the "
+                "two files"
             )
     return examples[:num_examples]
 

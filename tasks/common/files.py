@@ -74,7 +74,7 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
             f"{where} {_describe_fault(error.__cause__)}; fix or remove the line"
         ) from None
     except RecursionError:
-        raise DataError(f"{where} is JSON nested too deeply; remove the line") from None
+        raise DataError(f"the JSON in {where} is nested too deeply; remove the line") from None
     return row
 
 
@@ -88,7 +88,7 @@ def _describe_fault(cause: BaseException | None) -> str:
             column = min(cause.pos, len(cause.doc.rstrip())) + 1  # an end of line is not a line
             return f"is not JSON: {cause.msg} at column {column}"
         case _:  # such as a number of thousands of digits
-            return "is JSON beyond what can be read"
+            return "is JSON that could not be read"
 
 
 def text_field(row: dict[str, Any], name: str) -> str:
@@ -153,11 +153,13 @@ def _decompress(content: bytes, source: str) -> bytes:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
             unpacked = file.read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{source} is not a gzip file: {error}; unpack or rename it") from None
+        raise DataError(
+            f"{source} is not a gzip file: {error}; unpack or rename the file"
+        ) from None
     if len(unpacked) > most:
         raise DataError(
-            f"{source} unpacks to more than {most >> 20:,} MiB, far more than usual for its "
-            "size; if you trust the file, unpack it with gunzip and name the unpacked file"
+            f"{source} unpacks to more than {most >> 20:,} MiB, which is unusual for its size; if "
+            "you trust the file, unpack it with gunzip and pass the unpacked file"
         )
     return unpacked
 
@@ -171,7 +173,7 @@ def read_text(path: Path) -> str:
     try:
         return read_data(path).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not UTF-8; save it as UTF-8") from None
+        raise DataError(f"{path} is not UTF-8; save the file as UTF-8") from None
 
 
 def csv_rows(path: Path) -> Rows:
@@ -227,11 +229,13 @@ def _parquet_rows(path: Path) -> Rows:
         raise DataError(describe_read_error(path, error)) from None
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise DataError(f"cannot read {path}: {reason}; write the Parquet file again") from None
+        raise DataError(
+            f"{path} could not be read: {reason}; write the Parquet file again"
+        ) from None
     if size > most:
         raise DataError(
-            f"{path} unpacks to more than {most >> 20:,} MiB, far more than usual for its size; "
-            "if you trust the file, save its rows as JSON Lines and name the new file"
+            f"{path} unpacks to more than {most >> 20:,} MiB, which is unusual for its size; if "
+            "you trust the file, save its rows as JSON Lines and pass the new file"
         )
     return enumerate(table, start=1)
 

@@ -54,20 +54,23 @@ class RowImages:
                 raise ValueError(str(error)) from None
         if not isinstance(data, str) or not data:
             raise ValueError(
-                f"image {number + 1} is a {type(value).__name__}; give a path, a data URL or bytes"
+                f"image {number + 1} must be a path, a data URL or bytes, got "
+                f"{type(value).__name__}"
             )
         try:
             return ImageFile.of(data if "://" in data else self._path(data))
         except InputError as error:
             if stored := self._of_run(problem_id, number, data):
                 return stored
-            remedy = f"; paths go from {self._folder}: fix the path, or put the file there"
+            remedy = f"; check the path, which is relative to {self._folder}"
             is_path = "://" not in data and not Path(data).is_absolute()
             raise ValueError(f"{error}{remedy if self._folder and is_path else ''}") from None
 
     def _path(self, text: str) -> Path:
         if self._folder is None:
-            raise InputError(f"image {text} has a relative path, but the data are not in a folder")
+            raise InputError(
+                f"the path of image {text} must be absolute, because the data are not in a folder"
+            )
         return self._folder / text
 
     def _of_run(self, problem_id: str, number: int, path: str) -> ImageFile | None:

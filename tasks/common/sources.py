@@ -69,7 +69,7 @@ def problems_of(
         if first := line_of.get(problem.id):
             raise DataError(
                 f"{source}, lines {first} and {line} have the same id {problem.id!r}; "
-                "change or remove one of them"
+                "change the id, or remove one of the lines"
             )
         problems[problem.id], line_of[problem.id] = problem, line
     if not problems:
@@ -112,7 +112,7 @@ def load_table(
         # datasets raises many types: no connection, nothing cached, a broken download.
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(
-            f"cannot load {dataset}: {reason}; to work without the hub, use {instead}"
+            f"{dataset} could not be loaded: {reason}; to work without the hub, use {instead}"
         ) from error
 
 
@@ -213,7 +213,7 @@ class Source:
             DataError: There is no train split, or it cannot be read.
         """
         if data is None:
-            raise DataError(f"the bundled problems of {self.task} have no train split; give a file")
+            raise DataError(f"the bundled problems of {self.task} have no train split; pass a file")
         if self.on_hub(data):
             return self.read(data, "train")
         path = Path(data)
@@ -224,7 +224,7 @@ class Source:
 def bundled_rows(name: str, split: str | None = None) -> Rows:
     """Return the rows of a file installed with treegen; raise DataError if `split` is set."""
     if split is not None:
-        raise DataError(f"the bundled problems have no split {split!r}; give a data file")
+        raise DataError(f"the bundled problems have no split {split!r}; pass a data file")
     return parse_content(files("treegen.tasks").joinpath("data", name).read_bytes(), name)
 
 
@@ -257,13 +257,13 @@ def file_rows(
         paths = [path / name for name in candidates if (path / name).is_file()]
         if not paths:
             raise DataError(
-                f"{path} has no {' or '.join(candidates)}; name another split with --split"
+                f"{' or '.join(candidates)} was not found in {path}; set --split to another split"
             )
         path = paths[0]
     elif split is not None:
         raise InputError(
-            f"split {split!r} needs a folder or a named data set, not {data!r}; leave "
-            f"{arg('split=')} out"
+            f"split {split!r} needs a folder or a named data set, got {data!r}; remove "
+            f"{arg('split=')}"
         )
     return read_any(path), str(path)
 

@@ -162,8 +162,8 @@ class TextTask(Task):
         """Raise InputError if the options request few-shot examples."""
         if options.num_fewshot or options.fewshot_file or options.fewshot_data:
             raise InputError(
-                f"{self.name} does not support few-shot examples; leave out {arg('num_fewshot')} "
-                "and similar options"
+                f"{self.name} does not support few-shot examples; remove {arg('num_fewshot')} "
+                "and the other few-shot options"
             )
 
     def ask(self, problem: Problem) -> str:

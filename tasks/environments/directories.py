@@ -86,7 +86,7 @@ def _open_beneath(folder: int, path: str, flags: int) -> int:
     """
     name = os.fsencode(path)
     if b"\0" in name:
-        raise ValueError("a path has no null characters")
+        raise ValueError("a path must not contain null characters")
     how = struct.pack("=QQQ", flags | os.O_NONBLOCK | os.O_CLOEXEC, 0, _BENEATH)
     arguments = (ctypes.c_int(folder), ctypes.c_char_p(name), ctypes.c_char_p(how))
     return syscall(_OPENAT2, "openat2", *arguments, ctypes.c_size_t(len(how)))

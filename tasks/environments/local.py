@@ -95,7 +95,7 @@ class Host:
             return await loop.run_in_executor(self.executor, lambda: function(*args, **kwargs))
         except (OSError, DirectoryLimitError) as error:
             raise WorldError(
-                f"treegen cannot use the directory of a world: {error}; check the disk"
+                f"the working directory could not be used: {error}; check the disk"
             ) from error
 
 
@@ -172,7 +172,9 @@ class LocalWorld(FileWorld):
         try:
             if isinstance(files, Path):
                 if not files.is_dir():
-                    raise InputError(f"the first files of a problem, {files}, are not a directory")
+                    raise InputError(
+                        f"the first files of a problem must be a directory, got {files}"
+                    )
                 with open_folder(files) as source, open_folder(self.workspace.path) as folder:
                     copy_tree(source, folder, self._storage.most, self.workspace.uid)
                     settle(folder, self._storage.most)
@@ -181,7 +183,7 @@ class LocalWorld(FileWorld):
                     self._write(path, data)
         except (DirectoryLimitError, ToolError) as error:
             raise InputError(
-                f"the first files of a problem cannot be used: {error}; change the files, or "
+                f"the first files of a problem could not be used: {error}; change the files, or "
                 f"raise {arg('limits')}"
             ) from None
 
@@ -246,8 +248,7 @@ class LocalWorld(FileWorld):
     def _snapshot(self) -> str:
         if self.failure:
             raise WorldError(
-                f"a world that failed cannot be stored ({self.failure}); restore an earlier "
-                "snapshot"
+                f"a failed world cannot be stored ({self.failure}); restore an earlier snapshot"
             )
         with self._open():
             return self._storage.save(self.workspace.path)

@@ -101,8 +101,8 @@ class Storage:
                 self.has_reflinks = _try_reflinks(path)
             except OSError as error:
                 raise InputError(
-                    f"cannot keep worlds in {_show(error.filename or path)}: {error.strerror}; let "
-                    f"your user read and write there, or name another {arg('folder')}"
+                    f"cannot store snapshots in {_show(error.filename or path)}: "
+                    f"{error.strerror}; check the permissions, or use another {arg('folder')}"
                 ) from None
             self._free_bytes -= sum(self._sizes.values())
             self._stack = stack.pop_all()
@@ -211,9 +211,8 @@ class Storage:
         with self._lock:
             if size > self._free_bytes:
                 raise CapacityError(
-                    f"snapshots take too much space: a new one needs {size:,} bytes, but "
-                    f"{len(self._sizes):,} snapshots leave only {self._free_bytes:,}; raise "
-                    f"{arg('max_snapshot_bytes')}"
+                    f"a new snapshot needs {size:,} bytes, but the {len(self._sizes):,} stored "
+                    f"snapshots leave only {self._free_bytes:,}; raise {arg('max_snapshot_bytes')}"
                 )
             self._free_bytes -= size
             snapshot = secrets.token_hex(8)
@@ -247,14 +246,14 @@ def _lock_folder(path: Path, stack: ExitStack) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         is_used = isinstance(error, BlockingIOError)
-        why = "another process has its worlds there" if is_used else error.strerror
+        why = "another process uses this folder" if is_used else error.strerror
         raise InputError(
-            f"cannot keep worlds in {path}: {why}; name another {arg('folder')}"
+            f"cannot store snapshots in {path}: {why}; use another {arg('folder')}"
         ) from None
     names = os.listdir(fd)
     if names and _MARKER not in names:
         raise InputError(
-            f"{path} has files that treegen did not create; name a new {arg('folder')}"
+            f"{path} contains files that treegen did not create; use a new {arg('folder')}"
         )
 
 
@@ -277,7 +276,7 @@ def _check_kinds(folder: Path) -> None:
             if not is_kind(mode := os.lstat(folder / name).st_mode):
                 symlink = "a symbolic link, which treegen does not follow" * stat.S_ISLNK(mode)
                 raise InputError(
-                    f"{folder / name} is {symlink or kind}; remove it, or name another "
+                    f"{folder / name} is {symlink or kind}; remove {name}, or use another "
                     f"{arg('folder')}"
                 )
 
@@ -288,8 +287,8 @@ def _list_entries(folder: Path, form: str) -> list[Path]:
     for path in paths:
         if not re.fullmatch(form, path.name) or not stat.S_ISDIR(os.lstat(path).st_mode):
             raise InputError(
-                f"{_show(path)} was not stored by treegen; move it out of the folder, or name "
-                f"another {arg('folder')}"
+                f"{_show(path)} was not created by treegen; move this entry out of the folder, or "
+                f"use another {arg('folder')}"
             )
     return paths
 
@@ -304,7 +303,7 @@ def _measure(snapshot: Path) -> int:
         with open_folder(snapshot) as inside:
             return settle(inside, _UNLIMITED).size
     except DirectoryLimitError as error:
-        raise InputError(f"the snapshot {snapshot} has {error}; remove it") from None
+        raise InputError(f"the snapshot {snapshot} has {error}; remove the snapshot") from None
 
 
 def _try_reflinks(folder: Path) -> bool:

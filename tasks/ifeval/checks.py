@@ -352,7 +352,7 @@ def letter_frequency(arguments: Mapping[str, Any]) -> Check:
     """
     letter = text(arguments, "letter").strip().lower()
     if len(letter) != 1:
-        raise ValueError("the argument letter must be one letter")
+        raise ValueError("the argument `letter` must be one letter")
     holds = relation(arguments, "let_relation", number(arguments, "let_frequency"))
     return lambda answer: holds(answer.lower().count(letter))
 

@@ -277,9 +277,9 @@ class IFEval(TextTask):
             lacking = checks.missing_for_punkt()
             if lacking is not None:
                 raise InputError(
-                    f"ifeval needs nltk's data punkt_tab to check {', '.join(sorted(kinds))}; "
-                    f"get the data with {lacking}, or give -T sentences=rule, but then scores are "
-                    "not comparable with published ones"
+                    f"ifeval needs the nltk data punkt_tab to check {', '.join(sorted(kinds))}; "
+                    f"install the data with {lacking}, or pass -T sentences=rule, whose "
+                    "scores are not comparable with published scores"
                 )
 
 

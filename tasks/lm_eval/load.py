@@ -206,7 +206,7 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
         entry = next((e for e in index_of([path]).values() if e.yaml_path == path), None)
         if entry is None:
             raise InputError(
-                f"{path} is not an lm-eval task: it needs a line such as `task: my_task`, or "
+                f"{path} is not an lm-eval task; add a line such as `task: my_task`, or "
                 "`group:` above a list of tasks"
             )
         index = index_with(path)
@@ -215,7 +215,8 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
     task_name, at, place = name.removeprefix(LM_EVAL).partition("@")
     index = _index_with_folder(place if at else None)
     if task_name not in index:
-        hint = did_you_mean(task_name, index) or "; `treegen tasks --lm-eval PATTERN` lists them"
+        lists = "; use `treegen tasks --lm-eval PATTERN` to list the tasks"
+        hint = did_you_mean(task_name, index) or lists
         raise InputError(f"lm-eval has no task {task_name!r}{hint}")
     _check_safe(task_name, index[task_name])
     return task_name, index
@@ -227,8 +228,8 @@ def _index_with_folder(place: str | None) -> dict[str, Any]:
         return dict(own_index())
     if not (place and Path(place).is_dir()):  # Path("") would be the working directory
         raise InputError(
-            f"{place!r} is not a folder; pass a folder with YAML files of tasks to "
-            f"{arg('include_path=')}"
+            f"{place!r} is not a folder; set {arg('include_path=')} to a folder that contains "
+            "YAML files of tasks"
         )
     return index_with(Path(place))
 
@@ -293,16 +294,15 @@ def _check_metric(name: str) -> None:
     program = Path(name) / f"{Path(name).name}.py"
     if not name.startswith((".", "/")) and not name.endswith(".py") and program.exists():
         raise InputError(
-            f"the task asks for the hub's metric {name}, but lm-eval would run {program} in the "
-            "working directory instead; run the command in another directory, or rename the "
-            "file"
+            f"the task uses the hub metric {name}, but lm-eval would run {program} from "
+            "the working directory instead; use another working directory, or rename the file"
         )
 
 
 def _unsafe(name: str) -> InputError:
     return InputError(
-        f"lm-eval's {name} runs programs that the model wrote, without a sandbox; treegen's own "
-        "humaneval, mbpp, apps and livecodebench run them in a sandbox"
+        f"the lm-eval task {name} runs programs from the model without a sandbox; use the "
+        "treegen tasks humaneval, mbpp, apps or livecodebench, which use a sandbox"
     )
 
 
@@ -311,18 +311,18 @@ def _check(name: str, task: Any) -> None:
     if getattr(task, "UNSAFE_CODE", False):
         raise _unsafe(name)
     if task.get_config("doc_to_audio"):
-        raise InputError(f"lm-eval's {name} uses audio, which treegen does not support")
+        raise InputError(f"the lm-eval task {name} uses audio, which is not supported")
     if getattr(task, "MULTIMODAL", False) and task.OUTPUT_TYPE != "generate_until":
         raise InputError(
-            f"lm-eval's {name} scores given texts after images, which treegen does not support; "
-            "use a task of the type generate_until"
+            f"the lm-eval task {name} scores given texts after images, which is not supported; "
+            "use a task with the output type generate_until"
         )
 
 
 def _failure(error: Exception, name: str) -> InputError | DataError:
     if isinstance(error, ImportError):
         missing = f"; install {error.name}" if error.name else ""
-        return InputError(f"lm-eval's {name} needs a package: {format_error(error)}{missing}")
+        return InputError(f"lm-eval task {name} needs a package: {format_error(error)}{missing}")
     kinds = {kind.__name__ for kind in type(error).__mro__}
     reason = format_error(error)
     if kinds & {
@@ -335,11 +335,11 @@ def _failure(error: Exception, name: str) -> InputError | DataError:
         "FileNotFoundError",
     }:
         return DataError(
-            f"the data of lm-eval's {name} are not on this machine: {reason}; run the task once "
-            "with access to the Hugging Face hub, or name your own data in a YAML file with "
+            f"the data of the lm-eval task {name} are not on this machine: {reason}; run the task "
+            "once with access to the Hugging Face Hub, or use your own data in a YAML file with "
             "dataset_path: json"
         )
-    return InputError(f"lm-eval cannot create its task {name}: {reason}")
+    return InputError(f"the lm-eval task {name} could not be created: {reason}")
 
 
 def format_error(error: BaseException) -> str:

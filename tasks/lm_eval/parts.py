@@ -71,9 +71,7 @@ def is_scored(task: Any) -> bool:
     """Return whether a task scores given texts. Raise InputError if its type is unknown."""
     kind = task.OUTPUT_TYPE
     if kind not in KINDS:
-        raise InputError(
-            f"treegen does not know the output type {kind!r} of an lm-eval task; use another task"
-        )
+        raise InputError(f"the lm-eval output type {kind!r} is not supported; use another task")
     return bool(kind != "generate_until")
 
 

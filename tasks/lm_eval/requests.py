@@ -83,8 +83,8 @@ def build_requests(
     for name, (request, *more) in zip(ids, chosen, strict=True):
         if more:
             raise TaskError(
-                f"each problem of lm-eval's {name} needs several texts, which treegen does not "
-                "support; leave out the task"
+                f"each problem of the lm-eval task {name} needs several texts, which is not "
+                "supported; remove the task"
             )
         context, gen_kwargs, *extra = request.args
         if (key := repr(gen_kwargs)) not in settings_of:
@@ -133,7 +133,8 @@ def _texts(settings: EvalSettings, tokenizer: Any) -> HarnessTokenizer:
     if settings.apply_chat_template:
         if not getattr(tokenizer, "chat_template", None):
             raise InputError(
-                f"{arg('apply_chat_template')} needs a tokenizer with a chat template; leave it out"
+                f"{arg('apply_chat_template')} needs a tokenizer with a chat template; remove "
+                "this option, or use another tokenizer"
             )
         template = reasoning_arguments({NAME: settings.reasoning}, tokenizer)
     return HarnessTokenizer(tokenizer, chat_template_args=template)
@@ -146,10 +147,9 @@ def _group_requests(
     task = part.ready()
     if part.num_fewshot and _examples_hold_problems(task):
         warnings.warn(
-            f"lm-eval's task {part.name} draws its {part.num_fewshot} few-shot examples from "
-            "the problems that are evaluated, so a problem may be one of its own examples, and "
-            "results may be too good; set fewshot_split in the task's file, or use no examples "
-            "(num_fewshot=0)",
+            f"the lm-eval task {part.name} draws its {part.num_fewshot} few-shot examples from "
+            "the evaluated problems, so scores may be too high; set fewshot_split in the YAML "
+            "file of the task, or set num_fewshot=0",
             ModelWarning,
             stacklevel=2,
         )
@@ -175,9 +175,7 @@ def _group_requests(
         kinds = {instance.request_type for instance in doc_instances}
         if len(kinds) > 1 or ("generate_until" in kinds) == part.scored:
             listed = " and ".join(sorted(kinds))
-            raise TaskError(
-                f"{part.name} needs {listed}, which treegen does not support; leave out the task"
-            )
+            raise TaskError(f"{part.name} needs {listed}, which is not supported; remove the task")
     return instances
 
 

@@ -54,12 +54,12 @@ class LmEvalTask(Task):
         self._parts: dict[str, TaskPart] = {}
         kinds = {is_scored(task) for task in self._tasks}
         if not kinds:
-            raise InputError(f"{place} has no tasks; name a task or a group that has some")
+            raise InputError(f"{place} has no tasks; use a task, or a group that contains tasks")
         if len(kinds) > 1:
             names = ",".join(self._loaded.leaves)
             raise InputError(
-                f"{place} mixes tasks that generate answers with tasks that score given "
-                f"answers; name its tasks instead, so that each task is a run: {LM_EVAL}{names}"
+                f"{place} contains tasks that generate answers and tasks that score given "
+                f"answers, which cannot share a run; pass the tasks instead: {LM_EVAL}{names}"
             )
         self._is_scored = kinds.pop()
 
@@ -116,9 +116,9 @@ class LmEvalTask(Task):
         for name in ("data", "split", "fewshot_file", "fewshot_data"):
             if getattr(options, name) is not None:
                 raise InputError(
-                    f"{arg(name + '=')} has no effect on lm-eval tasks, because their YAML "
-                    "files name the data; to change the data, write a YAML file that includes "
-                    "the task's file, and name your file"
+                    f"{arg(name + '=')} is not supported with lm-eval tasks, because their YAML "
+                    "files set the data; write a YAML file that includes the file of the task, "
+                    "and pass this file"
                 )
         seed = whole_number(options.extra, "fewshot_seed") or FEWSHOT_SEED
         parts = [part_of(name, task, options, seed) for name, task in self._loaded.leaves.items()]
@@ -127,9 +127,7 @@ class LmEvalTask(Task):
         if options.ids is not None:
             problems = select(problems, options)
         if not problems:
-            raise InputError(
-                f"{self._place} has no documents; check the data that its YAML file names"
-            )
+            raise InputError(f"{self._place} has no documents; check the data set in its YAML file")
         shots = {part.num_fewshot for part in parts}
         return TaskData(
             problems=problems,
@@ -190,7 +188,7 @@ class LmEvalTask(Task):
         """
         if self._is_scored:
             raise InputError(
-                f"{self._place} scores given texts, not texts of a model; run it with evaluate"
+                f"{self._place} scores given texts, not texts from a model; use evaluate"
             )
         return self._score(problem, {}, text)
 

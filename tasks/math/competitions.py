@@ -93,8 +93,8 @@ class AIME(Competition):
             for year in years:
                 if year not in _OF_YEAR:
                     raise InputError(
-                        f"hf has AIME {', '.join(_OF_YEAR)}, but not {year!r}; choose one of "
-                        "these, or give a file"
+                        f"the year must be one of {', '.join(_OF_YEAR)} for hf, got {year!r}; "
+                        "use one of these years, or pass a file"
                     )
             tables = [(year, _OF_YEAR[year]) for year in years or _OF_YEAR]
             return _read_tables(tables, options.split, _aime_problem)
@@ -151,13 +151,13 @@ def _of_years(problems: Sequence[Problem], years: Sequence[str], source: str) ->
         in_data = {str(problem.metadata["year"]) for problem in problems} - {"None"}
         available = ", ".join(sorted(in_data))
         have = (
-            (f"has problems from {available}")
+            (f"has only problems from {available}")
             if available
             else "does not name the year of its rows"
         )
         raise InputError(
-            f"{source} has no problem from {' or '.join(years)}; it {have}; leave out -T year, "
-            "or choose another year"
+            f"{source} has no problem from {' or '.join(years)}; the data set {have}; remove -T "
+            "year, or use another year"
         )
     return selected
 
@@ -182,8 +182,8 @@ class HMMT(Competition):
         contests = words(options.extra, "contest")
         if contests and (options.data != "hf" or not {*contests} <= {*_CONTESTS}):
             raise InputError(
-                f"-T contest chooses among {', '.join(_CONTESTS)} of {arg('data', 'hf')}; leave "
-                "it out for other data"
+                f"-T contest must be one of {', '.join(_CONTESTS)} and needs {arg('data', 'hf')}; "
+                "remove -T contest for other data"
             )
         if options.data != "hf":
             return super().read(options)

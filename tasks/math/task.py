@@ -102,16 +102,17 @@ def _folder_rows(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     paths = sorted(folder.glob("*/*.json"), key=lambda path: (path.parent.name, _number(path)))
     if not paths:
         raise DataError(
-            f"{folder} has no file such as algebra/1.json; give the folder with train/ and test/"
+            f"{folder} has no file such as algebra/1.json; pass the folder that contains train/ "
+            "and test/"
         )
     for number, path in enumerate(paths, start=1):
         content = read_data(path)
         try:
             row = json.loads(content)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{path} is not JSON: {error}; download it again") from None
+            raise DataError(f"{path} is not JSON: {error}; download the file again") from None
         if not isinstance(row, dict):
-            raise DataError(f"{path} is not a JSON object; download it again")
+            raise DataError(f"{path} is not a JSON object; download the file again")
         yield number, {"unique_id": f"{folder.name}/{path.parent.name}/{path.name}", **row}
 
 

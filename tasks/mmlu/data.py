@@ -80,7 +80,7 @@ def load_questions(
     """
     if data is None:
         raise InputError(
-            "MMLU does not come with treegen; give --data a folder with dev/ and test/, or hf"
+            "MMLU has no bundled problems; set --data to a folder with dev/ and test/, or to hf"
         )
     skipped: list[Skipped] = []
     if data in _HUB_NAMES:
@@ -91,8 +91,8 @@ def load_questions(
     folder, split = Path(data), split or "test"
     if not (folder / split).is_dir():
         raise DataError(
-            f"{data} has no folder {split}/; MMLU is a folder with dev/ and test/ that hold files "
-            "such as anatomy_test.csv"
+            f"the folder {split}/ was not found in {data}; pass a folder with dev/ and test/, "
+            "which contain files such as anatomy_test.csv"
         )
     end = f"_{split}.csv"
     subjects_of_split = sorted(
@@ -125,7 +125,7 @@ def read_csv(path: Path, subject: str, skipped: list[Skipped] | None) -> list[Qu
     if rows and rows[0][1][-1].strip().casefold() in _ANSWER_HEADS:
         del rows[0]
     if any(row[-1].strip() == str(len(LETTERS)) for _, row in rows):
-        raise DataError(f"{path} has answers from 1 to 4; answers must be A to D, or 0 to 3")
+        raise DataError(f"answers in {path} must be A to D, or 0 to 3, got 1 to 4")
     numbered = ((line, index, _of_row(row)) for index, (line, row) in enumerate(rows))
     return _collect(numbered, subject, str(path), skipped)
 
@@ -178,7 +178,7 @@ def _letter(answer: object) -> str:
 def _select_subjects(subjects: Sequence[str], available: Sequence[str]) -> list[str]:
     for subject in subjects:
         if subject not in available:
-            raise InputError(f"there is no subject {subject!r}{did_you_mean(subject, available)}")
+            raise InputError(f"subject {subject!r} not found{did_you_mean(subject, available)}")
     return sorted(set(subjects)) or sorted(available)
 
 

@@ -125,7 +125,7 @@ class SubjectTask(TextTask):
         check_arguments(self.name, options.extra, self.arguments)
         if options.fewshot_file is not None or options.fewshot_data is not None:
             raise InputError(
-                f"{self.name} uses the examples of the dev split; give only {arg('num_fewshot=')}"
+                f"{self.name} uses the examples from the dev split; set only {arg('num_fewshot=')}"
             )
         num_shots = _SHOTS if options.num_fewshot is None else options.num_fewshot
         loaded = load_questions(
@@ -138,7 +138,7 @@ class SubjectTask(TextTask):
             dev = loaded.dev.get(subject, [])[:num_shots]
             if len(dev) < num_shots:
                 raise InputError(
-                    f"{arg('num_fewshot')} is {num_shots} but the dev split of {subject} has "
+                    f"{arg('num_fewshot')} is {num_shots}, but the dev split of {subject} has "
                     f"{len(dev)} examples; lower the number"
                 )
             shots[subject] = [

@@ -152,17 +152,17 @@ def _needle(arguments: NeedleOptions) -> tuple[str, str, list[str]]:
     present = [name for name in ("needle", "question", "facts") if name in arguments]
     if present and len(present) < 3:
         raise InputError(
-            f"give needle, question and facts together, not only {' and '.join(present)}"
+            f"needle, question and facts must be set together, got only {' and '.join(present)}"
         )
     needle = " ".join(arguments.text("needle", _NEEDLE).split())
     question = " ".join(arguments.text("question", _QUESTION).split())
     facts = [fact.strip() for fact in arguments.text("facts", _FACTS).split("|")]
     for fact in facts:
         if not _plain(fact):
-            raise InputError(f"facts has an empty part: {'|'.join(facts)!r}; remove a bar (|)")
+            raise InputError(f"facts has an empty part: {'|'.join(facts)!r}; remove one bar (|)")
         if not _contains(_plain(needle), _plain(fact)):
             raise InputError(
-                f"the needle {needle!r} does not contain the fact {fact!r}; write the fact into "
+                f"the needle {needle!r} does not contain the fact {fact!r}; add the fact to "
                 "the needle"
             )
         if _contains(_plain(question), _plain(fact)):
@@ -201,7 +201,7 @@ def _documents(
         if first.starts == second.starts:
             raise InputError(
                 f"length {length:,} is too short for these depths: {upper}% and {lower}% are "
-                "the same position; choose fewer depths or longer texts"
+                "the same position; use fewer depths or longer texts"
             )
     return documents
 

@@ -217,7 +217,7 @@ def _keys(draw: random.Random, variant: Variant) -> Iterator[str]:
         if key not in used:
             used.add(key)
             yield key
-    raise InputError(f"a text of needles has at most {len(words):,} keys; choose a shorter text")
+    raise InputError(f"a text can contain at most {len(words):,} keys; use a shorter text")
 
 
 def _draw_values(draw: random.Random, values: Values, num: int) -> list[str]:
@@ -289,8 +289,8 @@ class Ruler(TextTask):
         answer_room = self.defaults.sampling.max_tokens * measure.per_token
         if length <= answer_room:
             raise InputError(
-                f"length {length:,} leaves no room for a prompt: the answer alone may take "
-                f"{answer_room:,} {measure.unit}; raise lengths"
+                f"length {length:,} must be more than {answer_room:,} {measure.unit}, because the "
+                "answer may be that long; raise lengths"
             )
         size = 0
         for number in range(num):

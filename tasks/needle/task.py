@@ -83,7 +83,8 @@ class NeedleOptions:
         for name in (*_UNUSED_OPTIONS, *unused):
             if getattr(options, name) is not None:
                 raise InputError(
-                    f"task {task!r} generates its problems, so {name} has no effect; leave it out"
+                    f"{name} is not supported with the task {task!r}, which generates its "
+                    f"problems; remove {name}"
                 )
         self._extra = options.extra
         self._task = task
@@ -100,7 +101,9 @@ class NeedleOptions:
         """
         value = self._extra.get(name, default)
         if not value.strip():
-            raise InputError(f"task argument {name} is empty; give a text, or leave it out")
+            raise InputError(
+                f"task argument {name} must not be empty; pass a text, or remove {name}"
+            )
         return value
 
     def read_int(self, name: str, default: int, high: int) -> int:
@@ -144,7 +147,7 @@ class NeedleOptions:
             words = [str(round(first + (last - first) * i / (num - 1))) for i in range(num)]
         numbers = _numbers(name, words, low, high)
         if len(set(numbers)) < len(numbers):
-            raise InputError(f"task argument {name} has a number twice: {text!r}; use each once")
+            raise InputError(f"task argument {name} must not repeat a number, got {text!r}")
         return tuple(sorted(numbers))
 
 
@@ -221,7 +224,7 @@ def fit_length(
     empty = measure.count(build(0))
     if empty > length:
         raise InputError(
-            f"{what} takes {empty:,} {measure.unit} without any filler, but the length is "
+            f"{what} needs {empty:,} {measure.unit} without any filler, but the length is "
             f"{length:,}; raise the length, or hide fewer needles"
         )
     # Texts grow nearly in proportion to their filler. So each guess lies on the straight line from

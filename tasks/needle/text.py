@@ -42,7 +42,7 @@ def draw_names(draw: random.Random, num: int) -> list[str]:
     most = len(NAMES) * len(SECOND_NAMES)
     if num > most:
         raise InputError(
-            f"treegen has names for {most:,} dogs, but {num:,} are needed; ask fewer questions"
+            f"the number of dogs must be at most {most:,}, got {num:,}; use fewer questions"
         )
     rounds = -(-num // len(NAMES))
     seconds = {first: draw.sample(SECOND_NAMES, rounds) for first in NAMES}
@@ -173,10 +173,10 @@ def load_haystack(data: str | None) -> Haystack:
     path = Path(data)
     paths = sorted(path.glob("*.txt")) if path.is_dir() else [path]
     if not paths:
-        raise DataError(f"{path} has no *.txt files; give a text, or a folder of *.txt")
+        raise DataError(f"{path} has no *.txt files; pass a text file or a folder of *.txt files")
     text = " ".join(" ".join(map(read_text, paths)).split())
     if not text:
-        raise DataError(f"{path} is empty; give a text in which to hide the needles")
+        raise DataError(f"{path} is empty; pass a text in which to hide the needles")
     return Haystack(text, str(path))
 
 

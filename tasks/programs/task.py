@@ -128,7 +128,8 @@ def judge_limits(arguments: Mapping[str, str], limits: Limits) -> Limits:
             seconds = 0.0
         if not 0 < seconds <= 3600:
             raise InputError(
-                f"task argument timeout must be seconds above 0 and up to 3600, got {timeout!r}"
+                "task argument timeout must be a number of seconds above 0 and at most 3600, got "
+                f"{timeout!r}"
             )
         limits = replace(limits, cpu_seconds=seconds)
     if memory is not None:
@@ -217,7 +218,7 @@ class ProgramTask(ReportedTask):
         Raises:
             InputError: Always; use `judging`.
         """
-        raise InputError(f"{self.name} scores programs only by running them; use judging")
+        raise InputError(f"{self.name} must run programs to score them; use judging")
 
 
 # Only this many characters at the end of a text are read.

@@ -263,7 +263,7 @@ class PuzzleTask(TextTask, SearchTask):
 
         def prompt_of(node: "SearchNode") -> str:
             numbers = self._remaining_numbers(problem, node.path_text)
-            assert numbers is not None, "a node is judged that is no state"
+            assert numbers is not None, "a judged node must be a puzzle state"
             return puzzle_value_prompt(numbers, int(problem.answer), whole=self.whole)
 
         if how == "judge":
@@ -286,7 +286,7 @@ class PuzzleTask(TextTask, SearchTask):
     def _examples(self, options: TaskOptions, problems: Sequence[Problem]) -> list[Puzzle]:
         if options.fewshot_data is not None:
             raise InputError(
-                f"{self.name} does not draw examples at random; give solved puzzles in "
+                f"{self.name} does not draw examples at random; pass solved puzzles with "
                 f"{arg('fewshot_file')}"
             )
         return pick_examples(
@@ -302,7 +302,7 @@ class PuzzleTask(TextTask, SearchTask):
         numbers, target = read_puzzle(row)
         lines = text_field(row, "solution").strip().split("\n")
         if texts.apply_steps(numbers, "\n".join(lines), whole=self.whole) != (target,):
-            raise ValueError("its solution does not reach its target; fix the steps")
+            raise ValueError("the solution does not reach the target; fix the steps")
         steps = tuple(step for step in map(texts.read_step, lines) if step is not None)
         return Puzzle(numbers, target, steps)
 

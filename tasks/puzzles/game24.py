@@ -178,10 +178,12 @@ class Game24(PuzzleTask):
             DataError: The file cannot be read, or has no puzzle of the split.
         """
         if options.data is None:
-            raise InputError("game24 has no puzzles of its own; give --data the paper's 24.csv")
+            raise InputError(
+                "game24 has no bundled puzzles; set --data to the 24.csv from the paper"
+            )
         split = options.split or "test"
         if split not in _SPLITS:
-            raise InputError(f"game24 has no split {split!r}; choose one of {', '.join(_SPLITS)}")
+            raise InputError(f"game24 has no split {split!r}; use one of {', '.join(_SPLITS)}")
         path = Path(options.data)
         path = path / "24.csv" if path.is_dir() else path
         problems: list[Problem] = []
@@ -203,7 +205,7 @@ class Game24(PuzzleTask):
         if not problems:
             raise DataError(
                 f"{path} has no puzzle in split {split} (ranks {_ranks(split)}); "
-                "give another split, or the whole 24.csv"
+                "use another split, or pass the complete 24.csv"
             )
         return problems, tuple(skipped), f"{path}, ranks {_ranks(split)}"
 
@@ -226,9 +228,7 @@ class Game24(PuzzleTask):
             InputError: The form of solutions is not "steps".
         """
         if self._form != "steps":
-            raise InputError(
-                "a search needs solutions in steps; leave out --task-arg form=expression"
-            )
+            raise InputError("a search needs solutions in steps; remove --task-arg form=expression")
         return super().root(data, problem)
 
     def answer(self, problem: Problem, text: str) -> str | None:
@@ -245,7 +245,7 @@ class Game24(PuzzleTask):
 def _read_csv(path: Path) -> list[str]:
     rows = [row for _, row in csv_rows(path)]
     if not rows or "Puzzles" not in rows[0]:
-        raise DataError(f"{path} has no column Puzzles; give the paper's 24.csv")
+        raise DataError(f"{path} has no column Puzzles; pass the 24.csv from the paper")
     return [row["Puzzles"] or "" for row in rows]
 
 

@@ -37,7 +37,7 @@ from treegen.tasks.sandbox.tiers import TIERS, SandboxTier, Workspace
 
 MakeWorkspace = Callable[[SandboxTier], Workspace | None]
 
-_OTHER = f"try another with {arg('sandbox=')}"
+_OTHER = f"use another {arg('sandbox=')}"
 _LIMITS = Limits(cpu_seconds=5.0, wall_seconds=30.0, memory=256 * MIB)
 
 # Reads {"secret": path, ...} from stdin and prints which of its attempts succeeded.
@@ -183,7 +183,9 @@ def choose_tier(
         SandboxError: No allowed tier holds here; the message says what is missing.
     """
     if sandbox != "auto" and sandbox not in TIERS:
-        raise InputError(f"{arg('sandbox')} must be auto, {', '.join(TIERS)}; got {sandbox!r}")
+        raise InputError(
+            f"{arg('sandbox')} must be one of auto, {', '.join(TIERS)}, got {sandbox!r}"
+        )
     if sandbox == "none":
         tier = TIERS["none"]
         unless_killed(lambda: _check_works(tier, runtime, make_workspace))
@@ -208,9 +210,9 @@ def choose_tier(
                 return tier, report
         refused.append(f"{name}: {why}")
     raise SandboxError(
-        f"no sandbox works here ({'; '.join(refused)}); install bubblewrap, use a kernel with "
-        "Landlock, or accept running model-written code unprotected with "
-        f"{arg('sandbox', 'none')}"
+        f"no sandbox works here ({'; '.join(refused)}); install bubblewrap, use a "
+        f"kernel with Landlock, or pass {arg('sandbox', 'none')} to run code from the model "
+        "without a sandbox"
     )
 
 
@@ -261,8 +263,8 @@ def verify_tier(
     escaped = [name for name, success in inside.items() if success]
     if escaped:
         raise SandboxError(
-            "the sandbox does not isolate programs: a program inside could "
-            f"{', '.join(escaped)}; do not run programs of models in it, and {_OTHER}"
+            "the sandbox does not isolate programs: a program inside the sandbox could "
+            f"{', '.join(escaped)}; {_OTHER}"
         )
     passed = tuple(name for name, success in outside.items() if success)
     return passed, tuple(name for name, success in outside.items() if not success)

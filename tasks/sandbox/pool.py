@@ -115,7 +115,7 @@ def _answer(
         accepted = bool(compare(output, test.expected))
     except Exception as error:
         raise SandboxError(
-            f"the comparer failed: {type(error).__name__}: {error}; fix it, or use another comparer"
+            f"the comparer failed: {type(error).__name__}: {error}; fix or replace the comparer"
         ) from error
     return (ProgramStatus.ACCEPTED, "") if accepted else (ProgramStatus.WRONG_ANSWER, "")
 

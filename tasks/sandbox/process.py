@@ -32,7 +32,7 @@ _START_SECONDS = 60.0
 _HANG_UP_SECONDS = 2.0  # for a helper to end after either side has closed the socket
 _GRACE_SECONDS = 10.0  # for the helper to report after the wall time limit, which it enforces
 _CHUNK = 1 << 16
-_AGAIN = "`treegen score RUN` judges the sample again"
+_AGAIN = "use `treegen score RUN` to judge the sample again"
 _PIPE_CHUNKS = 4
 # A program may write this many times as much to stderr as to stdout. The limit bounds the CPU time
 # that reading stderr costs in this process.
@@ -111,7 +111,7 @@ class SandboxProcess:
             self._log.close()
             self._control.close()
             self._drop_scratch()
-            raise SandboxError(f"cannot start a sandbox: {error}; {_AGAIN}") from error
+            raise SandboxError(f"the sandbox could not be started: {error}; {_AGAIN}") from error
         finally:
             child_end.close()
             os.close(sources)
@@ -274,7 +274,7 @@ def _call(program: Program, test: TestCase) -> bytes:
     try:
         return value_json.dumps([program.fn_name, list(test.args)]).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"the args of a test must be plain data: {error}") from None
+        raise InputError(f"the `args` of a test must be plain data: {error}") from None
 
 
 def _size(program: Program, test: TestCase) -> int:

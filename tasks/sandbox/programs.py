@@ -171,7 +171,8 @@ class ProgramResult:
         """
         if self.verdict is ProgramStatus.JUDGE_ERROR:
             raise SandboxError(
-                f"the judge failed, so there is no score: {self.tests[-1].detail}; judge it again"
+                f"the judge failed, so there is no score: {self.tests[-1].detail}; judge the "
+                "program again"
             )
         return self.verdict is ProgramStatus.ACCEPTED and len(self.tests) == self.num_tests
 
@@ -183,13 +184,16 @@ def check_program(program: Program, tests: Sequence[TestCase]) -> None:
         InputError: There are no tests, or they do not fit the program.
     """
     if not tests:
-        raise InputError("no tests: a program without tests cannot be judged; leave it out")
+        raise InputError(
+            "a program without tests cannot be judged; add a test, or remove the program"
+        )
     if program.fn_name is not None and not program.fn_name.isidentifier():
         raise InputError(f"fn_name must be a Python name, got {program.fn_name!r}")
     if program.fn_name is not None and program.may_return:
-        raise InputError("may_return is for programs that read stdin; fn_name calls a function")
+        raise InputError("may_return cannot be used together with fn_name; remove one of the two")
     for index, test in enumerate(tests):
         if program.fn_name is None and test.args:
             raise InputError(
-                f"test {index} has args but the program has no fn_name; name the function to call"
+                f"test {index} has args, but the program has no fn_name; set fn_name to the "
+                "function to call"
             )

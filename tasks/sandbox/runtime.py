@@ -58,9 +58,8 @@ def unless_killed(check: Callable[[], _T]) -> _T:
     except HelperKilledError as error:
         reason = str(error).partition(";")[0]
         raise HelperKilledError(
-            f"no sandbox can be tested here: {reason}, {_ATTEMPTS} times in a row; find out "
-            "what ends processes here (the kernel's out-of-memory killer writes to dmesg), and "
-            "try again"
+            f"no sandbox could be tested: {reason}, {_ATTEMPTS} times in a row; check what ends "
+            "processes on this machine (dmesg shows the out-of-memory killer), and try again"
         ) from error
 
 
@@ -174,8 +173,8 @@ def _parts(python: str) -> list[str]:
         )
         kind = HelperKilledError if ended in FROM_OUTSIDE else SandboxError
         raise kind(
-            f"the interpreter for programs, {python}, {reason}; make sure that it runs, and try "
-            "again"
+            f"the Python interpreter of the sandbox, {python}, {reason}; check that this "
+            "interpreter runs, and try again"
         )
     return [line for line in done.stdout.splitlines() if line.startswith("/")]
 
@@ -185,7 +184,8 @@ def _package(name: str) -> list[str]:
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise InputError(
-            f"package {name!r} is not installed; install it, or leave it out of packages"
+            f"package {name!r} is not installed; install the package, or remove {name!r} from "
+            "packages"
         )
     folder = Path(next(iter(spec.submodule_search_locations)))
     return [str(path) for path in (folder, folder.with_name(f"{name}.libs")) if path.exists()]

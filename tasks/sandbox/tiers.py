@@ -250,9 +250,9 @@ def _threads_of_user() -> int:
 
 def _no_seccomp() -> str:
     if sys.platform != "linux":
-        return f"the sandbox needs Linux, this is {sys.platform}"
+        return f"the sandbox needs Linux, but this machine runs {sys.platform}"
     if platform.machine() not in seccomp.machines() or sys.maxsize < 1 << 32:
-        return f"no system call filter for {platform.machine()}"
+        return f"the system call filter does not support {platform.machine()}"
     return ""
 
 

@@ -83,7 +83,7 @@ def _pack(value: Any) -> Any:
 
 def _small_int(text: str) -> int:
     if len(text) > 20:
-        raise ValueError("an int that is not small must be written in hex")
+        raise ValueError("an int with more than 20 characters must be written in hex")
     return int(text)
 
 

@@ -53,7 +53,7 @@ def test_harbor_tasks_are_scored_by_their_own_tests(
     done = treegen(*args, "-M", writer, *TWO, "-o", run)
     assert done.code == 0, done.err
     (line,) = [line for line in done.err.splitlines() if "skipped: " in line]
-    assert f"{name} cannot build Harbor's task made" in line and "RUN make" in line
+    assert f"{name} cannot build the Harbor task made" in line and "RUN make" in line
     said = [line for line in done.err.splitlines() if line.startswith(("sandbox: ", "forks: "))]
     assert len(said) == (2 if name == "local" else 0)
     records = records_of(run)
@@ -125,8 +125,8 @@ def test_what_an_environment_cannot_do_is_refused(
     made = save_tasks(tmp_path / "made", "two", **{"environment/Dockerfile": "FROM x\nRUN make\n"})
     allow = ["--allow-code-execution"]
     for args, message in (
-        (["harbor"], "name a task folder, or a folder that contains task folders, with --data"),
-        (["harbor", "--data", tasks / "one" / "tests"], "has no readable Harbor task folder"),
+        (["harbor"], "set --data to a task folder or to a folder of task folders"),
+        (["harbor", "--data", tasks / "one" / "tests"], "no readable Harbor task was found in"),
         (["harbor", "--data", made, *allow], "has the step RUN make"),
         (["harbor", "--data", tasks], "--allow-code-execution"),
         (["harbor", "--data", tasks, "--environment", "docker"], "no environment 'docker'"),

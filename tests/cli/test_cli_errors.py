@@ -87,7 +87,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
             "limit and problem ids cannot be used together",
         ),
         (["gsm8k", "--sample-id", "gsm8k-99"], "there is no problem 'gsm8k-99'; did you mean"),
-        (["gsm8k", "-f", "99"], "--num-fewshot is 99 but the bundled few-shot file has 8"),
+        (["gsm8k", "-f", "99"], "--num-fewshot is 99, but the bundled few-shot file has 8"),
         (
             ["gsm8k", "--k", "1,x"],
             "--k must be comma-separated integers from 1 to 9,999,999, got '1,x'",

@@ -159,7 +159,7 @@ def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
         (["countdown", "--data", "none.jsonl"], "none.jsonl does not exist"),
         (["countdown", "--max-tokens", "5000"], "lower --num-fewshot or --max-tokens"),
         (["countdown", "-T", "form=steps"], "task 'countdown' has no argument 'form'"),
-        (["game24"], "give --data the paper's 24.csv"),
+        (["game24"], "set --data to the 24.csv from the paper"),
         (["countdown", "--resume"], "--resume requires a run directory"),
         (["countdown", "--resume", "none"], "there is no run directory none"),
         (["countdown", "--resume", "a", "-o", "b"], "name different directories"),

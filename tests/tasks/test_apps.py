@@ -121,9 +121,9 @@ def test_filters_go_by_what_the_data_say(tmp_path: Path) -> None:
     assert ids(starter="with") == ["0002"]
     with pytest.raises(InputError, match="did you mean 'interview'"):
         ids(difficulty="intervew")
-    with pytest.raises(InputError, match="none of 3 problems matches"):
+    with pytest.raises(InputError, match="none of the 3 problems matches"):
         ids(difficulty="interview", starter="with")
-    with pytest.raises(InputError, match="timeout must be seconds"):
+    with pytest.raises(InputError, match="timeout must be a number of seconds"):
         ids(timeout="nan")
 
 
@@ -165,7 +165,7 @@ def test_examples_come_from_train_and_stand_above_all_problems(tmp_path: Path) -
     with pytest.raises(InputError, match="num_fewshot is 9"):
         APPS().load(TaskOptions(data=str(tmp_path), num_fewshot=9))
     itself = write_jsonl(tmp_path / "shots.jsonl", [row(0)])
-    with pytest.raises(DataError, match="is a problem of this run"):
+    with pytest.raises(DataError, match="is also a problem of this run"):
         APPS().load(TaskOptions(data=str(tmp_path), num_fewshot=1, fewshot_file=str(itself)))
 
 

@@ -65,7 +65,7 @@ def test_no_puzzle_is_among_its_own_examples(task: PuzzleTask, tmp_path: Path) -
     for row in rows[:3]:
         assert f"Input: {' '.join(map(str, sorted(row['numbers'])))}\n" not in loaded.fewshot
     assert loaded.num_fewshot == 5  # others are shown in their place
-    with pytest.raises(InputError, match="has 0 examples that are not themselves problems"):
+    with pytest.raises(InputError, match="has 0 examples that are not in this run"):
         task.load(TaskOptions(data=str(data), **split))
     assert task.load(TaskOptions(data=str(data), num_fewshot=0, **split)).num_fewshot == 0
 
@@ -86,10 +86,10 @@ def test_examples_from_a_file(tmp_path: Path) -> None:
         "Input: 1 2\nTarget: 3\nSteps:\n1 + 2 = 3 (left: 3)\n\n"
     )
     write_jsonl(data, [puzzle([4, 9], 5, id="mine")])
-    with pytest.raises(DataError, match=r"example 1 of .* is also problem 'mine' of the run"):
+    with pytest.raises(DataError, match=r"example 1 in .* is also problem 'mine' of this run"):
         Countdown().load(TaskOptions(**options))
     write_jsonl(file, [puzzle([9, 4], 5, solution="9 - 4 = 6 (left: 6)")])
-    with pytest.raises(DataError, match="line 1: its solution does not reach its target"):
+    with pytest.raises(DataError, match="line 1: the solution does not reach the target"):
         Countdown().load(TaskOptions(**options))
     with pytest.raises(InputError, match="does not draw examples at random"):
         Countdown().load(TaskOptions(data=str(data), fewshot_data="train"))
@@ -147,7 +147,7 @@ def test_ranks_of_the_game_of_24(tmp_path: Path) -> None:
     ]
     with pytest.raises(DataError, match=r"no puzzle in split test .ranks 901 to 1000"):
         load(Game24(), data=str(file))
-    with pytest.raises(InputError, match="has no split 'dev'; choose one of test, train, all"):
+    with pytest.raises(InputError, match="has no split 'dev'; use one of test, train, all"):
         load(Game24(), data=str(file), split="dev")
     with pytest.raises(InputError, match=r"24\.csv"):
         load(Game24())

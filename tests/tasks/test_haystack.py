@@ -74,7 +74,7 @@ def test_fitted_text_is_close_to_its_length_and_not_above(
         return "n" * needles + haystack.take(size)
 
     if measure.count(build(0)) > length:
-        with pytest.raises(InputError, match=r"a text takes .* without any filler"):
+        with pytest.raises(InputError, match=r"a text needs .* without any filler"):
             fit_length(build, measure, length, what="a text")
     else:
         for start in (0, 1, 700, 10**5):

@@ -198,8 +198,8 @@ def test_a_question_is_never_its_own_example(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_fewshot": 6}, "num_fewshot is 6 but the dev split of anatomy has 5"),
-        ({"fewshot_data": "train"}, "examples of the dev split"),
+        ({"num_fewshot": 6}, "num_fewshot is 6, but the dev split of anatomy has 5"),
+        ({"fewshot_data": "train"}, "examples from the dev split"),
         ({"extra": {"subjects": "anatomi"}}, "did you mean 'anatomy'"),
         ({"extra": {"subject": "anatomy"}}, "no argument 'subject'; did you mean 'subjects'"),
         ({"extra": {"per_subject": "0"}}, "a positive integer"),
@@ -214,7 +214,7 @@ def test_requests_that_cannot_be_met(folder: Path, options: dict[str, Any], mess
     ("content", "message"),
     [
         (b"\xff", "is not UTF-8"),
-        (b"q,a,b,c,d,4\n", "has answers from 1 to 4"),
+        (b"q,a,b,c,d,4\n", "got 1 to 4"),
         (b"", "no usable question"),
         (b'q,a,b,c,d,"' + b"A" * 200_000 + b'"\n', "line 1: field larger"),
     ],
@@ -226,9 +226,9 @@ def test_bad_files(folder: Path, content: bytes, message: str) -> None:
 
 
 def test_missing_data(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="does not come with treegen"):
+    with pytest.raises(InputError, match="MMLU has no bundled problems"):
         MMLU().load(TaskOptions())
-    with pytest.raises(DataError, match="has no folder test/"):
+    with pytest.raises(DataError, match="the folder test/ was not found"):
         load(tmp_path)
     (tmp_path / "test").mkdir()
     with pytest.raises(DataError, match=r"with a name such as anatomy_test\.csv"):

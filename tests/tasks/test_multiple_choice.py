@@ -54,7 +54,7 @@ def test_arc_in_the_forms_of_its_files_and_of_the_hub(tmp_path: Path) -> None:
         assert (problem.question, problem.choices) == ("Question: Hot?\nAnswer:", (" ice", " fire"))
         assert problem.answer == " fire"
     assert [row.line for row in data.skipped] == [3, 4]
-    assert "not one of its labels" in data.skipped[0].reason and "equal" in data.skipped[1].reason
+    assert "not one of the labels" in data.skipped[0].reason and "equal" in data.skipped[1].reason
     with pytest.raises(DataError, match=r"ARC-Easy-Train\.jsonl or train\.jsonl"):
         get_task("arc-easy").load(TaskOptions(data=str(tmp_path), split="train"))
 
@@ -126,7 +126,7 @@ def test_examples_are_drawn_by_seed_or_are_the_first_of_a_file(tmp_path: Path) -
     assert drawn[0] == drawn[1] != drawn[2]
     with pytest.raises(InputError, match="num_fewshot is 30"):
         winogrande(tmp_path, num_fewshot=30)
-    with pytest.raises(DataError, match="is also problem 'winogrande-0' of the run"):
+    with pytest.raises(DataError, match="is also problem 'winogrande-0' of this run"):
         winogrande(tmp_path, num_fewshot=1, fewshot_file=str(tmp_path / "dev.jsonl"))
 
 

@@ -66,7 +66,7 @@ def test_drawn_names_are_distinct_and_none_begins_another(seed: int, num: int) -
 
 
 def test_too_many_names() -> None:
-    with pytest.raises(InputError, match="names for 8,"):
+    with pytest.raises(InputError, match="dogs must be at most 8,"):
         load(questions=9999, length=10**7)
 
 
@@ -176,11 +176,11 @@ def test_all_is_decided_by_the_seed_and_a_limit_only_leaves_out() -> None:
         ({"questions": "\uff11"}, "must be an integer"),
         ({"questions": "1_0"}, "must be an integer"),
         ({"questions": "10,20"}, "must be an integer"),
-        ({"length": 1000}, "a text with 261 needles takes 11,"),
+        ({"length": 1000}, "a text with 261 needles needs 11,"),
         ({"lenght": 1000}, "no argument 'lenght'; did you mean 'length'"),
-        ({"tokenizer": " "}, "tokenizer is empty"),
-        ({"split": "test"}, "split has no effect"),
-        ({"fewshot_file": "a"}, "fewshot_file has no effect"),
+        ({"tokenizer": " "}, "tokenizer must not be empty"),
+        ({"split": "test"}, "split is not supported"),
+        ({"fewshot_file": "a"}, "fewshot_file is not supported"),
     ],
 )
 def test_bad_options(given: dict[str, str | int], message: str) -> None:

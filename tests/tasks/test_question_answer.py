@@ -165,7 +165,7 @@ def test_an_answer_that_is_contained_is_what_votes_are_for(tmp_path: Path) -> No
 
 def test_rows_with_choices_are_refused(tmp_path: Path) -> None:
     row = {"question": "Which?", "choices": ["a", "b"], "answer": "a"}
-    with pytest.raises(DataError, match=r"line 2 has choices, but jsonl samples free answers"):
+    with pytest.raises(DataError, match=r"line 2 has choices, but jsonl does not score choices"):
         load(tmp_path, [ROW, row])
     load(tmp_path, [{**row, "choices": "A. a, B. b"}], {"template": "{question} {choices}"})
 
@@ -190,11 +190,11 @@ def test_template_of_other_fields(tmp_path: Path) -> None:
         ("Q: {question", "'}' before end"),
         ("Q: question}", "single '}'"),
         ("Q: {", "single '{'"),
-        ("Q: {}", "must contain only the name of a field"),
-        ("Q: {question.x}", "must contain only the name of a field"),
-        ("Q: {question[0]}", "must contain only the name of a field"),
-        ("Q: {question!r}", "must contain only the name of a field"),
-        ("Q: {question:>10}", "must contain only the name of a field"),
+        ("Q: {}", "must contain only a field name"),
+        ("Q: {question.x}", "must contain only a field name"),
+        ("Q: {question[0]}", "must contain only a field name"),
+        ("Q: {question!r}", "must contain only a field name"),
+        ("Q: {question:>10}", "must contain only a field name"),
         ("Q:", "names no field"),
         ("Q: {qestion}", "has a field 'qestion'; did you mean 'question'"),
     ],
@@ -208,7 +208,8 @@ def test_bad_templates_are_one_line(tmp_path: Path, template: str, message: str)
 def test_the_first_error_of_other_data_names_the_cure(tmp_path: Path) -> None:
     row = {"problem": "1 + 1?", "gold": "2"}
     cure = (
-        r"the rows have gold, problem; name them: -T template='\{problem\}' -T answer_field=gold$"
+        r"the rows have gold, problem; set the fields with -T template='\{problem\}' "
+        "-T answer_field=gold$"
     )
     with pytest.raises(DataError, match=f"has a field 'question'; {cure}"):
         load(tmp_path, [row], {})
@@ -248,12 +249,15 @@ def test_rows_that_cannot_be_used_are_reported(tmp_path: Path) -> None:
         ({"metric": "numric"}, "did you mean 'numeric'"),
         ({"metric": "regex"}, "needs a pattern"),
         ({"answer": "numeric"}, "answer must be one of text, contains, number"),
-        ({"answer": "math", "ignore_case": "yes"}, "answer=math does not use ignore_case"),
-        ({"answer": "math", "choices": "5"}, "answer=math does not use choices"),
+        (
+            {"answer": "math", "ignore_case": "yes"},
+            "answer=math cannot be used together with ignore_case",
+        ),
+        ({"answer": "math", "choices": "5"}, "answer=math cannot be used together with choices"),
         ({"answer": "choice", "choices": "27"}, "must be from 2 to 26, got 27"),
-        ({"answer": "math", "metric": "exact"}, "give answer or metric, not both"),
+        ({"answer": "math", "metric": "exact"}, "answer and metric cannot be used together"),
         ({"metric": "exact", "pattern": "x"}, "does not use a pattern"),
-        ({"metric": "numeric", "ignore_case": "yes"}, "does not use ignore_case"),
+        ({"metric": "numeric", "ignore_case": "yes"}, "cannot be used together with ignore_case"),
         ({"ignore_case": "true"}, "must be one of yes, no"),
         ({"metrics": "exact"}, "no argument 'metrics'; did you mean 'metric'"),
     ],
@@ -279,12 +283,12 @@ def test_examples_stand_before_every_problem(tmp_path: Path) -> None:
         "Q: 1 + 1?\nA: One and one. 2\n\nQ: 5?\nA: 5\n\nQ: What is 2 + 3?\nA:"
     )
     assert (data.num_fewshot, prompt.samples) == (2, 3)
-    with pytest.raises(InputError, match="num_fewshot is 3 but"):
+    with pytest.raises(InputError, match="num_fewshot is 3, but"):
         load(tmp_path, [ROW], fewshot_file=str(shots), num_fewshot=3)
     with pytest.raises(InputError, match="needs examples"):
         load(tmp_path, [ROW], num_fewshot=3)
     write_jsonl(shots, [{**ROW, "question": "what is  2 + 3?"}])
-    with pytest.raises(DataError, match=r"example 1 of .* is also problem 'line-1' of the run"):
+    with pytest.raises(DataError, match=r"example 1 in .* is also problem 'line-1' of this run"):
         load(tmp_path, [ROW], fewshot_file=str(shots))
 
 

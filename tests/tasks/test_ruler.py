@@ -202,9 +202,11 @@ def test_problems_are_the_same_on_every_machine() -> None:
 
 @pytest.mark.parametrize("variant", SHAPES)
 def test_a_length_that_nothing_fits_in_is_refused_at_once(variant: str) -> None:
-    with pytest.raises(InputError, match="leaves no room for a prompt: the answer alone may take"):
+    with pytest.raises(
+        InputError, match=r"must be more than .* because the answer may be that long"
+    ):
         load(variant, lengths="512")
-    with pytest.raises(InputError, match=f"a prompt of ruler-niah-{variant} takes"):
+    with pytest.raises(InputError, match=f"a prompt of ruler-niah-{variant} needs"):
         load(variant, lengths="600")
 
 
@@ -218,7 +220,7 @@ def test_other_refusals(tmp_path: Path) -> None:
     path.write_text("The special magic of the sea.")
     with pytest.raises(DataError, match="already contains 'special magic'"):
         load("single-2", data=str(path))
-    with pytest.raises(InputError, match="data has no effect"):
+    with pytest.raises(InputError, match="data is not supported"):
         load("single-1", data=str(path))
     with pytest.raises(InputError, match="no argument 'question'"):
         load("single-2", question="3")

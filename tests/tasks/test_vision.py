@@ -169,7 +169,7 @@ def test_mmmu_from_files_and_from_the_hub(tmp_path: Path, monkeypatch: pytest.Mo
     ]
     reasons = {row.line: row.reason for row in data.skipped}
     assert set(reasons) == {3, 4, 5, 6, 7, 8}
-    assert "none.png" in reasons[3] and f"paths go from {tmp_path}" in reasons[3]
+    assert "none.png" in reasons[3] and f"relative to {tmp_path}" in reasons[3]
     assert "options" in reasons[4] and "image_1 is missing" in reasons[5] and "letter" in reasons[6]
     assert "options" in reasons[8]
     verdict = task.score(data.problems[1], "There are five.")["mmmu"]

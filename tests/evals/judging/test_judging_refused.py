@@ -36,7 +36,7 @@ REPEATED = ("--repeats", "3")
         (("--judge", "demo"), "demo is named twice"),
         (("--pairs", "run"), "names a run twice"),
         (("--pairs", "none"), "there is no run directory none"),
-        (("--labels", "others.jsonl"), "has no label for an answer of this run"),
+        (("--labels", "others.jsonl"), "has no labels for the answers of this run"),
         (
             ("--labels", "bad.jsonl"),
             "bad.jsonl, line 1: the label must be one of correct, incorrect",

@@ -263,7 +263,7 @@ def test_options_of_the_data_are_those_of_lm_eval(folder: Path) -> None:
     ]
     chosen = ["local_arts/3", "local_stem/1"]
     assert [p.id for p in task.load(options(ids=chosen)).problems] == chosen
-    with pytest.raises(InputError, match="name the data"):
+    with pytest.raises(InputError, match="set the data"):
         task.load(options(data="x"))
     with pytest.raises(InputError, match="no problem"):
         task.load(options(ids=["local_stem/99"]))
@@ -309,7 +309,7 @@ def test_an_empty_folder_is_not_the_working_directory(
 def test_what_cannot_be_run_is_refused_early(folder: Path, tmp_path: Path) -> None:
     for name, message in {
         "lm-eval:local_gsm9k": "no task 'local_gsm9k'",
-        "lm-eval:humaneval": "in a sandbox",
+        "lm-eval:humaneval": "without a sandbox",
         f"lm-eval:x@{tmp_path / 'none'}": "is not a folder",
         str(tmp_path / "none.yaml"): "does not exist",
     }.items():

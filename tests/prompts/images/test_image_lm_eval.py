@@ -147,5 +147,5 @@ def test_tasks_that_cannot_be_run_say_why(model: Path, tasks: TaskManager, tmp_p
     file = tmp_path / "task.yaml"
     whole = file.read_text()
     file.write_text(f"{whole}doc_to_audio: images\n")
-    with pytest.raises(InputError, match="uses audio, which treegen does not support"):
+    with pytest.raises(InputError, match="uses audio, which is not supported"):
         get_task(str(file))
