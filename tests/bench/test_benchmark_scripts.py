@@ -645,6 +645,6 @@ def test_a_script_of_its_own_process_ends_with_code_2(repository: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""
     assert (
-        done.stderr.startswith("Error: the log of number has no samples")
+        done.stderr.startswith("Error: the log of the task number contains no samples")
         and len(done.stderr.splitlines()) == 1
     )

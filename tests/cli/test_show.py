@@ -124,7 +124,7 @@ def test_a_problem_is_shown_with_samples_and_votes(treegen: Command, run: Path) 
     [
         (["-p", "p99"], "the run has no problem 'p99'"),
         (["-p", "p1", "-t", "p1"], "--problem or --tree, not both"),
-        (["--filter", "numerc"], "no verdicts by the filter 'numerc'; it has: numeric"),
+        (["--filter", "numerc"], "no verdicts of the filter 'numerc'; its filters: numeric"),
     ],
 )
 def test_what_is_not_there_is_refused(

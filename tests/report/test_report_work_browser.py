@@ -499,7 +499,8 @@ def test_samples_of_two_runs_stand_side_by_side(
     opened.wait(lambda: across.locator(".beside h3").inner_text() == f"p{best}")
     opened.check()
     assert (
-        "--html must be a name that ends in .html" in treegen("compare", a, b, "--html", "x").error
+        "--html must be a file name that ends in .html"
+        in treegen("compare", a, b, "--html", "x").error
     )
 
 
