@@ -343,7 +343,7 @@ def test_a_tree_goes_to_other_programs(page_path: Path, visit: Open, treegen: Co
         assert name == f"run-p0.{suffix}" and text == expected
     done = treegen("show", page_path.parent, "--tree", "p0", "--as", "dot")
     assert done.code == 0 and done.out == tree.to_dot()
-    assert "give --tree ID" in treegen("show", page_path.parent, "--as", "dot").error
+    assert "pass --tree ID" in treegen("show", page_path.parent, "--as", "dot").error
 
 
 @pytest.mark.usefixtures("undrawn")
