@@ -81,13 +81,16 @@ def command(
     unused = {"--sign": sign, "--output-path": output_path} if check is not None else checking
     for name, value in unused.items():
         if value is not None:
-            why = "does not work with --check" if check is not None else "needs --check FILE"
-            raise InputError(f"{name} {why}; leave it out")
+            why = "cannot be used with --check" if check is not None else "needs --check FILE"
+            raise InputError(f"{name} {why}; remove {name}")
     if check is None:
         from treegen.report.certify.build import write_certificate
 
         if run is None:
-            raise InputError("name the directory RUN to certify, or a certificate with --check")
+            raise InputError(
+                "RUN is missing; pass the directory of the run to certify, or pass a "
+                "certificate with --check"
+            )
         file, certificate = write_certificate(
             run, choices, Terminal(), path=output_path, key=sign, execution=execution
         )
@@ -98,7 +101,9 @@ def command(
     from treegen.report.certify.check import check_certificate
 
     if redraw is None and (redraw_seed is not None or tolerance is not None):
-        raise InputError("--redraw-seed and --tolerance need --redraw N; add --redraw N")
+        raise InputError(
+            "--redraw-seed and --tolerance have no effect without --redraw; pass --redraw N too"
+        )
     result = check_certificate(
         check,
         run,

@@ -60,7 +60,9 @@ def command(
     from treegen.runs.files import check_no_link
 
     if output_path is not None and no_plots:
-        raise InputError("--output-path and --no-plots cannot be used together; leave one out")
+        raise InputError(
+            "--output-path and --no-plots cannot be used together; remove one of the two options"
+        )
     if html is not None:
         check_name(html, "--html")
     a, b = (load_run(path, **reading) for path in (run_a, run_b))

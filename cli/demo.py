@@ -96,7 +96,9 @@ def command(output_path: str | None) -> None:
     path = Path(output_path) if output_path else new_path("demo")
     check_directory(path)
     if os.path.isdir(path) and any(path.iterdir()):
-        raise RunError(f"{path} is not empty; name another directory with --output-path")
+        raise RunError(
+            f"the directory {path} is not empty; choose another directory with --output-path"
+        )
     start = time.monotonic()
     notice(f"{demo.NOTICE}; runs go to {path}")
     tour = _Tour(_load(), path, Terminal())

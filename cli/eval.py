@@ -79,7 +79,8 @@ def _pop_lm_eval_options(params: dict[str, Any], tasks: Sequence[str]) -> bool:
     if samples is not None:
         if params["limit"] is not None or params["ids"]:
             raise InputError(
-                "--samples cannot be used with --limit or --sample-id; use only one of these"
+                "--samples cannot be used together with --limit or --sample-id; use only one "
+                "of these options"
             )
         params.update(_choose_problems(_read_samples(samples), tasks))
     return bool(check)
@@ -92,7 +93,7 @@ def _read_samples(text_or_file: str) -> dict[str, list[int]]:
         samples: dict[str, list[int]] = json.loads(text)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"--samples must be JSON or the name of a JSON file: {error}; give, for example, "
+            f"--samples must be JSON or the name of a JSON file: {error}; pass, for example, "
             """'{"TASK": [0, 5]}'"""
         ) from None
     is_valid = isinstance(samples, dict) and all(
@@ -101,7 +102,7 @@ def _read_samples(text_or_file: str) -> dict[str, list[int]]:
     )
     if not is_valid or not samples:
         raise InputError(
-            f"""--samples must be like '{{"TASK": [0, 5]}}', got {text_or_file!r:.80}"""
+            f"""--samples must have the form '{{"TASK": [0, 5]}}', got {text_or_file!r:.80}"""
         )
     return samples
 
@@ -121,8 +122,8 @@ def _choose_problems(samples: dict[str, list[int]], tasks: Sequence[str]) -> dic
     places = samples[tasks[0]]
     if places != list(range(places[0], places[0] + len(places))):
         raise InputError(
-            f"--samples of {tasks[0]} must be consecutive numbers; for other numbers, use "
-            "--sample-id"
+            f"the numbers of {tasks[0]} in --samples must be consecutive; use --sample-id for "
+            "other numbers"
         )
     return {"limit": f"{places[0] + 1}-{places[-1] + 1}"}
 
@@ -150,7 +151,7 @@ def _check_data(tasks: Sequence[str], choices: dict[str, Any]) -> None:
         if skipped:
             raise DataError(
                 f"treegen cannot use {len(skipped):,} lines of the data of {name}, such as "
-                f"{skipped[0]}; correct them, or leave out --check-integrity"
+                f"{skipped[0]}; correct these lines, or remove --check-integrity"
             )
 
 
@@ -302,7 +303,7 @@ def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -
         if shortened := result.results["shortened"]:
             render.notice(
                 f"{shortened:,} prompts were too long for the model, so treegen left out "
-                "few-shot examples; see dropped in samples.jsonl"
+                "few-shot examples; see the field dropped in samples.jsonl"
             )
         render.echo("")
         render.show_report(result.results, result.report, all_filters=all_filters)

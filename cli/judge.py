@@ -68,8 +68,7 @@ def plan_judging(
         plan.check()
     elif unused:
         raise InputError(
-            f"{arg(unused[0] + '=')} has no effect without {arg('judge=')}; give "
-            f"{arg('judge=')} too"
+            f"{arg(unused[0] + '=')} has no effect without {arg('judge=')}; set {arg('judge=')} too"
         )
     return plan
 
@@ -212,8 +211,8 @@ def command(
         unused = ["rubric"] * bool(rubric) + ["pairs"] * bool(pairs)
         if unused := [*unused, *engine, *how]:
             raise InputError(
-                f"{arg(unused[0] + '=')} has no effect on stored judgements; give {arg('judge=')} "
-                "too"
+                f"{arg(unused[0] + '=')} has no effect on stored judgements; set "
+                f"{arg('judge=')} too"
             )
         results = judging.judgings(run, **about, **reading)
     show_judged(results)

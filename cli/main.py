@@ -296,8 +296,8 @@ def _refuse(stream: TextIO, error: OSError) -> None:
     if error.errno == errno.EPIPE:  # for example `treegen ... | head`; click then exits silently
         raise error
     raise RunError(
-        f"cannot write to stdout: {(error.strerror or str(error)).lower()}; free space or choose "
-        "another file; the run's results are in its directory"
+        f"cannot write to stdout: {(error.strerror or str(error)).lower()}; free disk space, or "
+        "choose another file; the results of the run are stored in its directory"
     ) from error
 
 

@@ -49,6 +49,8 @@ def command(model: str | None, sizes: str | None, **options: Any) -> None:
     elif sizes is None:
         report = FamilyReport.of_installed()
     else:
-        raise InputError("--image-size needs a checkpoint; name one")
+        raise InputError(
+            "--image-size needs a checkpoint; pass the directory or the name of the checkpoint"
+        )
     echo(f"{report}\n")
     json_line(report.document)

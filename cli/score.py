@@ -270,7 +270,7 @@ def score_texts(file: Path, top: int, output: Path, **params: Any) -> None:
 
     engine = make_engine(params)
     if not file.is_file():
-        raise InputError(f"there is no file {file}; name a JSONL file")
+        raise InputError(f"the file {file} was not found; pass a JSONL file")
 
     from treegen.integrations import score_texts as texts
     from treegen.llm import LLM

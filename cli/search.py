@@ -195,7 +195,7 @@ def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:
     if "budget" in choices:
         choices["budget"] = read_pairs(choices["budget"], "--budget", _BUDGET)
         if not choices["budget"]:
-            raise InputError("--budget is empty; give a limit, such as --budget tokens=2000")
+            raise InputError("--budget is empty; pass a limit, such as --budget tokens=2000")
     if "verifier_args" in choices:
         from treegen.evals.arguments import parse_verifier_settings
 
@@ -208,11 +208,15 @@ def _methods(method: str | None, compare: str | None) -> list[str]:
     if compare is None:
         return [] if method is None else [method]
     if method is not None:
-        raise InputError("give --method or --compare, not both")
+        raise InputError(
+            "--method and --compare cannot be used together; remove one of the two options"
+        )
     names = [name.strip() for name in compare.split(",") if name.strip()]
     for number, name in enumerate(names):
         if name in names[:number]:
-            raise InputError(f"--compare names {name!r} twice; name each method once")
+            raise InputError(f"--compare lists {name!r} twice; list each method only once")
     if not names:
-        raise InputError("--compare is empty; name methods, such as --compare sample,beam,tot-bfs")
+        raise InputError(
+            "--compare is empty; pass the names of methods, such as --compare sample,beam,tot-bfs"
+        )
     return names

@@ -223,10 +223,11 @@ def _check_installed() -> None:
 def _check_needs_no_key(host: str, weights_dir: Path | None) -> None:
     if host not in _LOCAL:
         raise InputError(
-            f"other machines can reach {host}; give --api-key too, or set TREEGEN_API_KEY"
+            f"a server at {host} needs an API key, because other machines can reach the server; "
+            "pass --api-key, or set TREEGEN_API_KEY"
         )
     if weights_dir is not None:
-        raise InputError(f"{arg('weights_dir=')} needs a key; set {arg('api_key=')} too")
+        raise InputError(f"{arg('weights_dir=')} needs an API key; set {arg('api_key=')} too")
 
 
 def _check_limits(max_waiting: int | None, max_image_pixels: int, tool_format: str | None) -> None:
@@ -265,8 +266,8 @@ def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:
     if name is None:
         if settings or memory is not None:
             raise InputError(
-                f"{arg('verifier_args=')} and {arg('verifier_memory=')} need a verifier; name one "
-                f"with {arg('verifier=')}"
+                f"{arg('verifier_args=')} and {arg('verifier_memory=')} have no effect without "
+                f"{arg('verifier=')}; set {arg('verifier=')} too"
             )
         return lambda: None
     if memory is not None:
@@ -289,7 +290,12 @@ def _read_keys(path: Path | None) -> list[str]:
     try:
         keys = [line.strip() for line in read_text(path).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}; give a text file of keys") from error
+        raise InputError(
+            f"{path} cannot be read: {error}; pass a text file with one key per line"
+        ) from error
     if not keys or len(set(keys)) < len(keys):
-        raise InputError(f"{path} has {'a key twice' if keys else 'no key'}; give one key per line")
+        raise InputError(
+            f"the file {path} contains {'a key twice' if keys else 'no keys'}; write one "
+            "key per line"
+        )
     return keys

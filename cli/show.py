@@ -64,11 +64,13 @@ def command(
     from treegen.errors import InputError
 
     if problem is not None and tree is not None:
-        raise InputError("give --problem or --tree, not both")
+        raise InputError(
+            "--problem and --tree cannot be used together; remove one of the two options"
+        )
     if written_as is not None and tree is None:
-        raise InputError("--as needs --tree; give --tree ID too")
+        raise InputError("--as has no effect without --tree; pass --tree ID too")
     if written_as is not None and is_json_requested():
-        raise InputError("--as and --json cannot be used together; leave one out")
+        raise InputError("--as and --json cannot be used together; remove one of the two options")
     from treegen.cli.terminal.render import echo, json_line, read_run
     from treegen.report import run_document
 

@@ -36,7 +36,7 @@ def command(names: tuple[str, ...], pattern: str | None, include_path: str | Non
         _list_lm_eval(pattern, include_path)
         return
     if include_path is not None:
-        raise InputError("--include-path needs --lm-eval; give --lm-eval too")
+        raise InputError("--include-path has no effect without --lm-eval; pass --lm-eval too")
     _list_bundled(() if names in {("list",), ("ls",)} else names)
 
 

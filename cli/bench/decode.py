@@ -67,7 +67,7 @@ def decode(
     if modes == ():
         raise InputError(f"--modes is empty; choose from {', '.join(DECODE_MODES)}")
     if refill and options["model"]:
-        raise InputError("--refill needs random weights; leave --model out")
+        raise InputError("--refill needs a model with random weights; remove --model")
     if modes is None:
         modes = DECODE_MODES if options["ranks"] == 1 else DECODE_MODES[:-1]
     cases = decode_cases(
@@ -127,7 +127,7 @@ def check_runs(cases: Sequence[Case], shape: str | None, options: Mapping[str, A
 
     ranks, quantization = options["ranks"], options["quantization"]
     if ranks > 1 and any(NO_ATTENTION in case.modes for case in cases):
-        raise InputError("--tp supports the modes all, one and off; leave the others out")
+        raise InputError("--tp supports only the modes all, one and off; remove the other modes")
     in_4_bits = shape is not None and quantization in ("mxfp4", "nvfp4")
     EngineOptions(
         model="",

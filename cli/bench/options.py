@@ -183,5 +183,7 @@ def shape_or_model(shape: str | None, model: str | None, default: str) -> str | 
         default: The shape if the user names neither.
     """
     if shape and model:
-        raise InputError("give --shape or --model, not both")
+        raise InputError(
+            "--shape and --model cannot be used together; remove one of the two options"
+        )
     return None if model else shape_of(shape or default).name

@@ -43,14 +43,16 @@ def collect_choices(params: Mapping[str, Any]) -> dict[str, Any]:
     if "adapter" in choices:
         choices["adapter"], *more = choices["adapter"]
         if more:
-            raise InputError("only `treegen eval` takes several adapters; give one --adapter")
+            raise InputError(
+                "only `treegen eval` accepts several adapters; pass --adapter only once"
+            )
     for option, readers in _LISTS.items():
         flag = f"--{hyphenate(option)}"
         for name, value in _read_list(params.get(option, ()), flag, readers).items():
             if name in choices and choices[name] != value:
                 raise InputError(
-                    f"{name} has two values: {choices[name]!r} in its own option, and {value!r} in "
-                    f"{flag}; give one of them"
+                    f"{name} has two values: {choices[name]!r} in its own option and {value!r} "
+                    f"in {flag}; remove one of the two values"
                 )
             choices[name] = value
     if extra := read_arguments(params.get("task_args", ())):
@@ -88,7 +90,7 @@ def make_engine(params: Mapping[str, Any]) -> EngineOptions:
     """Return the model that the user named, and how it computes."""
     choices = collect_choices(params)
     if "model" not in choices:
-        raise InputError("--model is missing; give a checkpoint directory, a hub name or demo")
+        raise InputError("--model is missing; pass a checkpoint directory, a hub name or demo")
     return EngineOptions(**choices)
 
 
@@ -128,10 +130,12 @@ def collect_tasks(params: Mapping[str, Any]) -> list[str]:
     folder = params.get("include_path")
     names = [name for word in words for name in _expand_tasks(word, folder)]
     if folder is not None and not any("@" in name for name in names):
-        raise InputError("--include-path needs tasks that are named lm-eval:TASK; leave it out")
+        raise InputError(
+            "--include-path has no effect without tasks named lm-eval:TASK; remove --include-path"
+        )
     for number, name in enumerate(names):
         if name in names[:number]:
-            raise InputError(f"task {name!r} is named twice; name each task once")
+            raise InputError(f"the task {name!r} is listed twice; list each task only once")
     return names
 
 
@@ -187,16 +191,14 @@ def _read_schema(file: str) -> str:
         ) from None
     except ValueError as error:
         raise InputError(
-            f"--json-schema: {file} cannot be read: {error}; save it as UTF-8"
+            f"--json-schema: {file} cannot be read: {error}; save the file as UTF-8"
         ) from None
 
 
 def _read_confidence(text: str) -> dict[str, Any]:
     settings = read_pairs([text], "--confidence", CONFIDENCE)
     if "warmup" in settings and "keep" not in settings:
-        raise InputError(
-            "--confidence warmup has no effect without keep, which ends samples; set keep=SHARE too"
-        )
+        raise InputError("--confidence: warmup has no effect without keep; set keep=SHARE too")
     return settings
 
 

@@ -95,8 +95,8 @@ def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
         key = str(word).replace("-", "_")
         if key in _PERMISSIONS or params.get(key, command).name in _PERMISSIONS:
             raise InputError(
-                f"{path}: {word} must be on the command line, as --{key.replace('_', '-')}; remove "
-                "it from the file"
+                f"{path}: {word} cannot be set in a file; remove the line, and pass "
+                f"--{key.replace('_', '-')} on the command line"
             )
         if key not in params:
             names = [name.replace("_", "-") for name in params]
@@ -108,8 +108,8 @@ def _values(command: click.Command, path: str) -> Iterator[tuple[str, Any]]:
             if forbidden := [name for name in _PERMISSIONS if f"{name}=" in text]:
                 flag = f"--{forbidden[0].replace('_', '-')}"
                 raise InputError(
-                    f"{path}: {forbidden[0]} must be on the command line, as {flag}; remove it "
-                    "from the file"
+                    f"{path}: {forbidden[0]} cannot be set in a file; remove the setting, and "
+                    f"pass {flag} on the command line"
                 )
             if parsed is not None:
                 yield str(params[key].name), parsed
@@ -124,10 +124,11 @@ def _mapping(path: str) -> Mapping[Any, Any]:
         raise InputError(f"--config cannot be read: {describe_read_error(path, error)}") from None
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(
-            f"--config {path} is not YAML: {error}; `treegen eval --print-config` shows one"
+            f"--config {path} is not valid YAML: {error}; run `treegen eval --print-config` for "
+            "an example"
         ) from None
     if not isinstance(mapping, Mapping):
-        raise InputError(f"--config {path} must have lines such as `limit: 4`")
+        raise InputError(f"--config {path} must contain lines such as `limit: 4`")
     return mapping
 
 

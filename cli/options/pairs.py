@@ -84,7 +84,7 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
             continue
         name, equals, value = pair.partition("=")
         if not equals:
-            raise InputError(f"{flag}: {pair!r} is not name=value{all_names}")
+            raise InputError(f"{flag}: expected name=value, got {pair!r}{all_names}")
         name = name.strip().replace("-", "_")
         named.append((ALIASES.get(name, name), value))
     if unknown := [name for name, _ in named if name not in readers]:
@@ -102,7 +102,8 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
             values[name] = (*values.get(name, ()), read)
         elif name in values and values[name] != read:
             raise InputError(
-                f"{flag}: {name} is given twice, as {values[name]!r} and {read!r}; give it once"
+                f"{flag}: {name} is given twice, as {values[name]!r} and {read!r}; remove one "
+                "of the two values"
             )
         else:
             values[name] = read

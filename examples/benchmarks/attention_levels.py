@@ -132,7 +132,8 @@ def _read_levels(_: click.Context, __: click.Parameter, text: str) -> list[Level
     pairs = [word.strip().split("x") for word in text.split(",")]
     if not all(len(pair) == 2 and all(map(is_number, pair)) for pair in pairs):
         raise InputError(
-            f"--levels must be KEYSxGROUPS with commas between, such as 2048x1,128x64, got {text!r}"
+            "--levels must be a comma-separated list of KEYSxGROUPS, such as 2048x1,128x64, "
+            f"got {text!r}"
         )
     return [LevelShape(int(keys), int(groups)) for keys, groups in pairs]
 
@@ -159,8 +160,8 @@ def main(
     rows = rows or [most]
     if min(rows) < most:
         raise InputError(
-            f"--rows {min(rows)} cannot be divided among {most} groups of --levels; "
-            f"give --rows {most} or more"
+            f"--rows must be at least {most}, the largest number of groups in --levels, got "
+            f"{min(rows)}"
         )
     device, dtype, machine, rates = measure_rates(**options)
     sizes, results = Heads(*heads), []

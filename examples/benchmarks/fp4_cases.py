@@ -215,8 +215,9 @@ class Case:
             far = ((got[pairs, ::skipped].double() - want).abs() - want.abs() * _TOLERANCE) / size
             if not bool((far <= 2e-6).all()):
                 raise NumericsError(
-                    f"outputs are off by {float(far.max()):.2g} of the sizes of their products "
-                    f"with {tiles or 'the usual tiles'}"
+                    f"the outputs with {tiles or 'the usual tiles'} differ from the reference "
+                    f"by {float(far.max()):.2g} of the size of their products, which is more "
+                    "than the limit of 2e-6"
                 )
             largest = max(
                 largest, float(((got[pairs, ::skipped].double() - want).abs() / size).max())

@@ -126,7 +126,7 @@ def build_vision_model(
     size, free = sum(w.numel() for w in bare.parameters()) * kind.itemsize, free_bytes(target)
     if size > free:
         raise CapacityError(
-            f"the weights of {name} take {format_bytes(size)} in {kind}, and {target} has "
+            f"the weights of {name} take {format_bytes(size)} in {kind}, but {target} has only "
             f"{format_bytes(free)} free; choose a smaller --shape"
         )
     with torch.random.fork_rng([target] if target.type == "cuda" else []), torch.device(target):
@@ -174,8 +174,8 @@ def image_of(model: Model, tokens: int) -> PlacedImage:
     assert table is not None
     if tokens > model.spec.context_length:
         raise InputError(
-            f"--image-tokens {tokens:,} are more than the model's context of "
-            f"{model.spec.context_length:,} tokens; ask for fewer"
+            "--image-tokens must be at most the model's context length of "
+            f"{model.spec.context_length:,}, got {tokens:,}"
         )
 
     def make_square(side: int) -> PlacedImage:
@@ -193,8 +193,8 @@ def image_of(model: Model, tokens: int) -> PlacedImage:
     nearest = min(tried, key=lambda image: (abs(image.num - tokens), image.size))
     if not tokens / 2 <= nearest.num <= tokens * 2:
         raise InputError(
-            f"--image-tokens {tokens:,} is far from what images become with this model; the "
-            f"nearest is {nearest.num:,}, ask for that"
+            f"no image of this model has about {tokens:,} tokens; set --image-tokens to "
+            f"{nearest.num}, the nearest possible number"
         )
     return nearest
 
@@ -371,9 +371,13 @@ def main(
     """Samples below a prefix that begins with an image: tower, prefill and decode steps."""
     path = options["model"]
     if shape and path:
-        raise InputError("give --shape or --model, not both")
+        raise InputError(
+            "--shape and --model cannot be used together; remove one of the two options"
+        )
     if options["quantization"] or options["ranks"] > 1:
-        raise InputError("--quantization and --tp are not for models of images; leave them out")
+        raise InputError(
+            "--quantization and --tp are not supported with image models; remove both options"
+        )
     shape = None if path else check_shape(shape or "qwen3-vl-4b")
     cases = decode_cases(rows, prefix, new_tokens, modes=modes)
     check_runs(cases, shape, options)

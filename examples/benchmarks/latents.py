@@ -136,8 +136,8 @@ class _Case:
         need, free = num_pages * size * form.kept * dtype.itemsize, free_bytes(device)
         if need > free:
             raise CapacityError(
-                f"{rows:,} rows of latents take {format_bytes(need)}, {format_bytes(free)} are "
-                "free; use fewer --rows or a shorter --suffix"
+                f"{rows:,} rows of latents take {format_bytes(need)}, but only "
+                f"{format_bytes(free)} are free; use fewer --rows or a shorter --suffix"
             )
         self.q_RHK = self.random(rows, form.heads, form.k_dim)
         self.up_HXR = self.random(form.heads, form.nope + form.v_dim, form.rank) / 16
@@ -232,7 +232,11 @@ class _Case:
             for levels in forms
         ]
         if not max(errors) <= _TOLERANCE[self.dtype]:
-            raise NumericsError(f"attention to latents is off by {max(errors):.2g} of its numbers")
+            raise NumericsError(
+                f"attention to latents differs from the reference by {max(errors):.2g} of "
+                "its largest output, which is more than the limit of "
+                f"{_TOLERANCE[self.dtype]:.2g}"
+            )
         return max(errors)
 
     def floors(self, ceilings: Ceilings) -> tuple[dict[str, float], float]:

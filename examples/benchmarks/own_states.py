@@ -64,7 +64,7 @@ def main(
 ) -> None:
     """Rows of a model with recurrent layers, below one state and with states of their own."""
     if options["ranks"] > 1:
-        raise InputError("--tp is not for this benchmark; leave it out")
+        raise InputError("--tp is not supported by this benchmark; remove --tp")
     shape = shape_or_model(shape, options["model"], "qwen3.6-35b-a3b")
     cases = decode_cases(rows, prefix, new_tokens, modes=("all",))
     _, document = run_cases(cases, shape, options, bench_type=OwnStatesBench)

@@ -211,7 +211,7 @@ def main(shape: str | None, model: str | None, layers: int | None, **sizes: int)
     """Score texts below one prompt on a CPU and with transformers: seconds per text, and counts."""
     shape = shape_or_model(shape, model, "llama3.2-1b")
     if layers is not None and model:
-        raise InputError("--layers is for a shape, and a checkpoint has its own; leave it out")
+        raise InputError("--layers cannot be used together with --model; remove --layers")
     loaded, tokenizer = load_or_build(shape, model, layers=layers, dtype="float32", device="cpu")
     llm, job = LLM(loaded, tokenizer=tokenizer), ScoreJob(**sizes)
     machine, spec = describe_machine(loaded.device), loaded.spec

@@ -77,9 +77,9 @@ class Trace:
             document = None
         if not _is_trace(document):
             raise InputError(
-                f'{path} holds no recorded samples: give {{"source": TEXT, "prompts": [[ID, ...], '
-                '...], "samples": [[[ID, ID, ...], ...], ...]}, with samples of two tokens or more '
-                "for each prompt"
+                f'{path} contains no recorded samples; pass JSON of the form {{"source": TEXT, '
+                '"prompts": [[ID, ...], ...], "samples": [[[ID, ID, ...], ...], ...]}, with at '
+                "least two tokens per sample"
             )
         return Trace(str(document["source"]), document["prompts"], document["samples"])
 

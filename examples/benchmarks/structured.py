@@ -101,7 +101,7 @@ def main(
 ) -> None:
     """Samples that have to be JSON of a schema, against samples of as many tokens without one."""
     if options["ranks"] > 1:
-        raise InputError("--tp is not for this benchmark; leave it out")
+        raise InputError("--tp is not supported by this benchmark; remove --tp")
     shape = shape_or_model(shape, options["model"], "llama3-8b")
     cases = decode_cases(rows, prefix, new_tokens, modes=("all", STRUCTURED))
     check_runs(cases, shape, options)

@@ -75,7 +75,9 @@ class TransformersBench(Bench):
 def check_engines(cases: Sequence[Case], ranks: int) -> None:
     """Raise InputError if transformers' engines should run on several GPUs."""
     if ranks > 1 and any(set(case.modes) & set(ENGINES) for case in cases):
-        raise InputError("--tp is not for transformers' engines; leave one of the two out")
+        raise InputError(
+            "--tp is not supported with the engines of transformers; remove --tp or these engines"
+        )
 
 
 def measure(
@@ -166,8 +168,8 @@ def _check_fits(model: Model, workload: Workload) -> None:
     free = free_bytes(model.device)
     if need > free:
         raise CapacityError(
-            f"{workload.rows:,} rows of {length:,} tokens take about {format_bytes(need)}, "
-            f"{format_bytes(free)} are free; use fewer rows"
+            f"{workload.rows:,} rows of {length:,} tokens take about {format_bytes(need)}, but "
+            f"only {format_bytes(free)} are free; use fewer rows"
         )
 
 
@@ -210,7 +212,7 @@ def _continuous(model: Model, prompts: list[list[int]], new_tokens: int) -> Stoc
     synchronize(model.device)
     tokens = sum(len(output.generated_tokens) for output in done.values())
     if tokens != len(prompts) * new_tokens:
-        raise RuntimeError(f"{tokens:,} of {len(prompts) * new_tokens:,} tokens came back")
+        raise RuntimeError(f"expected {len(prompts) * new_tokens:,} tokens, got {tokens:,}")
     return StockRun(time.perf_counter() - start, None)
 
 

@@ -323,7 +323,7 @@ def main(
     """Compare the time and memory of a training step on a tree with repeated prompts."""
     shape = shape_or_model(shape, model, "tiny")
     if layers is not None and model:
-        raise InputError("--layers is for a shape, and a checkpoint has its own; leave it out")
+        raise InputError("--layers cannot be used together with --model; remove --layers")
     _, _, machine, rates = measure_rates(**options)
     where = options["device"], options["dtype"]
     job = LossJob(shape, model, layers, *where, rollouts, tokens, prompt)

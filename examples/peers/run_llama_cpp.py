@@ -39,7 +39,10 @@ def write_gguf(source: Path, file: Path) -> None:
     """Write a checkpoint of Llama's kind, in float32, with a vocabulary made up."""
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama":
-        sys.exit(f"this runner writes GGUF files of llama only, not of {config['model_type']}")
+        sys.exit(
+            "this program writes GGUF files only for models of type llama, got "
+            f"{config['model_type']}"
+        )
     writer = gguf.GGUFWriter(file, "llama")
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])

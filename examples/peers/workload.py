@@ -125,12 +125,12 @@ def jobs_of(
     """Return jobs of one shape, whose names stand between commas; cut their samples if asked."""
     jobs = [job_of(name) for name in names.split(",")]
     if refused := [job.name for job in jobs if job.kind not in kinds]:
-        sys.exit(f"this program runs no job like {', '.join(refused)}")
+        sys.exit(f"this program does not support the jobs {', '.join(refused)}; remove these jobs")
     if most_tokens:
         jobs = [replace(job, new_tokens=min(job.new_tokens, most_tokens)) for job in jobs]
     if len({job.shape for job in jobs}) > 1:
-        job_shapes = ", ".join(f"{job.name} is of {job.shape}" for job in jobs)
-        sys.exit(f"jobs of one call must be of one shape, but {job_shapes}")
+        job_shapes = ", ".join(f"{job.name} has {job.shape}" for job in jobs)
+        sys.exit(f"all jobs of a call must have the same shape, but {job_shapes}")
     return jobs
 
 

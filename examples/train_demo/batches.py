@@ -97,7 +97,7 @@ def stage_of(stages: Sequence[Stage], step: int) -> Stage:
         if step < stage.steps:
             return stage
         step -= stage.steps
-    raise IndexError("the step comes after the last stage")
+    raise IndexError("the step is after the last stage")
 
 
 class Encoded(NamedTuple):

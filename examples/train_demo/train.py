@@ -171,8 +171,8 @@ class Training:
         state: dict[str, Any] = torch.load(file, map_location=self.device, weights_only=True)
         if state["run"] != [self.seed, self.steps]:
             raise click.UsageError(
-                f"{file} is of a run with seed {state['run'][0]} and {state['run'][1]:,} steps in "
-                "all; give the same options, or another directory"
+                f"{file} belongs to a run with seed {state['run'][0]} and {state['run'][1]:,} "
+                "steps; pass the same options, or choose another directory"
             )
         self.model.load_state_dict(state["model"])
         for tool, saved in zip(self.tools, state["optimizers"], strict=True):

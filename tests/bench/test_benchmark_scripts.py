@@ -337,7 +337,10 @@ def test_decode_below_an_image(script: Script, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     (result,) = done.document["results"]
     assert done.document["weights"] == "checkpoint" and result["workload"]["image_tokens"] == 16
-    for tokens, message in ("99", "the nearest is 16, ask for that"), ("9999", "context of 2,048"):
+    for tokens, message in (
+        ("99", "set --image-tokens to 16, the nearest"),
+        ("9999", "context length of 2,048"),
+    ):
         done = script(*decode, "--image-tokens", tokens, "--model", model, *TINY[2:])
         assert done.code == 2 and message in done.error
 
@@ -565,9 +568,9 @@ def test_the_commands_of_the_docs_have_the_options_that_they_name(repository: Pa
 
 
 REFUSED = [
-    (["attention_levels", "--levels", "16x1,8"], "--levels must be KEYSxGROUPS"),
-    (["attention_levels", "--levels", "16x0"], "--levels must be KEYSxGROUPS"),
-    (["attention_levels", "--levels", ""], "--levels must be KEYSxGROUPS"),
+    (["attention_levels", "--levels", "16x1,8"], "--levels must be a comma-separated list"),
+    (["attention_levels", "--levels", "16x0"], "--levels must be a comma-separated list"),
+    (["attention_levels", "--levels", ""], "--levels must be a comma-separated list"),
     (["attention_levels", "--levels", "16x1,8x4", "--rows", "8,3"], "--rows 3 cannot be divided"),
     (["attention_levels", "--heads", "8,3,128"], "--heads must be Q,KV,DIM"),
     (["latents", "--shape", "llama3-8b"], "--shape must be one of glm-4.7-flash"),
@@ -578,20 +581,20 @@ REFUSED = [
     (["search_methods", "--repeats", "0"], "--repeats must be at least 1"),
     (["tensor_parallel", "--repeats", "0"], "--repeats must be at least 1"),
     (["transformers_baseline", "--against", "vllm"], "--against must be chosen from generate"),
-    (["transformers_baseline", "--tp", "2"], "--tp is not for transformers' engines"),
+    (["transformers_baseline", "--tp", "2"], "--tp is not supported with the engines"),
     (["sharing_grid", "--quantization", "int3"], "--quantization"),
-    (["sharing_grid", "--tp", "2", "--shape", "tiny", "--model", "x"], "not both"),
-    (["structured", "--tp", "2"], "--tp is not for this benchmark"),
-    (["own_states", "--tp", "2"], "--tp is not for this benchmark"),
+    (["sharing_grid", "--tp", "2", "--shape", "tiny", "--model", "x"], "cannot be used together"),
+    (["structured", "--tp", "2"], "--tp is not supported by this benchmark"),
+    (["own_states", "--tp", "2"], "--tp is not supported by this benchmark"),
     (["image_prompts", "--image-tokens", "0"], "--image-tokens must be at least 1"),
     (["image_prompts", "--shape", "tiny"], "qwen3-vl-8b, got 'tiny'"),
-    (["image_prompts", "--shape", "tiny-vl", "--model", "x"], "not both"),
-    (["image_prompts", "--quantization", "fp8"], "--quantization and --tp are not for models"),
-    (["image_prompts", "--tp", "2"], "--quantization and --tp are not for models"),
+    (["image_prompts", "--shape", "tiny-vl", "--model", "x"], "cannot be used together"),
+    (["image_prompts", "--quantization", "fp8"], "--quantization and --tp are not supported"),
+    (["image_prompts", "--tp", "2"], "--quantization and --tp are not supported"),
     (["scores", "--texts", "0"], "--texts must be at least 1"),
     (["scores", "--top", "-1"], "--top must be at least 0"),
     (["scores", "--shape", "tiny", "--layers", "0"], "--layers must be at least 1"),
-    (["scores", "--model", "x", "--layers", "2"], "--layers is for a shape"),
+    (["scores", "--model", "x", "--layers", "2"], "--layers cannot be used together with --model"),
     (["paper", "gsm9k"], "experiment must be one of"),
     (["paper", "--scale", "2"], "--scale"),
     (["paper", "--shape", "tiny", "--dtype", "int4"], "--dtype"),
@@ -635,7 +638,7 @@ def test_a_trace_without_samples_is_refused_before_a_model_is_made(
     path = tmp_path / "trace.json"
     path.write_text(text)
     arguments = ("speculation", "--shape", "tiny", "--rows", "3")
-    assert "holds no recorded samples: give" in script(*arguments, "--trace", path).error
+    assert "contains no recorded samples; pass" in script(*arguments, "--trace", path).error
     assert f"cannot read {tmp_path}: " in script(*arguments, "--trace", tmp_path).error
 
 
@@ -645,6 +648,6 @@ def test_a_script_of_its_own_process_ends_with_code_2(repository: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stdout == ""
     assert (
-        done.stderr.startswith("Error: the log of number has no samples")
+        done.stderr.startswith("Error: the log of the task number contains no samples")
         and len(done.stderr.splitlines()) == 1
     )

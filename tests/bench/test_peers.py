@@ -127,7 +127,7 @@ def test_jobs_of_one_shape_share_an_engine(
     assert [(cells[0], cells[6]) for cells in rows] == [("tiny", "24"), ("search-cpu", "2,560")]
     with pytest.raises(SystemExit, match="tiny is of tiny, mla-cpu is of tiny-mla"):
         workload.jobs_of("tiny,mla-cpu")
-    with pytest.raises(SystemExit, match="runs no job like score-cpu"):
+    with pytest.raises(SystemExit, match="does not support the jobs score-cpu"):
         workload.jobs_of("tiny,score-cpu", kinds=("draw",))
     jobs = workload.jobs_of("tiny,judged-cpu")
     assert workload.most(jobs) == (16 * 4, 96 + 64 + 32 + 16)

@@ -42,7 +42,7 @@ REFUSED = [
     (["decode", "--problem-tokens", "-1"], "--problem-tokens must be at least 0"),
     (["cluster", "--samples", "0"], "--samples must be at least 1"),
     (["decode", "--shape", "llama9"], "llama3-8b"),
-    (["decode", "--shape", "tiny", "--model", "x"], "not both"),
+    (["decode", "--shape", "tiny", "--model", "x"], "--shape and --model cannot be used together"),
     (["decode", "--rows", "10", "--problems", "3", "--problem-tokens", "5"], "must be a multiple"),
     (["decode", "--rows", "10", "--problems", "5"], "--problem-tokens must be at least 1"),
     (["decode", "--new-tokens", "1"], "--new-tokens"),
@@ -53,7 +53,7 @@ REFUSED = [
     (["decode", "--memory", "much"], "memory must be"),
     (["prefill", "--tokens", "8,0"], "--tokens must be comma-separated integers from 1"),
     (["prefill", "--passes", "0"], "--passes must be at least 1"),
-    (["prefill", "--shape", "tiny", "--model", "x"], "not both"),
+    (["prefill", "--shape", "tiny", "--model", "x"], "--shape and --model cannot be used together"),
     (["prefill", "--memory", "much"], "memory must be"),
 ]
 
@@ -129,7 +129,7 @@ def test_decode_with_samples_that_end_at_random(treegen: Command) -> None:
     (result,) = done.document["results"]
     assert result["workload"]["random_ends"] and result["workload"]["samples"] == 32
     done = treegen(*decode, "--model", "x", *TINY[2:])
-    assert done.code == 2 and "--refill needs random weights" in done.err
+    assert done.code == 2 and "--refill needs a model with random weights" in done.err
 
 
 def test_decode_on_a_checkpoint(treegen: Command, tiny: Path) -> None:

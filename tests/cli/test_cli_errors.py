@@ -33,7 +33,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
     [
         (["gsm8"], "there is no task 'gsm8'; did you mean 'gsm8k'?"),
         (["my.jsonl"], "to ask the questions of a file, use the task jsonl with --data my.jsonl"),
-        (["gsm8k,gsm8k"], "task 'gsm8k' is named twice"),
+        (["gsm8k,gsm8k"], "the task 'gsm8k' is listed twice"),
         (["gsm8k", "--metric", "exact"], "--metric; pass -T metric=VALUE to the task jsonl"),
         ([], "no task is given; use `treegen tasks` to list the tasks"),
         (["gsm8k", "--temprature", "1"], "did you mean '--temperature'?"),
@@ -103,7 +103,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
             "--max-rows limits the samples that are decoded at once; load_format: remove this "
             "argument",
         ),
-        (["gsm8k", "--model-args", "float32"], "--model-args: 'float32' is not name=value"),
+        (["gsm8k", "--model-args", "float32"], "--model-args: expected name=value, got 'float32'"),
         (["gsm8k", "--model-args", "check=maybe"], "check must be true or false, got 'maybe'"),
         (["gsm8k", "--model-args", "dtype=float16", "--dtype", "float32"], "dtype has two values"),
         (["gsm8k", "--gen-kwargs", "top_k=1,top_k=2"], "top_k is given twice, as 1 and 2"),

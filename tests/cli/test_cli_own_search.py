@@ -99,7 +99,10 @@ def test_failed_searches_are_reported_by_every_command(
     assert "5 searches failed; see the errors above" in done.err
     run = tmp_path / "run" / "broken-broken"
     shown = treegen("show", run)
-    assert "5 searches failed; the first, of " in shown.err and "no luck" in shown.err
+    assert (
+        "5 searches failed; the first error, in the search of problem " in shown.err
+        and "no luck" in shown.err
+    )
     assert shown.out.count("failed") >= 5
     (tree, *_) = map(json.loads, (run / "trees.jsonl").read_text().splitlines())
     drawn = treegen("show", run, "--tree", tree["problem_id"])

@@ -44,13 +44,13 @@ def test_documents_of_an_own_task(treegen: Command, tmp_path: Path) -> None:
     ("args", "message"),
     [
         (["gsm8k", "--samples", "nowhere"], "--samples must be JSON or the name of a JSON file"),
-        (["gsm8k", "--samples", '{"gsm8k": 3}'], "--samples must be like"),
-        (["gsm8k", "--samples", '{"gsm8k": [1, 3]}'], "must be consecutive numbers"),
+        (["gsm8k", "--samples", '{"gsm8k": 3}'], "--samples must have the form"),
+        (["gsm8k", "--samples", '{"gsm8k": [1, 3]}'], "must be consecutive"),
         (["gsm8k", "--samples", '{"arc": [1]}'], "--samples names arc, but TASK is gsm8k"),
         (["gsm8k,apps", "--samples", '{"gsm8k": [1]}'], "--samples needs exactly one TASK"),
         (
             ["gsm8k", "-L", "2", "--samples", '{"gsm8k": [1]}'],
-            "--samples cannot be used with --limit",
+            "--samples cannot be used together with --limit",
         ),
         (["gsm8k", "--verbosity", "loud"], "'loud' is not one of"),
     ],

@@ -91,7 +91,7 @@ def _metrics(url: str) -> str:
     ("options", "message"),
     [
         ([], "--model is missing"),
-        (["--model", "demo", "--host", "0.0.0.0"], "give --api-key too"),
+        (["--model", "demo", "--host", "0.0.0.0"], "pass --api-key"),
         (
             ["--model", "demo", "--weights-dir", "/tmp"],
             "--weights-dir requires an API key; set --api-key too",
@@ -100,7 +100,7 @@ def _metrics(url: str) -> str:
         (["--model", "demo", "--max-nodes", "-1"], "--max-nodes must be at least 0"),
         (["--model", "demo", "--max-key-searches", "0"], "--max-key-searches must be at least 1"),
         (["--model", "demo", "--node-lease", "0"], "--node-lease must be more than 0"),
-        (["--model", "demo", "--api-keys", "/dev/null"], "give a text file of keys"),
+        (["--model", "demo", "--api-keys", "/dev/null"], "pass a text file with one key per line"),
         (["--model", "demo", "--max-body", "big"], "big"),
         (["--model", "demo", "--page-size", "0"], "page-size"),
         (["--model", "demo", "--tool-format", "xml"], "--tool-format must be one of harmony"),

@@ -72,7 +72,10 @@ def test_json_is_printed_alone_and_only_if_asked_for(
         if command[0] != "score" and not terminal:
             assert treegen(*command, "-q").out == ""
     assert json.loads(treegen("tasks", "-q", "--json").out)["tasks"]
-    assert "leave one out" in treegen("show", run, "--tree", "p0", "--as", "dot", "--json").error
+    assert (
+        "remove one of the two options"
+        in treegen("show", run, "--tree", "p0", "--as", "dot", "--json").error
+    )
 
 
 def test_a_terminal_is_one_without_being_told() -> None:
@@ -123,8 +126,8 @@ def test_a_problem_is_shown_with_samples_and_votes(treegen: Command, run: Path) 
     ("args", "message"),
     [
         (["-p", "p99"], "the run has no problem 'p99'"),
-        (["-p", "p1", "-t", "p1"], "--problem or --tree, not both"),
-        (["--filter", "numerc"], "no verdicts by the filter 'numerc'; it has: numeric"),
+        (["-p", "p1", "-t", "p1"], "--problem and --tree cannot be used together"),
+        (["--filter", "numerc"], "no verdicts of the filter 'numerc'; its filters: numeric"),
     ],
 )
 def test_what_is_not_there_is_refused(

@@ -254,4 +254,4 @@ def test_the_command_writes_a_checkpoint(tmp_path: Path) -> None:
     ((completion,),) = llm.generate(["Q: 1 + 1\nA:"], SamplingParams(max_tokens=5, seed=1))
     assert completion.num_tokens <= 5
     refused = train("--steps", "5")
-    assert refused.exit_code == 2 and "14 steps in all" in refused.output
+    assert refused.exit_code == 2 and "14 steps; pass the same options" in refused.output

@@ -245,20 +245,20 @@ def test_runs_of_other_problems_are_refused(treegen: Command, tmp_path: Path) ->
         "different problems: 5 in common, 1 only in" in error and "`treegen eval --limit`" in error
     )
     content = make_run(tmp_path / "content", num_problems=6, num_samples=2, questions=["1 - 1?"])
-    assert "not the same content" in treegen("compare", a, content).error
+    assert "but different content" in treegen("compare", a, content).error
     version = make_run(tmp_path / "version", num_problems=6, num_samples=2)
     other_task(a, version)
-    assert "one version of one task" in treegen("compare", a, version).error
+    assert "compare runs of the same task and version" in treegen("compare", a, version).error
 
 
 def test_unfinished_problems_are_left_out_only_if_asked(treegen: Command, tmp_path: Path) -> None:
     a = make_run(tmp_path / "a", num_problems=5, num_samples=3)
     b = make_run(tmp_path / "b", num_problems=5, num_samples=3, done=[3, 2, 3, 3, 0])
-    assert "2 of 5 problems are not finished" in treegen("compare", a, b).error
+    assert "2 of 5 problems are unfinished" in treegen("compare", a, b).error
     done = treegen("compare", a, b, "--partial")
     assert done.document["left_out"] == ["p1", "p4"] and "2 unfinished ones left out" in done.out
     c = make_run(tmp_path / "c", num_problems=5, num_samples=3, done=[0] * 5)
-    assert "no problem that both runs have finished" in treegen("compare", a, c, "--partial").error
+    assert "no problem is finished in both runs" in treegen("compare", a, c, "--partial").error
 
 
 def test_a_missing_library_is_named(

@@ -383,7 +383,7 @@ def test_without_its_problems_a_run_is_shown_unjudged(treegen: Command, tmp_path
     data = tmp_path / "run-data.jsonl"
     moved = shutil.move(data, tmp_path / "moved.jsonl")
     done = treegen("report", run)
-    assert done.code == 0 and "nothing is scored here" in done.err
+    assert done.code == 0 and "the samples are not scored" in done.err
     index = Reader(run / "report.html").blob("run-1-index")
     assert index["filters"] == [] and len(index["samples"]["tokens"]) == 96
     assert len(index["prompts"]) == 13

@@ -343,7 +343,7 @@ def test_a_tree_goes_to_other_programs(page_path: Path, visit: Open, treegen: Co
         assert name == f"run-p0.{suffix}" and text == expected
     done = treegen("show", page_path.parent, "--tree", "p0", "--as", "dot")
     assert done.code == 0 and done.out == tree.to_dot()
-    assert "give --tree ID" in treegen("show", page_path.parent, "--as", "dot").error
+    assert "pass --tree ID" in treegen("show", page_path.parent, "--as", "dot").error
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -499,7 +499,8 @@ def test_samples_of_two_runs_stand_side_by_side(
     opened.wait(lambda: across.locator(".beside h3").inner_text() == f"p{best}")
     opened.check()
     assert (
-        "--html must be a name that ends in .html" in treegen("compare", a, b, "--html", "x").error
+        "--html must be a file name that ends in .html"
+        in treegen("compare", a, b, "--html", "x").error
     )
 
 

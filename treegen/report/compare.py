@@ -237,29 +237,30 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     )
     if unfinished and not partial:
         raise InputError(
-            f"{len(unfinished):,} of {len(a.problems):,} problems are not finished in both runs, "
-            f"such as {unfinished[0]!r}; finish them with {arg('resume=')}, or compare the others "
-            f"with {arg('partial', True)}"
+            f"{len(unfinished):,} of {len(a.problems):,} problems are unfinished in one or both "
+            f"of the runs, such as {unfinished[0]!r}; finish the runs with {arg('resume=')}, or "
+            f"compare only the finished problems with {arg('partial', True)}"
         )
     left_out = set(unfinished)
     ids = [p.id for p in a.problems if p.id not in left_out]
     if not ids:
         raise InputError(
-            f"there is no problem that both runs have finished; finish them with {arg('resume=')}"
+            f"no problem is finished in both runs; finish the runs with {arg('resume=')}"
         )
     shared = [filter for filter in a.filters if filter in b.filters]
     if not shared:
         filters = [f"{view.path} has {', '.join(view.filters) or 'none'}" for view in (a, b)]
         raise InputError(
-            f"the runs have no filter in common: {'; '.join(filters)}; score both with one filter"
+            f"the runs have no filter in common: {'; '.join(filters)}; score both runs with the "
+            "same filter"
         )
     clusters = clusters_of(a.problems, ids)
     differences = _compare_verdicts(a, b, ids, shared, clusters)
     differences += _compare_judgements(a, b, ids, clusters)
     if not differences:
         raise InputError(
-            f"no metric of {a.task} gives problems a value from 0 to 1, so treegen cannot compare "
-            "the problems; compare the metrics that `treegen score` prints"
+            f"no metric of the task {a.task} has a value from 0 to 1 for each problem; compare "
+            "the metrics that `treegen score` prints"
         )
     shared_problems = [[p for p in view.problems if p.id not in left_out] for view in (a, b)]
     spent = [
@@ -306,8 +307,8 @@ def _compare_verdicts(
         first, second = (view.verdicts(filter, fixed=True) for view in (a, b))
         if missing := [p for p in ids if p not in first or p not in second]:
             raise InputError(
-                f"{len(missing):,} problems have no verdicts in both runs, such as {missing[0]!r}; "
-                "score the runs first"
+                f"{len(missing):,} problems have no verdicts in one or both of the runs, such "
+                f"as {missing[0]!r}; score the runs first"
             )
         task_metrics = _task_metrics(
             [verdict for run in (first, second) for p in ids for verdict in run[p]]

@@ -133,7 +133,7 @@ class Live:
 def check_name(path: Path, option: str) -> None:
     """Raise InputError unless the path ends in .html or .htm."""
     if path.suffix not in (".html", ".htm"):
-        raise InputError(f"{option} must be a name that ends in .html, got {path}")
+        raise InputError(f"{option} must be a file name that ends in .html, got {path}")
 
 
 @freeze_gc()
@@ -170,7 +170,7 @@ def write_page(
             file.writelines(piece.encode() for piece in page)
     except OSError as error:
         raise InputError(
-            f"cannot write {path}: {error.strerror or error}; name another path"
+            f"cannot write {path}: {error.strerror or error}; choose another path"
         ) from None
     written = [path]
     folder = path.with_name(f"{path.stem}_plots")

@@ -117,8 +117,8 @@ def make_server(watched: WatchedPage, port: int = 0) -> ThreadingHTTPServer:
         server = _Server((HOST, port), _Handler)
     except (OSError, OverflowError) as error:
         raise InputError(
-            f"cannot listen at {HOST} port {port}: {error}; choose another port with "
-            "--port; 0 is any free port"
+            f"cannot listen at {HOST} port {port}: {error}; choose another port with --port, or "
+            "pass --port 0 to use any free port"
         ) from None
     server.watched = watched
     return server

@@ -215,7 +215,9 @@ def _job(run: RunDir, options: OpenRunOptions, notices: list[str]) -> "Job | Non
         if overrides_run(options):
             raise
         reason = error.message.marked
-        notices.append(Message(f"the problems cannot be read, so nothing is scored here: {reason}"))
+        notices.append(
+            Message(f"the problems cannot be read, so the samples are not scored: {reason}")
+        )
         return None
     return job
 

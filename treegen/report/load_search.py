@@ -35,7 +35,8 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
         if failed := [tree for tree in trees if tree.error]:
             first = failed[0]
             notices.append(
-                f"{len(failed):,} searches failed; the first, of {first.problem_id}: {first.error}"
+                f"{len(failed):,} searches failed; the first error, in the search of problem "
+                f"{first.problem_id}: {first.error}"
             )
         problems = _problems(run, job, trees)
         usage = _usage(run, trees)

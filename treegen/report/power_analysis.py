@@ -33,12 +33,12 @@ def spread_of_runs(
             assumes 0.5.
     """
     if len(runs) > 2:
-        raise InputError(f"give {arg('runs=')} once or twice, not {len(runs)} times")
+        raise InputError(f"{arg('runs=')} must be one or two runs, got {len(runs)}")
     rights_of_runs = [_read_correctness(run) for run in runs]
     if len(rights_of_runs) == 2:
         shared = [i for i in rights_of_runs[0] if i in rights_of_runs[1]]
         if len(shared) < 2:
-            raise InputError("the runs have fewer than two problems in common; name other runs")
+            raise InputError("the runs have fewer than two problems in common; choose other runs")
         rights_of_runs = [{i: rights[i] for i in shared} for rights in rights_of_runs]
     variances = [estimate_variances(list(rights.values())) for rights in rights_of_runs]
     means = [sum(column) / len(variances) for column in zip(*variances, strict=True)]

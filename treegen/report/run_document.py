@@ -22,7 +22,7 @@ def filter_of(view: RunView, name: str | None) -> str:
     """Return the filter that a user names, by default the headline's; "" if nothing is scored."""
     if name is not None and name not in view.filters:
         known = ", ".join(view.filters) or "none"
-        raise InputError(f"the run has no verdicts by the filter {name!r}; it has: {known}")
+        raise InputError(f"the run has no verdicts of the filter {name!r}; its filters: {known}")
     return name or view.headline
 
 
@@ -33,7 +33,7 @@ def problem_of(view: RunView, problem_id: str) -> ProblemView:
             return problem
     ids = [problem.id for problem in view.problems]
     hint = did_you_mean(problem_id, ids)
-    hint = hint or f"; it has {', '.join(ids[:3])}{' and so on' if len(ids) > 3 else ''}"
+    hint = hint or f"; its problems: {', '.join(ids[:3])}{' and so on' if len(ids) > 3 else ''}"
     raise InputError(f"the run has no problem {problem_id!r}{hint}")
 
 

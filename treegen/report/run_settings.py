@@ -231,8 +231,8 @@ def check_same_problems(a: "RunView", b: "RunView") -> None:
     tasks = [view.info.identity.get("task") for view in (a, b)]
     if tasks[0] != tasks[1]:
         raise InputError(
-            f"{a.path} is of {_task(tasks[0])} and {b.path} of {_task(tasks[1])}; only runs of one "
-            "version of one task can be compared"
+            f"{a.path} is a run of {_task(tasks[0])}, but {b.path} is a run of "
+            f"{_task(tasks[1])}; compare runs of the same task and version"
         )
     first, second = set(a.info.problem_ids), set(b.info.problem_ids)
     if first != second:
@@ -242,14 +242,15 @@ def check_same_problems(a: "RunView", b: "RunView") -> None:
             if x - y
         ]
         raise InputError(
-            f"the runs are of different problems: {len(first & second):,} in common, "
-            f"{' and '.join(only)}; run both with the same {arg('data=')} and {arg('limit=')}"
+            f"the runs have different problems: {len(first & second):,} in common, "
+            f"{' and '.join(only)}; make both runs with the same {arg('data=')} and "
+            f"{arg('limit=')}"
         )
     data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
     if data[0] != data[1] or a.info.problem_ids != b.info.problem_ids:
         raise InputError(
-            f"the problems of {a.path} and {b.path} have the same ids but not the same content; "
-            f"run both with the same {arg('data=')}"
+            f"the problems of {a.path} and {b.path} have the same ids but different content; "
+            f"make both runs with the same {arg('data=')}"
         )
 
 

@@ -110,8 +110,8 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
         raise InputError(f"the samples of {view.path} are not scored; score the run first")
     if has_stopped(view):
         raise InputError(
-            f"{view.path} used early stopping, so its other samples are unknown; draw "
-            "the rest with --resume and --stop-when never"
+            f"the run {view.path} used early stopping, so the samples after the stop are "
+            "missing; draw the missing samples with --resume and --stop-when never"
         )
     complete = {}
     for problem in view.problems:
@@ -122,8 +122,8 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
             complete[problem.id] = DrawnProblem(verdicts, tokens)
     if not complete:
         raise InputError(
-            f"no problem of {view.path} is finished and has two or more samples for a vote; "
-            f"draw more with {arg('num_samples=')}"
+            f"no finished problem of the run {view.path} has two or more samples for a vote; "
+            f"draw more samples with {arg('num_samples=')}"
         )
     return complete
 

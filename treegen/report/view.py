@@ -119,12 +119,14 @@ def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
     try:
         for node in record["nodes"]:
             if (node["parent_id"] is None) == bool(node_ids) or node["id"] in node_ids:
-                raise ValueError("its nodes do not form one tree with parents first")
+                raise ValueError(
+                    "the nodes do not form a single tree in which parents come before children"
+                )
             if node_ids and node["parent_id"] not in node_ids:
                 raise ValueError(f"node {node['id']} is listed before its parent")
             node_ids.add(node["id"])
             if lacking := [name for name in _READ if name not in node]:
-                raise ValueError(f"node {node['id']} lacks {lacking[0]}")
+                raise ValueError(f"node {node['id']} has no field {lacking[0]!r}")
         return StoredTree(
             problem_id=record["problem_id"],
             method=str(record["method"]),

@@ -382,5 +382,5 @@ def test_perplexities_have_no_problems_to_compare(folder: Path, llm: LLM, tmp_pa
     run = treegen.evaluate(
         "lm-eval:local_wikitext", llm, output=tmp_path / "run", include_path=folder, progress=False
     )
-    with pytest.raises(InputError, match="gives problems a value from 0 to 1"):
+    with pytest.raises(InputError, match="has a value from 0 to 1 for each problem"):
         compare_runs(run.view, run.view)

@@ -247,7 +247,7 @@ def test_known_faulty_items(tmp_path: Path) -> None:
     for content in (b"", b"# none\n", b"\xff\xfe\x00"):
         ids.write_bytes(content)
         done = CliRunner().invoke(cli, ["audit", str(run), "--faulty-items", str(ids)])
-        assert done.exit_code == 2 and "one id of a problem in each line" in done.output
+        assert done.exit_code == 2 and "one problem id per line" in done.output
 
 
 # Reference solutions that the audit runs, and problems that were published under another name
@@ -270,7 +270,9 @@ def test_a_rejected_solution_is_found(repository: Path, tmp_path: Path, treegen:
         done = treegen("eval", "humaneval", *words, "--task-arg", f"form={form}", "-o", run)
         assert "3/3 samples" in done.err
         done = treegen("audit", run)
-        assert "2 reference solutions were not run; run them: treegen audit" in done.out, done.out
+        assert (
+            "2 reference solutions were not run; run the solutions with: treegen audit" in done.out
+        ), done.out
         done = treegen("audit", run, "--allow-code-execution", "--fail-on", "high")
         assert done.code == 1 and "HIGH reference-rejected: 1 of 2 problems" in done.out, done.out
         assert "example: problem HumanEval/1:" in done.out

@@ -274,7 +274,7 @@ def test_seeds_and_prompts_follow_from_the_settings(certified: Path, copied: Pat
     record = decode_record(lines[3])
     for name, value in (("seed", 7), ("prompt_hash", "0" * 32)):
         path.write_bytes(b"".join([*lines[:3], encode_record({**record, name: value}), *lines[4:]]))
-        with pytest.raises(InputError, match="1 samples have other"):
+        with pytest.raises(InputError, match="of 1 samples differ from"):
             certify_run(copied, {"model": str(certified / "model")}, Listener())
 
 
@@ -374,14 +374,14 @@ def test_signatures_are_those_of_openssh(
     code, line = result("--signer", public)
     assert code == 0 and line.split()[:2] == ["signature", "holds"]
     code, line = result()
-    assert code == 0 and "unknown signer with ED25519 key SHA256:" in line
+    assert code == 0 and "the signature with ED25519 key SHA256:" in line
     code, line = result("--signer", other)
     assert code == 1 and "DOES NOT HOLD" in line
     (both := tmp_path / "both").write_text(f"# ours\n{other.read_text()}{public.read_text()}")
     code, line = result("--signer", both)
     assert code == 0 and line.split()[:2] == ["signature", "holds"]
     code, line = result("--signer", keys[0])
-    assert code == 2 and "mine has no public SSH key; name a file" in line
+    assert code == 2 and "mine contains no public SSH key; pass a file" in line
     allowed = tmp_path / "allowed"
     allowed.write_text(f'me@example.org namespaces="treegen" {public.read_text()}')
     assert result("--signer", allowed)[0] == 0
@@ -487,7 +487,7 @@ def test_what_cannot_be_certified_is_an_error(
     lines = (copied / "samples.jsonl").read_bytes().splitlines(keepends=True)
     (copied / "samples.jsonl").write_bytes(b"".join(lines[:-1]))
     done = treegen("certify", copied)
-    assert done.code == 2 and "lacks 1 of 20 samples" in done.err
+    assert done.code == 2 and "1 of 20 samples of the run" in done.err
     samples = (copied / "samples.jsonl").read_bytes()
     for path in (copied / "samples.jsonl", copied, ".", "", tmp_path / "missing" / "c.json"):
         done = treegen("certify", copied, "-o", path)
@@ -540,7 +540,7 @@ def test_metrics_that_were_added_are_named(copied: Path, treegen: Command) -> No
 
 def test_runs_with_early_stopping_are_refused(tmp_path: Path, treegen: Command) -> None:
     done = treegen("certify", make_run(tmp_path / "run", stop_when="decided", stop_batch=4))
-    assert done.code == 2 and "has early stopping" in done.err
+    assert done.code == 2 and "used early stopping" in done.err
     assert "resume" not in done.err
 
 

@@ -367,7 +367,7 @@ def lm_eval_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_log_of_lm_eval_is_a_run_for_each_task(lm_eval_log: Path, tmp_path: Path) -> None:
     (results,) = lm_eval_log.glob("*/results_*.json")
     document = json.loads(results.read_text())
-    with pytest.raises(InputError, match="no scores of right or wrong"):
+    with pytest.raises(InputError, match="no scores from 0 to 1"):
         import_log(lm_eval_log, tmp_path / "none", tasks=["local_wikitext"])  # perplexity
     names = [name for name in task_names() if name != "local_wikitext"]
     runs = import_log(lm_eval_log, tmp_path / "runs", tasks=names)

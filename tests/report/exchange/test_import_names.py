@@ -106,7 +106,7 @@ def test_a_file_that_comes_meanwhile_is_neither_replaced_nor_removed(
         (around / "new" / "samples.jsonl").write_text("another's")
 
     monkeypatch.setattr("treegen.report.exchange.external_log.write_results", other_writes)
-    with pytest.raises(RunError, match="filled by another program"):
+    with pytest.raises(RunError, match="another program wrote to the directory"):
         import_log(log, around / "new")
     assert content(around / "new") == {"samples.jsonl": hashlib.sha256(b"another's").hexdigest()}
 

@@ -138,7 +138,7 @@ def _audit(
     findings += audit_data(view, kind if is_read else "none", prompts, faulty=faulty, quick=quick)
     if view.job is not None and (solutions := list_solutions(view.job)) and not quick:
         if execution is None:
-            again = f"run them: treegen audit {view.path} --allow-code-execution"
+            again = f"run the solutions with: treegen audit {view.path} --allow-code-execution"
             notices.append(f"{len(solutions):,} reference solutions were not run; {again}")
         else:
             findings += audit_solutions(view.job, solutions, execution)
@@ -189,7 +189,10 @@ def _notices(view: RunView, kind: str, is_read: bool, is_scored: bool) -> Iterat
     if not is_scored and kind == "none":
         yield "the run has no scores, so the audit did not read its answers again"
     elif kind == "none":
-        yield f"no public rule reads answers of {view.task}, so the audit did not read them again"
+        yield (
+            f"no public rule reads the answers of the task {view.task}, so the audit did "
+            "not read the answers again"
+        )
     if view.tree is None or view.job is None:
         yield "the problems are not available, so the audit did not check prompts and data"
     elif "imported" in view.info.identity and not any(

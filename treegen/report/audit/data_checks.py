@@ -258,10 +258,12 @@ def read_faulty_ids(path: Path) -> dict[str, str]:
     try:
         lines = map(str.strip, read_limited(path, _MOST_BYTES).decode("utf-8-sig").splitlines())
     except UnicodeDecodeError:
-        raise InputError(f"{path} is not UTF-8; write one id of a problem in each line") from None
+        raise InputError(
+            f"the file {path} is not valid UTF-8; write one problem id per line"
+        ) from None
     ids = {line: path.name for line in lines if line and not line.startswith("#")}
     if not ids:
-        raise InputError(f"{path} has no id; write one id of a problem in each line")
+        raise InputError(f"the file {path} contains no problem ids; write one problem id per line")
     return ids
 
 

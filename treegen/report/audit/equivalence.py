@@ -59,9 +59,9 @@ class TimeLimit:
         if not self.num_left_out:
             return ()
         return (
-            f"{self.num_left_out:,} comparisons of formulas or programs were left out, because "
-            f"those before took {MAX_SECONDS:.0f} seconds of CPU time; the findings on answers may "
-            "be incomplete",
+            f"{self.num_left_out:,} comparisons of formulas or programs were skipped, because "
+            f"earlier comparisons took {MAX_SECONDS:.0f} seconds of CPU time; the findings on "
+            "answers may be incomplete",
         )
 
     def run(self, function: Callable[[], Any]) -> Any:

@@ -66,8 +66,8 @@ def certify_run(
         job = load_job_of(run, choices)
         if run.missing > 0:
             raise InputError(
-                f"{path} lacks {run.missing:,} of {run.info.planned:,} samples; finish it with "
-                f"{arg('resume', str(path))} first"
+                f"{run.missing:,} of {run.info.planned:,} samples of the run {path} are "
+                f"missing; finish the run with {arg('resume', str(path))} first"
             )
         try:
             model_path = locate_model(job)
@@ -75,7 +75,7 @@ def certify_run(
             if "model" in choices:
                 raise
             raise ModelError(
-                f"{error.message.marked}, or name the model's place with {arg('model=')}"
+                f"{error.message.marked}, or pass the path of the model as {arg('model=')}"
             ) from None
         check_model(run, job.settings.engine)  # before all samples are scored
         facts = describe_run(run, job, choices, listener, execution, model_path)
@@ -86,7 +86,9 @@ def certify_run(
             )
         hashed, prepared = hash_model(job, listener), render_prompts(job)
         if problem := find_foreign_samples(run, prepared):
-            raise InputError(f"{path}: {problem}; certify it with the model and version of the run")
+            raise InputError(
+                f"{path}: {problem}; use the same model and treegen version as the run"
+            )
     model = document.CertifiedModel(**hashed, prompts=describe_prompts(prepared))
     return document.Certificate(**dict(facts), model=model)
 
@@ -103,14 +105,14 @@ def load_job_of(run: RunDir, choices: Mapping[str, Any]) -> Job:
     """
     if "imported" in run.info.identity:
         raise InputError(
-            f"{run.path} was imported from a log of another tool, which does not record how its "
-            "samples were drawn; certify only runs of treegen"
+            f"the run {run.path} was imported from the log of another tool, and the log does "
+            "not record how the samples were drawn; certify a run that treegen sampled"
         )
     job = load_stored_job(choices, run)
     if job.settings.in_rounds:
         raise InputError(
-            f"{run.path} has early stopping, so treegen cannot draw single samples again; "
-            "certify a run without early stopping"
+            f"the run {run.path} used early stopping, so treegen cannot draw single samples "
+            "again; certify a run without early stopping"
         )
     engine = replace(job.settings.engine, **_ANY_MACHINE)
     return replace(job, settings=replace(job.settings, engine=engine))
@@ -335,19 +337,22 @@ def find_foreign_samples(run: RunDir, prepared: PreparedJob) -> str:
             request, params = requests[name]
             num_seeds += record["seed"] != sample_seed(params.seed, request, index)
     if num_prompts:
-        return f"{num_prompts:,} samples have other prompts than those rendered now"
-    return f"{num_seeds:,} samples have other seeds than those of the run" if num_seeds else ""
+        return f"the prompts of {num_prompts:,} samples differ from those that treegen renders now"
+    return f"the seeds of {num_seeds:,} samples differ from those of the run" if num_seeds else ""
 
 
 def _check_output(path: Path) -> None:
     """Raise InputError unless a certificate can be written to a path without loss of other data."""
     if os.path.isdir(path) or not os.path.isdir(path.parent):
-        raise InputError(f"{path} is not a file in an existing directory; name one")
+        raise InputError(
+            f"the certificate path {path} must be a file in an existing directory; choose "
+            "another path"
+        )
     if os.path.lexists(path):
         try:
             document.read_certificate(path)
         except InputError:
-            why = "exists and is not a certificate; remove it, or name another file"
+            why = "exists and is not a certificate; remove the file, or choose another path"
             raise InputError(f"{path} {why}") from None
 
 
@@ -385,8 +390,8 @@ def write_certificate(
     try:
         if signed is None and os.path.lexists(signature) and read_bytes(path) != content:
             raise InputError(
-                f"{signature} signs another certificate; remove it, or sign again with "
-                f"{arg('sign=')}"
+                f"the signature file {signature} belongs to another certificate; remove the "
+                f"file, or sign again with {arg('sign=')}"
             )
         for file, data in ((path, content), (signature, signed)):
             if data is not None:

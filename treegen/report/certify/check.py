@@ -118,7 +118,10 @@ def check_certificate(
     if redraw < 0:
         raise InputError(f"{arg('redraw')} must be at least 0, got {redraw}")
     if redraw and "model" not in choices:
-        raise InputError(f"{arg('redraw', redraw)} needs {arg('model=')}: a directory or a name")
+        raise InputError(
+            f"{arg('redraw', redraw)} needs {arg('model=')}; pass the directory or the name "
+            "of the model"
+        )
     check_tolerance(tolerance)
     certificate, content = read_certificate(file)
     drawing = None

@@ -188,15 +188,15 @@ def read_certificate(path: Path) -> tuple[Certificate, bytes]:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "it"
         raise InputError(
-            f"{path} is not a certificate that this version of treegen reads: {place!r:.80}: "
+            f"{path} is not a certificate that this version of treegen can read: {place!r:.80}: "
             f"{first['msg']}"
         ) from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not a certificate: {error!s:.200}") from None
     if not is_canonical:
         raise InputError(
-            f"{path} is not in canonical form, so it was changed after `treegen certify` wrote it; "
-            "ask for the original"
+            f"the certificate {path} is not in canonical form, so the file was changed after "
+            "`treegen certify` wrote it; ask for the original file"
         )
     return certificate, content
 

@@ -45,8 +45,8 @@ def sign(content: bytes, key: Path) -> bytes:
     done = _run("-Y", "sign", "-f", os.path.abspath(key), "-n", NAMESPACE, content=content)
     if done.returncode or not done.stdout.startswith(_BEGIN):
         raise InputError(
-            f"ssh-keygen cannot sign with {key}: {_last_line(done)}; give "
-            f"{arg('sign')} a private key, such as ~/.ssh/id_ed25519"
+            f"ssh-keygen cannot sign with {key}: {_last_line(done)}; set {arg('sign')} to a "
+            "private key, such as ~/.ssh/id_ed25519"
         )
     return done.stdout
 
@@ -66,12 +66,14 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
     """
     signers = None if signer is None else _read_signers(signer)
     if signers is not None and not _PUBLIC_KEY.search(signers):
-        raise InputError(f"{signer} has no public SSH key; name a file such as id_ed25519.pub")
+        raise InputError(
+            f"the file {signer} contains no public SSH key; pass a file such as id_ed25519.pub"
+        )
     if not os.path.lexists(signature):
         if signer is None:
             return (
                 None,
-                "there is no signature, so anybody may have changed both file and run",
+                "there is no signature, so anybody may have changed the certificate and the run",
             )
         return False, f"the signature file {signature} does not exist"
     with tempfile.TemporaryDirectory(prefix="treegen-signature-") as folder:
@@ -86,7 +88,8 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
             key = _last_line(done).rpartition(" with ")[2]
             return (
                 None,
-                f"valid, but by an unknown signer with {key}; name the signer with --signer",
+                f"the signature with {key} is valid, but the signer is unknown; name the signer "
+                "with --signer",
             )
         lines = [
             f"{NAMESPACE} {line}" if _PUBLIC_KEY.match(line) else line

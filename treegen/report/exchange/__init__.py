@@ -57,11 +57,12 @@ def read_log(log: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]
         return read_lm_eval(newest_results(log), tasks)
     if log.suffix == ".jsonl":
         raise InputError(
-            f"{log.name} has only samples; name the folder, or the results_TIME.json next to it"
+            f"the file {log.name} contains only samples; pass its folder, or the "
+            "results_TIME.json in that folder"
         )
     if log.suffix not in (".eval", ".json"):
         raise InputError(
-            f"{log} is not a log: logs of Inspect end in .eval or .json, logs of lm-eval in .json"
+            f"the log {log} must be an Inspect log (.eval or .json) or an lm-eval log (.json)"
         )
     if log.suffix == ".json" and is_results(log):
         return read_lm_eval(log, tasks)
@@ -70,6 +71,7 @@ def read_log(log: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]
     inspect_log = read_inspect(log)
     if tasks and inspect_log.task not in tasks:
         raise InputError(
-            f"{log} is of the task {inspect_log.task}, not of {', '.join(tasks)}; leave --task out"
+            f"the log {log} contains the task {inspect_log.task}, not {', '.join(tasks)}; "
+            "remove --task"
         )
     return [inspect_log]

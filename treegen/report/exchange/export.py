@@ -83,12 +83,13 @@ def read_full_run(path: Path, **options: Unpack[OpenRunOptions]) -> ExportedRun:
             datetime.fromisoformat(row.get("time") or view.info.created)
         except ValueError as error:
             raise RunError(
-                f"the time of problem {problem_id!r:.60}, sample {index}, in {path} is corrupt "
-                f"({error}); restore the file"
+                f"{path}: the time of sample {index} of problem {problem_id!r:.60} cannot be "
+                f"read ({error}); restore the file from a copy"
             ) from None
     if not view.num_done:
         raise RunError(
-            f"{path} has no finished {view.unit} yet, so nothing is exported; wait, or resume it"
+            f"the run {path} has no finished {view.unit} to export; wait for the run, or resume "
+            "the run"
         )
     prompts = {} if view.tree is None else {p.id: _content(p) for p in prompts_of(view.tree)}
     return ExportedRun(view, records, prompts)

@@ -65,7 +65,9 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
         InputError: A field is missing, has another type or is out of its bounds.
     """
     if not isinstance(value, Mapping):
-        raise InputError(f"{where} must be a JSON object, got {value!r:.60}; fix or remove it")
+        raise InputError(
+            f"{where} must be a JSON object, got {value!r:.60}; fix or remove the entry"
+        )
     try:
         return kind.model_validate(dict(value))
     except ValidationError as error:
@@ -75,7 +77,7 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
         more = f" ({len(more_errors)} more errors)" if more_errors else ""
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise InputError(
-            f"{where}: {place or 'it'}: {message}{got}{more}; fix or remove it"
+            f"{where}: {place or 'the object'}: {message}{got}{more}; fix or remove the entry"
         ) from None
 
 
@@ -204,7 +206,7 @@ def usable_sampling(parameters: Mapping[str, Any], notices: list[str]) -> dict[s
             SamplingParams(**{name: value})
         except (InputError, TypeError, ValueError):
             notices.append(
-                f"the log's {name} ({value!r:.40}) is not a setting of treegen and is left out"
+                f"{name}={value!r:.40} of the log is not supported by treegen and is left out"
             )
         else:
             usable[name] = value
@@ -236,10 +238,10 @@ def _check_free(path: Path) -> None:
         sweep(path, pattern)
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
-        raise RunError(f"{path} already holds a run; name another directory")
+        raise RunError(f"the directory {path} already holds a run; choose another directory")
     names = os.listdir(path) if os.path.exists(path) else []
     if any(not any(Path(name).match(pattern) for pattern in _TEMPORARY_FILES) for name in names):
-        raise RunError(f"{path} is not empty; name another directory")
+        raise RunError(f"the directory {path} is not empty; choose another directory")
 
 
 @contextmanager
@@ -289,7 +291,8 @@ def _move(scratch: Path, path: Path) -> None:
             target = path / name
             if os.path.lexists(target):
                 raise RunError(
-                    f"{path} was filled by another program meanwhile; name another directory"
+                    f"another program wrote to the directory {path} during the import; choose "
+                    "another directory"
                 )
             os.rename(scratch / name, target)
             moved.append(target)
@@ -301,28 +304,37 @@ def _move(scratch: Path, path: Path) -> None:
 
 def _check(log: ExternalLog) -> None:
     if not log.problems:
-        raise InputError(f"the log of {log.task} has no samples; name one that has some")
+        raise InputError(
+            f"the log of the task {log.task} contains no samples; pass a log with samples"
+        )
     if not log.filters:
         raise InputError(
-            f"the log of {log.task} has no scores of right or wrong; score the log first"
+            f"the log of the task {log.task} has no scores from 0 to 1; score the log first"
         )
     if not log.samples:
-        raise InputError(f"no sample of the log of {log.task} has a score; score it first")
+        raise InputError(
+            f"no sample in the log of the task {log.task} has a score; score the log first"
+        )
     if not 1 <= log.num_samples <= MOST_SAMPLES:
         raise InputError(
-            f"the log of {log.task} has {log.num_samples} samples of each problem; a run has 1 to "
-            f"{MOST_SAMPLES:,}"
+            f"the log of the task {log.task} must have 1 to {MOST_SAMPLES:,} samples per "
+            f"problem, got {log.num_samples}"
         )
     problem_ids = {problem.id for problem in log.problems}
     if len(problem_ids) < len(log.problems):
         ids = [problem.id for problem in log.problems]
         twice = next(i for i in ids if ids.count(i) > 1)
-        raise InputError(f"the log has two problems with the id {twice!r}; rename one of them")
+        raise InputError(
+            f"the log has two problems with the id {twice!r}; rename one of the problems"
+        )
     seen: set[tuple[str, int]] = set()
     for sample in log.samples:
         key = sample.problem_id, sample.index
         if key in seen:
-            raise InputError(f"the log has sample {key[1]} of problem {key[0]!r} twice; remove one")
+            raise InputError(
+                f"the log contains sample {key[1]} of problem {key[0]!r} twice; remove one "
+                "of the two entries"
+            )
         seen.add(key)
 
 

@@ -45,7 +45,9 @@ def read_inspect(path: Path) -> ExternalLog:
     """
     log = _read(path)
     if not log.samples:
-        raise InputError(f"{path} has no samples; run the eval to completion, with samples logged")
+        raise InputError(
+            f"the log {path} contains no samples; run the eval to completion, and log its samples"
+        )
     notices: list[str] = []
     problems = _collect_problems(log.samples, path)
     scores = _scores(log.samples, notices)
@@ -57,7 +59,7 @@ def read_inspect(path: Path) -> ExternalLog:
         if not of_sample
     )
     if failed:
-        notices.append(f"{failed:,} samples ended with an error and have no score; left out")
+        notices.append(f"{failed:,} samples ended with an error, have no score and are left out")
     if filters and (num_left := len(log.samples) - len(done) - failed):
         notices.append(f"{num_left:,} samples have no score and are left out")
     for name in filters:
@@ -67,7 +69,7 @@ def read_inspect(path: Path) -> ExternalLog:
             )
     epochs = max([log.eval.config.epochs or 1, *(sample.epoch for sample in log.samples)])
     if epochs > MOST_SAMPLES:
-        raise InputError(f"{path} has {epochs} epochs; a run has up to {MOST_SAMPLES:,} samples")
+        raise InputError(f"the log {path} must have at most {MOST_SAMPLES:,} epochs, got {epochs}")
     return validate(
         ExternalLog,
         {
@@ -107,7 +109,8 @@ def _read(path: Path) -> EvalLog:
     except Exception as error:  # from zipfile, json or pydantic
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
-            f"{path} cannot be read as an Inspect log: {reason}; name a whole .eval or .json"
+            f"{path} cannot be read as an Inspect log: {reason}; pass a complete .eval or .json "
+            "file"
         ) from error
 
 
@@ -121,9 +124,9 @@ def _check_size(file: BinaryIO, path: Path) -> None:
         size = sum(entry.file_size for entry in packed.infolist())
     if size > most:
         raise InputError(
-            f"{path} unpacks to {size >> 20:,} MiB, far more than usual for its size; if you "
-            "trust the log, convert it with `inspect log convert --to json` and import the "
-            "result"
+            f"the log {path} unpacks to {size >> 20:,} MiB, which is far more than usual for a "
+            "file of its size; if you trust the log, convert it with `inspect log convert --to "
+            "json` and import the result"
         )
     file.seek(0)
 
@@ -143,13 +146,17 @@ def _collect_problems(samples: Sequence[EvalSample], path: Path) -> tuple[Foreig
     for sample in samples:
         name = str(sample.id)
         if ids.setdefault(name, sample.id) != sample.id:
-            message = f"{path} has the number {name} and the text {name!r} as two ids"
+            message = (
+                f"the log {path} uses the number {name} and the text {name!r} as two "
+                "different sample ids"
+            )
             raise InputError(f"{message}; rename one of the samples")
         problem = _problem(sample, f"{path}: sample {sample.id!r:.60}")
         earlier = problems.setdefault(name, problem)
         if earlier.model_copy(update={"prompt": problem.prompt}) != problem:
             raise InputError(
-                f"{path} has two inputs or targets for the sample {name!r:.60}; rename one of them"
+                f"the log {path} has different inputs or targets for the sample {name!r:.60}; "
+                "rename one of the samples"
             )
         if earlier.prompt != problem.prompt:  # such as choices in another order in each epoch
             problems[name] = earlier.model_copy(update={"prompt": ""})

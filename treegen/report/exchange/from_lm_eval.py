@@ -125,7 +125,8 @@ def newest_results(folder: Path) -> Path:
     files = [*folder.glob("results_*.json"), *folder.glob("*/results_*.json")]
     if not files:
         raise InputError(
-            f"{folder} has no results_TIME.json of lm-eval; name lm-eval's --output_path"
+            f"the folder {folder} contains no results_TIME.json of lm-eval; pass the folder "
+            "that lm-eval wrote (--output_path)"
         )
     return max(files, key=lambda path: path.name)
 
@@ -155,7 +156,9 @@ def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[Externa
         raise InputError(f"the folder of {path} has no samples; run lm-eval with --log_samples")
     for name in tasks or ():
         if name not in logged:
-            raise InputError(f"{path} has no samples of {name!r}{did_you_mean(name, logged)}")
+            raise InputError(
+                f"{path} has no samples of the task {name!r}{did_you_mean(name, logged)}"
+            )
     chosen = dict.fromkeys(tasks or logged)
     return [_log(name, results, path, _lines(logged[name])) for name in chosen]
 
@@ -184,8 +187,8 @@ def _lines(path: Path) -> list[_Line]:
                 key = line.row.doc_id, line.row.filter
                 if (before := seen.setdefault(key, where)) != where:
                     raise InputError(
-                        f"{where}: document {key[0]} has a line for the filter {key[1]!r} already, "
-                        f"{before}; remove one of them"
+                        f"{where}: document {key[0]} already has a line for the filter "
+                        f"{key[1]!r} ({before}); remove one of the two lines"
                     )
                 _check_same(line, first.setdefault(key[0], line))
                 lines.append(line)
@@ -209,7 +212,7 @@ def _check(line: _Line) -> None:
         raise InputError(f"{line.where}: resps has a request without responses; remove the line")
     for name in row.metrics:
         if name not in (row.model_extra or {}):
-            raise InputError(f"{line.where}: metrics names {name!r:.60}, which the line lacks")
+            raise InputError(f"{line.where}: metrics names {name!r:.60}, which is missing")
     if not _is_chosen(row) and not all(isinstance(text, str) for text in row.resps[0]):
         raise InputError(f"{line.where}: resps must contain strings; remove the line")
     if row.by_response is None:
@@ -221,10 +224,12 @@ def _check(line: _Line) -> None:
     if len(row.metrics) > 1:
         raise InputError(f"{line.where}: a line with {BY_RESPONSE} must have one metric")
     if len({response.index for response in row.by_response}) < len(row.by_response):
-        raise InputError(f"{line.where}: {BY_RESPONSE} has two responses of one index")
+        raise InputError(f"{line.where}: {BY_RESPONSE} has two responses with the same index")
     for response in row.by_response:
         if response.correct and response.answer is None:
-            raise InputError(f"{line.where}: {BY_RESPONSE} has a right response without an answer")
+            raise InputError(
+                f"{line.where}: {BY_RESPONSE} has a correct response without an answer"
+            )
 
 
 def _check_same(line: _Line, first: _Line) -> None:
@@ -232,8 +237,8 @@ def _check_same(line: _Line, first: _Line) -> None:
     row = line.row
     if line is not first and _facts(row) != _facts(first.row):
         raise InputError(
-            f"{line.where} has another document or other responses than {first.where}, which "
-            f"also belongs to document {row.doc_id}; remove one of the lines"
+            f"{line.where} and {first.where} have the same doc_id {row.doc_id}, but different "
+            "documents or responses; remove one of the two lines"
         )
 
 
@@ -255,7 +260,8 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
             if any(step.function in _VOTES for step in filter.filter)
         }
         notices.append(
-            f"lm-eval scored one of the {many} responses of each document; the others are left out"
+            f"lm-eval scored only one of the {many} responses of each document; the other "
+            "responses are left out"
         )
         if votes:
             some = ", ".join(sorted(votes))
@@ -313,9 +319,7 @@ def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tup
     }
     pairs = [key for key, is_share in only_shares.items() if is_share and key not in none]
     for name in sorted({name for _, name in only_shares} - {name for _, name in pairs}):
-        notices.append(
-            f"{name} does not give each document a number from 0 to 1, so treegen leaves it out"
-        )
+        notices.append(f"the values of {name} are not numbers from 0 to 1 and are left out")
     return pairs
 
 

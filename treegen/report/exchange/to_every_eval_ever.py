@@ -32,7 +32,7 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
         OSError: a file cannot be written.
     """
     if run.view.report is None or not run.view.filters:
-        raise InputError(f"{run.view.path} has no scores; score the run first")
+        raise InputError(f"the run {run.view.path} has no scores; score the run first")
     name = str(uuid.UUID(bytes=run.digest("every-eval-ever")[:16], version=4))
     developer, _, model = run.model.rpartition("/")
     place = Path(

@@ -142,7 +142,8 @@ class Plot:
                     file.write(content)
         except OSError as error:
             raise InputError(
-                f"cannot write in {folder}: {error.strerror or error}; name another"
+                f"cannot write to the folder {folder}: {error.strerror or error}; choose "
+                "another folder"
             ) from None
         return paths
 

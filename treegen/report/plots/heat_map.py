@@ -60,7 +60,7 @@ def save_png(grid: Grid, path: str | os.PathLike[str]) -> None:
         Path(path).write_bytes(content)
     except OSError as error:
         raise InputError(
-            f"cannot write {os.fspath(path)}: {error.strerror or error}; name another path"
+            f"cannot write {os.fspath(path)}: {error.strerror or error}; choose another path"
         ) from None
 
 
