@@ -94,7 +94,7 @@ def _metrics(url: str) -> str:
         (["--model", "demo", "--host", "0.0.0.0"], "pass --api-key"),
         (
             ["--model", "demo", "--weights-dir", "/tmp"],
-            "--weights-dir requires an API key; set --api-key too",
+            "--weights-dir needs an API key; set --api-key too",
         ),
         (["--model", "demo", "--max-waiting", "0"], "--max-waiting must be at least 1"),
         (["--model", "demo", "--max-nodes", "-1"], "--max-nodes must be at least 0"),
