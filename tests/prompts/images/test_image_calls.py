@@ -106,7 +106,7 @@ def test_the_documented_families_are_those_that_take_images(repository: Path) ->
     assert re.findall(r"`(\w+)`[,.]", section) == list(IMAGES)
     assert f"{len(IMAGES)} families" in section
     readme = (repository / "README.md").read_text(encoding="utf-8")
-    assert f"{len(IMAGES)} families take [images]" in " ".join(readme.split())
+    assert f"{len(IMAGES)} families accept [images]" in " ".join(readme.split())
 
 
 def test_samples_do_not_depend_on_which_images_came_before(directory: Path) -> None:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 from treegen.errors import InputError, WorldError
-from treegen.prompts.images.loading import load_image, name_of, read_image
 from treegen.prompts.replies.types import ToolCall
 
 
@@ -193,6 +192,10 @@ def check_observation(observation: object) -> None:
 
 def check_images(observation: Observation) -> None:
     """Raise WorldError unless all images of an observation can be decoded."""
+    if not observation.images:
+        return
+    from treegen.prompts.images.loading import load_image, name_of, read_image
+
     for image in observation.images:
         try:
             load_image(read_image(image), name_of(image))
