@@ -7,7 +7,7 @@ import os
 import random
 import shutil
 import signal
-import time
+import sys
 import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -369,17 +369,40 @@ def test_a_stored_verdict_has_its_types(tmp_path: Path) -> None:
 # Imports that are killed at any moment: no half run, nothing lost, and the next import works
 
 
-def killed(log: Path, out: Path, seconds: float) -> bool:
-    """Import in a process of its own and kill that after some time; whether it was still there."""
+FILE_EVENTS = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link")
+
+
+def import_and_kill(log: Path, out: Path, last_event: int | None) -> int:
+    """Import in a child process that is killed at a file operation; return how many it had begun.
+
+    Args:
+        log: the log to import.
+        out: the folder of runs to write.
+        last_event: the number of the file operation before which the child is killed; None: never.
+    """
+    reader, writer = os.pipe()
     child = os.fork()
     if not child:
+        count = 0
+
+        def count_event(event: str, _: tuple[object, ...]) -> None:
+            nonlocal count
+            if event in FILE_EVENTS:
+                count += 1
+                os.write(writer, b".")
+                if count == last_event:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
         try:
+            sys.addaudithook(count_event)
             import_log(log, out)
         finally:
             os._exit(0)
-    time.sleep(seconds)
-    os.kill(child, signal.SIGKILL)
-    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        num_events = len(pipe.read())
+    assert os.WIFSIGNALED(os.waitpid(child, 0)[1]) == (last_event is not None)
+    return num_events
 
 
 def check(log: Path, out: Path) -> None:
@@ -408,16 +431,15 @@ def kill_often(folder: Path, times: int, seed: int) -> None:
     log = write_lm_eval(folder / "log", {"one": rows, "two": rows})
     make_run(folder / "runs" / "mine", num_problems=2, num_samples=1)
     before = content(folder / "runs")
-    begin = time.monotonic()
-    import_log(log, folder / "first")
-    whole = time.monotonic() - begin
-    rng, num_killed = random.Random(seed), 0
+    import_log(log, folder / "first")  # imports the modules that the children need
+    num_events = import_and_kill(log, folder / "second", None)
+    rng = random.Random(seed)
     for number in range(times):
         out = folder / str(number)
-        num_killed += killed(log, out, rng.random() * 1.2 * whole)
+        last_event = rng.randint(1, num_events)
+        assert import_and_kill(log, out, last_event) == last_event
         check(log, out)
         shutil.rmtree(out)
-    assert num_killed > times // 4
     assert content(folder / "runs") == before
 
 

@@ -238,7 +238,7 @@ def _check_free(path: Path) -> None:
         sweep(path, pattern)
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
-        raise RunError(f"the directory {path} already holds a run; choose another directory")
+        raise RunError(f"the directory {path} already contains a run; choose another directory")
     names = os.listdir(path) if os.path.exists(path) else []
     if any(not any(Path(name).match(pattern) for pattern in _TEMPORARY_FILES) for name in names):
         raise RunError(f"the directory {path} is not empty; choose another directory")
