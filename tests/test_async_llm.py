@@ -183,7 +183,7 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
     async def ask() -> None:
         good = asyncio.create_task(served.generate([PROMPT], SamplingParams(max_tokens=100, n=40)))
         await asyncio.sleep(0)
-        with pytest.raises(BusyError, match="the limit is 40"):
+        with pytest.raises(BusyError, match=r"the limit \(max_waiting\) is 40"):
             await served.generate([PROMPT], SamplingParams(n=10))
         await good
         refused: list[tuple[str | list[int], SamplingParams, str]] = [

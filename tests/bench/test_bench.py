@@ -80,7 +80,7 @@ def test_a_shape_has_the_weights_that_it_says(tiny_model: tuple[Model, Any]) -> 
 
 def test_weights_that_do_not_fit_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("treegen.bench.timing.free_bytes", lambda device: 2**30)
-    with pytest.raises(CapacityError, match=r"llama2-7b take 25\.1 GiB"):
+    with pytest.raises(CapacityError, match=r"llama2-7b need 25\.1 GiB"):
         build_model(SHAPES["llama2-7b"], device="cpu")
 
 

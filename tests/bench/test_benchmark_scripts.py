@@ -571,7 +571,10 @@ REFUSED = [
     (["attention_levels", "--levels", "16x1,8"], "--levels must be a comma-separated list"),
     (["attention_levels", "--levels", "16x0"], "--levels must be a comma-separated list"),
     (["attention_levels", "--levels", ""], "--levels must be a comma-separated list"),
-    (["attention_levels", "--levels", "16x1,8x4", "--rows", "8,3"], "--rows 3 cannot be divided"),
+    (
+        ["attention_levels", "--levels", "16x1,8x4", "--rows", "8,3"],
+        "--rows must be at least 4, the largest number of groups in --levels, got 3",
+    ),
     (["attention_levels", "--heads", "8,3,128"], "--heads must be Q,KV,DIM"),
     (["latents", "--shape", "llama3-8b"], "--shape must be one of glm-4.7-flash"),
     (["engine_overhead", "--samples", "0"], "--samples must be at least 1"),

@@ -125,7 +125,7 @@ def test_jobs_of_one_shape_share_an_engine(
         repository, monkeypatch, capsys, "run_treegen.py", "tiny,search-cpu", str(tmp_path)
     )
     assert [(cells[0], cells[6]) for cells in rows] == [("tiny", "24"), ("search-cpu", "2,560")]
-    with pytest.raises(SystemExit, match="tiny is of tiny, mla-cpu is of tiny-mla"):
+    with pytest.raises(SystemExit, match="tiny has tiny, mla-cpu has tiny-mla"):
         workload.jobs_of("tiny,mla-cpu")
     with pytest.raises(SystemExit, match="does not support the jobs score-cpu"):
         workload.jobs_of("tiny,score-cpu", kinds=("draw",))

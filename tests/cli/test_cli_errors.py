@@ -111,7 +111,10 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         (["gsm8k", "--confidence", "warmup=4"], "warmup has no effect without keep"),
         (["gsm8k", "--resume"], "--resume requires a run directory"),
         (["--resume", "nowhere"], "there is no run directory nowhere"),
-        (["gsm8k", "--resume", "a", "-o", "b"], "--resume a and --output-path b differ"),
+        (
+            ["gsm8k", "--resume", "a", "-o", "b"],
+            "--resume a and --output-path b name different directories",
+        ),
     ],
 )
 def test_bad_arguments(

@@ -108,7 +108,10 @@ def test_storage_is_told_apart_from_memory(tmp_path: Path, treegen: Command) -> 
     ("changes", "why"),
     [
         ({"model_type": "bloom"}, "ALiBi"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "weights in gptq cannot be used"),
+        (
+            {"quantization_config": {"quant_method": "gptq"}},
+            "gptq weights with bits None and group_size None",
+        ),
         ({"model_type": "unheard-of"}, "is not known to transformers"),
         ({"max_position_embeddings": 0}, "has no max_position_embeddings"),
     ],

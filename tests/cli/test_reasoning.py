@@ -130,7 +130,7 @@ def test_the_parts_are_shown(treegen: Command, thinker: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--reasoning", "on"], "give --apply-chat-template too"),
+        (["--reasoning", "on"], "also pass --apply-chat-template"),
         ([*CHAT, "--reasoning", "high"], "has only enable_thinking"),
         ([*CHAT, "--reasoning", "maybe"], "reasoning must be one of auto, on, off"),
         ([*CHAT, "--max-thinking-tokens", 30], "must be less than --max-tokens 30"),

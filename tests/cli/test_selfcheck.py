@@ -52,7 +52,10 @@ def test_a_sample_that_differs_is_told(
     ("words", "message"),
     [
         (["--problems", "2"], "--problems must be at least 3"),
-        (["--reproducible", "--dtype", "bfloat16", "--device", "cpu"], "reproducible on cpu takes"),
+        (
+            ["--reproducible", "--dtype", "bfloat16", "--device", "cpu"],
+            "reproducible on cpu requires the dtype float32",
+        ),
         (["--model", "nowhere/at/all"], "nowhere/at/all"),
     ],
 )

@@ -120,7 +120,7 @@ def test_what_cannot_be_served_is_refused_in_one_line(
     assert all(line.startswith("loading ") for line in before) and len(before) <= 1
 
 
-@pytest.mark.parametrize(("text", "message"), [("\n \n", "no key"), ("a\nb\na\n", "a key twice")])
+@pytest.mark.parametrize(("text", "message"), [("\n \n", "no keys"), ("a\nb\na\n", "a key twice")])
 def test_a_bad_file_of_keys_is_refused(
     treegen: Command, tmp_path: Path, text: str, message: str
 ) -> None:
@@ -128,7 +128,7 @@ def test_a_bad_file_of_keys_is_refused(
     keys.write_text(text)
     done = treegen("serve", "--model", "demo", "--api-keys", keys)
     assert done.code == 2
-    assert f"{keys} has {message}" in done.err and len(done.err.splitlines()) == 1
+    assert f"{keys} contains {message}" in done.err and len(done.err.splitlines()) == 1
 
 
 def test_an_address_that_is_taken_is_refused_before_the_model_is_loaded(treegen: Command) -> None:

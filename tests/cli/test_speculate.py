@@ -45,10 +45,10 @@ def test_what_cannot_guess_is_refused_before_weights_are_loaded(
     for options, message in (
         (("--speculate", "medusa"), "speculate must be off or ngram"),
         (("--draft-tokens", "0"), "--draft-tokens must be at least 1"),
-        (("--draft-tokens", "4"), "--draft-tokens needs --speculate or --draft-model"),
-        (("--draft-tokens", "4", "--speculate", "off"), "--draft-tokens needs"),
+        (("--draft-tokens", "4"), "--draft-tokens requires --speculate or --draft-model"),
+        (("--draft-tokens", "4", "--speculate", "off"), "--draft-tokens requires"),
         (("--draft-model", "demo"), "demo and the model have different tokenizers"),
-        (("--draft-model", "demo", "--speculate", "ngram"), "leave out one of the two"),
+        (("--draft-model", "demo", "--speculate", "ngram"), "remove one of the two"),
     ):
         refused = treegen(*arguments, *options)
         assert refused.code == 2 and message in refused.err, refused.err

@@ -237,7 +237,7 @@ def test_names_and_what_a_rubric_sets_are_read_within_the_limits() -> None:
     assert read_set(source, {}, ["choices", "name"]) == {"choices": {True: 1, 2: [0, None]}}
     with pytest.raises(TemplateError, match="takes more than"):
         read_set(RANGE, {}, ["choices"])
-    with pytest.raises(TemplateError, match="a value is a"):
+    with pytest.raises(TemplateError, match="a value must be text, a number"):
         read_set("{% set choices = cycler %}", {}, ["choices"])
 
 

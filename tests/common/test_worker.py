@@ -92,7 +92,7 @@ def test_what_the_code_prints_is_no_answer(worker: FileWorker) -> None:
 
 
 def test_failing_code_is_told_in_one_line(worker: FileWorker, tmp_path: Path) -> None:
-    with pytest.raises(TreegenError, match="process that tests fails: ValueError: two lines"):
+    with pytest.raises(TreegenError, match="process that tests failed: ValueError: two lines"):
         worker.ask(["fail", 0])
     assert worker.ask(["echo", 1]) == ["set", 1]
     with pytest.raises(TreegenError, match="failed to start: ModuleNotFoundError"):

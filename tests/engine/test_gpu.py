@@ -130,7 +130,7 @@ def test_small_prefill_passes_are_replayed(how: dict[str, Any], tmp_path: Path) 
 
 def test_recurrent_layers_of_transformers_are_not_reproducible(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path, "jamba")
-    with pytest.raises(InputError, match="its recurrent layers are transformers' own"):
+    with pytest.raises(InputError, match="its recurrent layers run on transformers' code"):
         LLM(str(tmp_path), dtype="bfloat16", device="cuda", memory="32MiB", reproducible=True)
 
 

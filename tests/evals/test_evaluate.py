@@ -179,7 +179,7 @@ def test_searches_too(llm: LLM) -> None:
         ({"num_samples": 0}, "^num_samples must be at least 1, got 0"),
         ({"memory": "2GiB"}, "memory= has no effect on a model that is already loaded"),
         ({"stop_batch": 3}, "stop_batch= has no effect without stop_when="),
-        ({"reasoning": "on"}, "give apply_chat_template=True too"),
+        ({"reasoning": "on"}, "also pass apply_chat_template=True"),
         ({"score": False, "stop_when": "decided"}, "cannot be used together with score=False"),
         ({"num_workers": 2}, "num_workers= has no effect without allow_code_execution=True"),
         ({"allow_code_execution": True, "sandbox": "x"}, "sandbox must be one of auto"),
@@ -224,7 +224,7 @@ def test_what_is_no_model_or_task_is_refused() -> None:
         ),
         (
             f"give {arg('apply_chat_template', True)} too",
-            "give apply_chat_template=True too",
+            "also pass apply_chat_template=True",
             "give --apply-chat-template too",
         ),
         (

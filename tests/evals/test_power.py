@@ -149,6 +149,6 @@ def test_the_command_takes_variances_from_runs(tmp_path: object, treegen: Comman
     two = treegen("power", "--run", a, "--run", b, "--difference", "0.1").document
     assert two["correlation"] > 0.5  # both are right about as often as a problem is easy
     assert treegen("power", "--run", a, "--between", "0.2").document["between"] == 0.2
-    assert "twice" in treegen("power", *["--run", a] * 3).error
+    assert "--run must be one or two runs, got 3" in treegen("power", *["--run", a] * 3).error
     assert "power" in treegen("power", "--power", "0.01").error
     assert "integers" in treegen("power", "--n-samples", "x").error

@@ -84,7 +84,9 @@ def test_whole_numbers_are_not_taken_for_weights(folder: Path) -> None:
     weights = load_file(file)
     name = next(key for key in weights if key.endswith("up_proj.weight"))
     save_file(weights | {name: weights[name].to(torch.int32)}, file, {"format": "pt"})
-    with pytest.raises(ModelError, match=f"{name} in .* is stored as I32"):
+    with pytest.raises(
+        ModelError, match=f"{name} in .* must be stored as floating-point numbers, got I32"
+    ):
         LLM(str(folder), device="cpu")
 
 

@@ -96,7 +96,11 @@ NORM = "model.norm.weight"
 WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "missing": (lambda m: without(m, NORM), InputError, "have no model.norm.weight"),
     "unknown": (lambda m: {**dict(m.named_parameters()), "x": m.lm_head.weight}, InputError, "x"),
-    "shape": (lambda m: changed(m, NORM, lambda w: w[:-1]), InputError, r"\[31\].*\[32\]"),
+    "shape": (
+        lambda m: changed(m, NORM, lambda w: w[:-1]),
+        InputError,
+        r"must have shape \[32\], got \[31\]",
+    ),
     "type": (lambda m: changed(m, NORM, lambda w: w.int()), InputError, "int32"),
     "meta": (lambda m: changed(m, NORM, lambda w: w.to("meta")), InputError, "on meta"),
     "sparse": (

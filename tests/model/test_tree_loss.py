@@ -8,14 +8,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import EXACT, HYBRID, REFUSED, config_of, known, spread_weights
+from tiny_models import (
+    EXACT,
+    HYBRID,
+    REFUSED,
+    config_of,
+    known,
+    spread_weights,
+    tiny_tokenizer,
+)
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.qwen3_moe import modeling_qwen3_moe
 from tree_cases import degenerate_trees, random_tree
 
 import treegen
+from treegen import LLM, SamplingParams
 from treegen.errors import ContextError, InputError, ModelError
 from treegen.model.checkpoint.text_part import auto_class
+from treegen.model.load import from_module
 from treegen.model.training import trainable
 from treegen.model.training.tree_logprobs import tree_logprobs
 from treegen.prompts.rollout_tree import RolloutTree, Segment, tree_of
@@ -360,12 +371,19 @@ def test_a_compiled_module_gives_the_same_gradients() -> None:
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
-def test_the_loss_of_a_router_is_left_out() -> None:
+def test_the_loss_of_a_router_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise AssertionError("the loss of the router was computed")
+
+    monkeypatch.setattr(modeling_qwen3_moe, "load_balancing_loss_func", fail)
     tree = random_tree(3, depth=2)
     plain, routed = tiny_module("qwen3_moe"), tiny_module("qwen3_moe", output_router_logits=True)
     want = gradients(plain, torch.cat(tree_logprobs(plain, tree)).sum())
     got = gradients(routed, torch.cat(tree_logprobs(routed, tree)).sum())
     assert all(torch.equal(got[name], want[name]) for name in want)
+    llm = LLM(from_module(routed), tokenizer=tiny_tokenizer(), memory="1MiB")
+    (output,) = llm.generate([[3, 4, 5]], SamplingParams(temperature=0, max_tokens=2))
+    assert output.outputs[0].token_ids
 
 
 def test_a_branch_at_every_token() -> None:
@@ -404,7 +422,7 @@ def refusals() -> Iterator[tuple[str, Any, str]]:
     yield "quantized weights", quantized, "quantized weights"
     spread: Any = tiny_module()
     spread.model.layers[1].to("meta")
-    yield "weights on several devices", spread, "are on cpu, meta.*without device_map"
+    yield "weights on several devices", spread, "on one device, got cpu, meta.*without device_map"
     noisy: Any = tiny_module()
     noisy.model.embed_tokens.neftune_noise_alpha = 5
     yield "noise of embeddings", noisy, r"embed_tokens .*neftune_noise_alpha 5"
@@ -483,7 +501,7 @@ def test_malformed_trees_are_errors() -> None:
         with pytest.raises(InputError, match="the parent of segment 1 must be an integer"):
             RolloutTree((Segment((5,), None, ()), Segment((6,), parent, ())), (1,))  # type: ignore[arg-type]
     for last in (0.0, "0", None, False):
-        with pytest.raises(InputError, match="a number in last must be an integer"):
+        with pytest.raises(InputError, match="an index in last must be an integer"):
             RolloutTree((Segment((5,), None, ()),), (last,))  # type: ignore[arg-type]
 
 

@@ -128,7 +128,7 @@ def test_what_cannot_be_is_refused(
 def test_texts_and_models_that_cannot_be_read(tmp_path: Path) -> None:
     save(tmp_path, "token")
     verifier = Verifier(scorer=load_scorer(tmp_path, device="cpu"))
-    with pytest.raises(InputError, match="reads 200"):
+    with pytest.raises(InputError, match="accepts at most 200"):
         verifier.values([("q", "x" * 1000)])
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     config["architectures"] = ["LlamaModel"]

@@ -1151,7 +1151,7 @@ def test_a_record_of_wrong_types_is_told_of_by_its_line(
                     assert len(file.keys) == 2 and not file.notices
                     records = file.records()
                     assert next(records) == good
-                    wrong = rf"samples.jsonl:2: corrupt line \(.*{field} is"
+                    wrong = rf"samples.jsonl:2: corrupt line \(.*{field} must be"
                     with pytest.raises(RunError, match=wrong):
                         next(records)
             assert path.read_bytes() == before

@@ -209,7 +209,10 @@ def test_what_is_no_node_of_the_search_is_told(
     what: Callable[[SearchNode], Any], message: str
 ) -> None:
     result = returning(what)
-    assert result.error is not None and result.error.startswith("InputError: a search returned")
+    assert result.error is not None
+    assert result.error.startswith(
+        ("InputError: a search returned", "InputError: a SearchOutcome must contain only")
+    )
     assert message in result.error and isinstance(result.exception, InputError)
 
 

@@ -84,7 +84,9 @@ def test_what_several_llms_cannot_do_is_refused(llms: dict[str, LLM]) -> None:
     async def other(root: SearchNode) -> None:
         await root.sample(1, llm="opt")
 
-    with pytest.warns(RuntimeWarning, match="there is no LLM 'opt'; known: llama, gpt2"):
+    with pytest.warns(
+        RuntimeWarning, match="there is no LLM 'opt'; the available LLMs are llama, gpt2"
+    ):
         search_with(llms, other, PROMPTS[:1], PARAMS)
     with pytest.warns(RuntimeWarning, match="llm='opt' is not supported with a single LLM"):
         llms["llama"].search(other, PROMPTS[:1], PARAMS)

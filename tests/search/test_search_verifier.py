@@ -119,7 +119,7 @@ def test_a_small_cache_is_enough(tmp_path: Path) -> None:
         tiny.values([("How many?", "x" * 150)])
     short = [("", "a")]
     assert tiny.values(short)[0] == pytest.approx(whole.values(short)[0], abs=2e-6)
-    with pytest.raises(InputError, match="reads 400"):
+    with pytest.raises(InputError, match="accepts at most 400"):
         small.values([("How many?", "x" * 500)])
 
 

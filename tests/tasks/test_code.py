@@ -70,7 +70,7 @@ def test_bundled_problems_load_without_gaps(name: str) -> None:
     assert data.problems and not data.skipped
     assert data.label == ("" if name == "humaneval" else "bundled problems")
     assert len({problem.id for problem in data.problems}) == len(data.problems)
-    with pytest.raises(InputError, match="by running them"):
+    with pytest.raises(InputError, match="must run programs to score them"):
         task.score(data.problems[0], "")
 
 

@@ -447,7 +447,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
 
     async def body(environment: LocalEnvironment) -> None:
         for files in ({"../x": "y"}, {"big": "x" * 2 * MIB}, tmp_path / "missing", {"": "x"}):
-            with pytest.raises(InputError, match="initial files"):
+            with pytest.raises(InputError, match="the first files of a problem "):
                 await environment.start(Problem("p", "", "", metadata={"files": files}))
         world = await environment.start(Problem("p", "", "", metadata={"files": tmp_path}))
         assert (await world.observe()).text == "mine"

@@ -195,7 +195,7 @@ def test_template_of_other_fields(tmp_path: Path) -> None:
         ("Q: {question[0]}", "must contain only a field name"),
         ("Q: {question!r}", "must contain only a field name"),
         ("Q: {question:>10}", "must contain only a field name"),
-        ("Q:", "names no field"),
+        ("Q:", "contains no field"),
         ("Q: {qestion}", "has a field 'qestion'; did you mean 'question'"),
     ],
 )

@@ -215,7 +215,7 @@ def test_bad_arguments() -> None:
 
 def test_nothing_passes_without_tests() -> None:
     with SandboxPool("none", workers=1) as judge:
-        with pytest.raises(InputError, match="no tests"):
+        with pytest.raises(InputError, match="without tests"):
             judge.submit(ADD, [], compare)
         with pytest.raises(InputError, match="fn_name"):
             judge.submit(ADD, [TestCase(args=[1])], compare)

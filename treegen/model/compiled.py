@@ -40,6 +40,7 @@ from treegen.model.indexer import INDEX_KEYS, write_and_select
 from treegen.model.latent import is_latent_layer, make_subclass
 from treegen.model.linear.experts import GroupedLayers
 from treegen.model.linear.merged import GatedLinears, MergedLinears
+from treegen.model.recurrent.layer_states import forward_options
 from treegen.model.recurrent.layers import RecurrentLayer, wrap_recurrent
 from treegen.model.recurrent.operators import OPERATORS, forward
 from treegen.ops.attention.selection import IndexForm
@@ -301,7 +302,7 @@ def _probe_attention(module: Any) -> Probe:
     ids_11 = torch.zeros(1, 1, dtype=torch.int64, device=module.device)
     module.set_attn_implementation(attention_of_text(module.config, PROBE))
     try:
-        module(input_ids=ids_11, position_ids=ids_11, use_cache=False, treegen=probe)
+        module(input_ids=ids_11, position_ids=ids_11, treegen=probe, **forward_options(module))
     finally:
         module.set_attn_implementation(attention_of_text(module.config, ATTENTION))
     return probe

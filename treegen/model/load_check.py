@@ -36,7 +36,7 @@ from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import warn_context
 from treegen.model.hook import ATTENTION
 from treegen.model.linear.fp8 import disable_input_rounding
-from treegen.model.recurrent.layer_states import forward_in_two_steps
+from treegen.model.recurrent.layer_states import forward_in_two_steps, forward_options
 from treegen.model.recurrent.state_batch import Piece, states_of_pieces, states_of_rows
 from treegen.ops.attention import Level, prepare
 from treegen.ops.cache.pool import LayerKV
@@ -427,7 +427,7 @@ def _stock_logits(
 
 
 def _forward_at_once(module: nn.Module, ids_1N: Tensor) -> Tensor:
-    logits_NV: Tensor = module(input_ids=ids_1N, use_cache=False).logits[0]
+    logits_NV: Tensor = module(input_ids=ids_1N, **forward_options(module)).logits[0]
     return logits_NV
 
 

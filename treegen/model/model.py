@@ -23,6 +23,7 @@ from treegen.model.checkpoint.files import summarize_error
 from treegen.model.latent import get_up_projection, is_latent_layer
 from treegen.model.linear.batch_invariant import BatchInvariantLayers
 from treegen.model.linear.experts import GroupedLayers
+from treegen.model.recurrent.layer_states import forward_options
 from treegen.model.recurrent.layers import SlotPass, StatePass, use_states, wrap_recurrent
 from treegen.model.recurrent.operators import has_operators
 from treegen.model.recurrent.state_batch import states_of_rows, use_slots
@@ -96,6 +97,7 @@ class Model:
         self.tower: VisionTower | None = None
         self.images: ImageTable | None = None
         self._keeps_rows = "logits_to_keep" in inspect.signature(module.forward).parameters
+        self._forward_options = forward_options(module)
         self._compiled: CompiledLayers | None = None
         self._weights_at: tuple[int, ...] | None = None
         self.uncompiled_because = self.fixed_because = ""
@@ -391,8 +393,8 @@ class Model:
             input_ids=batch.tokens_T[None],
             position_ids=positions_AT if len(positions_AT) == 1 else positions_AT[:, None],
             attention_mask=None,
-            use_cache=False,
             treegen=passed,
+            **self._forward_options,
             **rows,
         ).logits[0]
         if not self._keeps_rows:

@@ -133,7 +133,8 @@ class EngineOptions:
             )
         if self.draft_model is not None and self.speculate is not None:
             raise InputError(
-                f"speculate and {arg('draft_model')} cannot be used together; remove one of the two"
+                f"{arg('speculate')} and {arg('draft_model')} cannot be used together; remove one "
+                "of the two"
             )
         if self.draft_tokens is not None:
             check_int("draft_tokens", self.draft_tokens, least=1)

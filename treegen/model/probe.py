@@ -41,6 +41,7 @@ from treegen.model.indexer import adapt_attention
 from treegen.model.linear.fp8 import iter_fp8_linears
 from treegen.model.linear.fp8_experts import rounding_experts
 from treegen.model.parallel.shards import shard
+from treegen.model.recurrent.layer_states import forward_options
 from treegen.model.recurrent.layers import StateProbe, use_states, wrap_recurrent
 from treegen.model.recurrent.operators import make_delta_spec
 
@@ -268,7 +269,7 @@ def _pass(model: nn.Module) -> tuple[Probe, int]:
     chosen = _EmptyExpertMode()  # type: ignore[no-untyped-call]
     with chosen, _MetaValueMode(), _disable_kernels(), torch.inference_mode():
         logits: Tensor = model(
-            input_ids=ids_1T, position_ids=ids_1T, use_cache=False, treegen=probe
+            input_ids=ids_1T, position_ids=ids_1T, treegen=probe, **forward_options(model)
         ).logits
     return probe, logits.shape[-1]
 

@@ -256,7 +256,7 @@ def test_an_evaluation_is_judged_in_its_own_directory(tmp_path: Path, treegen: C
     [
         (("--rubric", "ratings"), "did you mean 'rating'"),
         (("--wordings", "4"), "--wordings 4 is more than the 3"),
-        (("--verdicts", "likelihood", "--repeats", "2"), "need --verdicts samples"),
+        (("--verdicts", "likelihood", "--repeats", "2"), "require --verdicts samples"),
         (("--rubric", "pairwise"), "compares pairs of answers; pass another run with --pairs"),
         (("--labels", "none.jsonl"), "cannot be read"),
         (("--judge", "demo"), "named twice"),

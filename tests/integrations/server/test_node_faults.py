@@ -207,7 +207,7 @@ def test_errors_of_a_batch_name_the_operation(client: NodeClient, running: Runni
         ({"params": {"tempature": 1}}, "params.tempature", "; did you mean 'temperature'?"),
         ({"params": {"max_new_tokens": 5}}, "params.max_new_tokens", "; did you mean 'max_tokens'"),
         ({"params": {"n": 2}}, "params.n", "; pass it outside params"),
-        ({"colour": 1}, "colour", "; leave it out"),
+        ({"colour": 1}, "colour", "; remove it"),
     ],
 )
 def test_unknown_fields_have_a_hint(
@@ -271,7 +271,7 @@ def test_the_error_of_a_long_text_tells_what_is_wrong(client: NodeClient) -> Non
 
 
 def test_advice_in_brackets_stays_whole() -> None:
-    assert for_client("no tags; give them: reasoning_tags=('a', 'b')") == "no tags; leave it out"
+    assert for_client("no tags; give them: reasoning_tags=('a', 'b')") == "no tags; remove it"
     assert for_client("too big; lower n, or raise memory='1GiB'") == "too big; lower n"
 
 

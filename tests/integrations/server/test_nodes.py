@@ -293,7 +293,7 @@ def test_a_client_at_a_limit_is_told_what_to_free(client: NodeClient) -> None:
         node = client.extend(node, "x")
     for path, body in (("extend", {"text": "x"}), ("sample", {})):
         status, error = client.error("POST", f"/v1/nodes/{node['id']}/{path}", body)
-        assert status == 400 and "deep" in error["message"]
+        assert status == 400 and f"the depth {LIMITS.max_node_depth}" in error["message"]
     status, error = client.error("POST", f"/v1/nodes/{roots[0]['id']}/sample", {"n": 17})
     assert (status, error["param"]) == (400, "n")
     operations = [{"op": "read", "node": roots[0]["id"]}] * 21

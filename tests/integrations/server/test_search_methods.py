@@ -262,7 +262,10 @@ def test_too_many_searches_get_429(running: Running) -> None:
     statuses = {response.status_code for response in responses}
     assert statuses == {200, 429}
     refused = next(response for response in responses if response.status_code == 429)
-    assert refused.headers["retry-after"] and "at most 2 may" in error_of(refused)[2]
+    assert (
+        refused.headers["retry-after"]
+        and "at most 2 searches can run at the same time (max_searches)" in error_of(refused)[2]
+    )
 
 
 def test_one_key_cannot_take_the_places_of_others(running: Running) -> None:

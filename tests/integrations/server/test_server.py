@@ -523,9 +523,9 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": [10**9]}, 400, "token id"),
     ({"prompt": "\ud800"}, 400, "content"),
     ({"prompt": "a" * 60_000}, 400, "more than fit"),
-    ({"prompt": "a", "wings": 2}, 400, "wings is not supported; leave it out"),
+    ({"prompt": "a", "wings": 2}, 400, "wings is not supported; remove it"),
     ({"prompt": "a", "temprature": 2}, 400, "is not supported; did you mean 'temperature'?"),
-    ({"prompt": "a", "length_penalty": 2}, 400, "length_penalty is not supported; leave it out"),
+    ({"prompt": "a", "length_penalty": 2}, 400, "length_penalty is not supported; remove it"),
     (
         {"prompt": "a", "allowed_token_ids": [10**6]},
         400,
@@ -574,7 +574,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": IMAGE}]}]},
         400,
-        "was loaded without image support; leave it out",
+        "was loaded without image support; remove it",
     ),
     ({"messages": [{"role": "assistant", "tool_calls": 5}]}, 400, "tool_calls"),
     ({"messages": CHAT, "response_format": {"type": "json"}}, 400, "response_format"),

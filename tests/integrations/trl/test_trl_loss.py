@@ -212,7 +212,7 @@ def test_what_a_tree_cannot_hold_is_refused(tmp_path: Path) -> None:
     )
     ids, mask = torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 0, 1, 1]])
     forward = trainer._get_per_token_logps_and_entropies
-    with pytest.raises(InputError, match="padding between its tokens"):
+    with pytest.raises(InputError, match="padding between tokens"):
         forward(trainer.model, ids, mask, 2)
     with pytest.raises(InputError, match="the batch has token_type_ids"):
         forward(trainer.model, ids, torch.ones_like(ids), 2, token_type_ids=ids)

@@ -335,4 +335,4 @@ def test_what_cannot_work_is_refused(path: Path, tmp_path: Path) -> None:
     check("cannot determine the tool-call format", tokenizer=plain)
     check("is a string", prompts=["Go."])
     check("remove stop_strings", generation_kwargs={"stop_strings": ["x"]})
-    check("RLOOTrainer would train", trainer_class=with_tree_loss(trl.RLOOTrainer))
+    check("RLOOTrainer is not supported with tools", trainer_class=with_tree_loss(trl.RLOOTrainer))

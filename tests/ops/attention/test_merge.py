@@ -61,7 +61,7 @@ def test_extreme_logits_do_not_overflow() -> None:
     [
         ([], [], "at least one"),
         ([torch.zeros(2, 1, 4)], [torch.zeros(3, 1)], "shape"),
-        ([torch.zeros(2, 1, 4)], [], "as many"),
+        ([torch.zeros(2, 1, 4)], [], "the same number of outs and lses"),
         ([torch.zeros(2, 1, 4).bfloat16()], [torch.zeros(2, 1)], "bfloat16"),
     ],
 )

@@ -326,7 +326,7 @@ def test_only_allowed_tokens_are_drawn_and_logprobs_stay_the_models(
         ({"temperature": 1e300}, "temperature must be at most 10000"),
         ({"top_p": 10**400}, "top_p must be a finite number"),
         ({"min_tokens": 5, "max_tokens": 4}, "min_tokens must be from 0 to max_tokens"),
-        ({"logit_bias": {3: 101}}, "numbers from -100 to 100"),
+        ({"logit_bias": {3: 101}}, "values from -100 to 100"),
         ({"logit_bias": {"3": 1}}, "a token of logit_bias must be an integer"),
         ({"logit_bias": [3]}, "logit_bias must map"),
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),

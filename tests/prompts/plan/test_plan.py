@@ -189,7 +189,7 @@ def test_recurrent_states_are_counted_beside_pages() -> None:
         assert plan.rows_that_fit(1000, 4, states) == rows, states
     plan.check_fits(1000, 4, 3)
     with pytest.raises(
-        CacheFullError, match=r"prompt 'p0' needs 3 recurrent states of 2\.0 KiB .* 2 fit"
+        CacheFullError, match=r"prompt 'p0' needs 3 recurrent states of 2\.0 KiB .* holds only 2"
     ):
         plan.check_fits(1000, 4, 2)
 

@@ -39,7 +39,11 @@ def test_a_moved_model_is_named_by_an_option(
     moved = (certified / "model").rename(tmp_path / "moved")
     try:
         done = treegen("certify", certified / "run")
-        assert done.code == 2 and "does not exist; check the path, or name" in done.err
+        assert (
+            done.code == 2
+            and "does not exist; check the path, or pass the path of the model as --model"
+            in done.err
+        )
         assert "path of the model as --model" in done.err
         file = tmp_path / "certificate.json"
         done = treegen("certify", certified / "run", "--model", moved, "-o", file)

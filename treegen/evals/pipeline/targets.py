@@ -286,7 +286,7 @@ def _check_free(paths: Iterable[Path], path: Path) -> None:
     for directory in paths:
         if is_run(directory):
             raise RunError(
-                f"{directory} already contains a run; continue it with "
+                f"{directory} already contains a run; continue the run with "
                 f"{arg('resume', str(path))}, or use another path"
             )
         check_directory(directory)

@@ -110,7 +110,7 @@ def for_client(message: str) -> str:
     if not semicolon or not _ARGUMENT.search(advice):
         return f"{problem}{semicolon}{advice}"
     remedies = [part for part in _BETWEEN.split(advice) if not _ARGUMENT.search(part)]
-    return f"{problem}; {', or '.join(remedies) or 'leave it out'}"
+    return f"{problem}; {', or '.join(remedies) or 'remove it'}"
 
 
 def json_response(

@@ -87,4 +87,4 @@ def _hint(kind: type[BaseModel], place: Sequence[Any]) -> str:
     ours, _ = advise_foreign(name, known)
     if ours is not None:
         return f"; did you mean {ours!r}?"
-    return did_you_mean(name[:80], known) or "; leave it out"
+    return did_you_mean(name[:80], known) or "; remove it"

@@ -298,7 +298,7 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
 
         def hint(name: str) -> str:
             instead = f"; {_INSTEAD[name]}" if is_chat and name in _INSTEAD else ""
-            return instead or did_you_mean(name, supported) or "; leave it out"
+            return instead or did_you_mean(name, supported) or "; remove it"
 
         verb = "is" if len(unknown) == 1 else "are"
         hints = hints_at(unknown[:_NAMED], hint)

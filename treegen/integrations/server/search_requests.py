@@ -106,7 +106,7 @@ def parse_search(method: str, body: Mapping[str, Any], limits: SearchLimits) -> 
     chat = {name: value for name, value in body.items() if name not in ("budget", "search")}
     for name, reason in _NOT_SEARCHED.items():
         if name in chat and chat[name] not in (False, [], {}):
-            raise RequestError(f"{name} is not supported: {reason}; leave it out", name)
+            raise RequestError(f"{name} is not supported: {reason}; remove it", name)
     ask = parse_request(chat, is_chat=True)
     ask.prompts()  # checks the messages
     options = body.get("search", {})

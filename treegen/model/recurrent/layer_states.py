@@ -155,6 +155,14 @@ class _SameLayerList:
         return self._states
 
 
+def forward_options(module: nn.Module) -> dict[str, bool]:
+    """Return the keywords of `forward` with which a model computes logits and nothing else."""
+    names = inspect.signature(module.forward).parameters
+    # The loss that balances experts costs time, and torch before 2.13 fails on it without data.
+    routed = {"output_router_logits": False} if "output_router_logits" in names else {}
+    return {"use_cache": False, **routed}
+
+
 def forward_in_two_steps(module: nn.Module, ids_1N: Tensor) -> Tensor:
     """Return the logits [N, V] of a text: those of its last token from the state before it."""
     positions_1N = torch.arange(ids_1N.shape[1], device=ids_1N.device)[None]
@@ -165,7 +173,10 @@ def forward_in_two_steps(module: nn.Module, ids_1N: Tensor) -> Tensor:
     logits = []
     for part in (slice(None, -1), slice(-1, None)):
         out = module(
-            input_ids=ids_1N[:, part], position_ids=positions_1N[:, part], use_cache=True, **cache
+            input_ids=ids_1N[:, part],
+            position_ids=positions_1N[:, part],
+            **(forward_options(module) | {"use_cache": True}),
+            **cache,
         )
         cache = {name: getattr(out, name)}
         logits.append(out.logits[0])

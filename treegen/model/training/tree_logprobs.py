@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from treegen.common.checks import check_argument_types
 from treegen.common.device import to_device
 from treegen.errors import ContextError, InputError
+from treegen.model.recurrent.layer_states import forward_options
 from treegen.model.training.trainable import check_trainable, unwrap
 from treegen.model.training.tree_attention import use_tree_attention
 from treegen.ops.attention.tree import TreeLayout
@@ -177,8 +178,8 @@ def _forward(module: nn.Module, base: Any, packed: PackedTree, predictors_S: Ten
             input_ids=tokens,
             position_ids=positions,
             attention_mask=None,
-            use_cache=False,
             treegen=packed.layout,
+            **forward_options(base),
             **({"logits_to_keep": predictors_S} if keeps_rows else {}),
         ).logits[0]
     return logits_SV if keeps_rows else logits_SV[predictors_S]

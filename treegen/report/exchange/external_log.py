@@ -177,6 +177,8 @@ def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
     if len(logs) > 1:
         places = [path / path_component(log.task, "a task of the log") for log in logs]
     for place in places:
+        _check_directory(place)
+    for place in places:
         _check_free(place)
     try:
         with ExitStack() as stack:
@@ -228,14 +230,15 @@ def score_to_verdict(score: float, answer: str | None, text: str) -> ForeignVerd
     return ForeignVerdict(answer=answer, correct=right, credit=credit)
 
 
-def _check_free(path: Path) -> None:
-    """Raise RunError unless a run can be created in a directory.
-
-    Scratch folders of interrupted imports are removed first.
-    """
+def _check_directory(path: Path) -> None:
+    """Check that a path can be a directory, and remove scratch folders of interrupted imports."""
     check_directory(path)
     for pattern in _TEMPORARY_FILES:
         sweep(path, pattern)
+
+
+def _check_free(path: Path) -> None:
+    """Raise RunError unless a run can be created in a directory."""
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
         raise RunError(f"the directory {path} already contains a run; choose another directory")
