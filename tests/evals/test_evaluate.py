@@ -223,9 +223,9 @@ def test_what_is_no_model_or_task_is_refused() -> None:
             "--n-samples must be at least 1",
         ),
         (
-            f"give {arg('apply_chat_template', True)} too",
+            f"also pass {arg('apply_chat_template', True)}",
             "also pass apply_chat_template=True",
-            "give --apply-chat-template too",
+            "also pass --apply-chat-template",
         ),
         (
             f"cannot go with {arg('score', False)}",

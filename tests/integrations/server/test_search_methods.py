@@ -201,7 +201,7 @@ def test_models_are_listed_below_each_method(running: Running) -> None:
         ("beam", {"budget": {"tokens": "9"}}, 400, "budget.tokens", "valid integer"),
         ("beam", {"budget": {"tokens": True}}, 400, "budget.tokens", "valid integer"),
         ("beam", {"budget": {"seconds": 1e308}}, 400, "budget.seconds", "at most 60"),
-        ("beam", {"budget": {"dollars": 1}}, 400, "budget.dollars", "is not supported; leave"),
+        ("beam", {"budget": {"dollars": 1}}, 400, "budget.dollars", "is not supported; remove it"),
         ("beam", {"budget": [1]}, 400, "budget", "valid dictionary"),
         ("beam", {"search": [1]}, 400, "search", "search must be an object"),
         ("beam", {"search": {"tree": 1}}, 400, "search", "search.tree must be true or false"),

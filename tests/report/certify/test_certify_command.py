@@ -122,6 +122,12 @@ def test_files_of_keys_may_have_a_byte_order_mark(
     key = tmp_path / "key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     assert treegen("certify", copied, "--sign", key).code == 0
+    assert treegen("certify", copied, "--sign", key).code == 0  # signs again
+    other = tmp_path / "other.json.sig"
+    other.write_text("notes")
+    done = treegen("certify", copied, "--sign", key, "-o", tmp_path / "other.json")
+    assert done.code == 2 and f"{other} exists and is not a signature" in done.error
+    assert other.read_text() == "notes" and not (tmp_path / "other.json").exists()
     public = Path(f"{key}.pub").read_text()
     for text in (public, f'me@example.org namespaces="treegen" {public}'):
         for mark, encoding in (

@@ -47,8 +47,8 @@ def find_method(name: str) -> Method:
     """
     if not is_custom_method(name):
         if name not in METHODS:
-            hint = did_you_mean(name, METHODS) or f"; known: {', '.join(METHODS)}"
-            raise InputError(f"there is no method {name!r}{hint}, or path/to/file.py:function")
+            known = f"; known: {', '.join(METHODS)}, or path/to/file.py:function"
+            raise InputError(f"there is no method {name!r}{did_you_mean(name, METHODS) or known}")
         return METHODS[name]
     path, colon, function_name = name.rpartition(":")
     if not colon:

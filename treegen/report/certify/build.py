@@ -26,7 +26,7 @@ from treegen.evals.scoring.vote_tables import VoteInputs
 from treegen.evals.verdict import SampleScore
 from treegen.report.audit.audit import audit_run
 from treegen.report.certify import document
-from treegen.report.certify.signature import sign, signature_path
+from treegen.report.certify.signature import HEADER, sign, signature_path
 from treegen.report.run_settings import short_model_name
 from treegen.runs import RunDir, versions
 from treegen.runs.files import check_no_link, format_os_error, parse_json
@@ -356,6 +356,22 @@ def _check_output(path: Path) -> None:
             raise InputError(f"{path} {why}") from None
 
 
+def _check_signature(signature: Path) -> None:
+    """Raise InputError if signing would overwrite a file that is not a signature."""
+    if not os.path.lexists(signature):
+        return
+    try:
+        with open(open_regular(signature), "rb") as file:
+            begin = file.read(len(HEADER))
+    except OSError as error:
+        raise RunError(f"cannot read {signature}: {format_os_error(error)}") from error
+    if begin != HEADER:
+        raise InputError(
+            f"{signature} exists and is not a signature; remove the file, or choose another path "
+            "for the certificate"
+        )
+
+
 def write_certificate(
     run: Path,
     choices: Mapping[str, Any],
@@ -384,8 +400,11 @@ def write_certificate(
         check_no_link(run, path := run / document.FILE)
     else:
         _check_output(path)
+    signature = signature_path(path)
+    if key is not None:
+        _check_signature(signature)
     certificate = certify_run(run, choices, listener, execution)
-    content, signature = certificate.content(), signature_path(path)
+    content = certificate.content()
     signed = None if key is None else sign(content, key)
     try:
         if signed is None and os.path.lexists(signature) and read_bytes(path) != content:

@@ -23,7 +23,8 @@ _PROGRAM: Final = "ssh-keygen"
 _SECONDS: Final = 60
 _MOST_BYTES: Final = 1 << 20
 _PUBLIC_KEY: Final = re.compile(r"(?:ssh|ecdsa|sk)-\S+ AAAA\S+")
-_BEGIN: Final = b"-----BEGIN SSH SIGNATURE-----"
+HEADER: Final = b"-----BEGIN SSH SIGNATURE-----"
+"""The beginning of a file with a signature."""
 
 
 def signature_path(certificate: Path) -> Path:
@@ -43,7 +44,7 @@ def sign(content: bytes, key: Path) -> bytes:
     """
     read_limited(key, _MOST_BYTES)
     done = _run("-Y", "sign", "-f", os.path.abspath(key), "-n", NAMESPACE, content=content)
-    if done.returncode or not done.stdout.startswith(_BEGIN):
+    if done.returncode or not done.stdout.startswith(HEADER):
         raise InputError(
             f"ssh-keygen cannot sign with {key}: {_last_line(done)}; set {arg('sign')} to a "
             "private key, such as ~/.ssh/id_ed25519"
