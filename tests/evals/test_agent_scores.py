@@ -2,14 +2,15 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from agent_runs import load_job, run_job, walker
 from killed_agents import LoggedTask, LoggedWorld, StoredWorld
 
-from treegen.errors import WorldError
+from treegen.errors import InputError, WorldError
 from treegen.evals.problem import Problem
+from treegen.evals.search.agent_search import RunAgent
 from treegen.evals.search.agent_task import Assessment
 from treegen.evals.search.journaled_environment import JournaledEnvironment
 from treegen.runs import RecordFile
@@ -98,3 +99,20 @@ def test_a_resumed_run_deletes_the_snapshots_of_stored_searches(
     task = ScoredTask(log, lambda world: after.append(stored()))
     assert len(search(task, run, resume=True)) == 2
     assert after and not after[0] & before
+
+
+def test_an_environment_describes_itself_by_a_list_of_texts() -> None:
+    nothing = cast(Any, None)
+
+    def lines_of(environment: Any) -> list[str]:
+        agent = RunAgent(nothing, nothing, environment, nothing, (), False)
+        return agent.describe_environment()
+
+    class Described:
+        def __init__(self, lines: Any):
+            self.describe = lambda: lines
+
+    assert lines_of(object()) == [] and lines_of(Described(["a", "b"])) == ["a", "b"]
+    for wrong in ("a", None, [1], ("a",)):
+        with pytest.raises(InputError, match=r"describe\(\) must return a list of texts, got "):
+            lines_of(Described(wrong))

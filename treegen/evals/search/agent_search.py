@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from treegen.common.formatting import replace_surrogates
-from treegen.errors import CacheFullError
+from treegen.errors import CacheFullError, InputError
 from treegen.evals.problem import Problem
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.search.action_journal import LOCK_FILE, ActionJournal, Episode
@@ -61,8 +61,15 @@ class RunAgent:
         """Return lines for people: the sandbox of the environment, and how its worlds are forked.
 
         An environment without a method `describe` has none.
+
+        Raises:
+            InputError: the method does not return a list of texts.
         """
-        lines: list[str] = getattr(self.environment, "describe", list)()
+        lines: Any = getattr(self.environment, "describe", list)()
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise InputError(
+                f"the environment's describe() must return a list of texts, got {lines!r:.80}"
+            )
         return lines
 
     def describe_resume(self) -> list[str]:

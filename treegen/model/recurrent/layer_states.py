@@ -158,7 +158,7 @@ class _SameLayerList:
 def forward_options(module: nn.Module) -> dict[str, bool]:
     """Return the keywords of `forward` with which a model computes logits and nothing else."""
     names = inspect.signature(module.forward).parameters
-    # The loss that balances experts costs time, and torch before 2.13 fails on it without data.
+    # The loss that balances experts costs time, and torch 2.11 fails on it without data.
     routed = {"output_router_logits": False} if "output_router_logits" in names else {}
     return {"use_cache": False, **routed}
 

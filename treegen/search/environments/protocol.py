@@ -83,7 +83,11 @@ class World(Protocol):
 
 
 class Environment(Protocol):
-    """Starts worlds of problems, and restores them from snapshots."""
+    """Starts worlds of problems, and restores them from snapshots.
+
+    An environment may also have a method `describe()`. Its result, a list of lines, is printed
+    before a run.
+    """
 
     @property
     def traits(self) -> Traits:
