@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Locator, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
@@ -54,6 +54,16 @@ class Visit:
         while not condition():
             assert time.monotonic() < end, "the page did not come to what was waited for"
             time.sleep(0.02)
+
+    def click(self, target: "Locator", condition: Callable[[], bool]) -> None:
+        """Click until something holds; a click is lost if the page replaces the target."""
+        end = time.monotonic() + 120
+        while not condition():
+            assert time.monotonic() < end, "no click led to what was waited for"
+            target.click()
+            again = time.monotonic() + 20
+            while not condition() and time.monotonic() < again:
+                time.sleep(0.02)
 
     def check(self) -> None:
         """Nothing was asked of the network, and nothing went wrong or was taken over."""

@@ -91,10 +91,9 @@ def test_problems_are_sorted_and_filtered(page_path: Path, visit: Open) -> None:
 
 def test_a_problem_leads_to_its_samples(page_path: Path, visit: Open) -> None:
     page = (opened := visit(page_path)).page
-    # A click is lost if the list of rows is drawn again meanwhile, as when a page is opened.
     opened.wait(lambda: opened.row_count() == "600 of 600 samples")
-    page.locator(".problems .row", has_text="p12").first.click()
-    opened.wait(lambda: opened.row_count() == "20 of 600 samples")
+    row = page.locator(".problems .row", has_text="p12").first
+    opened.click(row, lambda: opened.row_count() == "20 of 600 samples")
     opened.wait(lambda: page.locator(".samples h3").inner_text() == "p12 #0")
     opened.wait(lambda: opened.place() == "#problem=p12&sample=0")
     # Who types another name is not held to this one.
