@@ -9,7 +9,7 @@ _HERE = Path(__file__).parent
 _COLOURS = {
     "treegen": "#00796b",
     "vLLM 0.26.0": "#8d9aa5",
-    "transformers": "#c3a26b",
+    "SGLang 0.5.17": "#c3a26b",
 }
 # A white sheet, so that the pictures read alike on light and on dark pages.
 _SVG = (
@@ -25,14 +25,14 @@ def text(x: float, y: float, words: str, more: str = "") -> str:
 
 
 def speed(figures: dict[str, Any]) -> str:
-    """Return bars of tokens per second, each job on a scale of its own."""
+    """Return bars of the median tokens per second with their ranges; each job has its own scale."""
     width, bar, left = 760, 22, 130
     parts, y = (
         [
             text(
                 20,
                 28,
-                "Decoded tokens per second",
+                "Decoded tokens per second: median (range) of 3 runs",
                 'font-size="16" font-weight="600"',
             )
         ],
@@ -45,16 +45,20 @@ def speed(figures: dict[str, Any]) -> str:
                 width - 20, y, job["work"], 'text-anchor="end" fill="#5c666f"'
             ),
         ]
-        most = max(each["tokens_per_second"] for each in job["bars"])
+        scale = (width - left - 210) / max(each["high"] for each in job["bars"])
         for each in job["bars"]:
             y += bar + 6
             engine, value = each["engine"], each["tokens_per_second"]
-            length = (width - left - 90) * value / most
+            low, high = each["low"], each["high"]
             parts += [
                 text(left - 10, y, engine, 'text-anchor="end"'),
-                f'<rect x="{left}" y="{y - 16}" width="{length:.1f}" height="{bar}" rx="3" '
+                f'<rect x="{left}" y="{y - 16}" width="{scale * value:.1f}" height="{bar}" rx="3" '
                 f'fill="{_COLOURS[engine]}"/>',
-                text(left + length + 8, y, f"{value:,}"),
+                f'<path d="M{left + scale * low:.1f} {y - 5} H{left + scale * high:.1f}" '
+                'stroke="#202428" stroke-width="2"/>',
+                text(
+                    left + scale * high + 8, y, f"{value:,} ({low:,}-{high:,})"
+                ),
             ]
         y += 40
     parts.append(
