@@ -13,6 +13,7 @@ lm_eval = pytest.importorskip("lm_eval", "0.4")
 import lm_eval_kinds  # noqa: E402
 from lm_eval.loggers import EvaluationTracker  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
+from lm_eval.utils import get_file_task_name, make_table  # noqa: E402
 
 import treegen  # noqa: E402
 from treegen import LLM  # noqa: E402
@@ -88,7 +89,8 @@ def test_metrics_of_a_log_are_compared_with_those_of_the_same_task(
     if name == GENERATED:
         assert there.num_equal == there.num_paired == len(there.problem_ids)
     assert there.tokens is None  # lm-eval does not count them
-    assert {setting.split()[0] for setting in there.differ_in} <= {"model", "max_tokens", "temperature"}
+    differ_in = {setting.split()[0] for setting in there.differ_in}
+    assert differ_in <= {"model", "max_tokens", "temperature"}
 
 
 def test_command_compares_a_log_with_a_run(
@@ -100,6 +102,81 @@ def test_command_compares_a_log_with_a_run(
     assert done.code == 0, done.err
     assert "conclusion: no difference is shown" in done.out
     assert page.stat().st_size and done.document["page"] == str(page)
+
+
+def logged_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    (path,) = folder.glob(f"*/samples_{name}_*.jsonl")
+    assert get_file_task_name(path.name) == name
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", [GENERATED, CHOSEN])
+def test_an_exported_run_has_the_lines_that_lm_eval_writes(
+    name: str, runs: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    run, _ = runs[name]
+    results, _ = export_run(run, "lm-eval", tmp_path, allow_task_code=True)
+    rows = logged_rows(tmp_path, name)
+    expected = logged_rows(run.parent / "log", name)
+    assert len(rows) == len(expected)
+    for row, other in zip(rows, expected, strict=True):
+        added = row.keys() - other.keys()
+        assert added == {"problem_id", *(["by_response"] if name == GENERATED else [])}
+        assert other.keys() <= row.keys()
+        if name == CHOSEN:  # the tree and the batch of a prompt change its last bits
+            for field in ("resps", "filtered_resps"):
+                for mine, its in zip(row.pop(field), other.pop(field), strict=True):
+                    (logprob, greedy), (its_logprob, its_greedy) = (
+                        (mine[0], its[0]) if field == "resps" else (mine, its)
+                    )
+                    assert float(logprob) == pytest.approx(float(its_logprob), abs=1e-4)
+                    assert greedy == its_greedy
+        assert {key: row[key] for key in other} == other
+    document = json.loads(results.read_text())
+    logged = json.loads(next((run.parent / "log").glob("*/results_*.json")).read_text())
+    for field in ("versions", "n-shot", "n-samples", "task_hashes"):
+        assert document[field] == {name: logged[field][name]}, field
+    assert (
+        document["configs"][name].items()
+        >= {
+            key: logged["configs"][name][key] for key in ("task", "output_type", "doc_to_text")
+        }.items()
+    )
+    for key, value in logged["results"][name].items():
+        if not key.startswith("alias") and "_stderr" not in key:
+            assert document["results"][name][key] == value
+    assert name in make_table(document)
+
+
+def test_a_group_is_exported_as_its_tasks(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    group = {"group": "local_both", "task": [CHOSEN, "local_piqa"]}
+    for file in folder.iterdir():
+        if file.is_file():
+            (tmp_path / "tasks" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tasks" / "both.yaml").write_text(json.dumps(group))
+    checkpoint = build_checkpoint(tmp_path / "model", context=1024)
+    with LLM(str(checkpoint), check=False, device="cpu", dtype="float32", memory="64MiB") as llm:
+        run = treegen.evaluate(
+            "lm-eval:local_both",
+            llm,
+            output=tmp_path / "run",
+            include_path=tmp_path / "tasks",
+            progress=False,
+        )
+    results, *samples = export_run(run.path, "lm-eval", tmp_path / "log", allow_task_code=True)
+    names = [CHOSEN, "local_piqa"]
+    assert [get_file_task_name(path.name) for path in samples] == names
+    document = json.loads(results.read_text())
+    assert document["group_subtasks"] == {"local_both": names}
+    assert list(document["configs"]) == names
+    imported = import_log(results, tmp_path / "imported")
+    assert [path.name for path in imported] == names
+    report = run.view.report
+    assert report is not None
+    for row in report.metrics:
+        value = document["results"][row.task][f"{row.metric},{row.filter}"]
+        assert value == row.value
 
 
 def test_an_exported_run_is_compared_with_its_origin(
