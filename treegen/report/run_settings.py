@@ -265,12 +265,23 @@ def short_model_name(model: str) -> str:
 
 
 def _reads_samples(choices: Mapping[str, Any]) -> bool:
-    """Return whether a run reads the setting num_samples; methods of the user's own may."""
+    """Return whether a run reads the setting num_samples.
+
+    Methods of the user's own may read it; they do not if it is the default of the task.
+    """
     if (method := choices.get("method")) is None:
         return True
+    from treegen.evals.registry import is_builtin_task
     from treegen.evals.search.methods import METHODS
+    from treegen.evals.search.task import get_search_task
 
-    return method not in METHODS or "num_samples" in METHODS[method].knobs
+    if method in METHODS:
+        return "num_samples" in METHODS[method].knobs
+    task = str(choices.get("task", ""))
+    if not is_builtin_task(task):
+        return True
+    default = get_search_task(task).defaults.num_samples
+    return bool(choices.get("num_samples") != default)
 
 
 def _plain(value: object) -> Any:
