@@ -56,6 +56,7 @@ def command(
     from treegen.report.compare import compare_runs
     from treegen.report.html_page import check_name, write_page
     from treegen.report.load import load_run
+    from treegen.report.match_runs import match_runs
     from treegen.report.plots.runs import comparison_plots
     from treegen.runs.files import check_no_link
 
@@ -65,7 +66,7 @@ def command(
         )
     if html is not None:
         check_name(html, "--html")
-    a, b = (load_run(path, **reading) for path in (run_a, run_b))
+    a, b = match_runs(*(load_run(path, **reading) for path in (run_a, run_b)))
     comparison = compare_runs(a, b, partial=partial)
     listing = comparison.listing(all_filters=all_filters, more="--all-filters shows them")
     echo(f"{listing}")

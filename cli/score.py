@@ -267,10 +267,13 @@ def score_texts(file: Path, top: int, output: Path, **params: Any) -> None:
     """
     from treegen.cli.terminal.render import json_line, tell
     from treegen.common.cores import set_threads
+    from treegen.common.files import check_regular, describe_read_error
 
     engine = make_engine(params)
-    if not file.is_file():
-        raise InputError(f"the file {file} was not found; pass a JSONL file")
+    try:
+        check_regular(file)
+    except OSError as error:
+        raise InputError(describe_read_error(file, error)) from None
 
     from treegen.integrations import score_texts as texts
     from treegen.llm import LLM

@@ -194,6 +194,7 @@ class QuestionAnswer(TextTask):
     """
 
     name = "jsonl"
+    needs_data = "a JSONL file"
     version = "2"
     filters = ("answer",)
     arguments: ClassVar = {
@@ -233,7 +234,7 @@ class QuestionAnswer(TextTask):
         """
         check_arguments(self.name, options.extra, self.arguments)
         if options.data is None:
-            raise InputError("jsonl has no bundled problems; pass a JSONL file with --data")
+            raise InputError(f"jsonl has no bundled problems; set --data to {self.needs_data}")
         self._choose(options.extra)
         template = parse_template(_unescape(options.extra.get("template", _TEMPLATE)))
         numbered, source = _SOURCE.read(options.data, options.split)

@@ -59,7 +59,9 @@ def exported_rows(num: int = 3, responses: int = 2) -> Rows:
     return [
         {
             "doc_id": number,
-            "doc": {"id": f"p{number}", "question": f"{number}?", "answer": "1", "group": "g"},
+            "doc": {"id": f"p{number}", "question": f"{number}?", "answer": "1"},
+            "problem_id": f"p{number}",
+            "group": "g",
             "target": "1",
             "arguments": {},
             "resps": [[f"text {i}" for i in range(responses)]],

@@ -76,6 +76,7 @@ class Harbor(AgentTask, TextTask):
     """Task folders of Harbor."""
 
     name = "harbor"
+    needs_data = "a task folder, or a folder of task folders"
     filters = ("solved",)
     environments = tuple(BACKENDS)
     keep_snapshots = scored_worlds = frozenset(BACKENDS)

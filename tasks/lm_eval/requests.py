@@ -66,7 +66,7 @@ def build_requests(
     texts = _texts(settings, tokenizer)
     instances: dict[str, list[Instance]] = {}
     for part in parts:
-        instances |= _group_requests(part, settings, texts, has_images=table is not None)
+        instances |= group_requests(part, settings, texts, has_images=table is not None)
     chosen = [instances[name] for name in ids]
     length = spec.context_length
     if parts[0].scored:
@@ -140,10 +140,20 @@ def _texts(settings: EvalSettings, tokenizer: Any) -> HarnessTokenizer:
     return HarnessTokenizer(tokenizer, chat_template_args=template)
 
 
-def _group_requests(
-    part: TaskPart, settings: EvalSettings, texts: HarnessTokenizer, *, has_images: bool
+def group_requests(
+    part: TaskPart, settings: EvalSettings, texts: HarnessTokenizer | None, *, has_images: bool
 ) -> dict[str, list[Instance]]:
-    """Return a task's requests by problem, in their order."""
+    """Return a task's requests by problem, in their order.
+
+    Args:
+        part: The task.
+        settings: Settings of the run.
+        texts: Renders chats; None if the run has no chat template.
+        has_images: Whether the model takes images.
+
+    Raises:
+        TaskError: The task has a kind of request that is not supported.
+    """
     task = part.ready()
     if part.num_fewshot and _examples_hold_problems(task):
         warnings.warn(
@@ -155,6 +165,7 @@ def _group_requests(
         )
 
     def chat(history: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> str:
+        assert texts is not None
         turns = list(map(with_images, history)) if has_images else list(history)
         return texts.chat(turns, add_generation_prompt)
 

@@ -192,6 +192,19 @@ class LmEvalTask(Task):
             )
         return self._score(problem, {}, text)
 
+    def log_documents(self, settings: "EvalSettings") -> dict[str, dict[str, Any]]:
+        """Return what lm-eval logs of each problem, by its id, for `treegen export`."""
+        from treegen.tasks.lm_eval.documents import log_documents
+
+        return log_documents(list(self._parts.values()), settings)
+
+    def log_groups(self) -> dict[str, list[str]]:
+        """Return the names of the members of each group, for `treegen export`."""
+        return {
+            group.name: [task.task_name for task in group.get_all_tasks()]
+            for group in self._loaded.groups
+        }
+
     def _score(self, problem: Problem, record: Mapping[str, Any], text: str) -> dict[str, Verdict]:
         from treegen.tasks.lm_eval.report import responses_of, score_responses
 

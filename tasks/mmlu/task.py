@@ -112,6 +112,7 @@ class SubjectTask(TextTask):
 
     choices: ClassVar[tuple[str, ...]] = ()
     """The texts to score; empty if answers are sampled."""
+    needs_data = "a folder with dev/ and test/, or with hf for the hub"
     gap: ClassVar[str]
     """The text between a prompt and the letter of its answer."""
 

@@ -153,6 +153,7 @@ class Game24(PuzzleTask):
     """The puzzles of the tree-of-thoughts paper."""
 
     name = "game24"
+    needs_data = "the 24.csv from the paper"
     whole = False
     examples = "game24_fewshot.jsonl"
     arguments: ClassVar = {"form": "how solutions are written: steps or expression; default: steps"}
@@ -178,9 +179,7 @@ class Game24(PuzzleTask):
             DataError: The file cannot be read, or has no puzzle of the split.
         """
         if options.data is None:
-            raise InputError(
-                "game24 has no bundled puzzles; set --data to the 24.csv from the paper"
-            )
+            raise InputError(f"game24 has no bundled puzzles; set --data to {self.needs_data}")
         split = options.split or "test"
         if split not in _SPLITS:
             raise InputError(f"game24 has no split {split!r}; use one of {', '.join(_SPLITS)}")

@@ -265,6 +265,18 @@ def test_sampling_options_by_any_name(treegen: Command, tiny: Path, tmp_path: Pa
     assert "pass@3" in done.out and "|  3|" in done.out and "|  2|" not in done.out
 
 
+@pytest.mark.parametrize(("temperature", "warns"), [("0", True), ("0.7", False)])
+def test_equal_samples_are_told(
+    temperature: str, warns: bool, treegen: Command, tiny: Path, tmp_path: Path
+) -> None:
+    data = write_jsonl(tmp_path / "d.jsonl", [{"question": "1 + 1?", "answer": "2"}])
+    named = ["jsonl", "-M", tiny, "--data", data, "-T", "answer=number", "--max-tokens", "4"]
+    done = treegen("eval", *named, "-n", "3", "--temperature", temperature, "-o", tmp_path / "run")
+    assert done.code == 0, done.err
+    told = "the 3 samples of a problem are equal, because the temperature is 0; to draw different"
+    assert (told in done.err) == warns
+
+
 def test_chat_prompts_stay_shared(treegen: Command, tiny: Path) -> None:
     chat = ["--apply-chat-template", "--system-instruction", "Be brief."]
     plain = treegen("plan", "gsm8k", "-M", tiny, *SMALL).document["plans"][0]

@@ -134,6 +134,8 @@ def test_an_unknown_command(treegen: Command) -> None:
 def test_no_model(treegen: Command) -> None:
     error = treegen("eval", "mmlu").error
     assert "no model is given; pass --model" in error and "--model demo" in error
+    assert "; mmlu also needs --data with a folder with dev/ and test/" in error
+    assert "jsonl also needs --data with a JSONL file" in treegen("eval", "jsonl").error
 
 
 # Data

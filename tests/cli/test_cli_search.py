@@ -205,7 +205,11 @@ def test_refusals_of_a_run_that_is_there(
 
 
 def test_no_model(treegen: Command, no_weights: None) -> None:
-    assert "no model is given" in treegen("search", "game24").error
+    error = treegen("search", "game24").error
+    assert "no model is given" in error
+    assert error.endswith("game24 also needs --data with the 24.csv from the paper")
+    assert "harbor also needs --data with a task folder" in treegen("search", "harbor").error
+    assert "also needs" not in treegen("search", "game24", "--data", "24.csv").error
 
 
 def test_puzzles_are_an_ordinary_task_too(treegen: Command, tiny: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
 from treegen.evals.progress.usage import read_timeline
 from treegen.evals.statistics.estimators import estimate
 from treegen.report.view import read_trees
+from treegen.runs.record_lines import encode_record
 from treegen.search.tree.records import best_path, draw_tree
 
 
@@ -149,6 +150,40 @@ def test_a_search_is_drawn_with_its_best_path(treegen: Command, run: Path) -> No
         assert not node["n_tokens"] or f"{node['n_tokens']:,} tokens" in line
 
 
+@pytest.mark.parametrize(
+    ("found", "title", "legend"),
+    [
+        (
+            {"solved": False, "answer": None, "candidates": []},
+            "not solved (no finished solution)",
+            "(score: the value",
+        ),
+        (
+            {"solved": False, "answer": "5", "candidates": [20]},
+            "not solved (the best path is wrong), answer 5",
+            "(* on the best path; score: the value",
+        ),
+        (
+            {"solved": True, "answer": "5", "candidates": [20]},
+            "solved, answer 5",
+            "(* on the best path; score: the value",
+        ),
+    ],
+)
+def test_only_the_path_of_a_finished_solution_is_marked(
+    found: dict[str, Any], title: str, legend: str, treegen: Command, tmp_path: Path
+) -> None:
+    path = make_run(tmp_path / "run", num_problems=1, num_samples=1)
+    (record,) = make_trees(path, num_trees=1)
+    (path / "trees.jsonl").write_bytes(encode_record(record | found))
+    done = treegen("show", path, "--tree", "p0")
+    first, *lines, last = [line for line in done.out.splitlines() if line.strip()]
+    assert first == f"p0, beam: 21 nodes, {title}" and last.startswith(legend)
+    assert any("* " in line for line in lines) == bool(found["candidates"])
+    marked = treegen("show", path, "--tree", "p0", "--as", "dot").out.count("penwidth=3")
+    assert bool(marked) == bool(found["candidates"])
+
+
 def test_a_problem_without_a_search_is_drawn_with_its_prompt(treegen: Command, run: Path) -> None:
     done = treegen("show", run, "--tree", "p9")
     nodes = done.document["nodes"]
@@ -222,6 +257,14 @@ def test_of_a_long_prompt_the_end_is_shown() -> None:
     (line,) = printed(draw_tree(nodes)).splitlines()
     assert "] ..." in line and line.endswith(" What is asked?")
     assert printed(draw_tree(nodes, full=True)).count("example") == 50
+
+
+def test_the_last_lines_of_a_prompt_are_told_apart() -> None:
+    prompt = "Input: 1 2\nSteps: 3\n\nInput:  4 7 9 11\nTarget: 6\nSteps:\n"
+    (line,) = printed(draw_tree([node(0, None, prompt, n_tokens=0)])).splitlines()
+    assert line == "... Input: 4 7 9 11 \u21b5 Target: 6 \u21b5 Steps:"
+    (line,) = printed(draw_tree([node(0, None, "Two\nlines\n", n_tokens=0)])).splitlines()
+    assert line == "Two \u21b5 lines"
 
 
 @pytest.mark.parametrize("depth", [1, 3000])

@@ -195,7 +195,7 @@ def test_texts_methods_and_traces(
 ) -> None:
     texts = pipe("texts.jsonl")
     assert (
-        "texts.jsonl was not found; pass a JSONL file"
+        "texts.jsonl: the path is a pipe or a device, which may never end; save the content in a"
         in treegen("score-texts", texts, "-M", "demo", "-o", tmp_path / "o").error
     )
     from treegen.integrations.score_texts import read_texts
@@ -237,8 +237,7 @@ def test_votes_of_a_run(name: str, pipe: Callable[[str], Path], treegen: Command
     run = make_run(path, num_problems=2, num_samples=2)
     pipe(f"run/{file}")
     done = treegen("score", run)
-    reason = "it is not a regular file" if file == FILE else "the path is a pipe or a device"
-    assert done.code == 2 and reason in done.error
+    assert done.code == 2 and "the path is a pipe or a device" in done.error
 
 
 @pytest.mark.parametrize(

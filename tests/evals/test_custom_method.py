@@ -1,6 +1,8 @@
 """Methods of a user's own, and the arguments that functions take by name."""
 
 import pickle
+import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -124,6 +126,30 @@ def test_it_searches_as_methods_that_come_with_treegen(own: Path, function: str)
         assert record["usage"]["tokens_decoded"] <= 900 + 40
         assert record["stopped"] in ("solved", "budget of 900 tokens reached")
     assert records == records_of(job_of(own, function))
+
+
+@pytest.mark.parametrize("way", ["propose", "step"])
+def test_propose_reads_the_options_and_step_does_not(way: str, tmp_path: Path) -> None:
+    """With the example of the page on own methods."""
+    page = Path(__file__).parents[2] / "docs/search/own-methods.md"
+    (text,) = re.findall(r"^```python\n(async def greedy.*?)^```", page.read_text(), re.M | re.S)
+    assert "tools.propose(node)" in text and "`await tools.step(node, 2)`" in page.read_text()
+    if way == "step":
+        text = text.replace("tools.propose(node)", "tools.step(node, 2)")
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    for expand in (2, 3):
+        records = records_of(job_of(path, "greedy", expand=expand))
+        assert all(record["error"] is None for record in records)
+        assert sum(record["solved"] for record in records) >= 2
+        # A puzzle that is not solved is searched again, so that a node has more children.
+        children = Counter(
+            (at, node["parent_id"], node.get("restart", 0))
+            for at, record in enumerate(records)
+            for node in record["nodes"]
+            if node["parent_id"] is not None
+        )
+        assert max(children.values()) == (expand if way == "propose" else 2)
 
 
 def test_one_that_takes_the_end_for_a_failure_is_ended(own: Path) -> None:

@@ -177,7 +177,7 @@ def test_bytes_joined_are_the_text_and_characters_add_up(name: str) -> None:
         assert sum(each.num_characters for each in found) == len(want)
         assert all(each.top[0].bytes == each.bytes for each in found)
         assert all(each.top[1] == (tokenizer.eos_token, b"", -1.0, (), 0) for each in found)
-        logprobs = json.loads(json.dumps(chat_logprobs(found)))
+        logprobs = json.loads(json.dumps(chat_logprobs(found, 2)))
         assert b"".join(bytes(each["bytes"]) for each in logprobs).decode() == want
 
 

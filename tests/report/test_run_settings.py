@@ -191,3 +191,7 @@ def test_only_methods_that_draw_whole_solutions_have_n() -> None:
     assert line("tot-bfs") == "countdown: tot-bfs, temperature 0.7"
     assert line("best-of-n") == "countdown: best-of-n, n 40, temperature 0.7"
     assert "n 40" in line("mine.py:two")  # a function of the user's own may read it
+    choices = {"task": "countdown", "method": "mine.py:two", "num_samples": 40}
+    assert KeySettings.of_choices(choices, {}).describe("countdown") == "countdown: mine.py:two"
+    choices["num_samples"] = 7  # the user has chosen it
+    assert "n 7" in KeySettings.of_choices(choices, {}).describe("countdown")

@@ -174,8 +174,10 @@ def test_what_is_no_file_is_not_waited_for(run: Path, name: str, kind: str) -> N
         with pytest.raises(RunError, match="pipe or a device"):
             read_json(file)
     else:
-        reason = "it is not a regular file" if name == "samples.jsonl" else "pipe or a device"
-        with pytest.raises(RunError, match=reason):
+        remedy = (
+            "replace the path with a copy" if name == "samples.jsonl" else "which may never end"
+        )
+        with pytest.raises(RunError, match=f"the path is a pipe or a device.*{remedy}"):
             load_run(run)
 
 
@@ -199,5 +201,5 @@ def test_trees_too(tmp_path: Path) -> None:
     run = make_search_run(tmp_path / "run", num_problems=2)
     (run / "trees.jsonl").unlink()
     os.mkfifo(run / "trees.jsonl")
-    with pytest.raises(TreegenError, match="it is not a regular file"):
+    with pytest.raises(TreegenError, match="the path is a pipe or a device; replace the path"):
         load_run(run)

@@ -137,6 +137,11 @@ def read_limited(path: Path, most: int) -> bytes:
     return content
 
 
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise OSError unless a path is a regular file; this does not open the file."""
+    _check_regular(os.stat(path).st_mode, path)
+
+
 def _check_regular(mode: int, path: str | os.PathLike[str]) -> None:
     if S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, "it is a folder", os.fspath(path))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -73,8 +72,9 @@ def pause_gc() -> Iterator[None]:
 
     Reading a run creates millions of objects without cycles. The collector would traverse all of
     them each time that their number has grown by a quarter, which takes a quarter of the time. It
-    does not traverse them afterwards either: if they are many, they are moved to the oldest
-    generation, and they are frozen before the process ends.
+    does not traverse them soon afterwards either: if they are many, they are moved to the oldest
+    generation. They are not frozen when the process ends, because a frozen object is never
+    finalized: extension modules made with nanobind, such as Triton's, then print that they leak.
     """
     was_on = gc.isenabled()
     gc.disable()
@@ -85,8 +85,6 @@ def pause_gc() -> Iterator[None]:
             if gc.get_count()[0] > _MANY:
                 with freeze_gc():
                     pass
-                atexit.unregister(gc.freeze)
-                atexit.register(gc.freeze)
             gc.enable()
 
 

@@ -128,8 +128,9 @@ class Task(ABC):
     `defaults`, `load`, `tree`, `score` and `aggregate`. The class is called without arguments. A
     member that is no method may be a class attribute or a property.
 
-    The other members have defaults: `arguments`, `answer_types`, `shorter`, `limits_parts`,
-    `executes_code`, `compares_formulas`, `rubric`, `place`, `configure`, `requests` and `verdicts`.
+    The other members have defaults: `arguments`, `answer_types`, `shorter`, `needs_data`,
+    `limits_parts`, `executes_code`, `compares_formulas`, `rubric`, `place`, `configure`, `requests`
+    and `verdicts`.
     """
 
     @property
@@ -192,6 +193,11 @@ class Task(ABC):
     def shorter(self) -> str | None:
         """How the user can shorten prompts, for the error about prompts that do not fit."""
         return None
+
+    @property
+    def needs_data(self) -> str:
+        """What the user must pass as data, if the task has no data of its own; otherwise empty."""
+        return ""
 
     @property
     def limits_parts(self) -> bool:

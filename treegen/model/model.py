@@ -29,6 +29,7 @@ from treegen.model.recurrent.operators import has_operators
 from treegen.model.recurrent.state_batch import states_of_rows, use_slots
 from treegen.model.reproducible import (
     IMPL,
+    RECURRENT_IN_TRANSFORMERS,
     build_warmup_batch,
     check_experts,
     check_recurrence,
@@ -166,7 +167,7 @@ class Model:
 
         self._uncompile()
         if self.spec.states and not self._by_operators:
-            self.uncompiled_because = "its recurrent layers are transformers' own"
+            self.uncompiled_because = f"{RECURRENT_IN_TRANSFORMERS}, which treegen does not compile"
             return
         options = compiler_options() if self._reproducible else None
         try:

@@ -30,6 +30,10 @@ _LEAST_ROWS: Final = 64  # products of fewer rows are no faster, and some are mu
 _COMPILED_ROWS: Final = 1024
 
 
+RECURRENT_IN_TRANSFORMERS: Final = "its recurrent layers run on transformers' code"
+"""Why a model with recurrent layers lacks what treegen's own operators make possible."""
+
+
 def check_reproducible(device: torch.device, impl: str, page_size: int) -> None:
     """Check that attention can be computed reproducibly.
 
@@ -100,9 +104,7 @@ def check_recurrence(module: nn.Module, spec: ModelSpec, by_operators: bool) -> 
     """
     about = f"reproducible does not support {spec.name} ({spec.model_type}) on a GPU: "
     if spec.states and not by_operators:
-        raise InputError(
-            f"{about}its recurrent layers run on transformers' code; remove reproducible"
-        )
+        raise InputError(f"{about}{RECURRENT_IN_TRANSFORMERS}; remove reproducible")
     for part in module.modules():
         least, most = getattr(part, "time_step_limit", (0.0, float("inf")))
         if spec.states and (least > 0 or most < float("inf")):

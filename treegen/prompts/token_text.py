@@ -186,17 +186,30 @@ class NamedToken(NamedTuple):
     logprob: float | None
     """None if it is not known."""
     top: tuple[NamedToken, ...] = ()
-    """The most likely tokens at its position."""
+    """The most likely tokens at its position. The token itself is the last of them if it is not one
+    of the requested number of most likely tokens."""
     num_characters: int = 0
     """The number of characters that it adds to the whole text."""
 
 
-def chat_logprobs(tokens: Iterable[NamedToken]) -> list[dict[str, Any]]:
-    """Return tokens in the form of chat log-probabilities in OpenAI's protocol."""
-    return [
-        {**_format_token(token), "top_logprobs": [_format_token(other) for other in token.top]}
-        for token in tokens
-    ]
+def chat_logprobs(tokens: Iterable[NamedToken], num_top: int) -> list[dict[str, Any]]:
+    """Return tokens in the form of chat log-probabilities in OpenAI's protocol.
+
+    As in vLLM's server, the alternatives contain the token itself, and are `num_top` with it.
+
+    Args:
+        tokens: The tokens.
+        num_top: The number of alternatives of each token.
+    """
+    logprobs = []
+    for token in tokens:
+        top = token.top
+        if len(top) > num_top:
+            top = (*top[: num_top - 1], top[-1]) if num_top else ()
+        logprobs.append(
+            {**_format_token(token), "top_logprobs": [_format_token(other) for other in top]}
+        )
+    return logprobs
 
 
 def _format_token(token: NamedToken) -> dict[str, Any]:
@@ -246,7 +259,10 @@ class TokenText:
                 for other, value in top
             )
             num = pieces.add(self._bytes(token), text)
-            yield NamedToken(*self._name_token(text, token), logprob, most_likely, num)
+            named = self._name_token(text, token)
+            if logprob is not None and all(other != token for other, _ in top):
+                most_likely += (NamedToken(*named, logprob),)
+            yield NamedToken(*named, logprob, most_likely, num)
             context.append(token)
 
     def token(self, before: Sequence[int], token: int) -> str:

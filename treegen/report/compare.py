@@ -26,9 +26,9 @@ from treegen.evals.statistics.estimators import (
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import MetricVerdict, Verdict
+from treegen.report.match_runs import match_runs
 from treegen.report.run_settings import (
     KeySettings,
-    check_same_problems,
     describe_random_numbers,
     describe_view,
     differing_settings,
@@ -124,7 +124,7 @@ class Comparison:
     differences: tuple[Difference, ...]
     """One for each metric that both runs have, the headline first."""
     tokens: TokenDifference | None = None
-    """The tokens that the runs have generated."""
+    """The tokens that the runs have generated; None if one of the runs does not count them."""
     places: tuple[int, ...] = ()
     """The index of each compared problem among all problems of the runs."""
     what: tuple[str, str] = ("", "")
@@ -229,7 +229,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         InputError: the runs cannot be compared: they have other problems, another task or version
             of it, no common filter, or unfinished problems. Or scipy is not installed.
     """
-    check_same_problems(a, b)
+    a, b = match_runs(a, b)
     unfinished = tuple(
         p.id
         for p, q in zip(a.problems, b.problems, strict=True)
@@ -266,7 +266,8 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     spent = [
         [sum(s.num_tokens for s in p.samples) for p in problems] for problems in shared_problems
     ]
-    tokens = _tokens(spent[0], spent[1], clusters)
+    # A log of another tool may have no numbers of tokens.
+    tokens = _tokens(spent[0], spent[1], clusters) if all(map(sum, spent)) else None
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)
     adjusted = holm([row.p_value for row in differences])

@@ -365,7 +365,7 @@ def _describe_tree(tree: StoredTree) -> dict[str, Any]:
 def _tree(tree: StoredTree) -> dict[str, Any]:
     names = ("id", "parent_id", "score", "logprob", "leaf", "pruned", "finish_reason")
     return {
-        "best": sorted(best_path(tree.nodes, tree.best)),
+        "best": sorted(best_path(tree.nodes, tree.marked)),
         "nodes": [
             {
                 **{name: node.get(name) for name in names},

@@ -254,6 +254,9 @@ def trees_document(trees: Sequence[StoredTree], problem_id: str) -> dict[str, An
 def tree_title(tree: StoredTree, name: str) -> str:
     """Return the line above a drawn tree: its size and its answer."""
     outcome = {True: ", solved", False: ", not solved", None: ""}[tree.solved]
+    if tree.solved is False:
+        wrong = "the best path is wrong" if tree.marked is not None else "no finished solution"
+        outcome += f" ({wrong})"
     if tree.error:
         outcome = f", failed: {tree.error}"
     answer = "" if tree.answer is None else f", answer {tree.answer}"
@@ -266,7 +269,7 @@ def tree_legend(tree: StoredTree) -> str:
     path = "on the best path" if is_search else "the first sample of the winning answer"
     score = "the value of a node, higher is better" if is_search else "1 if right, 0 if wrong"
     marks = {
-        f"* {path}": tree.best is not None,
+        f"* {path}": tree.marked is not None,
         f"score: {score}": any(node.get("score") is not None for node in tree.nodes),
         "logprob: sum over the tokens of a node": any(
             node.get("n_tokens") and node.get("logprob") is not None for node in tree.nodes

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.formatting import safe_line
-from treegen.errors import InputError, RunError, arg
+from treegen.errors import RunError
 
 if TYPE_CHECKING:
     from treegen.report.view import RunView
@@ -131,6 +131,9 @@ class KeySettings:
         }
         if not _reads_samples(choices):
             del values["num_samples"]
+        if imported:  # the log says nothing of these settings, or they describe the log itself
+            for key in ("dtype", "extra"):
+                values.pop(key, None)
         return KeySettings(name, values, "" if imported else str(facts.get("fingerprint", "")))
 
     def describe(self, task: str, *, short: bool = False) -> str:
@@ -177,9 +180,11 @@ class KeySettings:
         pairs: dict[str, tuple[str, str]] = {}
         if self.model != other.model and (self.weights != other.weights or not self.weights):
             pairs["model"] = self.model, other.model
-        elif self.weights != other.weights:
+        elif self.weights != other.weights and self.weights and other.weights:
             pairs["weights"] = self.weights[:8], other.weights[:8]
         for name in dict.fromkeys((*self.values, *other.values)):
+            if name == "dtype" and not ("dtype" in self.values and "dtype" in other.values):
+                continue  # another tool drew the samples
             a, b = self.values.get(name), other.values.get(name)
             if isinstance(a or b, Mapping):
                 for key in dict.fromkeys((*(a or {}), *(b or {}))):
@@ -221,39 +226,6 @@ def differing_settings(a: KeySettings, b: KeySettings) -> tuple[str, ...]:
     return tuple(f"{name} {x} / {y}" for name, (x, y) in a.differing(b).items())
 
 
-def check_same_problems(a: "RunView", b: "RunView") -> None:
-    """Raise InputError unless two runs are of the same problems, by the same version of a task.
-
-    Args:
-        a: The first run.
-        b: The second run.
-    """
-    tasks = [view.info.identity.get("task") for view in (a, b)]
-    if tasks[0] != tasks[1]:
-        raise InputError(
-            f"{a.path} is a run of {_task(tasks[0])}, but {b.path} is a run of "
-            f"{_task(tasks[1])}; compare runs of the same task and version"
-        )
-    first, second = set(a.info.problem_ids), set(b.info.problem_ids)
-    if first != second:
-        only = [
-            f"{len(x - y):,} only in {view.path}"
-            for x, y, view in ((first, second, a), (second, first, b))
-            if x - y
-        ]
-        raise InputError(
-            f"the runs have different problems: {len(first & second):,} in common, "
-            f"{' and '.join(only)}; make both runs with the same {arg('data=')} and "
-            f"{arg('limit=')}"
-        )
-    data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
-    if data[0] != data[1] or a.info.problem_ids != b.info.problem_ids:
-        raise InputError(
-            f"the problems of {a.path} and {b.path} have the same ids but different content; "
-            f"make both runs with the same {arg('data=')}"
-        )
-
-
 def describe_random_numbers(a: "RunView", b: "RunView") -> str:
     """Return whether two runs drew with the same random numbers; "" if treegen did not draw both.
 
@@ -293,12 +265,23 @@ def short_model_name(model: str) -> str:
 
 
 def _reads_samples(choices: Mapping[str, Any]) -> bool:
-    """Return whether a run reads the setting num_samples; methods of the user's own may."""
+    """Return whether a run reads the setting num_samples.
+
+    Methods of the user's own may read it; they do not if it is the default of the task.
+    """
     if (method := choices.get("method")) is None:
         return True
+    from treegen.evals.registry import is_builtin_task
     from treegen.evals.search.methods import METHODS
+    from treegen.evals.search.task import get_search_task
 
-    return method not in METHODS or "num_samples" in METHODS[method].knobs
+    if method in METHODS:
+        return "num_samples" in METHODS[method].knobs
+    task = str(choices.get("task", ""))
+    if not is_builtin_task(task):
+        return True
+    default = get_search_task(task).defaults.num_samples
+    return bool(choices.get("num_samples") != default)
 
 
 def _plain(value: object) -> Any:
@@ -321,7 +304,3 @@ def _shorten(text: str) -> str:
 
 def _join(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())
-
-
-def _task(task: Any) -> str:
-    return f"{task['name']} version {task['version']}" if isinstance(task, dict) else "no task"

@@ -58,6 +58,14 @@ class StoredTree:
     """Its index among the searches of the problem, from 0."""
     error: str = ""
     """The error with which it failed; empty if it did not fail."""
+    is_finished: bool = True
+    """Whether the best path is a whole solution, right or wrong. If no solution was finished, the
+    best path ends at the unfinished node that the method ranks first."""
+
+    @property
+    def marked(self) -> int | None:
+        """The id of the node to which drawings mark the path; None without a whole solution."""
+        return self.best if self.is_finished else None
 
     @property
     def num_tokens(self) -> int:
@@ -70,7 +78,7 @@ class StoredTree:
         )
 
     def draw(self, *, full: bool = False) -> "Tree":
-        """Return a tree for rich to print, with the best path marked.
+        """Return a tree for rich to print; the best path is marked if it is a whole solution.
 
         Args:
             full: Whether a node may take several lines; otherwise each is one line, cut at the
@@ -78,18 +86,18 @@ class StoredTree:
         """
         from treegen.search.tree.records import draw_tree
 
-        return draw_tree(self.nodes, self.best, full=full)
+        return draw_tree(self.nodes, self.marked, full=full)
 
     def to_dot(self) -> str:
         """Return the tree in the language of Graphviz."""
-        return to_dot(self.nodes, best_path(self.nodes, self.best), self.problem_id)
+        return to_dot(self.nodes, best_path(self.nodes, self.marked), self.problem_id)
 
     def to_mermaid(self) -> str:
         """Return the tree as a Mermaid flowchart."""
-        return to_mermaid(self.nodes, best_path(self.nodes, self.best))
+        return to_mermaid(self.nodes, best_path(self.nodes, self.marked))
 
     def _repr_svg_(self) -> str:
-        return to_svg(self.nodes, best_path(self.nodes, self.best))
+        return to_svg(self.nodes, best_path(self.nodes, self.marked))
 
     @property
     def path(self) -> list[TreeNode]:
@@ -138,6 +146,9 @@ def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
             usage=record.get("usage") or {},
             repeat=int(record.get("sample_index") or 0),
             error=str(record.get("error") or ""),
+            # The world of an unfinished episode may be solved.
+            is_finished=record.get("solved") is True
+            or record.get("best") in record.get("candidates", (record.get("best"),)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(

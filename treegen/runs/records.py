@@ -19,7 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
-from treegen.common.files import describe_read_error, is_at, open_regular
+from treegen.common.files import NotRegularError, describe_read_error, is_at, open_regular
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import RunError, arg
 from treegen.runs.files import Lock, format_os_error, sync_directory
@@ -87,6 +87,11 @@ class RecordFile:
                 )
         except OSError as error:
             self.close()
+            if isinstance(error, NotRegularError):
+                raise RunError(
+                    f"cannot read {path}: the path is a pipe or a device; replace the path with a "
+                    "copy of the file"
+                ) from error
             raise RunError(
                 f"cannot read or repair {path}: {format_os_error(error)}; check that the folder "
                 "is writable"

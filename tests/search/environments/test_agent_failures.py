@@ -115,6 +115,7 @@ def test_a_world_that_cannot_start_is_an_error_of_the_search() -> None:
         searches = AskTell(fn, ["a", "b"], SamplingParams(seed=1))
         while not searches.done:
             for request in searches.ask():
+                assert request.search != "0"  # nothing is sampled without a world
                 searches.tell(request, [two_ways("", 2)])
         bad, good = searches.results
     assert bad is not None and bad.error == "OSError: no such image" and bad.best is None

@@ -203,12 +203,15 @@ def check_no_unused(requested: Mapping[str, Any], runs: Sequence[BaseSettings]) 
             raise InputError(f"{arg(name + '=')} has no effect {reasons[0]}")
 
 
-def build_settings(kind: type[_Settings], choices: Mapping[str, Any], **computed: Any) -> _Settings:
+def build_settings(
+    kind: type[_Settings], choices: Mapping[str, Any], needs_data: str, **computed: Any
+) -> _Settings:
     """Return settings of a class.
 
     Args:
         kind: The class of the settings.
         choices: Choices by name, as `merge_choices` returns them.
+        needs_data: As in `Task`.
         computed: Values of fields that are not simply the choices of the same names.
 
     Raises:
@@ -216,10 +219,13 @@ def build_settings(kind: type[_Settings], choices: Mapping[str, Any], **computed
     """
     options = TaskOptions(**select(choices, _names(TaskOptions)))
     if not choices.get("model"):
+        data = ""
+        if needs_data and options.data is None:
+            data = f"; {choices['task']} also needs {arg('data=')} with {needs_data}"
         raise InputError(
             f"no model is given; pass {arg('model=')} with a directory that save_pretrained "
             f"wrote or a model name on the Hub, or use {arg('model', 'demo')} for the bundled "
-            "model"
+            f"model{data}"
         )
     engine = EngineOptions(**select(choices, _names(EngineOptions)))
     common = {"task": absolute_task(choices["task"]), "options": options, "engine": engine}

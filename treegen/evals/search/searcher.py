@@ -229,12 +229,16 @@ class Searcher:
             self.root.search.restart += 1
 
     def _right(self) -> SearchNode | None:
-        """Return the first correct solution in the tree, if the task can check solutions."""
+        """Return the first correct solution in the tree, if the task can check solutions.
+
+        Nodes that are not pruned come first: a pruned one may be the duplicate of another.
+        """
         # How far an interrupted search has come depends on timing, so it is not scored.
         stopped = self.root.search.stopped
         if not self.checkable or (stopped and stopped.by is StopReason.INTERRUPTED):
             return None
-        nodes = (node for node in self.root.walk() if node.is_leaf)
+        leaves = [node for node in self.root.walk() if node.is_leaf]
+        nodes = sorted(leaves, key=lambda node: node.pruned)
         return next((node for node in nodes if self._check_solved(node)), None)
 
     def _ask(self, method: Callable[P, T]) -> Callable[P, T]:

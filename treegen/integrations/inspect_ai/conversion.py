@@ -226,7 +226,8 @@ def _logprobs(prompt: Sequence[int], completion: Completion, text: TokenText) ->
     tokens = text.iter_named_tokens(
         prompt, completion.tokens, completion.logprobs, completion.top_logprobs
     )
-    return Logprobs.model_validate({"content": chat_logprobs(tokens)})
+    num_top = max(map(len, completion.top_logprobs), default=0)
+    return Logprobs.model_validate({"content": chat_logprobs(tokens, num_top)})
 
 
 def _prompt_logprobs(
@@ -235,6 +236,7 @@ def _prompt_logprobs(
     """Return the log-probabilities of the prompt's tokens except the first."""
     if score is None:
         return None
-    tops = score.top.pairs() if score.top is not None else ()
+    tops = list(score.top.pairs()) if score.top is not None else []
     tokens = text.iter_named_tokens(prompt[:1], score.tokens, score.logprobs, tops)
-    return Logprobs.model_validate({"content": chat_logprobs(tokens)})
+    num_top = max(map(len, tops), default=0)
+    return Logprobs.model_validate({"content": chat_logprobs(tokens, num_top)})

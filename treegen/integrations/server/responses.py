@@ -235,7 +235,7 @@ class CompletionResponse:
         )
         if not self.ask.is_chat:
             return _by_name(tokens, offset)
-        return {"content": chat_logprobs(tokens), "refusal": None}
+        return {"content": chat_logprobs(tokens, self.ask.num_top or 0), "refusal": None}
 
 
 def _call(index: int, call: ToolCall) -> dict[str, Any]:

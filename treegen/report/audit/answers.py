@@ -158,14 +158,14 @@ def audit_answers(view: RunView, kind: str) -> tuple[list[Finding], list[RuleEff
     if not opinions.total:
         return [], []
     names = [(rule.name, rule.source) for rule in rules]
-    names += [(name, "filter of this run") for name in map(_key, view.filters[1:])]
+    names += [(name, "") for name in map(_key, view.filters[1:])]
     effects = [_effect(view, opinions, *name) for name in names if name[0] in opinions.counts]
     return list(_findings(opinions)), [effect for effect in effects if effect is not None]
 
 
 def _key(filter: str) -> str:
     """Return the name of a filter among the rules, some of which have the same name."""
-    return f"{filter}, here"
+    return f"the run's filter {filter}"
 
 
 def _math_verify(view: RunView) -> list[Rule]:

@@ -61,13 +61,18 @@ class RuleEffect:
 
     rule: str
     source: str
-    """Whose rule it is."""
+    """Whose rule it is; empty for a filter of the run."""
     values: dict[str, tuple[float, float, float]]
     """By metric ("accuracy", "maj@8", "pass@8"), the value and its 95% interval."""
     differences: dict[str, tuple[float, float, float]]
     """The value minus this run's value, and its 95% interval over problems."""
     differing: int
     """Samples with another verdict than in the run."""
+
+    @property
+    def label(self) -> str:
+        """The name of the rule, and whose rule it is."""
+        return f"{self.rule} ({self.source})" if self.source else self.rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +147,7 @@ class Audit:
     @property
     def agreement(self) -> list[str]:
         """A sentence that names the rules with the same verdicts as the run, if there are any."""
-        same = [f"{rule.rule} ({rule.source})" for rule in self.rules if not rule.differing]
+        same = [rule.label for rule in self.rules if not rule.differing]
         return (
             [f"These scoring rules give the run's verdict on every sample: {', '.join(same)}."]
             if same
@@ -152,7 +157,7 @@ class Audit:
     def _effects(self, metric: str, rules: Sequence[RuleEffect]) -> Table:
         name = metric[:1].upper() + metric[1:]
         rows: list[tuple[Cell, ...]] = [
-            (f"{r.rule} ({r.source})", *r.values[metric], *r.differences[metric], r.differing)
+            (r.label, *r.values[metric], *r.differences[metric], r.differing)
             for r in rules
             if metric in r.values
         ]

@@ -91,6 +91,10 @@ class _Row(Schema):
     arguments: Any = None
     metrics: list[str] = Field(default_factory=list)
     by_response: list[_Response] | None = None
+    problem_id: Name | None = None
+    """The problem's id in the run that treegen has exported."""
+    group: str = ""
+    """The problem's group in the run that treegen has exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,18 +356,14 @@ def _problem(line: _Line) -> ForeignProblem:
     question = next((doc[name] for name in _QUESTIONS if isinstance(doc.get(name), str)), None)
     if question is None:
         question = json.dumps(doc, sort_keys=True)
-    # Documents are identified by number, as in lm-eval; treegen's exports also contain their ids.
-    doc_id = doc.get("id") if row.by_response is not None else None
     fields = {
-        "id": str(row.doc_id if doc_id is None else doc_id),
+        "id": row.problem_id or str(row.doc_id),
         "question": question,
         "answer": str(row.target),
         "prompt": _prompt(row.arguments),
+        "group": row.group,
     }
-    group = doc.get("group") if row.by_response is not None else None
-    return validate(
-        ForeignProblem, fields | ({"group": group} if isinstance(group, str) else {}), line.where
-    )
+    return validate(ForeignProblem, fields, line.where)
 
 
 def _prompt(arguments: Any) -> str:
@@ -425,7 +425,10 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
 
 
 def _pick_most_likely_choice(line: _Line) -> tuple[str, str]:
-    """Return the most likely of a document's choices, as text and answer."""
+    """Return the most likely of a document's choices, as text and answer.
+
+    lm-eval logs a choice with the space that separates it from the prompt; the text has no space.
+    """
     row = line.row
     try:
         logprobs = [float(response[0][0]) for response in row.resps]
@@ -438,7 +441,7 @@ def _pick_most_likely_choice(line: _Line) -> tuple[str, str]:
     best = max(range(len(logprobs)), key=logprobs.__getitem__)
     chosen = arguments[best] if best < len(arguments) else None
     text = str(chosen.get("arg_1", best)) if isinstance(chosen, dict) else str(best)
-    return text, text.strip()
+    return text.strip(), text.strip()
 
 
 def _sampling(generation: _Generation | None) -> dict[str, Any]:

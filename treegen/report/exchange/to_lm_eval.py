@@ -1,13 +1,17 @@
 """Write a run as lm-evaluation-harness does: results_TIME.json and samples_TASK_TIME.jsonl.
 
-A problem is a document and its samples are the responses of one request. `filtered_resps` has the
-answer of each, and a metric of a document is the mean over its responses. lm-eval has no field for
-verdicts on single responses, so they are in an additional field, `by_response`.
+A problem is a document. For a run of `lm-eval:TASK`, documents, requests and log-likelihoods are
+those that lm-eval logs; a group has a file of samples for each of its tasks. The samples of a
+problem are the responses of one request. `filtered_resps` has the answer of each, and a metric of a
+document is the mean over its responses. lm-eval has no field for verdicts on single responses, so
+they are in an additional field, `by_response`; `problem_id` and `group` are treegen's, too.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
@@ -15,147 +19,284 @@ from typing import Any, Final
 
 from treegen.common.files import path_component, replace_file
 from treegen.common.formatting import replace_surrogates
-from treegen.report.exchange.export import ExportedRun, plain_text
-from treegen.report.view import ProblemView
+from treegen.evals.registry import LM_EVAL
+from treegen.evals.verdict import MetricVerdict
+from treegen.report.exchange.export import ExportedRun
+from treegen.report.view import ProblemView, Sample
 
 BY_RESPONSE: Final = "by_response"
+# Characters that a file's name cannot contain; lm-eval replaces the same ones.
+_RESERVED: Final = re.compile(r"[\"<>:/|\\?*\[\]]+")
+_INVALID: Final = "[invalid]"
 
 
 def write(run: ExportedRun, folder: Path) -> list[Path]:
-    """Write the results and the samples and return both files.
+    """Write the results and the samples and return the files, the results first.
 
     Raises:
-        InputError: the name of the model or of the task cannot name a file.
+        InputError: the name of the model or of a task cannot name a file.
         OSError: a file cannot be written.
     """
-    name = run.model.replace("/", "__")
-    where = folder / path_component(name, "the model of the run")
+    model = _RESERVED.sub("__", run.model)
+    where = folder / path_component(model, "the model of the run")
     where.mkdir(parents=True, exist_ok=True)
     stamp = run.view.info.created.split("+")[0].replace(":", "-")
-    task = path_component(run.view.task.replace("/", "_"), "the task of the run")
     results = where / f"results_{stamp}.json"
-    samples = where / f"samples_{task}_{stamp}.jsonl"
-    rows = list(_documents(run))
-    with replace_file(samples) as file:
-        file.writelines(f"{json.dumps(row)}\n".encode() for row in rows)
+    rows: dict[str, list[dict[str, Any]]] = {}
+    documents = _list_documents(run)
+    for document in documents:
+        rows.setdefault(document["task"], [])
+    for document, row in _iter_rows(run, documents):
+        rows[document["task"]].append(row)
+    samples = {
+        task: where / f"samples_{path_component(task, 'the task of the run')}_{stamp}.jsonl"
+        for task in rows
+    }
+    with ExitStack() as stack:
+        for task, path in samples.items():
+            file = stack.enter_context(replace_file(path))
+            file.writelines(f"{_dump(row)}\n".encode() for row in rows[task])
     with replace_file(results) as file:
-        file.write(f"{json.dumps(_results(run, task, rows), indent=2)}\n".encode())
-    return [results, samples]
+        file.write(f"{_dump(_results(run, rows, documents), indent=2)}\n".encode())
+    return [results, *samples.values()]
+
+
+def _dump(value: object, indent: int | None = None) -> str:
+    return json.dumps(value, indent=indent, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> object:
+    """Return a value of a document that JSON lacks in the way that lm-eval writes it."""
+    if isinstance(value, set):
+        return list(value)
+    is_scalar = type(value).__module__ == "numpy" and hasattr(value, "item")
+    return value.item() if is_scalar and getattr(value, "ndim", None) == 0 else str(value)
+
+
+def _task_name(name: str) -> str:
+    return _RESERVED.sub("_", name.removeprefix(LM_EVAL))
 
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _results(run: ExportedRun, task: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _results(
+    run: ExportedRun,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    documents: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the content of the results file.
+
+    Args:
+        run: The run.
+        rows: The lines of samples of each task.
+        documents: The documents, as `_list_documents` returns them.
+    """
     view, info = run.view, run.view.info
-    values: dict[str, Any] = {"name": task, "alias": task}
-    better: dict[str, bool] = {}
-    shots: int | None = None
+    configs = {document["task"]: document.get("config", {}) for document in documents}
+    sizes = {doc["task"]: doc["num_documents"] for doc in documents if "num_documents" in doc}
+    own = _task_name(view.task)
+    values: dict[str, dict[str, Any]] = {}
+    better: dict[str, dict[str, bool]] = {}
+    shots: dict[str, int | None] = {}
+    versions: dict[str, Any] = {}
     metrics = view.report.metrics if view.report else ()
-    majority = view.report.majority if view.report else ()
     for row in metrics:
-        values[f"{row.metric},{row.filter}"] = row.value
-        values[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
-        better[row.metric], shots = row.higher_is_better, row.num_fewshot
-    for vote in majority:
-        values[f"maj@{vote.k},{vote.filter}"] = vote.value
-        values[f"maj@{vote.k}_stderr,{vote.filter}"] = "N/A" if vote.stderr is None else vote.stderr
-        better[f"maj@{vote.k}"] = True
-    sampling = run.sampling
-    generation = {
-        "until": list(sampling.get("stop") or ()),
-        "max_gen_toks": sampling.get("max_tokens"),
-        "temperature": sampling.get("temperature"),
-        "do_sample": bool(sampling.get("temperature")),
+        name = _task_name(row.task) if sizes else own  # the tables of other tasks add a label
+        of_task = values.setdefault(name, {"name": name, "alias": name})
+        of_task[f"{row.metric},{row.filter}"] = row.value
+        of_task[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
+        better.setdefault(name, {})[row.metric] = row.higher_is_better
+        shots[name], versions[name] = row.num_fewshot, _number(row.version)
+    for name in (own, *rows):
+        values.setdefault(name, {"name": name, "alias": name})
+        versions.setdefault(name, _number(run.version))
+        shots.setdefault(name, None)
+        better.setdefault(name, {})
+    for vote in view.report.majority if view.report else ():
+        values[own][f"maj@{vote.k},{vote.filter}"] = vote.value
+        error = "N/A" if vote.stderr is None else vote.stderr
+        values[own][f"maj@{vote.k}_stderr,{vote.filter}"] = error
+        better[own][f"maj@{vote.k}"] = True
+    for name, lines in rows.items():
+        values[name]["sample_len"] = len({line["doc_id"] for line in lines})
+    groups = {
+        name: members for name, members in _list_groups(run).items() if name in values and members
     }
-    version = run.version
+    is_generated = all(BY_RESPONSE in line for lines in rows.values() for line in lines)
     return {
-        "results": {task: values},
-        "group_subtasks": {task: []},
+        "results": values,
+        **({"groups": {name: values[name] for name in groups}} if groups else {}),
+        "group_subtasks": groups,
         "configs": {
-            task: {
-                "task": task,
+            name: {
+                "task": name,
                 "output_type": "generate_until",
-                "num_fewshot": shots,
+                **configs[name],
+                "num_fewshot": shots[name],
                 "repeats": view.num_samples,
-                "generation_kwargs": generation,
-                "metadata": {"version": version},
+                **({"generation_kwargs": _generation(run)} if is_generated else {}),
+                "metadata": {
+                    **(configs[name].get("metadata") or {}),
+                    "version": versions[name],
+                },
             }
+            for name in rows
         },
-        "versions": {task: version},
-        "n-shot": {task: shots},
-        "higher_is_better": {task: better},
+        "versions": versions,
+        "n-shot": shots,
+        "higher_is_better": better,
         "n-samples": {
-            task: {
-                "original": len(view.problems),
-                "effective": sum(bool(p.samples) for p in view.problems),
+            name: {
+                "original": sizes.get(name, len(view.problems)),
+                "effective": values[name]["sample_len"],
             }
+            for name in rows
         },
         "config": {
             "model": "treegen",
             "model_args": {"pretrained": run.model},
             "gen_kwargs": {},
-            "random_seed": sampling.get("seed"),
+            "random_seed": run.sampling.get("seed"),
         },
         "date": datetime.fromisoformat(info.created).timestamp(),
         "task_hashes": {
-            task: _hash("".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in rows))
+            name: _hash(
+                "".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in rows[name])
+            )
+            for name in rows
         },
         "model_source": "treegen",
         "model_name": run.model,
-        "model_name_sanitized": run.model.replace("/", "__"),
-        "treegen": {"fingerprint": info.fingerprint, "versions": dict(info.versions)},
+        "model_name_sanitized": _RESERVED.sub("__", run.model),
+        "treegen": {
+            "task": view.task,
+            "fingerprint": info.fingerprint,
+            "versions": dict(info.versions),
+        },
     }
 
 
-def _documents(run: ExportedRun) -> Iterator[dict[str, Any]]:
-    """Yield a line for each problem and filter, without metrics if nothing is scored."""
-    for filter in run.view.filters or ("none",):
-        for number, problem in enumerate(run.view.problems):
-            if problem.samples:
-                yield _document(run, number, problem, filter)
+def _number(version: str) -> object:
+    """Return a version as the number that a task's YAML file has, if it is one."""
+    try:
+        return json.loads(version) if version else version
+    except ValueError:
+        return version
 
 
-def _document(run: ExportedRun, number: int, problem: ProblemView, filter: str) -> dict[str, Any]:
-    question, answer = replace_surrogates(problem.question), replace_surrogates(problem.answer)
-    prompt = run.prompts.get(problem.id, problem.question)
-    text = prompt if isinstance(prompt, str) else json.dumps(prompt)
-    verdicts = [
-        sample.verdicts[filter] if sample.verdicts and filter in sample.verdicts else None
-        for sample in problem.samples
-    ]
-    right = [float(v.correct) for v in verdicts if v is not None]
-    rows = run.view.report.metrics if run.view.report else ()
-    # The first metric of a filter is the share of correct samples.
-    metric = next((row.metric for row in rows if row.filter == filter), "exact_match")
-    doc: dict[str, Any] = {
+def _list_groups(run: ExportedRun) -> dict[str, list[str]]:
+    job = run.view.job
+    log_groups = None if job is None else getattr(job.task, "log_groups", None)
+    return {} if log_groups is None else dict(log_groups())
+
+
+def _generation(run: ExportedRun) -> dict[str, Any]:
+    """Return the sampling settings by lm-eval's names."""
+    sampling = run.sampling
+    return {
+        "until": list(sampling.get("stop") or ()),
+        "max_gen_toks": sampling.get("max_tokens"),
+        "temperature": sampling.get("temperature"),
+        "do_sample": bool(sampling.get("temperature")),
+    }
+
+
+def _list_documents(run: ExportedRun) -> list[dict[str, Any]]:
+    """Return what lm-eval logs of each problem that has a sample, besides responses and scores."""
+    job = run.view.job
+    log_documents = None if job is None else getattr(job.task, "log_documents", None)
+    logged: Mapping[str, Mapping[str, Any]] = {}
+    if job is not None and log_documents is not None:
+        logged = log_documents(job.settings)
+    documents = []
+    for number, problem in enumerate(run.view.problems):
+        if not problem.samples:
+            continue
+        document = {
+            "task": _task_name(run.view.task),
+            "doc_id": number,
+            "doc": _describe(problem),
+            "target": replace_surrogates(problem.answer),
+            **logged.get(problem.id, {}),
+            "problem": problem,
+        }
+        if "arguments" not in document:
+            prompt = run.prompts.get(problem.id, problem.question)
+            text = prompt if isinstance(prompt, str) else json.dumps(prompt)
+            document["arguments"] = [[replace_surrogates(text), _generation(run)]]
+        documents.append(document)
+    return documents
+
+
+def _describe(problem: ProblemView) -> dict[str, Any]:
+    """Return the document of a problem of treegen's own tasks."""
+    return {
         "id": replace_surrogates(problem.id),
-        "question": question,
-        "answer": answer,
+        "question": replace_surrogates(problem.question),
+        "answer": replace_surrogates(problem.answer),
     }
-    if problem.group:
-        doc["group"] = replace_surrogates(problem.group)
+
+
+def _iter_rows(
+    run: ExportedRun, documents: Sequence[dict[str, Any]]
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each document and its line for each filter; no metrics if nothing is scored."""
+    for filter in run.view.filters or ("none",):
+        for document in documents:
+            yield document, _row(run, document, filter)
+
+
+def _row(run: ExportedRun, document: Mapping[str, Any], filter: str) -> dict[str, Any]:
+    """Return a line of samples.
+
+    Args:
+        run: The run.
+        document: The document, as `_list_documents` returns it.
+        filter: The filter that read the answers.
+    """
+    problem: ProblemView = document["problem"]
+    arguments = [
+        [replace_surrogates(arg) if isinstance(arg, str) else arg for arg in request]
+        for request in document["arguments"]
+    ]
+    target = str(document["target"])
     row: dict[str, Any] = {
-        "doc_id": number,
-        "doc": doc,
-        "target": answer,
-        "arguments": {"gen_args_0": {"arg_0": replace_surrogates(text), "arg_1": {}}},
-        "resps": [[replace_surrogates(sample.text) for sample in problem.samples]],
-        "filtered_resps": [
-            [
-                replace_surrogates(v.answer) if v and v.answer is not None else "[invalid]"
-                for v in verdicts
-            ]
-        ],
+        "doc_id": document["doc_id"],
+        "doc": document["doc"],
+        "target": target,
+        "arguments": {
+            f"gen_args_{i}": {f"arg_{j}": arg for j, arg in enumerate(request)}
+            for i, request in enumerate(arguments)
+        },
+        "resps": [],
+        "filtered_resps": [],
         "filter": filter,
-        "metrics": [metric] if right else [],
-        "doc_hash": _hash(json.dumps(doc, indent=2)),
-        "prompt_hash": _hash(replace_surrogates(plain_text(prompt))),
-        "target_hash": _hash(answer),
+        "metrics": [],
+        "doc_hash": _hash(_dump(document["doc"], indent=2)),
+        "prompt_hash": _hash(str(arguments[0][0])),
+        "target_hash": _hash(target),
     }
-    if right:
-        row[metric] = fmean(right)
+    likelihoods = _list_likelihoods(run, problem, arguments)
+    scores = _score_choices if likelihoods else _score_responses
+    values = scores(run, problem.samples, filter)
+    row["metrics"] = list(values)
+    row |= values
+    row["problem_id"] = replace_surrogates(problem.id)
+    if problem.group:
+        row["group"] = replace_surrogates(problem.group)
+    if likelihoods:
+        row["resps"] = [[response] for response in likelihoods]
+        row["filtered_resps"] = likelihoods
+        return row
+    verdicts = [sample.verdict(filter) for sample in problem.samples]
+    answers = [
+        replace_surrogates(v.answer) if v and v.answer is not None else _INVALID for v in verdicts
+    ]
+    row["resps"] = [[replace_surrogates(sample.text) for sample in problem.samples]]
+    # lm-eval's filters reduce the repeats of a request to one response; treegen keeps them.
+    row["filtered_resps"] = answers if run.view.num_samples == 1 else [answers]
     row[BY_RESPONSE] = [
         {
             "index": sample.index,
@@ -170,3 +311,51 @@ def _document(run: ExportedRun, number: int, problem: ProblemView, filter: str) 
         for sample, verdict in zip(problem.samples, verdicts, strict=True)
     ]
     return row
+
+
+def _list_likelihoods(
+    run: ExportedRun, problem: ProblemView, arguments: Sequence[Sequence[Any]]
+) -> list[Any]:
+    """Return lm-eval's responses to the requests of a problem, as text; none if it is generated.
+
+    A response is [logprob, is_greedy]; for a whole text without context, it is a logprob.
+
+    Args:
+        run: The run.
+        problem: The problem.
+        arguments: The arguments of its requests.
+    """
+    record = run.records[problem.id, problem.samples[0].index]
+    logprobs, greedy = record.get("choice_logprobs"), record.get("choice_greedy")
+    if not logprobs or any(isinstance(arg, Mapping) for request in arguments for arg in request):
+        return []
+    if len(arguments[0]) == 1:
+        return [str(sum(logprobs))]
+    pairs = zip(logprobs, greedy or [False] * len(logprobs), strict=True)
+    return [[str(logprob), str(is_greedy)] for logprob, is_greedy in pairs]
+
+
+def _score_choices(run: ExportedRun, samples: Sequence[Sample], filter: str) -> dict[str, Any]:
+    """Return the metrics of a problem whose texts are given.
+
+    Args:
+        run: The run.
+        samples: The only sample of the problem.
+        filter: The filter that read the answers.
+    """
+    verdict = samples[0].verdict(filter)
+    return dict(verdict.measures) if isinstance(verdict, MetricVerdict) else {}
+
+
+def _score_responses(run: ExportedRun, samples: Sequence[Sample], filter: str) -> dict[str, Any]:
+    """Return the share of correct responses of a problem, by the name of the filter's first metric.
+
+    Args:
+        run: The run.
+        samples: The samples of the problem.
+        filter: The filter that read the answers.
+    """
+    right = [float(v.correct) for sample in samples if (v := sample.verdict(filter)) is not None]
+    rows = run.view.report.metrics if run.view.report else ()
+    metric = next((row.metric for row in rows if row.filter == filter), "exact_match")
+    return {metric: fmean(right)} if right else {}

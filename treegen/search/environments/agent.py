@@ -133,7 +133,10 @@ class Agent(Closeable):
         self._worlds.close()
 
     def begin(self, root: SearchNode, problem: Any = None) -> SearchNode:
-        """Start an episode at a node, and return the node; its world starts with the first call.
+        """Start an episode and its world at a node, and return the node.
+
+        The first step waits for the world. So a world that cannot start ends the search before
+        anything is sampled.
 
         Args:
             root: The node, whose text has the problem and shows the tools.
@@ -188,8 +191,6 @@ class Agent(Closeable):
                 await await_external(node, [run.outcome for run in runs.values()])
             finally:
                 count_actions(node.search, runs)
-            if runs and node.parent is None and (error := state.state.exception()) is not None:
-                raise error  # all branches of the search would fail
             children = []
             for sample, reply in zip(samples, replies, strict=True):
                 calls = call_keys(reply)
@@ -228,12 +229,18 @@ class Agent(Closeable):
     ) -> list[SearchNode]:
         """Return n replies; none if the model's context is full, which ends the branch.
 
+        At the root, this waits for the world first: without it, all branches would fail.
+
         Args:
             node: The node to sample from.
             branch: What the agent keeps for it.
             n: Replies to sample.
             params: Sampling parameters.
         """
+        if node.parent is None and branch.state is not None:
+            await await_external(node, [branch.state.state])
+            if branch.state is None:  # the node was dropped meanwhile
+                return []
         if self._forces_calls:
             turns = self.turns_of(node)
             grammar = turns.replies.call_grammar(turns.tools, is_single=True)

@@ -26,6 +26,7 @@ _DIGITS: Final = 4  # decimals of a value, or digits of a smaller one
 # line at its width anyway.
 _MOST_SHOWN: Final = 1000
 _PROMPT_END: Final = 80
+_LINE_BREAK: Final = " \u21b5 "
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,10 +382,25 @@ def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
     label.append("* " if on_path else "", style="bold")
     label.append(f"[{', '.join(facts)}] " if facts else "", style="dim")
     text = str(node.get("text") or "")
-    if not full:
-        # Show the end of a prompt, because the question is there.
-        prompt = node.get("parent_id") is None and len(text) > _PROMPT_END
-        text = f"...{text[-_PROMPT_END:]}" if prompt else text[:_MOST_SHOWN]
-    line = " ".join(safe_text(text).split())
+    if node.get("parent_id") is None and not full:
+        line = _shorten_prompt(text)
+    else:
+        line = " ".join(safe_text(text if full else text[:_MOST_SHOWN]).split())
     label.append(line or "(empty)", style="bold" if on_path else "")
     return label
+
+
+def _shorten_prompt(text: str) -> str:
+    """Return the last lines of a prompt as one line, because the question is there."""
+    end = text.rstrip()[-_MOST_SHOWN:]
+    lines = [" ".join(safe_text(line).split()) for line in end.splitlines()]
+    shown = lines[-1:]
+    for line in reversed(lines[:-1]):
+        if not line or len(_LINE_BREAK.join((line, *shown))) > _PROMPT_END:
+            break
+        shown.insert(0, line)
+    short = _LINE_BREAK.join(shown)
+    if len(short) > _PROMPT_END:
+        return f"...{short[-_PROMPT_END:]}"
+    is_whole = len(shown) == len(lines) and len(end) == len(text.rstrip())
+    return short if is_whole else f"... {short}"

@@ -1,0 +1,219 @@
+"""Comparisons of treegen's runs of lm-eval's tasks with logs that lm-eval itself wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_cases import Command, build_checkpoint
+from report_cases import make_run
+
+lm_eval = pytest.importorskip("lm_eval", "0.4")
+
+import lm_eval_kinds  # noqa: E402
+from lm_eval.loggers import EvaluationTracker  # noqa: E402
+from lm_eval.tasks import TaskManager  # noqa: E402
+from lm_eval.utils import get_file_task_name, make_table  # noqa: E402
+
+import treegen  # noqa: E402
+from treegen import LLM  # noqa: E402
+from treegen.api.run import Run  # noqa: E402
+from treegen.errors import InputError  # noqa: E402
+from treegen.integrations.lm_eval import TreegenLM  # noqa: E402
+from treegen.report.compare import Comparison  # noqa: E402
+from treegen.report.exchange import export_run, import_log  # noqa: E402
+
+GENERATED, CHOSEN = "local_triviaqa", "local_arc_easy"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lm_eval_kinds.write_kinds(tmp_path_factory.mktemp("tasks"))
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
+    """For each task, treegen's run and the imported log of lm-eval, by one model."""
+    where = tmp_path_factory.mktemp("runs")
+    checkpoint = build_checkpoint(tmp_path_factory.mktemp("model"), context=1024)
+    with LLM(str(checkpoint), check=False, device="cpu", dtype="float32", memory="64MiB") as llm:
+        for name in (GENERATED, CHOSEN):
+            treegen.evaluate(
+                f"lm-eval:{name}",
+                llm,
+                output=where / name,
+                include_path=folder,
+                progress=False,
+            )
+        tracker = EvaluationTracker(output_path=str(where / "log"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+            found = lm_eval.simple_evaluate(
+                model=TreegenLM(llm),
+                tasks=[GENERATED, CHOSEN],
+                task_manager=TaskManager(include_path=str(folder), include_defaults=False),
+                log_samples=True,
+                evaluation_tracker=tracker,
+                bootstrap_iters=0,
+            )
+    samples: dict[str, Any] = found.pop("samples")
+    tracker.save_results_aggregated(results=found, samples=samples)
+    for name, rows in samples.items():
+        tracker.save_results_samples(task_name=name, samples=rows)
+    imported = import_log(where / "log", where / "imported")
+    return {path.name: (where / path.name, path) for path in imported}
+
+
+def open_both(paths: tuple[Path, Path]) -> tuple[Run, Run]:
+    run, log = (treegen.open_run(path, allow_task_code=True) for path in paths)
+    return run, log
+
+
+def values(comparison: Comparison) -> dict[tuple[str, str], tuple[float, float]]:
+    return {(row.filter, row.metric): (row.a, row.b) for row in comparison.differences}
+
+
+@pytest.mark.parametrize("name", [GENERATED, CHOSEN])
+def test_metrics_of_a_log_are_compared_with_those_of_the_same_task(
+    name: str, runs: dict[str, tuple[Path, Path]]
+) -> None:
+    run, log = open_both(runs[name])
+    there, back = run.compare(log), log.compare(run)
+    assert there.problem_ids == tuple(run.view.info.problem_ids) and not there.left_out
+    assert values(back) == {key: (b, a) for key, (a, b) in values(there).items()}
+    assert run.view.report is not None
+    for (filter, metric), (a, b) in values(there).items():
+        assert a == b == run.view.report.value(metric, filter)
+    metrics = {metric for _, metric in values(there)}
+    assert metrics == ({"exact_match"} if name == GENERATED else {"acc", "acc_norm"})
+    if name == GENERATED:
+        assert there.num_equal == there.num_paired == len(there.problem_ids)
+    assert there.tokens is None  # lm-eval does not count them
+    differ_in = {setting.split()[0] for setting in there.differ_in}
+    assert differ_in <= {"model", "max_tokens", "temperature"}
+
+
+def test_command_compares_a_log_with_a_run(
+    runs: dict[str, tuple[Path, Path]], treegen: Command, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    run, log = runs[GENERATED]
+    done = treegen("compare", log, run, "--no-plots", "--allow-task-code", "--html", page)
+    assert done.code == 0, done.err
+    assert "conclusion: no difference is shown" in done.out
+    assert page.stat().st_size and done.document["page"] == str(page)
+
+
+def logged_rows(folder: Path, name: str) -> list[dict[str, Any]]:
+    (path,) = folder.glob(f"*/samples_{name}_*.jsonl")
+    assert get_file_task_name(path.name) == name
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", [GENERATED, CHOSEN])
+def test_an_exported_run_has_the_lines_that_lm_eval_writes(
+    name: str, runs: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    run, _ = runs[name]
+    results, _ = export_run(run, "lm-eval", tmp_path, allow_task_code=True)
+    rows = logged_rows(tmp_path, name)
+    expected = logged_rows(run.parent / "log", name)
+    assert len(rows) == len(expected)
+    for row, other in zip(rows, expected, strict=True):
+        added = row.keys() - other.keys()
+        assert added == {"problem_id", *(["by_response"] if name == GENERATED else [])}
+        assert other.keys() <= row.keys()
+        if name == CHOSEN:  # the tree and the batch of a prompt change its last bits
+            for field in ("resps", "filtered_resps"):
+                for mine, its in zip(row.pop(field), other.pop(field), strict=True):
+                    (logprob, greedy), (its_logprob, its_greedy) = (
+                        (mine[0], its[0]) if field == "resps" else (mine, its)
+                    )
+                    assert float(logprob) == pytest.approx(float(its_logprob), abs=1e-4)
+                    assert greedy == its_greedy
+        assert {key: row[key] for key in other} == other
+    document = json.loads(results.read_text())
+    logged = json.loads(next((run.parent / "log").glob("*/results_*.json")).read_text())
+    for field in ("versions", "n-shot", "n-samples", "task_hashes"):
+        assert document[field] == {name: logged[field][name]}, field
+    assert (
+        document["configs"][name].items()
+        >= {
+            key: logged["configs"][name][key] for key in ("task", "output_type", "doc_to_text")
+        }.items()
+    )
+    for key, value in logged["results"][name].items():
+        if not key.startswith("alias") and "_stderr" not in key:
+            assert document["results"][name][key] == value
+    assert name in make_table(document)
+
+
+def test_a_group_is_exported_as_its_tasks(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    group = {"group": "local_both", "task": [CHOSEN, "local_piqa"]}
+    for file in folder.iterdir():
+        if file.is_file():
+            (tmp_path / "tasks" / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "tasks" / "both.yaml").write_text(json.dumps(group))
+    checkpoint = build_checkpoint(tmp_path / "model", context=1024)
+    with LLM(str(checkpoint), check=False, device="cpu", dtype="float32", memory="64MiB") as llm:
+        run = treegen.evaluate(
+            "lm-eval:local_both",
+            llm,
+            output=tmp_path / "run",
+            include_path=tmp_path / "tasks",
+            progress=False,
+        )
+    results, *samples = export_run(run.path, "lm-eval", tmp_path / "log", allow_task_code=True)
+    names = [CHOSEN, "local_piqa"]
+    assert [get_file_task_name(path.name) for path in samples] == names
+    document = json.loads(results.read_text())
+    assert document["group_subtasks"] == {"local_both": names}
+    assert list(document["configs"]) == names
+    imported = import_log(results, tmp_path / "imported")
+    assert [path.name for path in imported] == names
+    report = run.view.report
+    assert report is not None
+    for row in report.metrics:
+        value = document["results"][row.task][f"{row.metric},{row.filter}"]
+        assert value == row.value
+
+
+def test_an_exported_run_is_compared_with_its_origin(
+    runs: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    for name, (run, _) in runs.items():
+        files = export_run(run, "lm-eval", tmp_path / name, allow_task_code=True)
+        (back,) = import_log(files[0], tmp_path / f"back-{name}")
+        comparison = treegen.open_run(run, allow_task_code=True).compare(back)
+        assert values(comparison) and all(a == b for a, b in values(comparison).values())
+
+
+def test_logs_of_other_documents_are_not_compared(
+    runs: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    (results,) = (runs[GENERATED][0].parent / "log").glob("*/results_*.json")
+    stamp = results.stem.removeprefix("results_")
+    rows = [
+        json.loads(line)
+        for line in results.with_name(f"samples_{GENERATED}_{stamp}.jsonl").read_text().splitlines()
+    ]
+    for row in rows:
+        row["arguments"]["gen_args_0"]["arg_0"] = "Q: another question\nA:"
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    (changed / results.name).write_text(results.read_text())
+    text = "".join(f"{json.dumps(row)}\n" for row in rows)
+    (changed / f"samples_{GENERATED}_{stamp}.jsonl").write_text(text)
+    (log,) = import_log(changed, tmp_path / "log", tasks=[GENERATED])
+    run = treegen.open_run(runs[GENERATED][0], allow_task_code=True)
+    with pytest.raises(InputError, match="have the same ids but different content"):
+        run.compare(log)
+
+
+def test_another_task_than_that_of_the_log_is_told(
+    runs: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    own = treegen.open_run(make_run(tmp_path / "own", num_problems=2, num_samples=1))
+    with pytest.raises(InputError, match=f"make the run with the task lm-eval:{GENERATED} and"):
+        own.compare(runs[GENERATED][1])

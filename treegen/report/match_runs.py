@@ -1,0 +1,229 @@
+"""Match the problems of two runs for a comparison.
+
+A run of `lm-eval:TASK` and an imported log of lm-eval's TASK have the same documents under
+different names. lm-eval numbers the documents of a task; treegen adds the task's name, because a
+run may have several tasks. lm-eval's log has one score for each metric and filter; a run of treegen
+has one verdict for each filter, with all metrics.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from treegen.errors import InputError, arg
+from treegen.evals.registry import LM_EVAL
+from treegen.evals.verdict import MetricVerdict, Verdict
+from treegen.report.view import ProblemView, RunView, settings_group
+
+_NO_FILTER: Final = "none"  # lm-eval's name for the filter of a task without filters
+
+
+def match_runs(a: RunView, b: RunView) -> tuple[RunView, RunView]:
+    """Return two runs of the same problems, which have the same ids in both.
+
+    If one of the runs is an imported log of lm-eval, it gets the names of the other run.
+
+    Args:
+        a: The first run.
+        b: The second run.
+
+    Raises:
+        InputError: the runs have different problems, or another task or version of it.
+    """
+    if _is_log_of(a, b):
+        a = _rename(a, b)
+    elif _is_log_of(b, a):
+        b = _rename(b, a)
+    _check_same_problems(a, b)
+    return a, b
+
+
+def _is_log_of(log: RunView, run: RunView) -> bool:
+    """Return whether one run is an imported log of the lm-eval task that the other run has."""
+    imported, task = settings_group(log.info, "task"), settings_group(run.info, "task")
+    return (
+        _is_from_lm_eval(log)
+        and not _is_from_lm_eval(run)
+        and task.get("name") == f"{LM_EVAL}{imported.get('name')}"
+        and task.get("version") == imported.get("version")
+    )
+
+
+def _is_from_lm_eval(view: RunView) -> bool:
+    return str(view.info.identity.get("imported", "")).startswith("lm_eval")
+
+
+def _rename(log: RunView, run: RunView) -> RunView:
+    """Return an imported log of lm-eval with the ids and filters of a run of the same task."""
+    prefix = f"{settings_group(log.info, 'task')['name']}/"
+    names = {i: i if i.startswith(prefix) else f"{prefix}{i}" for i in log.info.problem_ids}
+    problems = {names[problem.id]: problem for problem in log.problems}
+    identity = {**log.info.identity, "task": run.info.identity["task"]}
+    if problems.keys() == set(run.info.problem_ids) and _has_same_content(log, run, problems):
+        identity["data"] = run.info.identity.get("data")
+        order = run.info.problem_ids
+    else:
+        order = tuple(names.values())
+    metrics = _list_metrics(run)
+    scores = {
+        (filter, metric): name
+        for filter, metrics_of_filter in metrics.items()
+        for metric in metrics_of_filter
+        if (name := _find_score(filter, metric, metrics_of_filter, log.filters))
+    }
+    return replace(
+        log,
+        info=replace(log.info, identity=identity, problem_ids=order),
+        problems=tuple(_rename_problem(problems[i], i, scores) for i in order),
+        filters=tuple(dict.fromkeys(filter for filter, _ in scores)) or log.filters,
+        summaries=tuple(
+            replace(s, by_problem={names.get(i, i): value for i, value in s.by_problem.items()})
+            for s in log.summaries
+        ),
+    )
+
+
+def _has_same_content(log: RunView, run: RunView, problems: Mapping[str, ProblemView]) -> bool:
+    """Return whether the questions of a run are in the prompts of an imported log.
+
+    A log without prompts is not checked further than by the task, its version and the documents'
+    numbers.
+
+    Args:
+        log: The imported log.
+        run: The run of treegen.
+        problems: The problems of the log, by the ids of the run.
+    """
+    if log.job is None:
+        return True
+    prompts = {
+        problem.id: str(problem.metadata.get("prompt", "")) for problem in log.job.data.problems
+    }
+    return all(
+        not (prompt := prompts.get(problems[problem.id].id, ""))
+        or problem.question.strip() in prompt
+        for problem in run.problems
+    )
+
+
+def _list_metrics(run: RunView) -> dict[str, list[str]]:
+    """Return the metrics of each filter of a run of `lm-eval:TASK`, by its first verdicts."""
+    metrics: dict[str, list[str]] = {}
+    for sample in run.samples:
+        for filter, verdict in (sample.verdicts or {}).items():
+            if isinstance(verdict, MetricVerdict):
+                metrics.setdefault(filter, list(verdict.measures))
+        if len(metrics) == len(run.filters):
+            break
+    return {filter: metrics[filter] for filter in run.filters if filter in metrics}
+
+
+def _find_score(
+    filter: str, metric: str, metrics: list[str], scores: tuple[str, ...]
+) -> str | None:
+    """Return the name of an imported score for a filter and a metric; None if there is none.
+
+    Args:
+        filter: The name of the filter.
+        metric: The name of the metric.
+        metrics: All metrics of the filter.
+        scores: The names of the imported scores, as `treegen import` builds them.
+    """
+    names = [f"{metric},{filter}"]
+    if filter == _NO_FILTER:
+        names.insert(0, metric)
+    if metric == metrics[0]:
+        names.append(filter)  # the only metric of the log, or a log that treegen exported
+    return next((name for name in names if name in scores), None)
+
+
+def _rename_problem(
+    problem: ProblemView, problem_id: str, scores: Mapping[tuple[str, str], str]
+) -> ProblemView:
+    """Return a problem with another id, and with one verdict for each filter.
+
+    Args:
+        problem: The problem of an imported log.
+        problem_id: Its new id.
+        scores: The name of the imported score for each filter and metric.
+    """
+    samples = tuple(
+        replace(
+            sample,
+            problem_id=problem_id,
+            verdicts=_join_verdicts(sample.verdicts, scores)
+            if sample.verdicts and scores
+            else sample.verdicts,
+        )
+        for sample in problem.samples
+    )
+    return replace(problem, id=problem_id, samples=samples)
+
+
+def _join_verdicts(
+    verdicts: Mapping[str, Verdict], scores: Mapping[tuple[str, str], str]
+) -> dict[str, Verdict]:
+    """Return one verdict for each filter, with the values of all its metrics."""
+    joined: dict[str, Verdict] = {}
+    for (filter, metric), name in scores.items():
+        if (verdict := verdicts.get(name)) is None:
+            continue
+        value = float(verdict.correct) if verdict.credit is None else verdict.credit
+        if filter in joined:
+            first = joined[filter]
+            assert isinstance(first, MetricVerdict)
+            joined[filter] = replace(first, measures={**first.measures, metric: value})
+        else:
+            joined[filter] = MetricVerdict(
+                verdict.answer, verdict.correct, verdict.credit, {metric: value}
+            )
+    return joined
+
+
+def _check_same_problems(a: RunView, b: RunView) -> None:
+    """Raise InputError unless two runs are of the same problems, by the same version of a task.
+
+    Args:
+        a: The first run.
+        b: The second run.
+    """
+    tasks = [view.info.identity.get("task") for view in (a, b)]
+    if tasks[0] != tasks[1]:
+        raise InputError(
+            f"{a.path} is a run of {_task(tasks[0])}, but {b.path} is a run of "
+            f"{_task(tasks[1])}; {_suggest_task(a, b)}"
+        )
+    first, second = set(a.info.problem_ids), set(b.info.problem_ids)
+    if first != second:
+        only = [
+            f"{len(x - y):,} only in {view.path}"
+            for x, y, view in ((first, second, a), (second, first, b))
+            if x - y
+        ]
+        raise InputError(
+            f"the runs have different problems: {len(first & second):,} in common, "
+            f"{' and '.join(only)}; make both runs with the same {arg('data=')} and "
+            f"{arg('limit=')}"
+        )
+    data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
+    if data[0] != data[1] or a.info.problem_ids != b.info.problem_ids:
+        raise InputError(
+            f"the problems of {a.path} and {b.path} have the same ids but different content; "
+            f"make both runs with the same {arg('data=')}"
+        )
+
+
+def _suggest_task(a: RunView, b: RunView) -> str:
+    """Return what to do about runs of different tasks."""
+    logs = [view for view in (a, b) if _is_from_lm_eval(view)]
+    if len(logs) == 1:
+        name = settings_group(logs[0].info, "task").get("name", "TASK")
+        return (
+            f"to compare a run with a log of lm-eval, make the run with the task {LM_EVAL}{name} "
+            "and the same version of lm-eval"
+        )
+    return "compare runs of the same task and version"
+
+
+def _task(task: Any) -> str:
+    return f"{task['name']} version {task['version']}" if isinstance(task, dict) else "no task"
