@@ -22,8 +22,13 @@ from treegen.common.checks import check_int
 from treegen.common.version import VERSION
 from treegen.errors import CapacityError, InputError, arg
 from treegen.integrations.lm_eval.cached_responses import Journal, ResponseCache, SampledPrompt
-from treegen.integrations.lm_eval.images import image_tokens, load_images, with_images
-from treegen.integrations.lm_eval.settings import GenSettings, gen_settings
+from treegen.integrations.lm_eval.conversion import (
+    GenSettings,
+    gen_settings,
+    image_tokens,
+    load_images,
+    with_images,
+)
 from treegen.integrations.lm_eval.tokenizer import (
     HarnessTokenizer,
     Pair,
