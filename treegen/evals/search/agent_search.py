@@ -30,8 +30,6 @@ from treegen.search.tree.records import SearchTree
 from treegen.search.tree.result import SearchOutcome, SearchResult
 
 WORLDS_FOLDER: Final = "worlds"
-ENVIRONMENT: Final = "environment"
-"""The way to evaluate states by the rewards of the environment."""
 
 
 @dataclass(frozen=True, slots=True)
