@@ -38,10 +38,9 @@ from treegen.search.environments.protocol import (
     Traits,
     World,
 )
-from treegen.tasks.agents import repair, text_world
+from treegen.tasks.agents import BACKENDS, open_backend, repair, text_world
 from treegen.tasks.agents.repair import CaseRunner, RepairGame, RepairPuzzle
 from treegen.tasks.common.text_task import TextTask
-from treegen.tasks.environments import BACKENDS, open_backend
 from treegen.tasks.sandbox import SandboxPool
 
 _TOOLS: Final = tuple(
