@@ -7,7 +7,7 @@ import click
 
 from treegen.cli.options.choices import make_execution, pop_reading
 from treegen.cli.options.options import PATH, QUIET, RUNS, add_option_groups, option
-from treegen.report.audit.kinds import SEVERITIES
+from treegen.report.audit import SEVERITIES
 
 
 @click.command("audit")

@@ -173,9 +173,7 @@ def command(
     search_limits: SearchLimits = _take_limits(params, SearchLimits)
     load_verifier = _verifier_loader(params)
     engine = make_engine(params)
-    keys = [*_read_keys(api_keys), *([api_key] if api_key else [])]
-    if not keys:
-        _check_needs_no_key(host, weights_dir)
+    keys = _collect_keys(api_keys, api_key, host, weights_dir)
     _check_limits(max_waiting, max_image_pixels, tool_format)
     body_bytes = parse_bytes(max_body)
     name = served_model_name or Path(engine.model).name or engine.model
@@ -218,6 +216,26 @@ def _check_installed() -> None:
         raise InputError(
             f"`treegen serve` needs {', '.join(missing)}; install it with: {install('serve')}"
         )
+
+
+def _collect_keys(
+    file: Path | None, key: str | None, host: str, weights_dir: Path | None
+) -> list[str]:
+    """Return all API keys.
+
+    Args:
+        file: The file of keys, or None.
+        key: A further key, or None.
+        host: Address to listen on.
+        weights_dir: Folder of new weights, or None.
+
+    Raises:
+        InputError: there are none and the server needs one, or the file cannot be used.
+    """
+    keys = [*_read_keys(file), *([key] if key else [])]
+    if not keys:
+        _check_needs_no_key(host, weights_dir)
+    return keys
 
 
 def _check_needs_no_key(host: str, weights_dir: Path | None) -> None:

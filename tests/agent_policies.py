@@ -5,7 +5,7 @@ from collections import deque
 from typing import TypeVar
 
 from treegen.prompts.replies.types import ToolCall
-from treegen.tasks.agents.game import ToolGame
+from treegen.search.environments.memory import ToolGame
 from treegen.tasks.agents.repair import RepairPuzzle
 from treegen.tasks.agents.text_world import DEVICES, HELD, TextWorld
 

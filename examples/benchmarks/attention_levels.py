@@ -20,7 +20,7 @@ from treegen.bench.attention import Cascade, Heads, LevelShape
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.table import format_us, skip_reasons
 from treegen.bench.timing import Spread, Stopwatch
-from treegen.cli.bench.attention import HEADS, check_heads, measure_rates, medians
+from treegen.cli.bench import HEADS, check_heads, measure_rates, medians
 from treegen.cli.bench.options import DEVICE, count, counts
 from treegen.cli.main import script
 from treegen.cli.options.choices import is_number

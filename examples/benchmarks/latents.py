@@ -26,7 +26,7 @@ from torch import Tensor
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.table import format_us, skip_reasons
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
-from treegen.cli.bench.attention import measure_rates, medians
+from treegen.cli.bench import measure_rates, medians
 from treegen.cli.bench.options import DEVICE, bounded_option, count, counts
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options

@@ -29,7 +29,7 @@ from fp4_cases import PRODUCTS, Case, Product
 
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.timing import Stopwatch
-from treegen.cli.bench.attention import measure_rates
+from treegen.cli.bench import measure_rates
 from treegen.cli.bench.options import DEVICE, bounded_option, count, counts
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options

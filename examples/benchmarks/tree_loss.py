@@ -30,7 +30,7 @@ from torch import Tensor
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.shapes import load_or_build
 from treegen.bench.timing import Stopwatch, synchronize
-from treegen.cli.bench.attention import measure_rates
+from treegen.cli.bench import measure_rates
 from treegen.cli.bench.options import DEVICE, count, shape_or_model
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options

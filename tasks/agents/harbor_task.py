@@ -27,7 +27,7 @@ from treegen.evals.verdict import Verdict
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.file_tools import FileWorld, ToolError
 from treegen.search.environments.protocol import Environment, World
-from treegen.tasks.agents.backends import BACKENDS, open_backend
+from treegen.tasks.agents import BACKENDS, open_backend
 from treegen.tasks.agents.dockerfile import copied_files
 from treegen.tasks.agents.harbor import (
     HarborTask,

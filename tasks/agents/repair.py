@@ -14,8 +14,8 @@ from threading import Lock
 from typing import Any, ClassVar, Final
 
 from treegen.search.environments.file_tools import make_tool
+from treegen.search.environments.memory import MoveError, ToolGame
 from treegen.tasks.agents.functions import FUNCTIONS, Arguments, Function
-from treegen.tasks.agents.game import MoveError, ToolGame
 from treegen.tasks.sandbox import Limits, Program, ProgramStatus, SandboxPool, TestCase
 
 LIMITS: Final = Limits(cpu_seconds=2.0, output=1 << 18)

@@ -30,7 +30,7 @@ from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import Verdict
 from treegen.prompts.replies.types import ToolCall
 from treegen.search.environments.file_tools import FileWorld, ToolError
-from treegen.search.environments.memory import MemoryEnvironment, in_daemon
+from treegen.search.environments.memory import MemoryEnvironment, ToolGame, in_daemon
 from treegen.search.environments.protocol import (
     Environment,
     LastingEnvironment,
@@ -38,9 +38,7 @@ from treegen.search.environments.protocol import (
     Traits,
     World,
 )
-from treegen.tasks.agents import repair, text_world
-from treegen.tasks.agents.backends import BACKENDS, open_backend
-from treegen.tasks.agents.game import ToolGame
+from treegen.tasks.agents import BACKENDS, open_backend, repair, text_world
 from treegen.tasks.agents.repair import CaseRunner, RepairGame, RepairPuzzle
 from treegen.tasks.common.text_task import TextTask
 from treegen.tasks.sandbox import SandboxPool

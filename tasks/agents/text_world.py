@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from treegen.search.environments.file_tools import make_tool
-from treegen.tasks.agents.game import MoveError, ToolGame
+from treegen.search.environments.memory import MoveError, ToolGame
 
 HELD: Final = "hands"
 """The place of things that the player holds."""

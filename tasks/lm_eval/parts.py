@@ -141,7 +141,7 @@ def images_of_doc(task: Any, name: str, doc: Any) -> tuple[ImageFile, ...]:
     """
     if not task.get_config("doc_to_image"):
         return ()
-    from treegen.integrations.lm_eval.images import visuals
+    from treegen.integrations.lm_eval.conversion import visuals
 
     try:
         return tuple(

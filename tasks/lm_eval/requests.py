@@ -12,11 +12,15 @@ from lm_eval.api.model import TemplateLM
 
 from treegen.common.params import REQUEST_FIELDS, SamplingParams
 from treegen.errors import InputError, ModelWarning, TaskError, arg
-from treegen.evals.config.eval_settings import EvalSettings
+from treegen.evals.config.eval_settings import TASK, EvalSettings
 from treegen.evals.multiple_choice import ChoicePrompt, OwnRequests, common_length
-from treegen.evals.recommended_sampling import TASK
-from treegen.integrations.lm_eval.images import image_tokens, load_images, with_images
-from treegen.integrations.lm_eval.settings import GenSettings, gen_settings
+from treegen.integrations.lm_eval.conversion import (
+    GenSettings,
+    gen_settings,
+    image_tokens,
+    load_images,
+    with_images,
+)
 from treegen.integrations.lm_eval.tokenizer import (
     HarnessTokenizer,
     Pair,

@@ -8,9 +8,10 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self
+from typing import Any
 
 from treegen.common.cores import count_cores
+from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError, TreegenError
 from treegen.tasks.sandbox import value_json
 from treegen.tasks.sandbox.canaries import choose_tier
@@ -132,7 +133,7 @@ _STARTING_SECONDS = 0.05
 _ALONE_SHARE = 0.1
 
 
-class SandboxPool:
+class SandboxPool(Closeable):
     """Runs programs in a sandbox that was tested at the start.
 
     Its threads only wait for sandboxes, so they leave the interpreter to sampling.
@@ -174,12 +175,6 @@ class SandboxPool:
         self._local = threading.local()
         self._cells: set[SandboxProcess] = set()
         self._lock = threading.Lock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def submit(
         self,

@@ -12,8 +12,9 @@ import subprocess
 import tempfile
 import time
 from dataclasses import asdict, dataclass
-from typing import Any, Self
+from typing import Any
 
+from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError
 from treegen.tasks.sandbox import value_json
 from treegen.tasks.sandbox.helper import KILL
@@ -63,7 +64,7 @@ class ProcessOutcome:
     """Whether the program wrote more than allowed."""
 
 
-class SandboxProcess:
+class SandboxProcess(Closeable):
     """A running helper, which runs one program at a time. Only one thread may use it.
 
     Args:
@@ -123,12 +124,6 @@ class SandboxProcess:
             death = self._make_hangup_error("while it started")
             self.close()
             raise death
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def run(self, program: Program, test: TestCase, *, alone: bool = False) -> ProcessOutcome:
         """Run a program once.

@@ -39,7 +39,7 @@ OWN = {
     "treegen/evals/judging/rubric.py",
     "treegen/model/memory.py",
     "treegen/report/audit/data_checks.py",
-    "treegen/report/audit/kinds.py",
+    "treegen/report/audit/__init__.py",
     "treegen/report/html_page.py",
     "treegen/runs/files.py",
     "treegen/runs/records.py",

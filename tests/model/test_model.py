@@ -25,7 +25,7 @@ from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.config import load_spec
 from treegen.model.hook import ATTENTION, NO_NUMBER, read_call
 from treegen.model.linear.experts import fused_experts
-from treegen.model.linear.mxfp4 import Mxfp4Experts
+from treegen.model.linear.fp4_checkpoint import Mxfp4Experts
 from treegen.model.load import load_model
 from treegen.model.load_check import check_model
 from treegen.model.model import Model

@@ -178,14 +178,7 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
         InputError: an argument cannot be used.
         TreegenError: as for the run, the model, and the folder of the run.
     """
-    judges = names_of(judge)
-    if isinstance(pairs, str) or not isinstance(pairs, Sequence):
-        raise InputError(f"{arg('pairs')} must be a list of directories, got {pairs!r:.60}")
-    if not judges:
-        raise InputError(
-            f"{arg('judge=')} must contain at least one model; use judgings() to read "
-            "stored judgements"
-        )
+    judges = _check_judges(judge, pairs)
     weights = check_jury(len(judges), weights, combine)
     check_int("repeats", repeats)
     _check_listeners(listener, follow, models)
@@ -217,6 +210,25 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
         result = judge_all(runs, resolved, models, settings, follow, listener)
         how: dict[str, Any] = {"labels": people, "weights": weights, "combine": combine}
         return _make_judgings(path, runs, result, **how)
+
+
+def _check_judges(
+    judge: "str | BaseLLM | Sequence[str | BaseLLM]", pairs: object
+) -> "tuple[str | BaseLLM, ...]":
+    """Return the judges of a call.
+
+    Raises:
+        InputError: there is no judge, or `pairs` is not a list.
+    """
+    judges = names_of(judge)
+    if isinstance(pairs, str) or not isinstance(pairs, Sequence):
+        raise InputError(f"{arg('pairs')} must be a list of directories, got {pairs!r:.60}")
+    if not judges:
+        raise InputError(
+            f"{arg('judge=')} must contain at least one model; use judgings() to read "
+            "stored judgements"
+        )
+    return judges
 
 
 def _make_judgings(path: Path, runs: OpenRuns, result: JudgeResult, **how: Any) -> Judgings:

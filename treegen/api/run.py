@@ -231,16 +231,9 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
     instance = _instantiate_task(task)
     choices, models = _choices(model, settings, task_args)
     execution = make_execution_options(allow_code_execution, sandbox, num_workers)
-    plan = None
+    plan = _plan_judging(judge, rubric)
     if judge is not None:
-        plan = JudgingPlan.make(judge, rubric=rubric)
-        if plan is not None:
-            plan.check()  # raises errors before anything is sampled
         choices["judged_by"] = None if plan is None else plan.to_json()
-    elif rubric is not None:
-        raise InputError(
-            f"{arg('rubric=')} has no effect without {arg('judge=')}; give {arg('judge=')} too"
-        )
     models.stays = True
     name = _run_name(instance, choices, models)
     with _OutputDirectory(output, resume, choices, name) as place, closing(models):
@@ -266,6 +259,21 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
                     allow_task_code=True,
                 )
     return _warn_of_findings(place.run(results[0].path, instance, results[0].verdicts), progress)
+
+
+def _plan_judging(
+    judge: "str | BaseLLM | Sequence[str | BaseLLM] | None",
+    rubric: str | Path | Mapping[str, Any] | None,
+) -> JudgingPlan | None:
+    """Return the checked plan of judging, so that errors are raised before anything is sampled."""
+    if judge is None and rubric is not None:
+        raise InputError(
+            f"{arg('rubric=')} has no effect without {arg('judge=')}; give {arg('judge=')} too"
+        )
+    plan = None if judge is None else JudgingPlan.make(judge, rubric=rubric)
+    if plan is not None:
+        plan.check()
+    return plan
 
 
 def _warn_of_findings(run: Run, is_shown: bool) -> Run:

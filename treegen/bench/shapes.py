@@ -198,8 +198,11 @@ def _build(
 
     from treegen.bench.timing import free_bytes
     from treegen.model.config import resolve_device, resolve_dtype
-    from treegen.model.linear.fp4_checkpoint import replace_with_empty_fp4
-    from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, replace_with_empty
+    from treegen.model.linear.fp4_checkpoint import (
+        MXFP4_BYTES_PER_NUMBER,
+        replace_with_empty_fp4,
+        replace_with_empty_mxfp4,
+    )
     from treegen.model.load import from_module
     from treegen.model.memory import empty_device_cache
 
@@ -217,7 +220,7 @@ def _build(
                 f"mxfp4 is supported only for gpt-oss shapes, got {shape.name}; choose another "
                 "--shape"
             )
-        size = int(shape.num_weights * BYTES_PER_NUMBER) + shape.vocab_size * shape.hidden * 4
+        size = int(shape.num_weights * MXFP4_BYTES_PER_NUMBER) + shape.vocab_size * shape.hidden * 4
     elif quantization == "nvfp4":
         size = shape.num_weights * 9 // 16 + shape.vocab_size * shape.hidden * 4
     if size > free:
@@ -232,7 +235,7 @@ def _build(
             module = AutoModelForCausalLM.from_config(config, dtype=kind)
         if quantization == "mxfp4":
             with torch.device("meta"):
-                replace_with_empty(module)
+                replace_with_empty_mxfp4(module)
         elif quantization == "nvfp4":
             replace_with_empty_fp4(module)
         if not is_unsplit:

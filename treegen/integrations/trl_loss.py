@@ -18,8 +18,7 @@ from torch import Tensor
 from treegen.common.device import to_device
 from treegen.errors import InputError
 from treegen.model.training.trainable import check_trainable, unwrap
-from treegen.model.training.tree_attention import use_tree_attention
-from treegen.model.training.tree_logprobs import check_tokens, pack_tree
+from treegen.model.training.tree_logprobs import check_tokens, pack_tree, use_tree_attention
 from treegen.prompts.rollout_tree import tree_of
 
 # B rows of a batch, L columns, N tokens that are no padding, T packed tokens

@@ -22,8 +22,11 @@ from treegen.model.checkpoint.generation_config import format_sampling
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 from treegen.model.checkpoint.quantization import check_fp4, describe_support, quantization_of
 from treegen.model.config import declared_dtype, read_config, resolve_device, resolve_dtype, spec_of
-from treegen.model.linear.fp4_checkpoint import kept_in_4_bits
-from treegen.model.linear.mxfp4 import BYTES_PER_NUMBER, num_in_experts
+from treegen.model.linear.fp4_checkpoint import (
+    MXFP4_BYTES_PER_NUMBER,
+    kept_in_4_bits,
+    num_in_experts,
+)
 from treegen.model.options import EngineOptions
 from treegen.model.weights import stays_fp8
 
@@ -298,7 +301,7 @@ def _find_quantization(
     form = four_bits or ("fp8" if in_fp8 else "")
     if four_bits == "mxfp4":
         small = num_in_experts(config)
-        small_bytes = int(small * BYTES_PER_NUMBER)
+        small_bytes = int(small * MXFP4_BYTES_PER_NUMBER)
     if info is None or not info.is_fp4:
         return _Quantized(form, small, small_bytes, {})
     kept_formats = ["NVFP4"] * (four_bits == "nvfp4") + ["FP8"] * stays

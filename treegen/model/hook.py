@@ -170,20 +170,7 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
             f"{name} of layer {layer} passes {', '.join(unknown)} to attention, which is "
             f"not supported; {_OTHER}"
         )
-    if is_selecting_layer(module) and selected is not None and (sliding_window or softcap):
-        also = "window" if sliding_window else "soft cap"
-        raise ModelError(
-            f"{name} of layer {layer} both selects keys and has a {also}, which is not "
-            f"supported; {_OTHER}"
-        )
-    form = index_form_of(module)
-    if form is not None and not form.fits(query.shape[1], key.shape[1]):
-        raise ModelError(
-            f"{name} of layer {layer} selects keys for {form.selections} groups of heads, which "
-            f"is not supported with {query.shape[1]} query heads and {key.shape[1]} key heads; "
-            f"{_OTHER}"
-        )
-    return AttentionCall(
+    call = AttentionCall(
         layer=layer,
         q_THK=query[0].transpose(0, 1),
         k_TGK=key[0].transpose(0, 1),
@@ -196,8 +183,32 @@ def read_call(  # noqa: PLR0913 -- transformers passes these keywords
         latent=latent_of(module) if is_latent_layer(module) else None,
         selected_TS=None if selected is None or is_empty(selected) else selected[0],
         index_dim=index_dim_of(module),
-        index_form=form,
+        index_form=index_form_of(module),
     )
+    _check_selection(call, name, selects=is_selecting_layer(module) and selected is not None)
+    return call
+
+
+def _check_selection(call: AttentionCall, name: str, *, selects: bool) -> None:
+    """Raise ModelError if a layer selects keys in a way that levels do not support.
+
+    Args:
+        call: The layer's call.
+        name: Class of the layer.
+        selects: Whether the layer has passed a selection, which may be empty.
+    """
+    if selects and (call.window or call.softcap):
+        also = "window" if call.window else "soft cap"
+        raise ModelError(
+            f"{name} of layer {call.layer} both selects keys and has a {also}, which is not "
+            f"supported; {_OTHER}"
+        )
+    form, heads, key_heads = call.index_form, call.q_THK.shape[1], call.k_TGK.shape[1]
+    if form is not None and not form.fits(heads, key_heads):
+        raise ModelError(
+            f"{name} of layer {call.layer} selects keys for {form.selections} groups of heads, "
+            f"which is not supported with {heads} query heads and {key_heads} key heads; {_OTHER}"
+        )
 
 
 def _unknown_keywords(module: nn.Module, kwargs: dict[str, Any]) -> list[str]:

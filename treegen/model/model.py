@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedModel
 
 from treegen.common.device import use_device, without_autocast
@@ -38,7 +41,6 @@ from treegen.model.reproducible import (
     pad_batch,
     reproducible_spec,
 )
-from treegen.model.weight_versions import get_versions
 from treegen.ops.attention.latent import write_expanded
 from treegen.ops.attention.types import FP8
 from treegen.ops.cache.pool import LayerKV
@@ -446,3 +448,20 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 def _addresses(weights: Sequence[Tensor]) -> tuple[int, ...]:
     return tuple(weight.data_ptr() for weight in weights)
+
+
+def get_versions(weights: Iterable[Tensor]) -> tuple[int, ...]:
+    """Return each weight's version counter. In-place writes change it, except through `.data`."""
+    return tuple(0 if weight.is_inference() else weight._version for weight in weights)
+
+
+def _bump_versions(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Count a fused optimizer step as torch counts all others, because fused kernels do not."""
+    for group in optimizer.param_groups:
+        if group.get("fused"):
+            for weight in group["params"]:
+                if not weight.is_inference():
+                    increment_version(weight)
+
+
+register_optimizer_step_post_hook(_bump_versions)

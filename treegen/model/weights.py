@@ -40,11 +40,15 @@ from treegen.model.checkpoint.quantization import (
 from treegen.model.checkpoint.text_part import attention_of_text, auto_class, drop_parts
 from treegen.model.hook import ATTENTION
 from treegen.model.indexer import adapt_attention
-from treegen.model.linear.fp4_checkpoint import KeptMatrices, kept_in_4_bits
+from treegen.model.linear.fp4_checkpoint import (
+    KeptMatrices,
+    keep_on_load,
+    kept_in_4_bits,
+    num_in_experts,
+)
 from treegen.model.linear.fp8 import can_multiply
 from treegen.model.linear.fp8_checkpoint import RestoreReport, fp8_tensors, restore_fp8
 from treegen.model.linear.fp8_experts import quantize_matrices
-from treegen.model.linear.mxfp4 import keep_on_load, num_in_experts
 from treegen.model.memory import empty_device_cache
 from treegen.model.parallel.ranks import Ranks
 from treegen.model.parallel.shards import shard, tie_head

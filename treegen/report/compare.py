@@ -230,30 +230,14 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             of it, no common filter, or unfinished problems. Or scipy is not installed.
     """
     a, b = match_runs(a, b)
-    unfinished = tuple(
-        p.id
-        for p, q in zip(a.problems, b.problems, strict=True)
-        if not (a.is_whole(p) and b.is_whole(q))
-    )
-    if unfinished and not partial:
-        raise InputError(
-            f"{len(unfinished):,} of {len(a.problems):,} problems are unfinished in one or both "
-            f"of the runs, such as {unfinished[0]!r}; finish the runs with {arg('resume=')}, or "
-            f"compare only the finished problems with {arg('partial', True)}"
-        )
+    unfinished = _find_unfinished(a, b, partial=partial)
     left_out = set(unfinished)
     ids = [p.id for p in a.problems if p.id not in left_out]
     if not ids:
         raise InputError(
             f"no problem is finished in both runs; finish the runs with {arg('resume=')}"
         )
-    shared = [filter for filter in a.filters if filter in b.filters]
-    if not shared:
-        filters = [f"{view.path} has {', '.join(view.filters) or 'none'}" for view in (a, b)]
-        raise InputError(
-            f"the runs have no filter in common: {'; '.join(filters)}; score both runs with the "
-            "same filter"
-        )
+    shared = _find_shared_filters(a, b)
     clusters = clusters_of(a.problems, ids)
     differences = _compare_verdicts(a, b, ids, shared, clusters)
     differences += _compare_judgements(a, b, ids, clusters)
@@ -290,6 +274,43 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         num_paired,
         tuple(shared[1:]) if is_one_task else (),
     )
+
+
+def _find_unfinished(a: RunView, b: RunView, *, partial: bool) -> tuple[str, ...]:
+    """Return the ids of the problems that either run has not finished.
+
+    Args:
+        a: The first run.
+        b: The second run, of the same problems.
+        partial: Whether there may be any.
+
+    Raises:
+        InputError: there are unfinished problems, and there may be none.
+    """
+    unfinished = tuple(
+        p.id
+        for p, q in zip(a.problems, b.problems, strict=True)
+        if not (a.is_whole(p) and b.is_whole(q))
+    )
+    if unfinished and not partial:
+        raise InputError(
+            f"{len(unfinished):,} of {len(a.problems):,} problems are unfinished in one or both "
+            f"of the runs, such as {unfinished[0]!r}; finish the runs with {arg('resume=')}, or "
+            f"compare only the finished problems with {arg('partial', True)}"
+        )
+    return unfinished
+
+
+def _find_shared_filters(a: RunView, b: RunView) -> list[str]:
+    """Return the filters of both runs, or raise InputError if there are none."""
+    shared = [filter for filter in a.filters if filter in b.filters]
+    if not shared:
+        filters = [f"{view.path} has {', '.join(view.filters) or 'none'}" for view in (a, b)]
+        raise InputError(
+            f"the runs have no filter in common: {'; '.join(filters)}; score both runs with the "
+            "same filter"
+        )
+    return shared
 
 
 def _compare_verdicts(

@@ -107,7 +107,7 @@ def test_a_model_loaded_for_text_says_what_to_do(model: Path, tasks: TaskManager
     with pytest.raises(ValueError, match="multimodal"):
         answers(own, tasks)
     with pytest.raises(InputError, match="images=True"):
-        from treegen.integrations.lm_eval.images import load_images
+        from treegen.integrations.lm_eval.conversion import load_images
 
         load_images(None, {"visual": []})
 

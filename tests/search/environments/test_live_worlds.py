@@ -11,8 +11,8 @@ from agent_cases import TOOLS, machines, policy, search, turns
 from treegen.prompts.replies.types import Reply, ToolCall
 from treegen.search.budget import Budget
 from treegen.search.environments.agent import Agent
+from treegen.search.environments.branch import render_outcome
 from treegen.search.environments.protocol import Observation, Traits
-from treegen.search.environments.reply_texts import render_outcome
 from treegen.search.environments.states import Outcome
 from treegen.search.environments.worlds import LiveWorlds
 from treegen.search.strategies.beam import dvts

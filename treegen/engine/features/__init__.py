@@ -26,7 +26,7 @@ from treegen.engine.features.expanded_kv import ExpandedKVCache
 from treegen.engine.features.grammars import RowGrammars
 from treegen.engine.features.recurrent_states import InPlaceRowStates, RecurrentSegmentStates
 from treegen.engine.features.update_lists import RowUpdateLists
-from treegen.engine.rows.feature import RowFeature, RowStates
+from treegen.engine.rows.engine_run import RowFeature, RowStates
 from treegen.engine.rows.table import RowTable
 from treegen.engine.segments.segment import SegmentStates
 from treegen.ops.cache.state_cache import StateCache

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from treegen.engine.compute.levels import Ints
-from treegen.engine.rows.engine_run import EngineRun
-from treegen.engine.rows.feature import RowFeature
+from treegen.engine.rows.engine_run import EngineRun, RowFeature
 from treegen.engine.segments.segment import LiveRequest
 
 _NEVER: Final = -1

@@ -14,7 +14,7 @@ import numpy as np
 
 from treegen.engine.compute.levels import Ints
 from treegen.engine.compute.model_runner import StateInputs
-from treegen.engine.rows.feature import CountSiblings, RowStates
+from treegen.engine.rows.engine_run import CountSiblings, RowStates
 from treegen.engine.rows.table import RowTable
 from treegen.engine.rows.token_store import grow_arrays
 from treegen.engine.segments.prefix_cache import CachedPrefix

@@ -18,7 +18,7 @@ import numpy as np
 from treegen.engine.compute.levels import Ints
 from treegen.engine.compute.model_runner import StateInputs
 from treegen.engine.features.recurrent_states import RecurrentRowStates
-from treegen.engine.rows.feature import CountSiblings
+from treegen.engine.rows.engine_run import CountSiblings
 from treegen.engine.rows.table import RowTable
 from treegen.engine.segments.segment import LiveSegment, StateSpan
 from treegen.model.recurrent.state_batch import fold_lists

@@ -283,3 +283,24 @@ class AcceptanceEstimator:
         """Record how many draft tokens of each row were tried, and how many were accepted."""
         self._tried = _RATE_MEMORY * self._tried + int(tried_R.sum())
         self._accepted = _RATE_MEMORY * self._accepted + int(accepted_R.sum())
+
+
+class SingleRateDrafter:
+    """A drafter whose draft tokens are all of one kind, with one acceptance rate."""
+
+    def __init__(self) -> None:
+        """Set up a drafter before any draft token was tried."""
+        self._chance = AcceptanceEstimator()
+
+    def run_deferred(self) -> None:
+        """Do nothing: this drafter defers no work."""
+
+    def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
+        """Update the estimated acceptance rate.
+
+        Args:
+            kind_R: Not used; this drafter has one kind of draft tokens.
+            tried_R: Number of tried draft tokens of each row, [R].
+            accepted_R: Number of accepted draft tokens of each row, [R].
+        """
+        self._chance.learn(tried_R, accepted_R)

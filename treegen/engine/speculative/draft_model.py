@@ -30,7 +30,7 @@ from treegen.engine.features import Features
 from treegen.engine.passes.pass_inputs import build_step_rows, compute_slot_mapping
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
-from treegen.engine.speculative.draft_length import AcceptanceEstimator
+from treegen.engine.speculative.draft_length import SingleRateDrafter
 from treegen.errors import InputError, arg
 from treegen.model.batch import Batch, ForwardModel
 from treegen.model.config import load_spec
@@ -94,7 +94,7 @@ class VocabAlignedModel:
         return logits_SV[:, : self._vocab_size]
 
 
-class ModelDrafter:
+class ModelDrafter(SingleRateDrafter):
     """Draws the next tokens of rows from a small model, in K + 1 passes over all rows.
 
     The last pass only computes the keys of the last draft token, which may be accepted.
@@ -111,28 +111,15 @@ class ModelDrafter:
             features: Its optional features.
             executor: Model runner of the small model.
         """
+        super().__init__()
         self._run, self._queue, self._features = run, queue, features
         self._executor = executor
-        self._chance = AcceptanceEstimator()
         # By slot: serial number of its last row, and the position up to which keys are computed.
         self._serial = np.empty(0, dtype=np.int64)
         self._done = np.empty(0, dtype=np.int64)
 
     def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
         """Do nothing: this drafter reads the tokens from the rows."""
-
-    def run_deferred(self) -> None:
-        """Do nothing: this drafter defers no work."""
-
-    def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
-        """Update the estimated acceptance rate.
-
-        Args:
-            kind_R: Not used; this drafter has one kind of draft tokens.
-            tried_R: Number of tried draft tokens of each row, [R].
-            accepted_R: Number of accepted draft tokens of each row, [R].
-        """
-        self._chance.learn(tried_R, accepted_R)
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
         """Draw draft tokens from the small model.

@@ -35,7 +35,7 @@ from treegen.engine.passes.decode import InFlightStep
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
 from treegen.engine.rows.table import VerifyInput
-from treegen.engine.speculative.draft_length import AcceptanceEstimator, DraftLengthController
+from treegen.engine.speculative.draft_length import DraftLengthController, SingleRateDrafter
 from treegen.engine.speculative.draft_model import (
     ModelDrafter,
     VocabAlignedModel,
@@ -213,14 +213,14 @@ class SpeculativeDecoder:
             self._drafter.observe(new, lambda number: self._run.requests[number].spec)
 
 
-class FunctionDrafter:
+class FunctionDrafter(SingleRateDrafter):
     """Calls a function once per step, for all rows."""
 
     def __init__(self, function: DraftFunction) -> None:
         """Set up a drafter that knows no row yet."""
+        super().__init__()
         self._function = function
         self._rows: dict[int, DraftContext] = {}
-        self._chance = AcceptanceEstimator()
 
     def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
         """Add new tokens to the texts of rows."""
@@ -233,9 +233,6 @@ class FunctionDrafter:
             generated = self._rows[slot].tokens
             assert isinstance(generated, list)
             generated += tokens[:num].tolist()
-
-    def run_deferred(self) -> None:
-        """Do nothing: this drafter defers no work."""
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
         """Return the draft tokens of the function.
@@ -265,16 +262,6 @@ class FunctionDrafter:
             ) from None
         chance_R = np.full(len(slots), self._chance.value)
         return Drafts(tokens_RK, chance_R, np.zeros(len(slots), dtype=np.int64))
-
-    def update_acceptance(self, kind_R: Ints, tried_R: Ints, accepted_R: Ints) -> None:
-        """Update the estimated acceptance rate.
-
-        Args:
-            kind_R: Not used; this drafter has one kind of draft tokens.
-            tried_R: Number of tried draft tokens of each row, [R].
-            accepted_R: Number of accepted draft tokens of each row, [R].
-        """
-        self._chance.learn(tried_R, accepted_R)
 
 
 # Approximate number of tokens of a pass from which on computing takes longer than reading weights.

@@ -10,7 +10,7 @@ from treegen import demo
 from treegen.common.files import file_name
 from treegen.errors import InputError, Message, arg
 from treegen.evals.config.base import check_no_unused
-from treegen.evals.config.eval_settings import resolve_eval_settings
+from treegen.evals.config.eval_settings import advice, resolve_eval_settings
 from treegen.evals.job import Job, PreparedJob, first_prompt, fit_job, load_job, prepare_job
 from treegen.evals.model import load_model_facts
 from treegen.evals.multiple_choice import is_multiple_choice
@@ -36,7 +36,6 @@ from treegen.evals.pipeline.targets import (
     new_path,
     tell_late_choices,
 )
-from treegen.evals.recommended_sampling import advice
 from treegen.evals.registry import get_task
 from treegen.evals.sample_recorder import keep_job_images
 from treegen.evals.sampling import sample

@@ -23,15 +23,13 @@ from treegen.runs import SearchRunDir, open_for_append
 from treegen.search.budget import BudgetReached, StopReason
 from treegen.search.environments.agent import Agent
 from treegen.search.environments.branch import step_of
-from treegen.search.environments.limits import MAX_SECONDS
 from treegen.search.environments.protocol import Environment, call_key, describe_failure
+from treegen.search.environments.states import MAX_SECONDS
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.records import SearchTree
 from treegen.search.tree.result import SearchOutcome, SearchResult
 
 WORLDS_FOLDER: Final = "worlds"
-ENVIRONMENT: Final = "environment"
-"""The way to evaluate states by the rewards of the environment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from typing import Any, Final, TypeVar
 from treegen.errors import CapacityError, InputError, WorldError
 from treegen.evals.search.action_journal import OBSERVE, ActionJournal, Episode, Keys
 from treegen.prompts.replies.types import ToolCall
-from treegen.search.environments.limits import MAX_SECONDS, limit_time
 from treegen.search.environments.protocol import (
     Environment,
     LastingEnvironment,
@@ -31,6 +30,7 @@ from treegen.search.environments.protocol import (
     check_observation,
     describe_failure,
 )
+from treegen.search.environments.states import MAX_SECONDS, limit_time
 
 T = TypeVar("T")
 

@@ -22,8 +22,13 @@ from treegen.common.checks import check_int
 from treegen.common.version import VERSION
 from treegen.errors import CapacityError, InputError, arg
 from treegen.integrations.lm_eval.cached_responses import Journal, ResponseCache, SampledPrompt
-from treegen.integrations.lm_eval.images import image_tokens, load_images, with_images
-from treegen.integrations.lm_eval.settings import GenSettings, gen_settings
+from treegen.integrations.lm_eval.conversion import (
+    GenSettings,
+    gen_settings,
+    image_tokens,
+    load_images,
+    with_images,
+)
 from treegen.integrations.lm_eval.tokenizer import (
     HarnessTokenizer,
     Pair,
@@ -103,13 +108,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             RunError: The cache cannot be used.
         """
         super().__init__()
-        own_names = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
-        check_known(options, "model_args", own_names)
-        if options and isinstance(pretrained, BaseLLM):
-            raise InputError(
-                f"the LLM is already loaded, so {', '.join(options)} would have no effect; pass "
-                "the options to LLM"
-            )
+        _check_options(options, pretrained)
         check_int("seed", seed, least=0)
         check_int("max_gen_toks", max_gen_toks, least=1)
         if max_length is not None:
@@ -296,6 +295,17 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         tokens = self._texts.encode_prompt(context)
         tokens = truncate_prompt(tokens, settings.params.max_tokens, self.max_length)
         return SampledPrompt.of(tokens, settings.params), settings
+
+
+def _check_options(options: dict[str, Any], pretrained: str | BaseLLM) -> None:
+    """Raise InputError unless a model can be loaded with some options."""
+    own_names = [name for name in inspect.signature(TreegenLM).parameters if name != "options"]
+    check_known(options, "model_args", own_names)
+    if options and isinstance(pretrained, BaseLLM):
+        raise InputError(
+            f"the LLM is already loaded, so {', '.join(options)} would have no effect; pass "
+            "the options to LLM"
+        )
 
 
 def _config(llm: BaseLLM) -> Any:

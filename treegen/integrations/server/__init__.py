@@ -1,10 +1,9 @@
 """A server that speaks OpenAI's protocol, and a protocol of tree nodes. Needs the extra `serve`.
 
 app.py           the routes and limits
-requests.py      request bodies, checked; unknown fields are errors that name the field
+requests.py      request bodies, checked; errors name the field, with hints at misspelled fields
 responses.py     completions as OpenAI's JSON, whole or streamed
 errors.py        errors as OpenAI's JSON; calls end when their client disconnects
-parsing.py       bodies and budgets as models, with hints at misspelled fields
 metrics.py       metrics for Prometheus
 sockets.py       the socket that the server listens on
 run.py           the server process

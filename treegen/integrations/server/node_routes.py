@@ -41,8 +41,7 @@ from treegen.integrations.server.node_types import (
     TreeList,
 )
 from treegen.integrations.server.nodes import Changes, Client, NodeStore, ServedNode
-from treegen.integrations.server.parsing import parse_model
-from treegen.integrations.server.requests import RequestError, read_json
+from treegen.integrations.server.requests import RequestError, parse_model, read_json
 from treegen.llm.async_llm import AsyncLLM
 from treegen.model.scorers.verifier import Verifier
 

@@ -12,8 +12,12 @@ from treegen.common.checks import check_int, check_number
 from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, arg
 from treegen.integrations.server.node_params import NodeModel
-from treegen.integrations.server.parsing import parse_model
-from treegen.integrations.server.requests import CompletionRequest, RequestError, parse_request
+from treegen.integrations.server.requests import (
+    CompletionRequest,
+    RequestError,
+    parse_model,
+    parse_request,
+)
 from treegen.prompts.grammars import REQUESTED
 from treegen.search.budget import Budget
 

@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from treegen.common.checks import CacheMode
 from treegen.errors import InputError, ModelError
-from treegen.integrations.server.parsing import parse_model
-from treegen.integrations.server.requests import RequestError
+from treegen.integrations.server.requests import RequestError, parse_model
 from treegen.llm.async_llm import AsyncLLM
 
 

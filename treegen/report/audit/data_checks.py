@@ -16,9 +16,9 @@ from treegen.errors import InputError, TreegenError
 from treegen.evals.job import Job
 from treegen.evals.problem import Problem
 from treegen.evals.task_calls import wrap_task_method
+from treegen.report.audit import Severity
 from treegen.report.audit.answers import references_of
 from treegen.report.audit.findings import Finding, find
-from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import choices_of, squad_form, value_of
 from treegen.report.view import ProblemView, RunView, Sample
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 from treegen.common.formatting import safe_line, safe_text
 from treegen.errors import InputError
 from treegen.evals.statistics.tables import Cell, Table
-from treegen.report.audit.kinds import KINDS, SEVERITIES, Severity
+from treegen.report.audit import KINDS, SEVERITIES, Severity
 from treegen.report.tables import PrintableTable, table_listing
 from treegen.report.view import Sample
 

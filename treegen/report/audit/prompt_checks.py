@@ -11,9 +11,9 @@ from treegen.common.bounded.templates import render_source
 from treegen.common.files import read_text
 from treegen.errors import ModelError, TreegenError
 from treegen.prompts.tree import prompts_of
+from treegen.report.audit import Severity
 from treegen.report.audit.answers import references_of
 from treegen.report.audit.findings import Finding, find
-from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import squad_form
 from treegen.report.run_document import content_text
 from treegen.report.view import ProblemView, RunView, settings_group

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from treegen.report.audit import Severity
 from treegen.report.audit.findings import Finding, find
-from treegen.report.audit.kinds import Severity
 from treegen.report.audit.readers import is_bare, next_problem
 from treegen.report.view import RunView, Sample, settings_group
 

@@ -25,28 +25,25 @@ from treegen.search.environments.branch import (
     SharedRun,
     SharedState,
     branch_of,
+    call_keys,
     count_actions,
     fail_node,
     fail_step,
     find_last_reward,
+    find_last_tokens,
     is_full,
     make_step,
+    read_reply,
+    render_outcome,
     step_of,
 )
-from treegen.search.environments.limits import MAX_SECONDS
 from treegen.search.environments.protocol import (
     Environment,
     Observation,
     World,
     check_environment,
 )
-from treegen.search.environments.reply_texts import (
-    call_keys,
-    find_last_tokens,
-    read_reply,
-    render_outcome,
-)
-from treegen.search.environments.states import WorldUsage
+from treegen.search.environments.states import MAX_SECONDS, WorldUsage
 from treegen.search.environments.worlds import LiveWorlds
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather

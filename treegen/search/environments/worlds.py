@@ -17,7 +17,6 @@ from treegen.common.checks import check_int, check_number
 from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError, WorldError
 from treegen.prompts.replies.types import ToolCall
-from treegen.search.environments.limits import limit_time
 from treegen.search.environments.protocol import (
     Environment,
     Observation,
@@ -28,7 +27,7 @@ from treegen.search.environments.protocol import (
     describe_failure,
 )
 from treegen.search.environments.replay import ReplayEnvironment
-from treegen.search.environments.states import Outcome, WorldState, WorldUsage
+from treegen.search.environments.states import Outcome, WorldState, WorldUsage, limit_time
 
 T = TypeVar("T")
 
