@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +231,12 @@ def test_two_ranks_give_the_weights_of_one_process(tmp_path: Path, kind: str) ->
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
     command = [sys.executable, program, kind, str(two), "2"]
-    subprocess.run(command, env=environment, timeout=240, check=True)
+    with subprocess.Popen(command, env=environment, process_group=0) as ranks:
+        try:
+            assert ranks.wait(timeout=240) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(ranks.pid, signal.SIGKILL)
     weights = torch.load(two / "weights")
     for name, weight in torch.load(one / "weights").items():
         assert (weights[name] - weight).norm() <= 1e-5 * weight.norm(), name
