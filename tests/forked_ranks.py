@@ -15,16 +15,16 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-import treegen.llm.follower
 from treegen.model import rank_processes
 from treegen.model.rank_processes import RankGroup
 
-assert treegen.llm.follower.main, "forked processes have imported it"
+import_module("treegen.llm.follower")  # forked processes have imported it then
 
 
 class ForkedPython:

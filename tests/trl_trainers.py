@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ def main(kind: str, folder: Path, size: int) -> None:
 
     They are forked once everything is imported, because an import takes longer than the training.
     """
-    import_trainers()
+    for name in ("datasets", "trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"):
+        import_module(name)
     os.environ["WORLD_SIZE"] = str(size)
     pids = []
     for rank in reversed(range(size)):
@@ -134,14 +136,6 @@ def main(kind: str, folder: Path, size: int) -> None:
     train(kind, folder, 0, size)
     for pid in pids:
         assert os.waitpid(pid, 0) == (pid, 0)
-
-
-def import_trainers() -> None:
-    """Import what the trainers need."""
-    import datasets
-    import trl
-
-    assert datasets.Dataset and trl.GRPOTrainer and trl.RLOOTrainer
 
 
 if __name__ == "__main__":
