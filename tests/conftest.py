@@ -50,35 +50,46 @@ settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
-# Files that take long although they have few tests. Workers that are given whole files begin with
-# them, so that none is alone with one at the end.
+# Files that take long. Workers that are given whole files begin with them, so that none is alone
+# with one at the end. Those that mostly wait for other processes come first.
 LONG = (
     "runs/test_kill.py",
     "cluster/test_cluster_runs.py",
     "cluster/test_cluster.py",
     "report/certify/test_certify.py",
+    "engine/test_weight_updates.py",
+    "model/test_families.py",
+    "model/test_compiled.py",
     "bench/test_benchmark_scripts.py",
     "docs/test_docs.py",
     "docs/test_notebooks.py",
     "docs/test_site.py",
     "docs/test_integrations_docs.py",
-    "model/test_compiled.py",
-    "model/test_families.py",
-    "model/test_tensor_parallel.py",
-    "model/test_tensor_parallel_faults.py",
-    "tasks/test_judge_hostile.py",
     "engine/test_selected_keys.py",
+    "cli/test_cli_backends.py",
+    "model/test_tensor_parallel.py",
+    "tasks/test_judge_hostile.py",
+    "tasks/test_local_environment.py",
+    "ops/recurrence/test_compiled_kernels.py",
     "engine/test_hybrid.py",
     "engine/test_scheduler.py",
     "engine/test_decode_graphs.py",
     "integrations/client/test_remote_llm.py",
     "integrations/lm_eval/test_lm_eval.py",
     "integrations/trl/test_trl.py",
+    "integrations/trl/test_trl_loss.py",
     "integrations/inspect_ai/test_inspect.py",
     "integrations/server/test_server.py",
     "integrations/server/test_search_methods.py",
+    "report/certify/test_redraw.py",
     "report/test_html_report.py",
     "report/test_report_work_browser.py",
+    "model/test_divided_experts.py",
+    "model/test_sharded_tree_loss.py",
+    "prompts/images/test_image_families.py",
+    "evals/test_search_task.py",
+    "engine/test_forced_calls.py",
+    "model/test_reproducible.py",
     "test_packaging.py",
     "test_bad_calls.py",
 )

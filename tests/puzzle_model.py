@@ -47,6 +47,7 @@ def solutions(
                 yield (step, *rest)
 
 
+@cache
 def puzzle_model(*, mistakes: float = 0.1, right: float = 0.95, whole: bool = True) -> ToyModel:
     """mistakes: weight of a wrong line beside one of a legal step. right: share of judgements."""
 
@@ -76,7 +77,7 @@ def puzzle_model(*, mistakes: float = 0.1, right: float = 0.95, whole: bool = Tr
             return _next({"\0": 1.0}, "")
         return _next(_lines(state, mistakes, whole), line)
 
-    return ToyModel(LETTERS, lru_cache(maxsize=1 << 16)(weights))
+    return ToyModel(LETTERS, lru_cache(maxsize=1 << 15)(weights))
 
 
 def _head(text: str) -> int:

@@ -13,6 +13,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from treegen.common.outputs import Completion, FinishReason, Score
@@ -45,12 +46,7 @@ class ToyModel:
     def probabilities(self, text: str, temperature: float = 1.0) -> list[float]:
         weights = self.weights(text)
         assert len(weights) == len(self.letters) + 1
-        if temperature == 0:
-            best = max(range(len(weights)), key=lambda token: weights[token])
-            return [float(token == best) for token in range(len(weights))]
-        scaled = [weight ** (1 / temperature) for weight in weights]
-        total = sum(scaled)
-        return [weight / total for weight in scaled]
+        return list(_normalize(tuple(weights), temperature))
 
     def text(self, tokens: Sequence[int]) -> str:
         return "".join(self.letters[token - 1] for token in tokens if token != EOS)
@@ -72,6 +68,17 @@ class ToyModel:
                 elif each:
                     letter = self.letters[token - 1]
                     todo.append((so_far + letter, chance * each, length + 1))
+
+
+@lru_cache(maxsize=1 << 14)
+def _normalize(weights: tuple[float, ...], temperature: float) -> tuple[float, ...]:
+    """Probabilities in proportion to weights at a temperature."""
+    if temperature == 0:
+        best = max(range(len(weights)), key=lambda token: weights[token])
+        return tuple(float(token == best) for token in range(len(weights)))
+    scaled = [weight ** (1 / temperature) for weight in weights]
+    total = sum(scaled)
+    return tuple(weight / total for weight in scaled)
 
 
 def hashed(letters: str, *, salt: object = 0, eos: float = 0.0) -> ToyModel:
@@ -133,22 +140,24 @@ class ToyBackend:
         seeds = {index: row_seed(params.seed, key, index) for index in indices}
         tokens: dict[int, list[int]] = {index: [] for index in indices}
         logprobs: dict[int, list[float]] = {index: [] for index in indices}
+        written = dict.fromkeys(indices, "")
         finished: dict[int, BackendSample] = {}
         while len(finished) < len(indices):
             await asyncio.sleep(0)
             for index in indices:
                 if search in self.cancelled or index in finished:
                     continue
-                text = context.text + self.model.text(tokens[index])
-                number = random.Random(f"{seeds[index]}/{len(tokens[index])}").random()
+                text = context.text + written[index]
+                number = _number(seeds[index], len(tokens[index]))
                 plain = drawn = self.model.probabilities(text)
                 if params.temperature != 1:
                     drawn = self.model.probabilities(text, params.temperature)
                 token = _draw(drawn, number)
                 tokens[index].append(token)
+                written[index] += self.model.text([token])
                 logprobs[index].append(math.log(plain[token]))
                 search.usage.tokens_decoded += 1
-                end = _ending(self.model, tokens[index], params)
+                end = _ending(written[index], tokens[index], params)
                 if end is not None:
                     reason, stop, own = end
                     done = Completion(
@@ -202,6 +211,12 @@ class ToyBackend:
         context.to_compute = 0
 
 
+@lru_cache(maxsize=1 << 14)
+def _number(seed: int, place: int) -> float:
+    """The random number that draws one token."""
+    return random.Random(f"{seed}/{place}").random()
+
+
 def _draw(probabilities: Sequence[float], number: float) -> int:
     for token, probability in enumerate(probabilities):
         number -= probability
@@ -211,11 +226,12 @@ def _draw(probabilities: Sequence[float], number: float) -> int:
 
 
 def _ending(
-    model: ToyModel, tokens: Sequence[int], params: SamplingParams
+    text: str, tokens: Sequence[int], params: SamplingParams
 ) -> tuple[FinishReason, str | int | None, str] | None:
-    text = model.text(tokens)
-    if tokens[-1] == EOS or tokens[-1] in params.stop_token_ids:
-        return "stop", tokens[-1], model.text(tokens[:-1])
+    if tokens[-1] == EOS:
+        return "stop", EOS, text
+    if tokens[-1] in params.stop_token_ids:
+        return "stop", tokens[-1], text[:-1]
     for stop in params.stops:
         if text.endswith(stop):
             return "stop", stop, text if params.include_stop else text[: -len(stop)]

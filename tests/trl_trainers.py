@@ -1,9 +1,11 @@
-"""Small TRL trainers with rollouts that can be replayed; run as a program, one of several ranks."""
+"""Small TRL trainers with rollouts that can be replayed; run as a program, several ranks."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +94,11 @@ def fixed_rollout(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
     return {"prompt_ids": ids, "completion_ids": after, "logprobs": logprobs}
 
 
-def main(kind: str, out: str) -> None:
+def train(kind: str, folder: Path, rank: int, size: int) -> None:
     """Train as one rank; the first stores the weights."""
     import trl
 
-    folder = Path(out)
-    size = int(sys.argv[3])
-    module = tiny_module(folder / f"rank{sys.argv[4]}")
+    module = tiny_module(folder / f"rank{rank}")
     name = "RLOO" if kind == "rloo" else "GRPO"
     settings: dict[str, Any] = {"loss_type": kind} if name == "GRPO" else {}
     trainer = make_trainer(
@@ -117,5 +117,26 @@ def main(kind: str, out: str) -> None:
         torch.save(trainer.accelerator.unwrap_model(trainer.model).state_dict(), folder / "weights")
 
 
+def main(kind: str, folder: Path, size: int) -> None:
+    """Train as ranks, each of which is a process; all but this one are forked from it.
+
+    They are forked once everything is imported, because an import takes longer than the training.
+    """
+    for name in ("datasets", "trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"):
+        import_module(name)
+    os.environ["WORLD_SIZE"] = str(size)
+    pids = []
+    for rank in reversed(range(size)):
+        os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
+        if rank and not (pid := os.fork()):
+            train(kind, folder, rank, size)
+            return
+        if rank:
+            pids.append(pid)
+    train(kind, folder, 0, size)
+    for pid in pids:
+        assert os.waitpid(pid, 0) == (pid, 0)
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2])
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

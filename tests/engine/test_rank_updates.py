@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_ranks import forked_group
 from tiny_models import save_tiny_model, tiny_tokenizer
 from torch import nn
 
@@ -33,7 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[RankGroup]:
-    with RankGroup(2, "cpu") as group:
+    with forked_group(2) as group:
         yield group
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tiny_models
+from forked_ranks import forked_group
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import ModelError
@@ -102,7 +103,7 @@ REFUSED = {
 @pytest.fixture(scope="module")
 def group() -> Iterator[RankGroup]:
     """Two processes, which load one model after another."""
-    with RankGroup(2, "cpu") as group:
+    with forked_group(2) as group:
         yield group
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from forked_ranks import forked_group, forked_ranks
 from killed_ranks import kill_ranks
 
 from treegen.errors import ModelError, WorkerError
@@ -78,10 +79,10 @@ def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -
         patched.setattr(
             rank_processes, "_START", rank_processes._START.replace("main()", f"{DIE}; main()")
         )
-        with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
+        with forked_ranks(), pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
             RankGroup(2, "cpu")
     assert not dist.is_initialized()
-    with RankGroup(2, "cpu") as group:
+    with forked_group(2) as group:
         assert group.pids and dist.is_initialized()
     assert not dist.is_initialized()
 
@@ -96,7 +97,7 @@ def fail_once_rank_1_is_killed(device: torch.device, ranks: Ranks) -> Model:
 
 def test_an_error_that_the_death_of_a_rank_has_caused_names_the_rank() -> None:
     message = "not all ranks could load the model: rank 1 has died by signal 9"
-    with RankGroup(2, "cpu") as group, pytest.raises(WorkerError, match=message):
+    with forked_group(2) as group, pytest.raises(WorkerError, match=message):
         group.load(fail_once_rank_1_is_killed)
 
 

@@ -79,6 +79,16 @@ def test_a_model_that_is_planned_and_loaded_is_probed_once(
     assert load_spec(path, device="cpu").vocab_size == 300
 
 
+def test_equal_models_of_two_folders_are_probed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (save_tiny_model(tmp_path / name, "llama") for name in ("first", "second"))
+    probe._probe_stock.cache_clear()
+    spec = load_spec(first, device="cpu")
+    monkeypatch.setattr(probe, "_probe", lambda *_: pytest.fail("it was probed again"))
+    assert load_spec(second, device="cpu") == replace(spec, name=str(second))
+
+
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     assert "does not exist" in refusal(lambda: load_model(tmp_path / "nothing"))
     assert "does not exist" in refusal(lambda: load_spec("./nothing"))

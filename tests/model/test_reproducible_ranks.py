@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import tiny_models
+from forked_ranks import forked_group
 from gathering_ranks import add_in_fixed_order
 
 from treegen import LLM, Node, SamplingParams
 from treegen.model.load import load_model
-from treegen.model.rank_processes import RankGroup
 
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
@@ -23,7 +23,7 @@ def test_four_reproducible_ranks_depend_on_nothing_else(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path, hidden_size=64, intermediate_size=64, **sizes)
     leaves = [Node(text, samples=3, id=str(i)) for i, text in enumerate(QUESTIONS)]
     found: list[dict[Any, Any]] = []
-    with RankGroup(4, "cpu") as group:
+    with forked_group(4) as group:
         checked: Any = group.load(add_in_fixed_order)
         assert all(checked)
         model = group.load(partial(load_model, str(tmp_path)))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,14 +18,10 @@ pytest.importorskip("trl.trainer", reason="needs trl")
 def test_two_ranks_have_the_gradients_of_one_process(tmp_path: Path) -> None:
     program = str(Path(__file__).parents[1] / "sharded_ranks.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, program, str(tmp_path / "store"), str(rank)], env=environment
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [rank.wait(timeout=600) for rank in ranks] == [0, 0]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    command = [sys.executable, program, str(tmp_path / "store")]
+    with subprocess.Popen(command, env=environment, process_group=0) as ranks:
+        try:
+            assert ranks.wait(timeout=600) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(ranks.pid, signal.SIGKILL)

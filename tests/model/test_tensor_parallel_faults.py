@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 from failing_ranks import draw_other_tokens, fail_in_rank_1
+from forked_ranks import forked_group
 from processes import descendants, living
 
 from treegen import LLM, Node, SamplingParams
@@ -40,7 +41,7 @@ def test_ranks_that_share_a_key_head_and_one_that_is_killed(tmp_path: Path) -> N
     tiny_models.save_tiny_model(tmp_path, num_key_value_heads=1)
     params = SamplingParams(max_tokens=10, seed=3)
     want = LLM(str(tmp_path), device="cpu", memory="4MiB").run(tree_of(3), params)
-    with RankGroup(2, "cpu") as group:
+    with forked_group(2) as group:
         model = group.load(partial(load_model, str(tmp_path)))
         llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="4MiB")
         assert [layer.kv_heads for layer in llm.spec.layers] == [1, 1]
@@ -80,7 +81,7 @@ def test_a_rank_that_is_killed_while_it_starts() -> None:
     ],
 )
 def test_an_error_of_one_rank_is_told(what: Callable[..., Model], message: str) -> None:
-    with RankGroup(2, "cpu") as group, pytest.raises(WorkerError, match=message):
+    with forked_group(2) as group, pytest.raises(WorkerError, match=message):
         group.load(what)
 
 

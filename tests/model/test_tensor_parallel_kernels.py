@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from forked_ranks import forked_group
 
 from treegen import LLM, Node, SamplingParams
 from treegen.model.load import load_model
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def group() -> Iterator[RankGroup]:
     """Two processes, which load one model after another."""
-    with RankGroup(2, "cpu") as group:
+    with forked_group(2) as group:
         yield group
 
 

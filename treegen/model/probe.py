@@ -109,11 +109,15 @@ class ProbeResult:
 
 
 class _StockConfig:
-    """A configuration of transformers' own, equal to others of the same class and content."""
+    """A configuration of transformers' own, equal to others of the same class and content.
+
+    The folder that a configuration was read from is no part of its content.
+    """
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config = copy.deepcopy(config)
-        self._content = (type(config), config.to_json_string(use_diff=False))
+        self.config.name_or_path = ""
+        self._content = (type(config), self.config.to_json_string(use_diff=False))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _StockConfig) and self._content == other._content

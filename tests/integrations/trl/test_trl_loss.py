@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 import torch
 from tiny_models import tiny_tokenizer
 from transformers import TrainerCallback
-from trl_trainers import PROMPTS, SETTINGS, Replayed, make_trainer, tiny_module
+from trl_trainers import PROMPTS, SETTINGS, Replayed, make_trainer, tiny_module, train
 
 from treegen.errors import InputError, ModelError
 from treegen.integrations.trl import rollout, with_tree_loss
@@ -222,20 +224,19 @@ def test_what_a_tree_cannot_hold_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["dapo", pytest.param("rloo", marks=pytest.mark.soak)])
 def test_two_ranks_give_the_weights_of_one_process(tmp_path: Path, kind: str) -> None:
     program = str(Path(__file__).parents[2] / "trl_trainers.py")
-    weights = []
-    for size in (1, 2):
-        folder = tmp_path / str(size)
-        folder.mkdir()
-        ranks = []
-        for rank in range(size):
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-            if size > 1:
-                environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-                environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
-            command = [sys.executable, program, kind, str(folder), str(size), str(rank)]
-            ranks.append(subprocess.Popen(command, env=environment))
-        assert [rank.wait(timeout=240) for rank in ranks] == [0] * size
-        weights.append(torch.load(folder / "weights"))
-    one, two = weights
-    for name, weight in one.items():
-        assert (two[name] - weight).norm() <= 1e-5 * weight.norm(), name
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    train(kind, one, rank=0, size=1)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
+    command = [sys.executable, program, kind, str(two), "2"]
+    with subprocess.Popen(command, env=environment, process_group=0) as ranks:
+        try:
+            assert ranks.wait(timeout=240) == 0
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(ranks.pid, signal.SIGKILL)
+    weights = torch.load(two / "weights")
+    for name, weight in torch.load(one / "weights").items():
+        assert (weights[name] - weight).norm() <= 1e-5 * weight.norm(), name

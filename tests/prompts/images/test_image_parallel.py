@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forked_ranks import forked_group, forked_ranks
 from image_cases import far, tree_of
 from tiny_images import MAKERS, NEEDED, picture, save_tiny_vision_model
 
@@ -27,7 +28,7 @@ LIMIT = 2e-5  # of log-probabilities: each side is rounded by its own order of s
 @pytest.fixture(scope="module", name="group")
 def _group() -> Iterator[RankGroup]:
     """Two processes, which load one model after another."""
-    with RankGroup(2, "cpu") as group:
+    with forked_group(2) as group:
         yield group
 
 
@@ -58,15 +59,9 @@ def test_two_ranks_take_images(tmp_path: Path) -> None:
     """Rank 0 alone has a tower, and sends what it gives."""
     directory = save_tiny_vision_model(tmp_path, "qwen2_vl", seed=1)
     one = LLM(str(directory), images=True, device="cpu", memory="16MiB")
-    two = LLM(
-        str(directory),
-        images=True,
-        device="cpu",
-        memory="16MiB",
-        tensor_parallel_size=2,
-        prefill_chunk=16,
-        page_size=4,
-    )
+    options: dict[str, Any] = {"tensor_parallel_size": 2, "prefill_chunk": 16, "page_size": 4}
+    with forked_ranks():
+        two = LLM(str(directory), images=True, device="cpu", memory="16MiB", **options)
     try:
         check_same(one, two)
     finally:
