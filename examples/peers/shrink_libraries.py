@@ -43,7 +43,7 @@ def shrink(data: bytearray, capability: int) -> tuple[int, int]:
         How many bytes of entries are kept and zeroed.
     """
     kept = zeroed = 0
-    for at, end in list(fatbin_sections(data)):
+    for at, end in list(fatbin_sections(bytes(data))):
         while at + 16 <= end:
             magic, _, header, length = struct.unpack_from("<IHHQ", data, at)
             if magic != MAGIC:  # padding between containers

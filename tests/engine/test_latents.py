@@ -109,7 +109,8 @@ def test_a_ragged_tree_decodes_like_stock_transformers(
 
 @pytest.mark.parametrize(
     ("family", "seed"),
-    [*(("deepseek_v3", seed) for seed in range(2)), ("minicpm3", 4), ("kimi_linear", 5)],
+    # On some CPUs, a sample of seed 1 nearly ties: its random number is 8e-8 from another token.
+    [("deepseek_v3", 0), ("deepseek_v3", 2), ("minicpm3", 4), ("kimi_linear", 5)],
 )
 def test_whatever_runs_together_comes_out_as_if_alone(
     family: str,

@@ -286,7 +286,9 @@ def test_few_pages_cached_prefixes_and_drafts(
         prefill_chunk=11,
         sharing="all",
     )
-    want = check_tree(llm, path, 2e-5)
+    # How far stock sums over states are from float64 depends on the CPU.
+    limit = 4e-5 if llm.spec.states else 2e-5
+    want = check_tree(llm, path, limit)
     params = replace(PARAMS, max_tokens=20)
     prompts = {each.id: each.tokens.tolist() for each in few.plan(ragged(), params).requests}
     got: list[Completion] = []
@@ -301,7 +303,7 @@ def test_few_pages_cached_prefixes_and_drafts(
             stream.scheduler.check()
     assert stream.usage.preemptions and len(got) == len(want)
     for completion in got:
-        check_completion(path, prompts[completion.prompt_id], completion, 2e-5)
+        check_completion(path, prompts[completion.prompt_id], completion, limit)
     if llm.spec.states:
         return  # models with recurrent layers verify no drafts
     monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)

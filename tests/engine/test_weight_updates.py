@@ -160,8 +160,9 @@ def check_updates(paths: list[Path], mode: Any, all_options: list[dict[str, Any]
             versions = versions_of(c)
             assert len(versions) == 14 and versions == sorted(versions)
             want = reference.logprobs(c.tokens, versions)
-            # Stock kernels of the gated delta rule round otherwise, also without updates.
-            most = 1e-3 if "qwen3_next" in stock[0].config.model_type else 2e-5
+            # Stock kernels of the gated delta rule round otherwise, also without updates. In bamba,
+            # a stock pass over a text differs from passes over its tokens by up to 1.2e-4.
+            most = {"qwen3_next": 1e-3, "bamba": 5e-5}.get(stock[0].config.model_type, 2e-5)
             if options.get("device") == "cuda":
                 most = max(most, 1e-4)
             off = np.abs(np.array(c.logprobs) - want).max()
