@@ -4,8 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from treegen.evals.config.eval_settings import EvalSettings
-from treegen.evals.recommended_sampling import TASK
+from treegen.evals.config.eval_settings import TASK, EvalSettings
 from treegen.tasks.lm_eval.parts import TaskPart
 
 # A setting of a run -> the argument of lm-eval's generate_until that it overrides.
