@@ -73,8 +73,8 @@ def pause_gc() -> Iterator[None]:
     Reading a run creates millions of objects without cycles. The collector would traverse all of
     them each time that their number has grown by a quarter, which takes a quarter of the time. It
     does not traverse them soon afterwards either: if they are many, they are moved to the oldest
-    generation. They are not frozen when the process ends, because a frozen object is never
-    finalized: extension modules made with nanobind, such as Triton's, then print that they leak.
+    generation. They are not frozen when the process ends, because frozen objects are never
+    finalized, and extension modules made with nanobind, such as Triton's, report them as leaks.
     """
     was_on = gc.isenabled()
     gc.disable()
