@@ -1,6 +1,7 @@
 """Run jobs by SGLang: `python examples/peers/run_sglang.py JOB DIR`, where sglang is installed.
 
-SGLang runs with its defaults, except that its CUDA graphs cover all rows: its own limit is 256.
+SGLang runs with its defaults, except for the options below and for CUDA graphs that cover all
+rows: its own limit is 256.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Run jobs by vLLM: `python examples/peers/run_vllm.py JOB DIR`, in an environment with vllm.
 
-As vLLM runs by default, but for CUDA graphs of as many rows as it may run: its own limit is 512.
+vLLM runs with its defaults, except that its CUDA graphs cover all rows: its own limit is 512.
 Options turn on what vLLM leaves off, or off what it leaves on.
 """
 
@@ -30,10 +30,16 @@ def main() -> None:
     parser.add_argument("--batched-tokens", type=int, default=16384)
     parser.add_argument("--max-rows", type=int, default=1024, help="max_num_seqs at most")
     parser.add_argument("--graph-rows", type=int, help="rows of a CUDA graph; default: all")
-    parser.add_argument("--cascade", action="store_true", help="cascade attention, off by default")
+    parser.add_argument(
+        "--cascade",
+        action="store_true",
+        help="cascade attention, which only the older of vLLM 0.26's two model runners has",
+    )
     parser.add_argument("--no-async", action="store_true", help="no asynchronous scheduling")
     parser.add_argument("--attention", help="attention_backend, such as FLASHINFER")
     options = parser.parse_args()
+    if options.cascade:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     jobs = jobs_of(options.jobs, options.tokens)
     rows, longest = most(jobs)
     rows = min(rows, options.max_rows)
@@ -94,6 +100,7 @@ def main() -> None:
             return score_job(job, run, score)
         return structured(job, run) if job.kind == "structured" else run_job(job, run, generate)
 
+    settings |= {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
     measure("vLLM", versions_of("vllm", "torch", "transformers"), settings, jobs, options, work)
 
 
