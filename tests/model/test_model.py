@@ -89,6 +89,13 @@ def test_equal_models_of_two_folders_are_probed_once(
     assert load_spec(second, device="cpu") == replace(spec, name=str(second))
 
 
+def test_models_with_different_parallel_plans_are_probed_one_by_one(tmp_path: Path) -> None:
+    usual, other = (save_tiny_model(tmp_path / name, "llama") for name in ("usual", "other"))
+    edit(other, base_model_tp_plan={"layers.*.mlp.down_proj": "rowwise"})
+    heads = [load_spec(path, device="cpu", ranks=2).num_heads for path in (usual, other)]
+    assert heads == [2, 4]
+
+
 def test_a_missing_directory_is_named(tmp_path: Path) -> None:
     assert "does not exist" in refusal(lambda: load_model(tmp_path / "nothing"))
     assert "does not exist" in refusal(lambda: load_spec("./nothing"))

@@ -111,19 +111,30 @@ class ProbeResult:
 class _StockConfig:
     """A configuration of transformers' own, equal to others of the same class and content.
 
-    The folder that a configuration was read from is no part of its content.
+    The folder that a configuration was read from is no part of its content. The tensor-parallel
+    plan is, although transformers omits it from the JSON.
     """
 
     def __init__(self, config: PretrainedConfig) -> None:
         self.config = copy.deepcopy(config)
         self.config.name_or_path = ""
-        self._content = (type(config), self.config.to_json_string(use_diff=False))
+        plans = [(type(part), repr(part.base_model_tp_plan)) for part in _iter_parts(self.config)]
+        self._content = (self.config.to_json_string(use_diff=False), *plans)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _StockConfig) and self._content == other._content
 
     def __hash__(self) -> int:
         return hash(self._content)
+
+
+def _iter_parts(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
+    """Yield a configuration and the configurations in it."""
+    yield config
+    for name in config.sub_configs:
+        part = getattr(config, name, None)
+        if isinstance(part, PretrainedConfig):
+            yield from _iter_parts(part)
 
 
 def probe_layers(

@@ -347,7 +347,9 @@ services:
 
 
 class DockerImages:
-    """The images of one run. Containers that start from them carry the label, too.
+    """The images of one run, with a label by which a later process of the run finds them.
+
+    Containers that start from the images have the label too.
 
     Args:
         run: What tells the run from others.

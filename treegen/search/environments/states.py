@@ -1,4 +1,4 @@
-"""States of worlds, outcomes of calls, and the usage of an environment."""
+"""States of worlds, outcomes and time limits of calls, and the usage of an environment."""
 
 from __future__ import annotations
 
