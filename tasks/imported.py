@@ -30,6 +30,7 @@ class Imported(TextTask):
         "name": "the task's name in the log; default: imported",
         "version": "the task's version in the log; default: 0",
         "filters": "the names of the log's scores, as a JSON list; default: one, score",
+        "recorded": "the names of the settings that the log contains, as a JSON list; no default",
         "fewshot": "few-shot examples before each problem, as the log says; default: 0",
     }
     defaults: Final = TaskDefaults(sampling=SamplingParams(), num_samples=1, num_fewshot=0)

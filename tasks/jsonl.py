@@ -179,6 +179,7 @@ _ANSWERS: Final = (
     "reference",
     "expected",
     "solution",
+    "result",
     "output",
 )
 

@@ -37,6 +37,8 @@ class Problem:
     messages: tuple[Mapping[str, Any], ...] = ()
     """The chat that the model gets, if it is not the question alone; the question is its readable
     form. A part {"type": "image", "image": 0} marks the first image, and so on."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """The problem's line in the data file, for exports; no sample or score depends on it."""
 
     @property
     def content(self) -> list[str]:
@@ -66,15 +68,24 @@ class Skipped:
         return f"{self.source}, line {self.line}: {self.reason}"
 
 
-def readable_reference(answer: str) -> str:
-    """Return a reference for people: tasks store several right answers as a JSON list of texts.
+def list_references(answer: str) -> list[str]:
+    """Return the right answers of a reference: tasks store several as a JSON list of texts.
 
     Args:
         answer: The reference as `Problem.answer` has it.
     """
     if answer.startswith("["):
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             answers = json.loads(answer)
             if answers and all(isinstance(accepted, str) for accepted in answers):
-                return " or ".join(answers)
-    return answer
+                return list(answers)
+    return [answer]
+
+
+def readable_reference(answer: str) -> str:
+    """Return a reference for people.
+
+    Args:
+        answer: The reference as `Problem.answer` has it.
+    """
+    return " or ".join(list_references(answer))

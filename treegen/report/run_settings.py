@@ -1,5 +1,6 @@
 """What a run is in one line, its model and key settings, and in which settings runs differ."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
@@ -23,6 +24,9 @@ _EXCLUDED: Final = (
     "reproducible check trust_remote_code tensor_parallel_size speculate draft_model "
     "draft_tokens images verifier_memory stop_batch"
 )
+# Settings that an imported log may contain, for runs that do not store which ones it does.
+_LOGGED: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed", "num_fewshot")
+_NOT_RECORDED: Final = "not recorded"
 # Shown in the line about a run unless they have these values.
 _USUAL: Final = {
     "top_p": 1,
@@ -45,6 +49,8 @@ class KeySettings:
     """Other settings by name, those that every run shows first."""
     weights: str = ""
     """The hash of the weights."""
+    recorded: frozenset[str] | None = None
+    """The settings that an imported log contains; None if all are known."""
 
     @staticmethod
     def of(view: "RunView") -> "KeySettings":
@@ -131,10 +137,16 @@ class KeySettings:
         }
         if not _reads_samples(choices):
             del values["num_samples"]
-        if imported:  # the log says nothing of these settings, or they describe the log itself
-            for key in ("dtype", "extra"):
-                values.pop(key, None)
-        return KeySettings(name, values, "" if imported else str(facts.get("fingerprint", "")))
+        if not imported:
+            return KeySettings(name, values, str(facts.get("fingerprint", "")))
+        recorded = _list_recorded(choices)
+        return KeySettings(
+            name, {k: v for k, v in values.items() if k in recorded}, recorded=recorded
+        )
+
+    def knows(self, name: str) -> bool:
+        """Return whether the value of a setting is known."""
+        return self.recorded is None or name in self.recorded
 
     def describe(self, task: str, *, short: bool = False) -> str:
         """Return a line such as "gsm8k with demo: n 8, temperature 0.7, 8-shot".
@@ -183,8 +195,8 @@ class KeySettings:
         elif self.weights != other.weights and self.weights and other.weights:
             pairs["weights"] = self.weights[:8], other.weights[:8]
         for name in dict.fromkeys((*self.values, *other.values)):
-            if name == "dtype" and not ("dtype" in self.values and "dtype" in other.values):
-                continue  # another tool drew the samples
+            if not (self.knows(name) and other.knows(name)):
+                continue
             a, b = self.values.get(name), other.values.get(name)
             if isinstance(a or b, Mapping):
                 for key in dict.fromkeys((*(a or {}), *(b or {}))):
@@ -254,7 +266,10 @@ def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:
     for name in names:
         pairs = [first.differing(other).get(name) for other in later]
         first_value = next(pair[0] for pair in pairs if pair is not None)
-        columns[name] = [first_value, *(first_value if pair is None else pair[1] for pair in pairs)]
+        columns[name] = [first_value]
+        for pair, other in zip(pairs, later, strict=True):
+            unchanged = first_value if other.knows(name) else _NOT_RECORDED
+            columns[name].append(unchanged if pair is None else pair[1])
     return columns
 
 
@@ -262,6 +277,15 @@ def short_model_name(model: str) -> str:
     """Return a hub name unchanged, and the last part of a path."""
     is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1
     return Path(model).name if is_path else model
+
+
+def _list_recorded(choices: Mapping[str, Any]) -> frozenset[str]:
+    """Return the settings that an imported log contains."""
+    names: Any = None
+    with suppress(KeyError, TypeError, ValueError):
+        names = json.loads(choices["extra"]["recorded"])
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return frozenset(names if is_list else _LOGGED) | {"num_samples"}
 
 
 def _reads_samples(choices: Mapping[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """`export_run`: a run, complete or not, in a format that other tools read."""
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,14 +12,16 @@ from pathlib import Path
 from typing import Any, Final, Unpack
 
 from treegen.common.files import given_path
+from treegen.common.formatting import replace_surrogates
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, RunError
 from treegen.evals.config.base import OpenRunOptions
+from treegen.evals.problem import list_references
 from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Message, Prompt, prompts_of
 from treegen.report.certify.document import Certificate, load_own_certificate
 from treegen.report.load import load_run
-from treegen.report.view import RunView, settings_group
+from treegen.report.view import ProblemView, RunView, settings_group
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.files import check_no_link, format_os_error
 from treegen.runs.record_lines import Key
@@ -49,9 +52,31 @@ class ExportedRun:
         return settings_group(info, "sampling") or settings_group(info, "draw")
 
     @cached_property
+    def system_instruction(self) -> str | None:
+        """The system text, in characters that files can store; None without one."""
+        text = settings_group(self.view.info, "prompt").get("system_instruction")
+        return replace_surrogates(str(text)) if text else None
+
+    @cached_property
     def version(self) -> str:
         """The version of the task."""
         return str(settings_group(self.view.info, "task").get("version", ""))
+
+    @cached_property
+    def fields(self) -> Mapping[str, Mapping[str, Any]]:
+        """The line of each problem in the data file by id, if the task keeps it."""
+        job = self.view.job
+        if job is None:
+            return {}
+        return {
+            problem.id: json.loads(
+                replace_surrogates(
+                    json.dumps(problem.fields, default=_name_value, ensure_ascii=False)
+                )
+            )
+            for problem in job.data.problems
+            if problem.fields
+        }
 
     @cached_property
     def certificate(self) -> Certificate | None:
@@ -101,6 +126,16 @@ def _content(prompt: Prompt) -> str | list[Message]:
         return [message for node in prompt.path for message in node.content]  # type: ignore[misc]
     parts = (node.content for node in prompt.path if node.content)
     return "".join(part if isinstance(part, str) else f"{list(part)}" for part in parts)
+
+
+def _name_value(value: object) -> str:
+    """Return a value of a data file that JSON lacks, such as a date, as text."""
+    return f"{len(value):,} bytes" if isinstance(value, bytes) else str(value)
+
+
+def export_references(problem: ProblemView) -> list[str]:
+    """Return the right answers of a problem, in characters that files can store."""
+    return [replace_surrogates(answer) for answer in list_references(problem.answer)]
 
 
 def plain_text(prompt: str | list[Message]) -> str:

@@ -149,6 +149,10 @@ class ExternalLog(Schema):
     """The sampling parameters in the log, by the names of `SamplingParams`."""
     num_fewshot: Count = 0
     """Few-shot examples before each problem."""
+    system_instruction: str | None = None
+    """The text before each prompt, in chat the system's turn."""
+    recorded: tuple[str, ...] = ()
+    """The names of the settings that the log contains; the values of others are not known."""
     notices: tuple[str, ...] = ()
     """Which content of the log is left out and why, one sentence each."""
 
@@ -356,7 +360,9 @@ def _job(log: ExternalLog, path: Path, scratch: Path) -> Job:
             "version": log.version or "0",
             "filters": json.dumps(list(log.filters)),
             "fewshot": str(log.num_fewshot),
+            "recorded": json.dumps(list(log.recorded)),
         },
+        "system_instruction": log.system_instruction,
         **log.sampling,
     }
     job = load_job(resolve_eval_settings(choices))

@@ -27,7 +27,7 @@ from treegen.report.exchange.external_log import (
 
 with require_extra("an Inspect log needs inspect_ai", "inspect"):
     from inspect_ai.log import EvalLog, EvalSample, read_eval_log
-    from inspect_ai.model import ContentReasoning
+    from inspect_ai.model import ChatMessage, ContentReasoning
     from inspect_ai.scorer import Score
 
 # Inspect's own letters and words, and their values.
@@ -49,7 +49,7 @@ def read_inspect(path: Path) -> ExternalLog:
             f"the log {path} contains no samples; run the eval to completion, and log its samples"
         )
     notices: list[str] = []
-    problems = _collect_problems(log.samples, path)
+    problems = _collect_problems(log.samples, path, is_own=_own_metadata(log) is not None)
     scores = _scores(log.samples, notices)
     filters = list(dict.fromkeys(name for of_sample in scores for name in of_sample))
     done = [pair for pair in zip(log.samples, scores, strict=True) if pair[1]]
@@ -70,6 +70,8 @@ def read_inspect(path: Path) -> ExternalLog:
     epochs = max([log.eval.config.epochs or 1, *(sample.epoch for sample in log.samples)])
     if epochs > MOST_SAMPLES:
         raise InputError(f"the log {path} must have at most {MOST_SAMPLES:,} epochs, got {epochs}")
+    sampling = usable_sampling(_sampling(log), notices)
+    system = _system_instruction(log)
     return validate(
         ExternalLog,
         {
@@ -88,7 +90,9 @@ def read_inspect(path: Path) -> ExternalLog:
                 )
                 for sample, of_sample in done
             ),
-            "sampling": usable_sampling(_sampling(log), notices),
+            "sampling": sampling,
+            "system_instruction": system,
+            "recorded": (*sampling, *(["system_instruction"] if system is not None else [])),
             "notices": tuple(notices),
         },
         str(path),
@@ -131,12 +135,40 @@ def _check_size(file: BinaryIO, path: Path) -> None:
     file.seek(0)
 
 
-def _collect_problems(samples: Sequence[EvalSample], path: Path) -> tuple[ForeignProblem, ...]:
+def _own_metadata(log: EvalLog) -> Mapping[str, Any] | None:
+    """Return what treegen wrote about the run; None if another tool wrote the log."""
+    own = (log.eval.metadata or {}).get("treegen")
+    return own if isinstance(own, Mapping) else None
+
+
+def _system_instruction(log: EvalLog) -> str | None:
+    """Return the system text of all samples, "" for none; None if it is not known."""
+    match _own_metadata(log):
+        case {"identity": {"prompt": {"system_instruction": str() | None as text}}}:
+            return text or ""
+    texts = {
+        "\n\n".join(turn.text for turn in takewhile(_is_system, sample.messages))
+        if sample.messages
+        else None
+        for sample in log.samples or ()
+    }
+    text = texts.pop() if len(texts) == 1 else None
+    return None if text is None or "attachment://" in text else text
+
+
+def _is_system(turn: ChatMessage) -> bool:
+    return turn.role == "system"
+
+
+def _collect_problems(
+    samples: Sequence[EvalSample], path: Path, *, is_own: bool
+) -> tuple[ForeignProblem, ...]:
     """Return the problems of some samples.
 
     Args:
         samples: The samples of a log.
         path: The file of the log, for messages.
+        is_own: Whether treegen wrote the log.
 
     Raises:
         InputError: Samples of one problem contradict each other.
@@ -151,7 +183,7 @@ def _collect_problems(samples: Sequence[EvalSample], path: Path) -> tuple[Foreig
                 "different sample ids"
             )
             raise InputError(f"{message}; rename one of the samples")
-        problem = _problem(sample, f"{path}: sample {sample.id!r:.60}")
+        problem = _problem(sample, f"{path}: sample {sample.id!r:.60}", is_own=is_own)
         earlier = problems.setdefault(name, problem)
         if earlier.model_copy(update={"prompt": problem.prompt}) != problem:
             raise InputError(
@@ -163,7 +195,14 @@ def _collect_problems(samples: Sequence[EvalSample], path: Path) -> tuple[Foreig
     return tuple(problems.values())
 
 
-def _problem(sample: EvalSample, where: str) -> ForeignProblem:
+def _problem(sample: EvalSample, where: str, *, is_own: bool) -> ForeignProblem:
+    """Return the problem of a sample.
+
+    Args:
+        sample: The sample.
+        where: The file and the sample, for messages.
+        is_own: Whether treegen wrote the log; its question may be a part of the input.
+    """
     content = sample.input
     question = (
         content
@@ -172,6 +211,10 @@ def _problem(sample: EvalSample, where: str) -> ForeignProblem:
     )
     target = sample.target
     answer = target if isinstance(target, str) else json.dumps(target)
+    if is_own:
+        match sample.metadata.get("problem"):
+            case {"question": str(question), "reference": str(answer)}:
+                pass
     row = {
         "id": str(sample.id),
         "question": question,

@@ -64,6 +64,7 @@ class _Results(Schema):
     versions: dict[str, Any] = Field(default_factory=dict)
     model_name: str | None = None
     lm_eval_version: str | None = None
+    system_instruction: str | None = None
 
 
 class _Response(Schema):
@@ -95,6 +96,10 @@ class _Row(Schema):
     """The problem's id in the run that treegen has exported."""
     group: str = ""
     """The problem's group in the run that treegen has exported."""
+    question: str | None = None
+    """The problem's question in the run that treegen has exported."""
+    reference: str | None = None
+    """The problem's reference in the run that treegen has exported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +288,12 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
     scored = [sample for sample in samples.values() if sample["verdicts"]]
     if num_left := len(samples) - len(scored):
         notices.append(f"{num_left:,} samples have no score and are left out")
+    sampling = usable_sampling(_sampling(config.generation_kwargs), notices)
+    recorded = [
+        *sampling,
+        *(["num_fewshot"] if config.num_fewshot is not None else []),
+        *(["system_instruction"] if "system_instruction" in results.model_fields_set else []),
+    ]
     fields: dict[str, Any] = {
         "task": task,
         "version": str(results.versions.get(task, "")),
@@ -297,8 +308,10 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
             )
             for external in scored
         ),
-        "sampling": usable_sampling(_sampling(config.generation_kwargs), notices),
+        "sampling": sampling,
         "num_fewshot": config.num_fewshot or 0,
+        "system_instruction": results.system_instruction,
+        "recorded": tuple(recorded),
     }
     return validate(ExternalLog, {**fields, "notices": tuple(notices)}, str(path))
 
@@ -356,10 +369,14 @@ def _problem(line: _Line) -> ForeignProblem:
     question = next((doc[name] for name in _QUESTIONS if isinstance(doc.get(name), str)), None)
     if question is None:
         question = json.dumps(doc, sort_keys=True)
+    answer = str(row.target)
+    if row.problem_id is not None:
+        question = question if row.question is None else row.question
+        answer = answer if row.reference is None else row.reference
     fields = {
         "id": row.problem_id or str(row.doc_id),
         "question": question,
-        "answer": str(row.target),
+        "answer": answer,
         "prompt": _prompt(row.arguments),
         "group": row.group,
     }

@@ -12,7 +12,7 @@ from typing import Any, Final
 from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
 from treegen.errors import InputError, require_extra
-from treegen.report.exchange.export import ExportedRun
+from treegen.report.exchange.export import ExportedRun, export_references
 from treegen.report.view import ProblemView, Sample, StoredTree
 
 with require_extra("an Inspect log needs inspect_ai", "inspect"):
@@ -177,11 +177,8 @@ def _results(run: ExportedRun, samples: list[logs.EvalSample]) -> logs.EvalResul
 
 def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> logs.EvalSample:
     record = run.records.get((sample.problem_id, sample.index), {})
-    prompt = run.prompts.get(problem.id, problem.question)
-    prompt_content: str | list[models.ChatMessage]
-    prompt_content = (
-        replace_surrogates(prompt) if isinstance(prompt, str) else [_turn(turn) for turn in prompt]
-    )
+    prompt_content = _input(run, problem)
+    references = export_references(problem)
     thinking, answer = sample.parts
     content: Any = replace_surrogates(sample.text)
     if thinking:
@@ -210,7 +207,7 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> logs.Eval
         id=replace_surrogates(problem.id),
         epoch=sample.index + 1,
         input=prompt_content,
-        target=replace_surrogates(problem.answer),
+        target=references[0] if len(references) == 1 else references,
         messages=[*turns, reply],
         output=models.ModelOutput(
             model=run.model,
@@ -223,12 +220,29 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> logs.Eval
         metadata={
             **metadata,
             **({"group": replace_surrogates(problem.group)} if problem.group else {}),
+            **({"fields": run.fields[problem.id]} if problem.id in run.fields else {}),
+            "problem": {
+                "question": replace_surrogates(problem.question),
+                "reference": replace_surrogates(problem.answer),
+            },
         },
         model_usage={run.model: usage},
         uuid=run.digest(f"{problem.id} {sample.index}").hex()[:22],
         completed_at=ended,
         events=list(_spans(tree, ended or run.view.info.created)) if tree else [],
     )
+
+
+def _input(run: ExportedRun, problem: ProblemView) -> str | list[models.ChatMessage]:
+    """Return the prompt of a problem: a text, or messages if it is a chat or has a system text."""
+    prompt = run.prompts.get(problem.id, problem.question)
+    if not isinstance(prompt, str):
+        return [_turn(turn) for turn in prompt]
+    text = replace_surrogates(prompt)
+    if problem.id in run.prompts and (system := run.system_instruction):
+        rest = text.removeprefix(f"{system}\n\n")  # as `treegen.evals.job` joins the two
+        return [models.ChatMessageSystem(content=system), models.ChatMessageUser(content=rest)]
+    return text
 
 
 def _tree_of(run: ExportedRun, problem: ProblemView, sample: Sample) -> StoredTree | None:

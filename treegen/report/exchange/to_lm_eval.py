@@ -21,7 +21,7 @@ from treegen.common.files import path_component, replace_file
 from treegen.common.formatting import replace_surrogates
 from treegen.evals.registry import LM_EVAL
 from treegen.evals.verdict import MetricVerdict
-from treegen.report.exchange.export import ExportedRun
+from treegen.report.exchange.export import ExportedRun, export_references
 from treegen.report.view import ProblemView, Sample
 
 BY_RESPONSE: Final = "by_response"
@@ -170,6 +170,8 @@ def _results(
         "model_source": "treegen",
         "model_name": run.model,
         "model_name_sanitized": _RESERVED.sub("__", run.model),
+        "system_instruction": run.system_instruction,
+        "system_instruction_sha": _hash(run.system_instruction) if run.system_instruction else None,
         "treegen": {
             "task": view.task,
             "fingerprint": info.fingerprint,
@@ -217,9 +219,7 @@ def _list_documents(run: ExportedRun) -> list[dict[str, Any]]:
         document = {
             "task": _task_name(run.view.task),
             "doc_id": number,
-            "doc": _describe(problem),
-            "target": replace_surrogates(problem.answer),
-            **logged.get(problem.id, {}),
+            **(logged.get(problem.id) or _describe(run, problem)),
             "problem": problem,
         }
         if "arguments" not in document:
@@ -230,12 +230,16 @@ def _list_documents(run: ExportedRun) -> list[dict[str, Any]]:
     return documents
 
 
-def _describe(problem: ProblemView) -> dict[str, Any]:
-    """Return the document of a problem of treegen's own tasks."""
+def _describe(run: ExportedRun, problem: ProblemView) -> dict[str, Any]:
+    """Return the document and target of a problem of treegen's own tasks, and `own` fields."""
+    references = export_references(problem)
+    answer = references[0] if len(references) == 1 else references
+    question = replace_surrogates(problem.question)
+    fields = run.fields.get(problem.id) or {"question": question, "answer": answer}
     return {
-        "id": replace_surrogates(problem.id),
-        "question": replace_surrogates(problem.question),
-        "answer": replace_surrogates(problem.answer),
+        "doc": {"id": replace_surrogates(problem.id), **fields},
+        "target": answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False),
+        "own": {"question": question, "reference": replace_surrogates(problem.answer)},
     }
 
 
@@ -286,6 +290,7 @@ def _row(run: ExportedRun, document: Mapping[str, Any], filter: str) -> dict[str
     row["problem_id"] = replace_surrogates(problem.id)
     if problem.group:
         row["group"] = replace_surrogates(problem.group)
+    row |= document.get("own", {})
     if likelihoods:
         row["resps"] = [[response] for response in likelihoods]
         row["filtered_resps"] = likelihoods
