@@ -246,7 +246,8 @@ class QuestionAnswer(TextTask):
         ]
         _check_together(options)
         prompt_fields = () if options.extra.get("messages_field") else template.fields
-        _check_fields([*prompt_fields, answer_field, *filter(None, optional_fields)], rows, source)
+        used_fields = [*prompt_fields, answer_field, *filter(None, optional_fields)]
+        _check_fields(used_fields, rows, source, options.extra)
         if not isinstance(self._answer, ChoiceAnswer):
             _check_free(rows, source)
         images = RowImages(options, Path(source).parent)
@@ -330,6 +331,7 @@ class QuestionAnswer(TextTask):
                 images.read(image, problem_id, at) for at, image in enumerate(image_values)
             ),
             messages=messages,
+            fields={k: v for k, v in row.items() if k not in (chat, image_field)},
         )
 
 
@@ -367,8 +369,19 @@ def _unescape(text: str) -> str:
 
 
 def _check_fields(
-    fields: Sequence[str], rows: Sequence[tuple[int, Mapping[str, Any]]], source: str
+    fields: Sequence[str],
+    rows: Sequence[tuple[int, Mapping[str, Any]]],
+    source: str,
+    extra: Mapping[str, str],
 ) -> None:
+    """Raise DataError for a field that no row has.
+
+    Args:
+        fields: The names of the fields that the task uses.
+        rows: The rows with their line numbers.
+        source: The file, for the message.
+        extra: The arguments of the task.
+    """
     field_names = {name for _, row in rows for name in row}
     for name in fields:
         if name not in field_names:
@@ -376,17 +389,28 @@ def _check_fields(
                 did_you_mean(name, field_names)
                 or f"; the rows have {', '.join(sorted(field_names)[:20])}"
             )
-            how = _name_fields(field_names) if name in ("question", "answer") else ""
+            how = _name_fields(field_names, extra) if name in ("question", "answer") else ""
             raise DataError(f"no row of {source} has a field {name!r}{have}{how}")
 
 
-def _name_fields(field_names: Collection[str]) -> str:
-    """Return how to name the fields of the question and the answer, as far as names tell."""
+def _name_fields(field_names: Collection[str], extra: Mapping[str, str]) -> str:
+    """Return how to name the missing fields of the question and the answer, as far as names tell.
+
+    Args:
+        field_names: The names of the fields that rows have.
+        extra: The arguments of the task, which the user has set already.
+    """
     question, answer = (
         next((name for name in names if name in field_names), "FIELD")
         for names in (_QUESTIONS, _ANSWERS)
     )
-    return f"; set the fields with -T template='{{{question}}}' -T answer_field={answer}"
+    arguments = []
+    if "question" not in field_names and not {"template", "messages_field"} & extra.keys():
+        template = _TEMPLATE.replace("question", question).replace("\n", r"\n")
+        arguments.append(f"-T template='{template}'")
+    if "answer" not in field_names and "answer_field" not in extra:
+        arguments.append(f"-T answer_field={answer}")
+    return f"; set the fields with {' '.join(arguments)}" if arguments else ""
 
 
 def _check_free(rows: Sequence[tuple[int, Mapping[str, Any]]], source: str) -> None:

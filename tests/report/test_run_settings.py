@@ -66,7 +66,7 @@ def test_a_comparison_says_in_what_the_runs_differ(
         "fewshot_as_multiturn False / True"
     )
     assert lines[2] == differ
-    assert "differ in: no setting" in str(compare_runs(a, a))
+    assert "differ in: no setting that affects samples\n" in str(compare_runs(a, a))
     assert differ.replace("'", "&#x27;") in comparison._repr_html_()
     done = treegen("compare", *runs, "--no-plots")
     assert differ in done.out and done.document["differ_in"] == list(comparison.differ_in)

@@ -207,14 +207,17 @@ def test_bad_templates_are_one_line(tmp_path: Path, template: str, message: str)
 
 def test_the_first_error_of_other_data_names_the_cure(tmp_path: Path) -> None:
     row = {"problem": "1 + 1?", "gold": "2"}
-    cure = (
-        r"the rows have gold, problem; set the fields with -T template='\{problem\}' "
-        "-T answer_field=gold$"
-    )
-    with pytest.raises(DataError, match=f"has a field 'question'; {cure}"):
+    cure = "the rows have gold, problem; set the fields with"
+    template = r"-T template='Q: \{problem\}\\nA:'"
+    answer = "-T answer_field=gold"
+    with pytest.raises(DataError, match=f"has a field 'question'; {cure} {template} {answer}$"):
         load(tmp_path, [row], {})
-    with pytest.raises(DataError, match=f"has a field 'answer'; {cure}"):
+    with pytest.raises(DataError, match=f"has a field 'answer'; {cure} {answer}$"):
         load(tmp_path, [row], {"template": "{problem}"})
+    with pytest.raises(DataError, match=f"has a field 'question'; {cure} {template}$"):
+        load(tmp_path, [row], {"answer_field": "gold"})
+    with pytest.raises(DataError, match=r"has a field 'question'; the rows have gold, problem$"):
+        load(tmp_path, [row], {"template": "{question}", "answer_field": "gold"})
     _, data = load(tmp_path, [row], {"template": "{problem}", "answer_field": "gold"})
     assert data.problems[0].question == "1 + 1?"
 

@@ -29,7 +29,7 @@ from treegen.evals.judging.summary import Combine, Summary, summarize
 from treegen.evals.pipeline.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Table
 from treegen.report.load import build_flagged_table, count_judgements, describe_missing
-from treegen.report.run_settings import KeySettings, differing_settings
+from treegen.report.run_settings import NO_SETTING, KeySettings, differing_settings
 from treegen.report.tables import PrintableTable, table_listing
 
 if TYPE_CHECKING:
@@ -334,7 +334,7 @@ def _describe_runs(runs: OpenRuns) -> tuple[str, ...]:
     settings = [KeySettings.of_info(run.info) for run in runs.runs]
     lines = [settings[0].describe(runs.jobs[0].task.name)]
     for run, other in zip(runs.runs[1:], settings[1:], strict=True):
-        pairs = ", ".join(differing_settings(settings[0], other)) or "no setting"
+        pairs = ", ".join(differing_settings(settings[0], other)) or NO_SETTING
         lines.append(f"pairs with {run.path.name}, which differs in: {pairs}")
     return tuple(lines)
 

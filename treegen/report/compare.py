@@ -28,6 +28,7 @@ from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import MetricVerdict, Verdict
 from treegen.report.match_runs import match_runs
 from treegen.report.run_settings import (
+    NO_SETTING,
     KeySettings,
     describe_random_numbers,
     describe_view,
@@ -166,7 +167,7 @@ class Comparison:
                     f"{letter}: {name}{f', {what}' if what else ''}"
                     for letter, name, what in zip("AB", (self.a, self.b), self.what, strict=True)
                 ),
-                f"differ in: {', '.join(self.differ_in) or 'no setting'}",
+                f"differ in: {', '.join(self.differ_in) or NO_SETTING}",
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
                 _summarize(rows),
             )

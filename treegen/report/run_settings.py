@@ -24,6 +24,8 @@ _EXCLUDED: Final = (
     "reproducible check trust_remote_code tensor_parallel_size speculate draft_model "
     "draft_tokens images verifier_memory stop_batch"
 )
+NO_SETTING: Final = "no setting that affects samples"
+"""What runs differ in if all settings that are compared are equal."""
 # Settings that an imported log may contain, for runs that do not store which ones it does.
 _LOGGED: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed", "num_fewshot")
 _NOT_RECORDED: Final = "not recorded"
