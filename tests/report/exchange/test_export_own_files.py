@@ -69,7 +69,9 @@ def test_lm_evals_files_have_the_fields_of_the_line(told: Path, tmp_path: Path) 
 
 def test_inspect_has_targets_fields_and_a_system_message(told: Path, tmp_path: Path) -> None:
     (file,) = export_run(told, "inspect", tmp_path / "told.json")
-    samples = {str(sample.id): sample for sample in read_eval_log(str(file)).samples or ()}
+    log = read_eval_log(str(file))
+    assert log.eval.task_args["answer_field"] == "result"
+    samples = {str(sample.id): sample for sample in log.samples or ()}
     assert samples["a"].target == "24"
     assert samples["b"].target == ["7", "seven"]
     assert samples["a"].metadata["fields"] == ROWS[0]

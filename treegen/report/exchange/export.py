@@ -52,6 +52,17 @@ class ExportedRun:
         return settings_group(info, "sampling") or settings_group(info, "draw")
 
     @cached_property
+    def task_args(self) -> dict[str, str]:
+        """The arguments of the task (`-T`); empty for an imported log, which has none."""
+        arguments = self.view.info.free.get("extra")
+        if "imported" in self.view.info.identity or not isinstance(arguments, Mapping):
+            return {}
+        return {
+            replace_surrogates(str(name)): replace_surrogates(str(value))
+            for name, value in arguments.items()
+        }
+
+    @cached_property
     def system_instruction(self) -> str | None:
         """The system text, in characters that files can store; None without one."""
         text = settings_group(self.view.info, "prompt").get("system_instruction")

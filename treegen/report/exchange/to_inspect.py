@@ -91,6 +91,8 @@ def _log(run: ExportedRun) -> logs.EvalLog:
             task=replace_surrogates(view.task),
             task_id=run.digest("task").hex()[:22],
             task_version=run.version or 0,
+            task_args=run.task_args,
+            task_args_passed=run.task_args,
             dataset=logs.EvalDataset(
                 name=view.task,
                 location=replace_surrogates(view.source) or None,
