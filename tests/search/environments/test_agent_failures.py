@@ -100,15 +100,18 @@ def test_a_failed_action_ends_its_branch_only(how: str, said: str) -> None:
     assert going and not result.candidates
 
 
-def test_a_world_that_cannot_start_is_an_error_of_the_search() -> None:
+@pytest.mark.parametrize("instructs", [False, True])
+def test_a_world_that_cannot_start_is_an_error_of_the_search(instructs: bool) -> None:
     def make(problem: Any) -> Machine:
         if problem == "0":
             raise OSError("no such image")
         return Machine(0)
 
     async def fn(root: SearchNode) -> SearchNode:
-        agent.begin(root, root.search.name)
-        (child,) = await agent.act(root)
+        node = agent.begin(root, root.search.name)
+        if instructs:
+            node = agent.instruct(node, "Be quick.")
+        (child,) = await agent.act(node)
         return child
 
     with Agent(MemoryEnvironment(make, TOOLS), turns=turns()) as agent:
