@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_cases import Command, build_checkpoint
 from report_cases import make_run
@@ -22,6 +23,7 @@ from treegen.errors import InputError  # noqa: E402
 from treegen.integrations.lm_eval import TreegenLM  # noqa: E402
 from treegen.report.compare import Comparison  # noqa: E402
 from treegen.report.exchange import export_run, import_log  # noqa: E402
+from treegen.report.lm_eval_documents import describe_document, dump_document  # noqa: E402
 
 GENERATED, CHOSEN = "local_triviaqa", "local_arc_easy"
 
@@ -220,6 +222,19 @@ def test_a_run_whose_code_is_not_allowed_is_told(runs: dict[str, tuple[Path, Pat
     run, log = runs[GENERATED]
     with pytest.raises(InputError, match=r"has none; .* pass allow_task_code=True"):
         treegen.open_run(run).compare(log)
+
+
+def test_documents_may_have_values_that_json_lacks() -> None:
+    doc = {"a": "\ud800", "b": {1}, "c": b"\xff", "d": np.float32(0.5), "e": np.int8(3)}
+    text = dump_document(doc)
+    assert text.encode() and json.loads(text) == {
+        "a": "?",
+        "b": [1],
+        "c": "b'\\xff'",
+        "d": 0.5,
+        "e": 3,
+    }
+    assert describe_document(["x"]) == "['x']"
 
 
 _CODE = """

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from pydantic import ConfigDict, Field
 
@@ -332,7 +332,7 @@ def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tup
     return pairs
 
 
-def _is_share(value: object) -> bool:
+def _is_share(value: object) -> TypeGuard[float]:
     return isinstance(value, bool | int | float) and 0 <= value <= 1
 
 

@@ -317,7 +317,9 @@ def _list_likelihoods(
     """
     record = run.records[problem.id, problem.samples[0].index]
     logprobs, greedy = record.get("choice_logprobs"), record.get("choice_greedy")
-    if not logprobs or any(isinstance(arg, Mapping) for request in arguments for arg in request):
+    if not logprobs or any(
+        isinstance(arg, Mapping) for request in arguments for arg in request[:2]
+    ):
         return []
     if len(arguments[0]) == 1:
         return [str(sum(logprobs))]

@@ -236,7 +236,7 @@ class Agent(Closeable):
             params: Sampling parameters.
         """
         begun = node.path[0].branch
-        if branch.state is not None and begun is not None and begun.state is branch.state:
+        if branch.state is not None and isinstance(begun, Branch) and begun.state is branch.state:
             await await_external(node, [branch.state.state])
             if branch.state is None:  # the node was dropped meanwhile
                 return []
