@@ -125,6 +125,46 @@ def test_a_world_that_cannot_start_is_an_error_of_the_search(instructs: bool) ->
     assert good is not None and good.error is None and good.best is not None
 
 
+@pytest.mark.filterwarnings("ignore:all 2 searches failed")
+@pytest.mark.parametrize("why", ["search ends", "search fails", "takes too long"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_world_that_starts_too_late_is_closed(why: str, is_async: bool) -> None:
+    may_end, closed = threading.Event(), threading.Semaphore(0)
+
+    class Late(Machine):
+        def close(self) -> Any:
+            if not is_async:
+                closed.release()
+                return None
+
+            async def close() -> None:
+                closed.release()
+
+            return close()
+
+    def make(problem: Any) -> Machine:
+        assert may_end.wait(60)
+        return Late(0)
+
+    async def fn(root: SearchNode) -> None:
+        agent.begin(root)
+        if why == "search fails":
+            raise ValueError("no")
+        if why == "takes too long":
+            await agent.act(root)
+
+    with Agent(MemoryEnvironment(make, TOOLS), turns=turns(), max_seconds=0.2) as agent:
+        searches = AskTell(fn, ["a", "b"], SamplingParams(seed=1))
+        assert not searches.ask() and searches.done
+        if why == "takes too long":
+            for result in searches.results:
+                assert result is not None and result.error is not None
+                assert "starting a world took more than 0.2 seconds" in result.error
+    may_end.set()
+    assert closed.acquire(timeout=30) and closed.acquire(timeout=30)
+    assert not closed.acquire(timeout=0.2)  # each of them once
+
+
 class NoCopies(Machine):
     def fork(self) -> Machine:
         raise OSError("disk full")
