@@ -54,15 +54,15 @@ def _list_arguments(part: TaskPart, settings: EvalSettings) -> dict[str, list[li
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the run has shown them
         requests = group_requests(part, settings, None, has_images=False)
-    return {
-        problem_id: [
-            [_override(arg, settings) if isinstance(arg, Mapping) else arg for arg in request.args]
-            if request.request_type == "generate_until"
-            else list(request.args)
-            for request in of_problem
-        ]
-        for problem_id, of_problem in requests.items()
-    }
+    logged: dict[str, list[list[Any]]] = {}
+    for problem_id, of_problem in requests.items():
+        logged[problem_id] = []
+        for request in of_problem:
+            arguments = list(request.args)
+            if request.request_type == "generate_until":  # a third argument has the images
+                arguments[1] = _override(arguments[1], settings)
+            logged[problem_id].append(arguments)
+    return logged
 
 
 def _override(gen_kwargs: Mapping[str, Any], settings: EvalSettings) -> dict[str, Any]:

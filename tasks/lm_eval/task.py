@@ -192,6 +192,10 @@ class LmEvalTask(Task):
             )
         return self._score(problem, {}, text)
 
+    def get_documents(self) -> dict[str, Any]:
+        """Return the document of each problem, by its id, for `treegen compare`."""
+        return {name: doc for part in self._parts.values() for name, doc in part.docs.items()}
+
     def log_documents(self, settings: "EvalSettings") -> dict[str, dict[str, Any]]:
         """Return what lm-eval logs of each problem, by its id, for `treegen export`."""
         from treegen.tasks.lm_eval.documents import log_documents

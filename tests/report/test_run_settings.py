@@ -195,3 +195,5 @@ def test_only_methods_that_draw_whole_solutions_have_n() -> None:
     assert KeySettings.of_choices(choices, {}).describe("countdown") == "countdown: mine.py:two"
     choices["num_samples"] = 7  # the user has chosen it
     assert "n 7" in KeySettings.of_choices(choices, {}).describe("countdown")
+    choices["task"] = "mmlu"  # it cannot be searched, in this version
+    assert "n 7" in KeySettings.of_choices(choices, {}).describe("mmlu")

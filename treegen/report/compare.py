@@ -307,10 +307,13 @@ def _find_shared_filters(a: RunView, b: RunView) -> list[str]:
     shared = [filter for filter in a.filters if filter in b.filters]
     if not shared:
         filters = [f"{view.path} has {', '.join(view.filters) or 'none'}" for view in (a, b)]
-        raise InputError(
-            f"the runs have no filter in common: {'; '.join(filters)}; score both runs with the "
-            "same filter"
-        )
+        remedy = "score both runs with the same filter"
+        if any(view.job is None and not view.filters for view in (a, b)):
+            remedy = (
+                "if the task is in a file of your own that you trust, pass "
+                f"{arg('allow_task_code', True)}"
+            )
+        raise InputError(f"the runs have no filter in common: {'; '.join(filters)}; {remedy}")
     return shared
 
 

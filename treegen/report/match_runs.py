@@ -6,16 +6,21 @@ run may have several tasks. lm-eval's log has one score for each metric and filt
 has one verdict for each filter, with all metrics.
 """
 
+import json
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, SupportsFloat
 
 from treegen.errors import InputError, arg
 from treegen.evals.registry import LM_EVAL
 from treegen.evals.verdict import MetricVerdict, Verdict
+from treegen.report.lm_eval_documents import describe_document, dump_document
 from treegen.report.view import ProblemView, RunView, settings_group
 
 _NO_FILTER: Final = "none"  # lm-eval's name for the filter of a task without filters
+_ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the text of an object, such as an image
 
 
 def match_runs(a: RunView, b: RunView) -> tuple[RunView, RunView]:
@@ -84,10 +89,10 @@ def _rename(log: RunView, run: RunView) -> RunView:
 
 
 def _has_same_content(log: RunView, run: RunView, problems: Mapping[str, ProblemView]) -> bool:
-    """Return whether the questions of a run are in the prompts of an imported log.
+    """Return whether the questions of a run are those of an imported log.
 
-    A log without prompts is not checked further than by the task, its version and the documents'
-    numbers.
+    They are in the prompts of the log. If the log has no prompt of a problem, as for tasks that
+    score given texts, the log's document is compared with the document of the run's task.
 
     Args:
         log: The imported log.
@@ -99,23 +104,56 @@ def _has_same_content(log: RunView, run: RunView, problems: Mapping[str, Problem
     prompts = {
         problem.id: str(problem.metadata.get("prompt", "")) for problem in log.job.data.problems
     }
-    return all(
-        not (prompt := prompts.get(problems[problem.id].id, ""))
-        or problem.question.strip() in prompt
-        for problem in run.problems
-    )
+    documents = _describe_documents(run)
+    for problem in run.problems:
+        logged = problems[problem.id]
+        if prompt := prompts.get(logged.id, ""):
+            if problem.question.strip() not in prompt:
+                return False
+        elif problem.id in documents:
+            a, b = (_ADDRESS.sub("", text) for text in (documents[problem.id], logged.question))
+            if a != b:
+                return False
+    return True
+
+
+def _describe_documents(run: RunView) -> dict[str, str]:
+    """Return the documents of a run of `lm-eval:TASK` as `treegen import` describes them."""
+    get_documents = None if run.job is None else getattr(run.job.task, "get_documents", None)
+    if get_documents is None:
+        return {}
+    return {
+        problem_id: describe_document(json.loads(dump_document(doc)))
+        for problem_id, doc in get_documents().items()
+    }
 
 
 def _list_metrics(run: RunView) -> dict[str, list[str]]:
-    """Return the metrics of each filter of a run of `lm-eval:TASK`, by its first verdicts."""
-    metrics: dict[str, list[str]] = {}
+    """Return the metrics from 0 to 1 of each filter of a run of `lm-eval:TASK`.
+
+    Metrics for which lower is better are last, because verdicts are not made of them.
+    """
+    is_share: dict[str, dict[str, bool]] = {}
     for sample in run.samples:
         for filter, verdict in (sample.verdicts or {}).items():
             if isinstance(verdict, MetricVerdict):
-                metrics.setdefault(filter, list(verdict.measures))
-        if len(metrics) == len(run.filters):
-            break
-    return {filter: metrics[filter] for filter in run.filters if filter in metrics}
+                shares = is_share.setdefault(filter, {})
+                for metric, value in verdict.measures.items():
+                    is_number = isinstance(value, SupportsFloat) and not isinstance(value, str)
+                    number = float(value) if is_number else -1.0
+                    shares[metric] = shares.get(metric, True) and (
+                        math.isnan(number) or 0 <= number <= 1
+                    )
+    rows = run.report.metrics if run.report else ()
+    is_worse = {row.metric: not row.higher_is_better for row in rows}
+    return {
+        filter: sorted(
+            (metric for metric, is_one in is_share[filter].items() if is_one),
+            key=lambda metric: is_worse.get(metric, False),
+        )
+        for filter in run.filters
+        if filter in is_share
+    }
 
 
 def _find_score(
@@ -126,14 +164,14 @@ def _find_score(
     Args:
         filter: The name of the filter.
         metric: The name of the metric.
-        metrics: All metrics of the filter.
+        metrics: All metrics from 0 to 1 of the filter.
         scores: The names of the imported scores, as `treegen import` builds them.
     """
     names = [f"{metric},{filter}"]
     if filter == _NO_FILTER:
         names.insert(0, metric)
-    if metric == metrics[0]:
-        names.append(filter)  # the only metric of the log, or a log that treegen exported
+    if metrics == [metric]:
+        names.append(filter)  # `treegen import` names the only metric of a log so
     return next((name for name in names if name in scores), None)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.formatting import safe_line
-from treegen.errors import RunError
+from treegen.errors import InputError, RunError
 
 if TYPE_CHECKING:
     from treegen.report.view import RunView
@@ -306,7 +306,10 @@ def _reads_samples(choices: Mapping[str, Any]) -> bool:
     task = str(choices.get("task", ""))
     if not is_builtin_task(task):
         return True
-    default = get_search_task(task).defaults.num_samples
+    try:
+        default = get_search_task(task).defaults.num_samples
+    except InputError:  # a run of a version in which the task could be searched
+        return True
     return bool(choices.get("num_samples") != default)
 
 

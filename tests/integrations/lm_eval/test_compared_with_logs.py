@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cli_cases import Command, build_checkpoint
 from report_cases import make_run
@@ -22,6 +23,7 @@ from treegen.errors import InputError  # noqa: E402
 from treegen.integrations.lm_eval import TreegenLM  # noqa: E402
 from treegen.report.compare import Comparison  # noqa: E402
 from treegen.report.exchange import export_run, import_log  # noqa: E402
+from treegen.report.lm_eval_documents import describe_document, dump_document  # noqa: E402
 
 GENERATED, CHOSEN = "local_triviaqa", "local_arc_easy"
 
@@ -194,21 +196,115 @@ def test_logs_of_other_documents_are_not_compared(
 ) -> None:
     (results,) = (runs[GENERATED][0].parent / "log").glob("*/results_*.json")
     stamp = results.stem.removeprefix("results_")
+
+    def change(row: dict[str, Any], name: str) -> None:
+        if name == GENERATED:
+            row["arguments"]["gen_args_0"]["arg_0"] = "Q: another question\nA:"
+        else:
+            row["doc"]["question"] = "another question"
+
+    for name in (GENERATED, CHOSEN):
+        file = f"samples_{name}_{stamp}.jsonl"
+        rows = list(map(json.loads, results.with_name(file).read_text().splitlines()))
+        for row in rows:
+            change(row, name)
+        changed = tmp_path / f"changed-{name}"
+        changed.mkdir()
+        (changed / results.name).write_text(results.read_text())
+        (changed / file).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        (log,) = import_log(changed, tmp_path / name, tasks=[name])
+        run = treegen.open_run(runs[name][0], allow_task_code=True)
+        with pytest.raises(InputError, match="have the same ids but different content"):
+            run.compare(log)
+
+
+def test_a_run_whose_code_is_not_allowed_is_told(runs: dict[str, tuple[Path, Path]]) -> None:
+    run, log = runs[GENERATED]
+    with pytest.raises(InputError, match=r"has none; .* pass allow_task_code=True"):
+        treegen.open_run(run).compare(log)
+
+
+def test_documents_may_have_values_that_json_lacks() -> None:
+    doc = {"a": "\ud800", "b": {1}, "c": b"\xff", "d": np.float32(0.5), "e": np.int8(3)}
+    text = dump_document(doc)
+    assert text.encode() and json.loads(text) == {
+        "a": "?",
+        "b": [1],
+        "c": "b'\\xff'",
+        "d": 0.5,
+        "e": 3,
+    }
+    assert describe_document(["x"]) == "['x']"
+
+
+_CODE = """
+import datasets
+
+def load(**options):
     rows = [
-        json.loads(line)
-        for line in results.with_name(f"samples_{GENERATED}_{stamp}.jsonl").read_text().splitlines()
+        {"text": f"word {number} \\u2028", "word": "x", "raw": b"\\xff", "tags": {"a": None}}
+        for number in range(2)
     ]
+    return datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)})
+
+def measure(doc, results):
+    share = 0.25 + len(results[0]) % 2 / 2
+    return {"pair": (doc["word"], results[0]), "errors": share, "loss": 3.0, "f1": 1 - share}
+
+def aggregate(pairs):
+    return float(len(pairs))
+"""
+_METRICS = {"pair": True, "errors": False, "loss": False, "f1": True}
+
+
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_an_exported_run_has_all_metrics_of_its_task(num_samples: int, tmp_path: Path) -> None:
+    """Metrics may be below 1, better if lower, or no numbers, and documents may have any type."""
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "odd.py").write_text(_CODE)
+    metrics = "".join(
+        f"  - metric: {name}\n    higher_is_better: {json.dumps(better)}\n    aggregation: "
+        f"{'!function odd.aggregate' if name == 'pair' else 'mean'}\n"
+        for name, better in _METRICS.items()
+    )
+    take = [{"function": "take_first"}]
+    (tmp_path / "tasks" / "odd.yaml").write_text(
+        "task: odd\ncustom_dataset: !function odd.load\ntest_split: test\n"
+        'output_type: generate_until\ndoc_to_text: "{{text}}"\ndoc_to_target: word\n'
+        "process_results: !function odd.measure\n"
+        'generation_kwargs: {until: ["\\n"], do_sample: true, temperature: 1.0, max_gen_toks: 8}\n'
+        f"filter_list: {json.dumps([{'name': 'first', 'filter': take}])}\n"
+        f"metric_list:\n{metrics}metadata: {{version: 1.10}}\n"
+    )
+    checkpoint = build_checkpoint(tmp_path / "model", context=1024)
+    with LLM(str(checkpoint), check=False, device="cpu", dtype="float32", memory="64MiB") as llm:
+        run = treegen.evaluate(
+            "lm-eval:odd",
+            llm,
+            output=tmp_path / "run",
+            include_path=tmp_path / "tasks",
+            num_samples=num_samples,
+            progress=False,
+        )
+    results, samples = export_run(run.path, "lm-eval", tmp_path / "log", allow_task_code=True)
+    with samples.open(encoding="utf-8") as file:
+        rows = list(map(json.loads, file))
+    assert rows[1]["doc"] == {
+        "text": "word 1 \u2028",
+        "word": "x",
+        "raw": "b'\\xff'",
+        "tags": {"a": None},
+    }
     for row in rows:
-        row["arguments"]["gen_args_0"]["arg_0"] = "Q: another question\nA:"
-    changed = tmp_path / "changed"
-    changed.mkdir()
-    (changed / results.name).write_text(results.read_text())
-    text = "".join(f"{json.dumps(row)}\n" for row in rows)
-    (changed / f"samples_{GENERATED}_{stamp}.jsonl").write_text(text)
-    (log,) = import_log(changed, tmp_path / "log", tasks=[GENERATED])
-    run = treegen.open_run(runs[GENERATED][0], allow_task_code=True)
-    with pytest.raises(InputError, match="have the same ids but different content"):
-        run.compare(log)
+        # Pairs have no mean.
+        assert row["metrics"] == [name for name in _METRICS if num_samples == 1 or name != "pair"]
+        shares = [each["metrics"]["f1"] for each in row["by_response"]]
+        assert 0 < row["f1"] == sum(shares) / num_samples < 1 and row["loss"] == 3
+    (back,) = import_log(results, tmp_path / "back")
+    comparison = treegen.open_run(run.path, allow_task_code=True).compare(back)
+    found = values(comparison)
+    assert {metric for _, metric in found} >= {"errors", "f1"}
+    assert all(a == b for a, b in found.values())
 
 
 def test_another_task_than_that_of_the_log_is_told(

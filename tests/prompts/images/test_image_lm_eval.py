@@ -10,7 +10,7 @@ import pytest
 from cli_cases import Command, write_jsonl
 from tiny_images import picture, save_tiny_vision_model
 
-from treegen import LLM, InputError
+from treegen import LLM, InputError, open_run
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
 
@@ -19,6 +19,7 @@ from lm_eval_tasks import definition  # noqa: E402
 
 from treegen.evals.registry import get_task  # noqa: E402
 from treegen.integrations.lm_eval.model import TreegenLM  # noqa: E402
+from treegen.report.exchange import export_run, import_log  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +142,27 @@ def test_a_run_of_treegen_draws_the_same_answers(
 
     done = treegen(*words, "--allow-task-code", "-o", tmp_path / "text")
     assert done.code == 2 and "the task has images" in done.err and "--images" in done.err
+
+
+def test_exported_requests_are_those_that_lm_eval_logs(
+    model: Path, tasks: TaskManager, tmp_path: Path, treegen: Command
+) -> None:
+    words = ("--model", model, "--device", "cpu", "--memory", "16MiB", "--temperature", "0.5")
+    run = tmp_path / "run"
+    done = treegen(
+        "eval", tmp_path / "task.yaml", *words, "--images", "--allow-task-code", "-o", run
+    )
+    assert done.code == 0, done.err
+    results, samples = export_run(run, "lm-eval", tmp_path / "log", allow_task_code=True)
+    rows = list(map(json.loads, samples.read_text().splitlines()))
+    assert len(rows) == 3
+    for row in rows:
+        (request,) = row["arguments"].values()
+        assert request["arg_1"]["temperature"] == 0.5 and request["arg_1"]["do_sample"]
+        assert request["arg_2"].keys() == {"visual"}
+    (log,) = import_log(results, tmp_path / "back")
+    back = open_run(log)
+    assert open_run(run, allow_task_code=True).compare(back).differences
 
 
 def test_tasks_that_cannot_be_run_say_why(model: Path, tasks: TaskManager, tmp_path: Path) -> None:

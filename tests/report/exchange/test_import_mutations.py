@@ -262,6 +262,11 @@ def respond(**fields: Any) -> list[dict[str, Any]]:
         (respond(credit=2), "line 2: by_response.1.credit"),
         (respond(index=10**12), "line 2: by_response.1.index"),
         (respond(index=0), "line 2: by_response has two responses with the same index"),
+        (respond(metrics=[]), r"line 2: by_response\.1\.metrics: .*got \[\]"),
+        (
+            [row | {"metrics": [*row["metrics"], "f1"], "f1": 0.5} for row in exported_rows()],
+            "line 1: the line has several metrics, so each response of by_response must have",
+        ),
         ([*change(), change()[1]], "line 4: document 1 already has a line for the filter 'strict'"),
         (
             [*change(), change(filter="b", target="7")[1]],

@@ -100,15 +100,18 @@ def test_a_failed_action_ends_its_branch_only(how: str, said: str) -> None:
     assert going and not result.candidates
 
 
-def test_a_world_that_cannot_start_is_an_error_of_the_search() -> None:
+@pytest.mark.parametrize("instructs", [False, True])
+def test_a_world_that_cannot_start_is_an_error_of_the_search(instructs: bool) -> None:
     def make(problem: Any) -> Machine:
         if problem == "0":
             raise OSError("no such image")
         return Machine(0)
 
     async def fn(root: SearchNode) -> SearchNode:
-        agent.begin(root, root.search.name)
-        (child,) = await agent.act(root)
+        node = agent.begin(root, root.search.name)
+        if instructs:
+            node = agent.instruct(node, "Be quick.")
+        (child,) = await agent.act(node)
         return child
 
     with Agent(MemoryEnvironment(make, TOOLS), turns=turns()) as agent:
@@ -120,6 +123,46 @@ def test_a_world_that_cannot_start_is_an_error_of_the_search() -> None:
         bad, good = searches.results
     assert bad is not None and bad.error == "OSError: no such image" and bad.best is None
     assert good is not None and good.error is None and good.best is not None
+
+
+@pytest.mark.filterwarnings("ignore:all 2 searches failed")
+@pytest.mark.parametrize("why", ["search ends", "search fails", "takes too long"])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_world_that_starts_too_late_is_closed(why: str, is_async: bool) -> None:
+    may_end, closed = threading.Event(), threading.Semaphore(0)
+
+    class Late(Machine):
+        def close(self) -> Any:
+            if not is_async:
+                closed.release()
+                return None
+
+            async def close() -> None:
+                closed.release()
+
+            return close()
+
+    def make(problem: Any) -> Machine:
+        assert may_end.wait(60)
+        return Late(0)
+
+    async def fn(root: SearchNode) -> None:
+        agent.begin(root)
+        if why == "search fails":
+            raise ValueError("no")
+        if why == "takes too long":
+            await agent.act(root)
+
+    with Agent(MemoryEnvironment(make, TOOLS), turns=turns(), max_seconds=0.2) as agent:
+        searches = AskTell(fn, ["a", "b"], SamplingParams(seed=1))
+        assert not searches.ask() and searches.done
+        if why == "takes too long":
+            for result in searches.results:
+                assert result is not None and result.error is not None
+                assert "starting a world took more than 0.2 seconds" in result.error
+    may_end.set()
+    assert closed.acquire(timeout=30) and closed.acquire(timeout=30)
+    assert not closed.acquire(timeout=0.2)  # each of them once
 
 
 class NoCopies(Machine):

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from pydantic import ConfigDict, Field
 
@@ -27,9 +27,8 @@ from treegen.report.exchange.external_log import (
     validate,
 )
 from treegen.report.exchange.to_lm_eval import BY_RESPONSE
+from treegen.report.lm_eval_documents import describe_document
 
-# Fields of a document that may hold the question, most likely first.
-_QUESTIONS: Final = ("question", "query", "problem", "prompt", "input", "sentence", "text", "ctx")
 # Filter functions after which a metric describes more than the first response.
 _VOTES: Final = ("majority_vote", "take_first_k")
 _INVALID: Final = "[invalid]"
@@ -76,6 +75,8 @@ class _Response(Schema):
     answer: str | None
     correct: bool | None
     credit: Share | None
+    metrics: dict[str, Any] = Field(default_factory=dict)
+    """Its metrics by name, for a task of lm-eval."""
 
 
 class _Row(Schema):
@@ -230,8 +231,12 @@ def _check(line: _Line) -> None:
         raise InputError(
             f"{line.where}: {BY_RESPONSE} and resps must have the same number of responses"
         )
-    if len(row.metrics) > 1:
-        raise InputError(f"{line.where}: a line with {BY_RESPONSE} must have one metric")
+    are_scored = all(each.metrics or each.correct is None for each in row.by_response)
+    if len(row.metrics) > 1 and not are_scored:
+        raise InputError(
+            f"{line.where}: the line has several metrics, so each response of {BY_RESPONSE} must "
+            "have metrics"
+        )
     if len({response.index for response in row.by_response}) < len(row.by_response):
         raise InputError(f"{line.where}: {BY_RESPONSE} has two responses with the same index")
     for response in row.by_response:
@@ -340,7 +345,7 @@ def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tup
     return pairs
 
 
-def _is_share(value: object) -> bool:
+def _is_share(value: object) -> TypeGuard[float]:
     return isinstance(value, bool | int | float) and 0 <= value <= 1
 
 
@@ -365,11 +370,7 @@ def _is_chosen(row: _Row) -> bool:
 
 def _problem(line: _Line) -> ForeignProblem:
     row = line.row
-    doc = row.doc if isinstance(row.doc, dict) else {"text": str(row.doc)}
-    question = next((doc[name] for name in _QUESTIONS if isinstance(doc.get(name), str)), None)
-    if question is None:
-        question = json.dumps(doc, sort_keys=True)
-    answer = str(row.target)
+    question, answer = describe_document(row.doc), str(row.target)
     if row.problem_id is not None:
         question = question if row.question is None else row.question
         answer = answer if row.reference is None else row.reference
@@ -405,21 +406,13 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
     problem_id = _problem(line).id
     if row.by_response is not None:
         for response, text in zip(row.by_response, row.resps[0], strict=True):
-            verdict = (
-                {}
-                if response.correct is None
-                else {
-                    name: ForeignVerdict(
-                        answer=response.answer, correct=response.correct, credit=response.credit
-                    )
-                    for name, _ in scored.values()
-                }
-            )
             yield {
                 "problem_id": problem_id,
                 "index": response.index,
                 "text": text,
-                "verdicts": verdict,
+                "verdicts": _judge(
+                    response, text, {metric: name for metric, (name, _) in scored.items()}
+                ),
                 "num_tokens": response.tokens,
                 "finish_reason": response.finish_reason or "",
             }
@@ -439,6 +432,28 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
             name: score_to_verdict(value, answer, text) for name, value in scored.values()
         },
     }
+
+
+def _judge(response: _Response, text: str, names: Mapping[str, str]) -> dict[str, ForeignVerdict]:
+    """Return the verdicts on a response of a run that treegen has exported.
+
+    Args:
+        response: The response.
+        text: Its text.
+        names: The name of the verdict for each metric.
+    """
+    if response.correct is None:
+        return {}
+    if response.metrics:
+        return {
+            name: score_to_verdict(value, response.answer, text)
+            for metric, name in names.items()
+            if _is_share(value := response.metrics.get(metric))
+        }
+    verdict = ForeignVerdict(
+        answer=response.answer, correct=response.correct, credit=response.credit
+    )
+    return dict.fromkeys(names.values(), verdict)
 
 
 def _pick_most_likely_choice(line: _Line) -> tuple[str, str]:

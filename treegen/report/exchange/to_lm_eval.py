@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
+from numbers import Real
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
@@ -22,6 +23,7 @@ from treegen.common.formatting import replace_surrogates
 from treegen.evals.registry import LM_EVAL
 from treegen.evals.verdict import MetricVerdict
 from treegen.report.exchange.export import ExportedRun, export_references
+from treegen.report.lm_eval_documents import dump_document
 from treegen.report.view import ProblemView, Sample
 
 BY_RESPONSE: Final = "by_response"
@@ -55,22 +57,10 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
     with ExitStack() as stack:
         for task, path in samples.items():
             file = stack.enter_context(replace_file(path))
-            file.writelines(f"{_dump(row)}\n".encode() for row in rows[task])
+            file.writelines(f"{dump_document(row)}\n".encode() for row in rows[task])
     with replace_file(results) as file:
-        file.write(f"{_dump(_results(run, rows, documents), indent=2)}\n".encode())
+        file.write(f"{dump_document(_results(run, rows, documents), indent=2)}\n".encode())
     return [results, *samples.values()]
-
-
-def _dump(value: object, indent: int | None = None) -> str:
-    return json.dumps(value, indent=indent, default=_plain, ensure_ascii=False)
-
-
-def _plain(value: Any) -> object:
-    """Return a value of a document that JSON lacks in the way that lm-eval writes it."""
-    if isinstance(value, set):
-        return list(value)
-    is_scalar = type(value).__module__ == "numpy" and hasattr(value, "item")
-    return value.item() if is_scalar and getattr(value, "ndim", None) == 0 else str(value)
 
 
 def _task_name(name: str) -> str:
@@ -78,7 +68,7 @@ def _task_name(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(replace_surrogates(text).encode()).hexdigest()
 
 
 def _results(
@@ -278,13 +268,12 @@ def _row(run: ExportedRun, document: Mapping[str, Any], filter: str) -> dict[str
         "filtered_resps": [],
         "filter": filter,
         "metrics": [],
-        "doc_hash": _hash(_dump(document["doc"], indent=2)),
+        "doc_hash": _hash(dump_document(document["doc"], indent=2)),
         "prompt_hash": _hash(str(arguments[0][0])),
         "target_hash": _hash(target),
     }
     likelihoods = _list_likelihoods(run, problem, arguments)
-    scores = _score_choices if likelihoods else _score_responses
-    values = scores(run, problem.samples, filter)
+    values = _score(run, problem.samples, filter)
     row["metrics"] = list(values)
     row |= values
     row["problem_id"] = replace_surrogates(problem.id)
@@ -312,6 +301,7 @@ def _row(run: ExportedRun, document: Mapping[str, Any], filter: str) -> dict[str
             else replace_surrogates(verdict.answer),
             "correct": None if verdict is None else verdict.correct,
             "credit": None if verdict is None else verdict.credit,
+            **({"metrics": dict(verdict.measures)} if isinstance(verdict, MetricVerdict) else {}),
         }
         for sample, verdict in zip(problem.samples, verdicts, strict=True)
     ]
@@ -332,7 +322,9 @@ def _list_likelihoods(
     """
     record = run.records[problem.id, problem.samples[0].index]
     logprobs, greedy = record.get("choice_logprobs"), record.get("choice_greedy")
-    if not logprobs or any(isinstance(arg, Mapping) for request in arguments for arg in request):
+    if not logprobs or any(
+        isinstance(arg, Mapping) for request in arguments for arg in request[:2]
+    ):
         return []
     if len(arguments[0]) == 1:
         return [str(sum(logprobs))]
@@ -340,27 +332,28 @@ def _list_likelihoods(
     return [[str(logprob), str(is_greedy)] for logprob, is_greedy in pairs]
 
 
-def _score_choices(run: ExportedRun, samples: Sequence[Sample], filter: str) -> dict[str, Any]:
-    """Return the metrics of a problem whose texts are given.
+def _score(run: ExportedRun, samples: Sequence[Sample], filter: str) -> dict[str, Any]:
+    """Return the metrics of a problem; of several samples, the mean of each metric.
 
-    Args:
-        run: The run.
-        samples: The only sample of the problem.
-        filter: The filter that read the answers.
-    """
-    verdict = samples[0].verdict(filter)
-    return dict(verdict.measures) if isinstance(verdict, MetricVerdict) else {}
-
-
-def _score_responses(run: ExportedRun, samples: Sequence[Sample], filter: str) -> dict[str, Any]:
-    """Return the share of correct responses of a problem, by the name of the filter's first metric.
+    A task of lm-eval has its own metrics; those that are not numbers have no mean. For other tasks,
+    the metric is the share of correct samples, by the name of the filter's first metric.
 
     Args:
         run: The run.
         samples: The samples of the problem.
         filter: The filter that read the answers.
     """
-    right = [float(v.correct) for sample in samples if (v := sample.verdict(filter)) is not None]
+    verdicts = [v for sample in samples if (v := sample.verdict(filter)) is not None]
+    measures = [v.measures for v in verdicts if isinstance(v, MetricVerdict)]
+    if len(measures) == 1:
+        return dict(measures[0])
+    if measures:
+        means = {}
+        for name in dict.fromkeys(name for each in measures for name in each):
+            values = [each[name] for each in measures if name in each]
+            if all(isinstance(value, Real) for value in values):
+                means[name] = fmean(map(float, values))
+        return means
     rows = run.view.report.metrics if run.view.report else ()
     metric = next((row.metric for row in rows if row.filter == filter), "exact_match")
-    return {metric: fmean(right)} if right else {}
+    return {metric: fmean(float(v.correct) for v in verdicts)} if verdicts else {}

@@ -226,7 +226,8 @@ class Agent(Closeable):
     ) -> list[SearchNode]:
         """Return n replies; none if the model's context is full, which ends the branch.
 
-        At the root, this waits for the world first: without it, all branches would fail.
+        This waits for the world first if the episode begins at the root and no action has run:
+        without the world, all branches would fail.
 
         Args:
             node: The node to sample from.
@@ -234,7 +235,8 @@ class Agent(Closeable):
             n: Replies to sample.
             params: Sampling parameters.
         """
-        if node.parent is None and branch.state is not None:
+        begun = node.path[0].branch
+        if branch.state is not None and isinstance(begun, Branch) and begun.state is branch.state:
             await await_external(node, [branch.state.state])
             if branch.state is None:  # the node was dropped meanwhile
                 return []

@@ -7,8 +7,8 @@ import copy
 import inspect
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AsyncExitStack, suppress
 from itertools import count
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
@@ -78,7 +78,7 @@ class MemoryEnvironment:
     async def start(self, problem: Any) -> _MemoryWorld:
         """Return a new world in the first state of a problem."""
         self._check_open()
-        return await self._add(_Object(await in_daemon(self._make, problem)))
+        return await self._add(await _make_object(self._make, problem))
 
     async def restore(self, snapshot: str) -> _MemoryWorld:
         """Return a new world in the state of a snapshot."""
@@ -163,13 +163,13 @@ class _Object:
 
     async def call(self, function: Callable[..., T], *args: Any) -> T:
         """Call a method of the object, or a function of it, in a thread."""
-        if self._is_closed:
-            raise StoppedError("this world is closed; start or restore another world")
+        self._check_open()
         return await in_daemon(self._call_locked, function, *args)
 
     async def fork(self) -> _Object:
         """Return an independent copy of the object."""
-        return _Object(await self.call(_fork, self.value))
+        self._check_open()
+        return await _make_object(self._call_locked, _fork, self.value)
 
     async def close(self) -> None:
         """Close the object; a second call does nothing."""
@@ -182,9 +182,60 @@ class _Object:
             else:
                 await in_daemon(self._call_locked, close)
 
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise StoppedError("this world is closed; start or restore another world")
+
     def _call_locked(self, function: Callable[..., T], *args: Any) -> T:
         with self._lock:
             return function(*args)
+
+
+async def _make_object(make: Callable[..., Any], *args: Any) -> _Object:
+    """Return the object that a function makes in a thread.
+
+    If the caller is cancelled, the thread goes on, and the object is closed once it is made.
+
+    Args:
+        make: The function.
+        *args: Its arguments.
+    """
+    lock, made = threading.Lock(), list[Any]()
+    is_cancelled = False
+
+    def work() -> Any:
+        value = make(*args)
+        if inspect.isawaitable(value):  # it is cancelled with the caller
+            return value
+        with lock:
+            made.append(value)
+            is_late = is_cancelled
+        if is_late:
+            _close_unused(value)
+        return value
+
+    try:
+        return _Object(await in_daemon(work))
+    except asyncio.CancelledError:
+        with lock:
+            is_cancelled = True
+            unused = list(made)
+        for value in unused:
+            threading.Thread(target=_close_unused, args=(value,), daemon=True).start()
+        raise
+
+
+def _close_unused(value: Any) -> None:
+    """Close an object that nobody waits for, so nobody reads an error of it either."""
+
+    async def finish(closing: Awaitable[Any]) -> None:
+        await closing
+
+    if callable(close := getattr(value, "close", None)):
+        with suppress(Exception):
+            closing = close()
+            if inspect.isawaitable(closing):
+                asyncio.run(finish(closing))
 
 
 def _fork(state: WorldObject) -> WorldObject:

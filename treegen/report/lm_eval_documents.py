@@ -1,0 +1,39 @@
+"""The documents of lm-eval's tasks as JSON, and the questions in them."""
+
+import json
+from typing import Any, Final
+
+from treegen.common.formatting import replace_surrogates
+
+# Fields of a document that may hold the question, most likely first.
+_QUESTIONS: Final = ("question", "query", "problem", "prompt", "input", "sentence", "text", "ctx")
+
+
+def dump_document(value: object, indent: int | None = None) -> str:
+    """Return a document, or other content of a log, as JSON, as lm-eval writes it.
+
+    Args:
+        value: The document.
+        indent: As for `json.dumps`.
+    """
+    text = json.dumps(value, indent=indent, default=_plain, ensure_ascii=False)
+    return replace_surrogates(text)
+
+
+def _plain(value: Any) -> object:
+    """Return a value of a document that JSON lacks in the way that lm-eval writes it."""
+    if isinstance(value, set):
+        return list(value)
+    is_scalar = type(value).__module__ == "numpy" and hasattr(value, "item")
+    return value.item() if is_scalar and getattr(value, "ndim", None) == 0 else str(value)
+
+
+def describe_document(doc: Any) -> str:
+    """Return the question of a document, or the whole document if no field is known to have it.
+
+    Args:
+        doc: The document, as JSON has it.
+    """
+    doc = doc if isinstance(doc, dict) else {"text": str(doc)}
+    question = next((doc[name] for name in _QUESTIONS if isinstance(doc.get(name), str)), None)
+    return json.dumps(doc, sort_keys=True) if question is None else question
