@@ -7,7 +7,7 @@ is left out of that scorer's metrics.
 import json
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
@@ -52,21 +52,9 @@ def read_inspect(path: Path) -> ExternalLog:
     problems = _collect_problems(log.samples, path, is_own=_own_metadata(log) is not None)
     scores = _scores(log.samples, notices)
     filters = list(dict.fromkeys(name for of_sample in scores for name in of_sample))
-    done = [pair for pair in zip(log.samples, scores, strict=True) if pair[1]]
-    failed = sum(
-        bool(sample.error)
-        for sample, of_sample in zip(log.samples, scores, strict=True)
-        if not of_sample
-    )
-    if failed:
-        notices.append(f"{failed:,} samples ended with an error, have no score and are left out")
-    if filters and (num_left := len(log.samples) - len(done) - failed):
-        notices.append(f"{num_left:,} samples have no score and are left out")
-    for name in filters:
-        if num_lacking := sum(name not in of_sample for _, of_sample in done):
-            notices.append(
-                f"{num_lacking:,} samples have no score of {name} and do not count in its metrics"
-            )
+    pairs = list(zip(log.samples, scores, strict=True))
+    done = [pair for pair in pairs if pair[1]]
+    notices += _describe_unscored(pairs, filters)
     epochs = max([log.eval.config.epochs or 1, *(sample.epoch for sample in log.samples)])
     if epochs > MOST_SAMPLES:
         raise InputError(f"the log {path} must have at most {MOST_SAMPLES:,} epochs, got {epochs}")
@@ -97,6 +85,26 @@ def read_inspect(path: Path) -> ExternalLog:
         },
         str(path),
     )
+
+
+def _describe_unscored(
+    pairs: Sequence[tuple[EvalSample, Mapping[str, tuple[float, Score]]]], filters: Sequence[str]
+) -> Iterator[str]:
+    """Yield a notice for each kind of samples that some metric leaves out.
+
+    Args:
+        pairs: The samples with their scores.
+        filters: The names of all scores.
+    """
+    failed = sum(bool(sample.error) for sample, of_sample in pairs if not of_sample)
+    if failed:
+        yield f"{failed:,} samples ended with an error, have no score and are left out"
+    done = [of_sample for _, of_sample in pairs if of_sample]
+    if filters and (num_left := len(pairs) - len(done) - failed):
+        yield f"{num_left:,} samples have no score and are left out"
+    for name in filters:
+        if num_lacking := sum(name not in of_sample for of_sample in done):
+            yield f"{num_lacking:,} samples have no score of {name} and do not count in its metrics"
 
 
 def _read(path: Path) -> EvalLog:

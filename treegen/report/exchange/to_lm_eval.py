@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import datetime
 from numbers import Real
 from pathlib import Path
@@ -71,6 +72,19 @@ def _hash(text: str) -> str:
     return hashlib.sha256(replace_surrogates(text).encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """The metrics of each task and group, and what the results file says about each."""
+
+    values: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """The name, the number of documents, and each metric with its standard error."""
+    better: dict[str, dict[str, bool]] = field(default_factory=dict)
+    """Whether higher values of a metric are better."""
+    shots: dict[str, int | None] = field(default_factory=dict)
+    """The number of few-shot examples."""
+    versions: dict[str, Any] = field(default_factory=dict)
+
+
 def _results(
     run: ExportedRun,
     rows: Mapping[str, Sequence[Mapping[str, Any]]],
@@ -83,67 +97,109 @@ def _results(
         rows: The lines of samples of each task.
         documents: The documents, as `_list_documents` returns them.
     """
-    view, info = run.view, run.view.info
-    configs = {document["task"]: document.get("config", {}) for document in documents}
     sizes = {doc["task"]: doc["num_documents"] for doc in documents if "num_documents" in doc}
-    own = _task_name(view.task)
-    values: dict[str, dict[str, Any]] = {}
-    better: dict[str, dict[str, bool]] = {}
-    shots: dict[str, int | None] = {}
-    versions: dict[str, Any] = {}
-    metrics = view.report.metrics if view.report else ()
-    for row in metrics:
-        name = _task_name(row.task) if sizes else own  # the tables of other tasks add a label
-        of_task = values.setdefault(name, {"name": name, "alias": name})
-        of_task[f"{row.metric},{row.filter}"] = row.value
-        of_task[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
-        better.setdefault(name, {})[row.metric] = row.higher_is_better
-        shots[name], versions[name] = row.num_fewshot, _number(row.version)
-    for name in (own, *rows):
-        values.setdefault(name, {"name": name, "alias": name})
-        versions.setdefault(name, _number(run.version))
-        shots.setdefault(name, None)
-        better.setdefault(name, {})
-    for vote in view.report.majority if view.report else ():
-        values[own][f"maj@{vote.k},{vote.filter}"] = vote.value
-        error = "N/A" if vote.stderr is None else vote.stderr
-        values[own][f"maj@{vote.k}_stderr,{vote.filter}"] = error
-        better[own][f"maj@{vote.k}"] = True
-    for name, lines in rows.items():
-        values[name]["sample_len"] = len({line["doc_id"] for line in lines})
+    tables = _collect_metrics(run, rows, are_tasks_of_lm_eval=bool(sizes))
+    values = tables.values
     groups = {
         name: members for name, members in _list_groups(run).items() if name in values and members
     }
-    is_generated = all(BY_RESPONSE in line for lines in rows.values() for line in lines)
     return {
         "results": values,
         **({"groups": {name: values[name] for name in groups}} if groups else {}),
         "group_subtasks": groups,
-        "configs": {
-            name: {
-                "task": name,
-                "output_type": "generate_until",
-                **configs[name],
-                "num_fewshot": shots[name],
-                "repeats": view.num_samples,
-                **({"generation_kwargs": _generation(run)} if is_generated else {}),
-                "metadata": {
-                    **(configs[name].get("metadata") or {}),
-                    "version": versions[name],
-                },
-            }
-            for name in rows
-        },
-        "versions": versions,
-        "n-shot": shots,
-        "higher_is_better": better,
+        "configs": _describe_tasks(run, rows, documents, tables),
+        "versions": tables.versions,
+        "n-shot": tables.shots,
+        "higher_is_better": tables.better,
         "n-samples": {
             name: {
-                "original": sizes.get(name, len(view.problems)),
+                "original": sizes.get(name, len(run.view.problems)),
                 "effective": values[name]["sample_len"],
             }
             for name in rows
         },
+        **_describe_run(run),
+        "task_hashes": {
+            name: _hash("".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in lines))
+            for name, lines in rows.items()
+        },
+    }
+
+
+def _collect_metrics(
+    run: ExportedRun,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    are_tasks_of_lm_eval: bool,
+) -> _Tables:
+    """Return the metrics of the run's report by lm-eval's names.
+
+    Args:
+        run: The run.
+        rows: The lines of samples of each task.
+        are_tasks_of_lm_eval: Whether lm-eval defines the tasks, so that a report may have several.
+    """
+    report, tables = run.view.report, _Tables()
+    own = _task_name(run.view.task)
+    for row in report.metrics if report else ():
+        name = _task_name(row.task) if are_tasks_of_lm_eval else own  # other tasks add a label
+        of_task = tables.values.setdefault(name, {"name": name, "alias": name})
+        of_task[f"{row.metric},{row.filter}"] = row.value
+        of_task[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
+        tables.better.setdefault(name, {})[row.metric] = row.higher_is_better
+        tables.shots[name], tables.versions[name] = row.num_fewshot, _number(row.version)
+    for name in (own, *rows):
+        tables.values.setdefault(name, {"name": name, "alias": name})
+        tables.versions.setdefault(name, _number(run.version))
+        tables.shots.setdefault(name, None)
+        tables.better.setdefault(name, {})
+    for vote in report.majority if report else ():
+        tables.values[own][f"maj@{vote.k},{vote.filter}"] = vote.value
+        error = "N/A" if vote.stderr is None else vote.stderr
+        tables.values[own][f"maj@{vote.k}_stderr,{vote.filter}"] = error
+        tables.better[own][f"maj@{vote.k}"] = True
+    for name, lines in rows.items():
+        tables.values[name]["sample_len"] = len({line["doc_id"] for line in lines})
+    return tables
+
+
+def _describe_tasks(
+    run: ExportedRun,
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    documents: Sequence[Mapping[str, Any]],
+    tables: _Tables,
+) -> dict[str, dict[str, Any]]:
+    """Return the configuration of each task.
+
+    Args:
+        run: The run.
+        rows: The lines of samples of each task.
+        documents: The documents, as `_list_documents` returns them.
+        tables: The metrics, as `_collect_metrics` returns them.
+    """
+    configs = {document["task"]: document.get("config", {}) for document in documents}
+    is_generated = all(BY_RESPONSE in line for lines in rows.values() for line in lines)
+    return {
+        name: {
+            "task": name,
+            "output_type": "generate_until",
+            **configs[name],
+            "num_fewshot": tables.shots[name],
+            "repeats": run.view.num_samples,
+            **({"generation_kwargs": _generation(run)} if is_generated else {}),
+            "metadata": {
+                **(configs[name].get("metadata") or {}),
+                "version": tables.versions[name],
+            },
+        }
+        for name in rows
+    }
+
+
+def _describe_run(run: ExportedRun) -> dict[str, Any]:
+    """Return the fields of the results file about the model and the run as a whole."""
+    info, system = run.view.info, run.system_instruction
+    return {
         "config": {
             "model": "treegen",
             "model_args": {"pretrained": run.model},
@@ -151,19 +207,13 @@ def _results(
             "random_seed": run.sampling.get("seed"),
         },
         "date": datetime.fromisoformat(info.created).timestamp(),
-        "task_hashes": {
-            name: _hash(
-                "".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in rows[name])
-            )
-            for name in rows
-        },
         "model_source": "treegen",
         "model_name": run.model,
         "model_name_sanitized": _RESERVED.sub("__", run.model),
-        "system_instruction": run.system_instruction,
-        "system_instruction_sha": _hash(run.system_instruction) if run.system_instruction else None,
+        "system_instruction": system,
+        "system_instruction_sha": _hash(system) if system else None,
         "treegen": {
-            "task": view.task,
+            "task": run.view.task,
             "fingerprint": info.fingerprint,
             "versions": dict(info.versions),
         },
@@ -291,7 +341,19 @@ def _row(run: ExportedRun, document: Mapping[str, Any], filter: str) -> dict[str
     row["resps"] = [[replace_surrogates(sample.text) for sample in problem.samples]]
     # lm-eval's filters reduce the repeats of a request to one response; treegen keeps them.
     row["filtered_resps"] = answers if run.view.num_samples == 1 else [answers]
-    row[BY_RESPONSE] = [
+    row[BY_RESPONSE] = _describe_responses(problem, filter)
+    return row
+
+
+def _describe_responses(problem: ProblemView, filter: str) -> list[dict[str, Any]]:
+    """Return the verdict on each response of a problem.
+
+    Args:
+        problem: The problem.
+        filter: The filter that read the answers.
+    """
+    verdicts = [sample.verdict(filter) for sample in problem.samples]
+    return [
         {
             "index": sample.index,
             "tokens": sample.num_tokens,
@@ -305,7 +367,6 @@ def _row(run: ExportedRun, document: Mapping[str, Any], filter: str) -> dict[str
         }
         for sample, verdict in zip(problem.samples, verdicts, strict=True)
     ]
-    return row
 
 
 def _list_likelihoods(
