@@ -81,6 +81,13 @@ def test_inspect_has_targets_fields_and_a_system_message(told: Path, tmp_path: P
     assert turns == [("system", "Answer briefly."), ("user", "Q: What is 6 times 4?\nA:")]
 
 
+def test_every_eval_ever_lists_the_references(told: Path, tmp_path: Path) -> None:
+    _, samples = export_run(told, "every-eval-ever", tmp_path)
+    rows = map(json.loads, samples.read_text().splitlines())
+    references = {row["sample_id"]: row["input"]["reference"] for row in rows}
+    assert references == {"a": ["24"], "b": ["7", "seven"]}
+
+
 @pytest.mark.parametrize("to", ["inspect", "lm-eval"])
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_run_equals_its_export(

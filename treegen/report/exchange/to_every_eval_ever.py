@@ -18,7 +18,7 @@ from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
 from treegen.errors import InputError
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow
-from treegen.report.exchange.export import ExportedRun, plain_text
+from treegen.report.exchange.export import ExportedRun, export_references, plain_text
 from treegen.report.view import ProblemView, Sample, settings_group
 
 SCHEMA_VERSION: Final = "0.3.0"
@@ -209,7 +209,7 @@ def _row(
         "input": {
             "raw": question,
             "formatted": None if prompt is None else replace_surrogates(plain_text(prompt)),
-            "reference": [reference],
+            "reference": export_references(problem),
             "choices": None,
         },
         "output": {"raw": [answer], "reasoning_trace": [thinking] if thinking else None},
