@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -200,6 +201,8 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     assert all(Path(path).stat().st_size for path in found["plots"])
     assert METHOD in done.out
     assert "conclusion: no difference is shown in any metric\n" in done.out
+    (tokens,) = [line for line in done.out.splitlines() if line.startswith("tokens: ")]
+    assert re.search(r", p [<.\d]+ \(not part of the conclusion\)$", tokens)
     assert (
         "--output-path and --no-plots cannot be used together"
         in treegen("compare", a, b, "-o", "x", "--no-plots").error
