@@ -383,7 +383,14 @@ def test_without_its_problems_a_run_is_shown_unjudged(treegen: Command, tmp_path
     data = tmp_path / "run-data.jsonl"
     moved = shutil.move(data, tmp_path / "moved.jsonl")
     done = treegen("report", run)
-    assert done.code == 0 and "the samples are not scored" in done.err
+    assert done.code == 1 and "Error: " in done.err
+    assert "the samples are not scored" in done.err
+    assert done.err.endswith("; if the file has moved, pass its new path with --data\n")
+    exported = treegen("export", run, "--to", "lm-eval", "-q")
+    assert exported.code == 1 and "pass its new path with --data" in exported.err
+    compared = treegen("compare", run, run)
+    assert compared.code == 2 and "cannot be compared: the problems cannot be read" in compared.err
+    assert "pass its new path with --data" in compared.err
     index = Reader(run / "report.html").blob("run-1-index")
     assert index["filters"] == [] and len(index["samples"]["tokens"]) == 96
     assert len(index["prompts"]) == 13

@@ -311,6 +311,9 @@ def _find_shared_filters(a: RunView, b: RunView) -> list[str]:
     """Return the filters of both runs, or raise InputError if there are none."""
     shared = [filter for filter in a.filters if filter in b.filters]
     if not shared:
+        for view in (a, b):
+            if view.unread:
+                raise InputError(f"{view.path} cannot be compared: {view.unread.marked}")
         filters = [f"{view.path} has {', '.join(view.filters) or 'none'}" for view in (a, b)]
         raise InputError(
             f"the runs have no filter in common: {'; '.join(filters)}; score both runs with the "

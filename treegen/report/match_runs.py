@@ -211,7 +211,12 @@ def _check_same_problems(a: RunView, b: RunView) -> None:
             f"{arg('limit=')}"
         )
     data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
-    if data[0] != data[1] and (difference := _describe_different_content(a, b)):
+    if data[0] == data[1]:
+        return
+    for view in (a, b):
+        if view.unread:
+            raise InputError(f"{view.path} cannot be compared: {view.unread.marked}")
+    if difference := _describe_different_content(a, b):
         raise InputError(
             f"the problems of {a.path} and {b.path} have the same ids but different content: "
             f"{difference}"
@@ -225,11 +230,6 @@ def _describe_different_content(a: RunView, b: RunView) -> str:
         a: The first run.
         b: The second run, with the same ids.
     """
-    for view in (a, b):
-        if not any(problem.question or problem.answer for problem in view.problems):
-            return (
-                f"the problems of {view.path} cannot be read; pass {arg('data=')} with their file"
-            )
     advice = f"make both runs with the same {arg('data=')}"
     second = {problem.id: problem for problem in b.problems}
     pairs = [(problem, second[problem.id]) for problem in a.problems]
