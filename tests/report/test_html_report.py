@@ -216,7 +216,12 @@ def test_plots_are_written_beside_the_page(treegen: Command, tmp_path: Path) -> 
     both = treegen("report", *runs, "-o", tmp_path / "all" / "both.html")
     folders = {Path(path).parent.relative_to(tmp_path) for path in both.document["plots"]}
     top = Path("all/both_plots")
-    assert folders == {top, top / "run-1", top / "run-2"}
+    assert folders == {top, top / "run-0", top / "run-1"}
+    assert "--html FILE.html" in (tmp_path / "all" / "both.html").read_text("utf-8")
+    equal = [make_run(tmp_path / name / "a", num_problems=3, num_samples=1) for name in "xy"]
+    named = treegen("report", *equal, "-o", tmp_path / "equal.html")
+    names = {Path(path).parent.name for path in named.document["plots"]}
+    assert names == {"equal_plots", "x_a", "y_a"}
     none = treegen("report", runs[1], "--no-plots")
     assert none.document["plots"] == [] and not (runs[1] / "report_plots").exists()
 

@@ -231,7 +231,7 @@ def count_unfinished_tokens(usage: Mapping[str, Any]) -> int:
     Args:
         usage: The usage of a run, as from `sum_usage`.
     """
-    return max(0, usage.get("decoded_tokens", 0) - usage.get("sample_tokens", 0))
+    return max(0, int(usage.get("decoded_tokens", 0)) - int(usage.get("sample_tokens", 0)))
 
 
 def format_decoding(usage: Mapping[str, Any]) -> str:
