@@ -39,16 +39,20 @@ def export_to(run: Path, to: str, output_path: Path | None, **reading: Any) -> N
         output_path: File (.eval) for inspect, folder for other formats.
         **reading: Options of the "reading" option group; see `load_run`.
     """
-    from treegen.cli.terminal.render import echo, json_line, tell
+    from treegen.cli.terminal.render import echo, exit_with_complaints, json_line, tell
     from treegen.common.formatting import safe_text
     from treegen.report.exchange.export import export_with_notices
+    from treegen.report.view import UnscoredNotice
 
     files, notices = export_with_notices(run, to, output_path, **reading)
+    unscored = [notice for notice in notices if isinstance(notice, UnscoredNotice)]
     for notice in notices:
-        tell(notice)
+        if notice not in unscored:
+            tell(notice)
     for file in files:
         echo(safe_text(f"{file} ({file.stat().st_size / 2**20:,.1f} MiB)"))
     json_line({"run": str(run), "to": to, "files": [str(file) for file in files]})
+    exit_with_complaints(unscored)
 
 
 @click.command("import")

@@ -34,21 +34,25 @@ def report(
         no_plots: Write only the page, without a folder of plots.
         **reading: Options of the "reading" option group; see `load_run`.
     """
-    from treegen.cli.terminal.render import echo, in_flags, json_line, tell
+    from treegen.cli.terminal.render import echo, exit_with_complaints, in_flags, json_line, tell
     from treegen.common.formatting import safe_text
     from treegen.report.audit.audit import audit_quickly
     from treegen.report.html_page import check_name, write_page
     from treegen.report.load import find_runs, load_run
+    from treegen.report.view import UnscoredNotice
 
     if output_path is not None and os.path.isdir(output_path):
         output_path = output_path / "report.html"
     if output_path is not None:
         check_name(output_path, "--output-path")
-    paths, views = find_runs(runs), []
+    paths, views, complaints = find_runs(runs), [], []
     for path in paths:
         view = load_run(path, **reading)
         for line in view.notices:
-            tell(f"{path}: {in_flags(line)}")
+            if isinstance(line, UnscoredNotice):
+                complaints.append(f"{path}: {in_flags(line)}")
+            else:
+                tell(f"{path}: {in_flags(line)}")
         views.append(view)
     default = paths[0] / "report.html" if len(paths) == 1 else Path("report.html")
     audits = [audit_quickly(view) for view in views]
@@ -66,6 +70,7 @@ def report(
             "runs": [str(path) for path in paths],
         }
     )
+    exit_with_complaints(complaints)
 
 
 @click.command("watch")

@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from cli_cases import EXAMPLES, Command, results_of
+from report_cases import make_run
 
 from treegen.common.outputs import Usage
 from treegen.evals.config.eval_settings import resolve_eval_settings
-from treegen.evals.progress.usage import attention_line, sum_usage
+from treegen.evals.progress.usage import attention_line, format_decoding, sum_usage
+from treegen.report.load import load_run
+from treegen.report.tables import cards
 
 
 def test_kernels_are_counted_by_level_from_the_root_to_the_own_keys() -> None:
@@ -33,6 +37,37 @@ def test_kernels_of_parts_are_added_up() -> None:
     assert total["kernels"] == {"level 0": {"cudnn": 5, "triton": 1}}
     assert parts[0]["kernels"] == {"level 0": {"cudnn": 2}}
     assert total["seconds"] == 3.0
+
+
+def test_decoded_tokens_of_unfinished_samples_are_counted_apart() -> None:
+    killed = {"samples": 4, "seconds": 10.0, "decoded_tokens": 900}
+    resumed = {"samples": 6, "seconds": 10.0, "decoded_tokens": 600}
+    undisturbed = sum_usage([resumed], num_samples=6, unshared=9, kept=600)
+    assert format_decoding(undisturbed) == "decoded tokens: 600 at 60 per second"
+    stopped = sum_usage([killed, resumed], num_samples=10, unshared=9, kept=1000)
+    line = "decoded tokens: 1,500 at 75 per second, of which 500 belong to unfinished samples"
+    assert format_decoding(stopped) == line
+    # Two samples ended after the last save before the kill.
+    partial = sum_usage([killed, resumed], num_samples=12, unshared=9, kept=1100)
+    assert format_decoding(partial) == (
+        "decoded tokens: 1,500 at 75 per second, of which at least 400 belong to unfinished "
+        "samples; not counted: the last seconds before a kill"
+    )
+    unsaved = sum_usage([], num_samples=3, unshared=9, kept=80)
+    assert format_decoding(unsaved) == (
+        "decoded tokens: not recorded; the finished samples have 80 tokens"
+    )
+
+
+def test_a_report_gives_the_reason_for_unknown_numbers(tmp_path: Path) -> None:
+    view = load_run(make_run(tmp_path / "run", num_problems=2, num_samples=1))
+    usage = {**view.usage, "prompt_tokens_computed": 9, "decoded_tokens": 900, "sample_tokens": 90}
+    shown = {card.label: card for card in cards(replace(view, usage=usage))}
+    assert shown["prompt sharing"].value == "n/a" and "killed" in shown["prompt sharing"].more
+    assert shown["tokens/s"].more == "900 tokens, 810 of them in unfinished samples"
+    whole = {**usage, "samples_accounted": 2, "prompt_tokens_unshared": 18}
+    shown = {card.label: card for card in cards(replace(view, usage=whole))}
+    assert shown["prompt sharing"].value == "2.0\u00d7"
 
 
 def test_one_line_says_which_kernel_read_which_level_and_what_was_saved() -> None:

@@ -1,7 +1,9 @@
 """Comparing two runs: the tests and intervals, and what is refused."""
 
+import json
 import math
 import random
+import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from report_cases import answer_with, make_run
 from scipy import stats
 
+from treegen import evaluate
 from treegen.evals.statistics.estimators import holm
 from treegen.report.compare import METHOD, Difference, _difference, compare_runs
 from treegen.report.load import load_run
@@ -200,6 +203,8 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     assert all(Path(path).stat().st_size for path in found["plots"])
     assert METHOD in done.out
     assert "conclusion: no difference is shown in any metric\n" in done.out
+    (tokens,) = [line for line in done.out.splitlines() if line.startswith("tokens: ")]
+    assert re.search(r", p [<.\d]+ \(not part of the conclusion\)$", tokens)
     assert (
         "--output-path and --no-plots cannot be used together"
         in treegen("compare", a, b, "-o", "x", "--no-plots").error
@@ -227,8 +232,6 @@ def other_task(a: Path, b: Path) -> None:
 
 
 def change(path: Path, edit: Any, compared: Any, fingerprint: Any) -> None:
-    import json
-
     document = json.loads((path / "run.json").read_text())
     edit(document["settings"]["identity"])
     ids, planned = document["problem_ids"], document["planned"]
@@ -249,6 +252,52 @@ def test_runs_of_other_problems_are_refused(treegen: Command, tmp_path: Path) ->
     version = make_run(tmp_path / "version", num_problems=6, num_samples=2)
     other_task(a, version)
     assert "compare runs of the same task and version" in treegen("compare", a, version).error
+
+
+def _ask(path: Path, data: Path, answers: list[int], question: str, template: str) -> Path:
+    """Make a run of the task jsonl over a file of questions."""
+    rows = [
+        {"id": f"q{i}", "question": f"{question} {i}?", "answer": str(answer)}
+        for i, answer in enumerate(answers)
+    ]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = {"template": template, "answer": "number"}
+    options: dict[str, Any] = {"max_tokens": 2, "eager": True, "task_args": arguments}
+    evaluate("jsonl", "demo", data=str(data), output=path, **options)
+    return path
+
+
+def test_runs_with_other_templates_are_compared(treegen: Command, tmp_path: Path) -> None:
+    plain, numbers = "{question}", [0, 1, 2]
+    a = _ask(tmp_path / "a", tmp_path / "data.jsonl", numbers, "What is", plain)
+    b = _ask(tmp_path / "b", tmp_path / "data.jsonl", numbers, "What is", "Q: {question}\nA:")
+    copied = _ask(tmp_path / "c", tmp_path / "copy.jsonl", numbers, "What is", "{question}!")
+    for other in (b, copied):
+        done = treegen("compare", a, other, "--no-plots")
+        assert done.code == 0, done.err
+        assert "differ in: template '{question}' / '" in done.out
+    question = _ask(tmp_path / "d", tmp_path / "other.jsonl", numbers, "Name", "{question}!")
+    assert (
+        "different content: 3 of 3 questions differ, such as that of 'q0' ('What is 0?' / "
+        "'Name 0?!'); make both runs with the same --data"
+    ) in treegen("compare", a, question).error
+    answer = _ask(tmp_path / "e", tmp_path / "answers.jsonl", [0, 7, 2], "What is", plain)
+    error = treegen("compare", a, answer).error
+    assert "1 of 3 references differ, such as that of 'q1' ('1' / '7')" in error
+
+
+def test_problems_in_another_order_are_paired_by_id(tmp_path: Path) -> None:
+    a = load_run(make_run(tmp_path / "a", num_problems=6, num_samples=3))
+    ids = tuple(reversed(a.info.problem_ids))
+    identity = {**a.info.identity, "data": {**a.info.identity["data"], "problems": "other"}}
+    turned = replace(
+        a,
+        info=replace(a.info, problem_ids=ids, identity=identity),
+        problems=tuple(reversed(a.problems)),
+    )
+    found = compare_runs(a, turned)
+    assert found.num_equal == 18 and set(found.differences[0].by_problem) == {0.0}
+    assert found.problem_ids == a.info.problem_ids
 
 
 def test_unfinished_problems_are_left_out_only_if_asked(treegen: Command, tmp_path: Path) -> None:

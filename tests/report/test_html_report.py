@@ -216,7 +216,12 @@ def test_plots_are_written_beside_the_page(treegen: Command, tmp_path: Path) -> 
     both = treegen("report", *runs, "-o", tmp_path / "all" / "both.html")
     folders = {Path(path).parent.relative_to(tmp_path) for path in both.document["plots"]}
     top = Path("all/both_plots")
-    assert folders == {top, top / "run-1", top / "run-2"}
+    assert folders == {top, top / "run-0", top / "run-1"}
+    assert "--html FILE.html" in (tmp_path / "all" / "both.html").read_text("utf-8")
+    equal = [make_run(tmp_path / name / "a", num_problems=3, num_samples=1) for name in "xy"]
+    named = treegen("report", *equal, "-o", tmp_path / "equal.html")
+    names = {Path(path).parent.name for path in named.document["plots"]}
+    assert names == {"equal_plots", "x_a", "y_a"}
     none = treegen("report", runs[1], "--no-plots")
     assert none.document["plots"] == [] and not (runs[1] / "report_plots").exists()
 
@@ -383,7 +388,14 @@ def test_without_its_problems_a_run_is_shown_unjudged(treegen: Command, tmp_path
     data = tmp_path / "run-data.jsonl"
     moved = shutil.move(data, tmp_path / "moved.jsonl")
     done = treegen("report", run)
-    assert done.code == 0 and "the samples are not scored" in done.err
+    assert done.code == 1 and "Error: " in done.err
+    assert "the samples are not scored" in done.err
+    assert done.err.endswith("; if the file has moved, pass its new path with --data\n")
+    exported = treegen("export", run, "--to", "lm-eval", "-q")
+    assert exported.code == 1 and "pass its new path with --data" in exported.err
+    compared = treegen("compare", run, run)
+    assert compared.code == 2 and "cannot be compared: the problems cannot be read" in compared.err
+    assert "pass its new path with --data" in compared.err
     index = Reader(run / "report.html").blob("run-1-index")
     assert index["filters"] == [] and len(index["samples"]["tokens"]) == 96
     assert len(index["prompts"]) == 13

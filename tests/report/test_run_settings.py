@@ -66,7 +66,9 @@ def test_a_comparison_says_in_what_the_runs_differ(
         "fewshot_as_multiturn False / True"
     )
     assert lines[2] == differ
+    assert lines[3] == "4 settings differ; the test cannot separate their effects"
     assert "differ in: no setting that affects samples\n" in str(compare_runs(a, a))
+    assert "settings differ" not in str(compare_runs(a, a))
     assert differ.replace("'", "&#x27;") in comparison._repr_html_()
     done = treegen("compare", *runs, "--no-plots")
     assert differ in done.out and done.document["differ_in"] == list(comparison.differ_in)
@@ -79,6 +81,12 @@ def test_a_comparison_says_whether_the_runs_share_random_numbers(
     a, b = map(load_run, runs)
     same = "random numbers: the same in both runs (seed 0), so similar runs differ by less noise"
     assert same in str(compare_runs(a, b)).splitlines()
+    texts = tuple(
+        replace(p, samples=tuple(replace(s, text=f"{s.text}.") for s in p.samples))
+        for p in b.problems
+    )
+    without = same.partition(", so")[0]
+    assert without in str(compare_runs(a, replace(b, problems=texts))).splitlines()
 
     def with_sampling(view: RunView, **changes: object) -> RunView:
         sampling = {**view.info.identity["sampling"], **changes}
@@ -87,9 +95,9 @@ def test_a_comparison_says_whether_the_runs_share_random_numbers(
         )
 
     other = with_sampling(b, seed=5)
-    assert describe_random_numbers(a, other) == "independent (seed 0 / 5)"
+    assert describe_random_numbers(a, other, is_similar=True) == "independent (seed 0 / 5)"
     greedy = with_sampling(b, temperature=0.0)
-    assert describe_random_numbers(a, greedy) == ""
+    assert describe_random_numbers(a, greedy, is_similar=True) == ""
     out = treegen("compare", *runs, "--no-plots").out
     assert same in out and "--html FILE.html" in out
 

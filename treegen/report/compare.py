@@ -168,6 +168,7 @@ class Comparison:
                     for letter, name, what in zip("AB", (self.a, self.b), self.what, strict=True)
                 ),
                 f"differ in: {', '.join(self.differ_in) or NO_SETTING}",
+                *self._warn_of_several_settings(),
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
                 _summarize(rows),
             )
@@ -193,6 +194,11 @@ class Comparison:
             lines.append(f"other filters: {', '.join(hidden)}; {more}")
         listing = PrintableTable.of(rows, columns, words=("Filter", "Metric"), lines=lines)
         return replace(listing, title=title)
+
+    def _warn_of_several_settings(self) -> list[str]:
+        """Return a sentence if a difference may be due to any of several settings."""
+        num = len(self.differ_in)
+        return [f"{num} settings differ; the test cannot separate their effects"] if num > 1 else []
 
     def __str__(self) -> str:
         return str(self.listing())
@@ -270,7 +276,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         places,
         (describe_view(a), describe_view(b)),
         differing_settings(KeySettings.of(a), KeySettings.of(b)),
-        describe_random_numbers(a, b),
+        describe_random_numbers(a, b, is_similar=num_equal > 0),
         num_equal,
         num_paired,
         tuple(shared[1:]) if is_one_task else (),
@@ -306,6 +312,9 @@ def _find_shared_filters(a: RunView, b: RunView) -> list[str]:
     """Return the filters of both runs, or raise InputError if there are none."""
     shared = [filter for filter in a.filters if filter in b.filters]
     if not shared:
+        for view in (a, b):
+            if view.unread:
+                raise InputError(f"{view.path} cannot be compared: {view.unread.marked}")
         filters = [f"{view.path} has {', '.join(view.filters) or 'none'}" for view in (a, b)]
         remedy = "score both runs with the same filter"
         if any(view.job is None and not view.filters for view in (a, b)):
@@ -473,4 +482,4 @@ def _describe_tokens(tokens: TokenDifference) -> str:
     line += (
         f"; B - A {tokens.value:+,.0f} for a problem ({tokens.low:+,.0f} to {tokens.high:+,.0f})"
     )
-    return f"{line}, p {p_text(tokens.p_value)}"
+    return f"{line}, p {p_text(tokens.p_value)} (not part of the conclusion)"

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
-from treegen.common.files import replace_file
+from treegen.common.files import file_name, replace_file
 from treegen.common.formatting import safe_text
 from treegen.common.lifetimes import freeze_gc
 from treegen.common.version import VERSION
@@ -176,12 +176,29 @@ def write_page(
     folder = path.with_name(f"{path.stem}_plots")
     if path.parent == views[0].path:
         check_no_link(path.parent, folder)
+    subfolders = _name_subfolders(views, pictures)
     for key, of_run in pictures.items() if plots else ():
         for picture in of_run:
-            written += picture.save(folder if len(views) == 1 else folder / key)
+            written += picture.save(folder if len(views) == 1 else folder / subfolders[key])
     for picture in across if plots else ():
         written += picture.save(folder)
     return written
+
+
+def _name_subfolders(views: Sequence[RunView], keys: Iterable[str]) -> dict[str, str]:
+    """Return the folder of each run's plots: the name of the run, or its key if names are equal.
+
+    Args:
+        views: The runs.
+        keys: The key of each run on the page.
+    """
+    # Some file systems do not distinguish upper case from lower case.
+    names = [file_name(view.name) for view in views]
+    counts = Counter(name.casefold() for name in names)
+    return {
+        key: name if counts[name.casefold()] == 1 else f"{name}-{key}"
+        for key, name in zip(keys, names, strict=True)
+    }
 
 
 @freeze_gc()

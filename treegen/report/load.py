@@ -23,7 +23,14 @@ from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.report.load_search import load_search_run
 from treegen.report.view import FILE as TREES
-from treegen.report.view import ProblemView, RunView, Sample, read_trees, task_name
+from treegen.report.view import (
+    ProblemView,
+    RunView,
+    Sample,
+    describe_unread,
+    read_trees,
+    task_name,
+)
 from treegen.runs import RunDir
 from treegen.runs.images import RunImages
 
@@ -214,10 +221,7 @@ def _job(run: RunDir, options: OpenRunOptions, notices: list[str]) -> "Job | Non
     except TreegenError as error:
         if overrides_run(options):
             raise
-        reason = error.message.marked
-        notices.append(
-            Message(f"the problems cannot be read, so the samples are not scored: {reason}")
-        )
+        notices.append(describe_unread(run.info, error, searched=False))
         return None
     return job
 

@@ -7,12 +7,20 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from treegen.errors import Message, TreegenError
+from treegen.errors import TreegenError
 from treegen.evals.config.base import OpenRunOptions, drop_unset, find_moved_files, overrides_run
 from treegen.evals.progress.usage import load_attempts, read_timeline
 from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
 from treegen.evals.verdict import Verdict
-from treegen.report.view import ProblemView, RunView, Sample, StoredTree, read_trees, task_name
+from treegen.report.view import (
+    ProblemView,
+    RunView,
+    Sample,
+    StoredTree,
+    describe_unread,
+    read_trees,
+    task_name,
+)
 from treegen.runs import SearchRunDir
 
 if TYPE_CHECKING:
@@ -71,10 +79,7 @@ def _job(run: SearchRunDir, options: OpenRunOptions, notices: list[str]) -> "Sea
     except TreegenError as error:
         if overrides_run(options):
             raise
-        reason = error.message.marked
-        notices.append(
-            Message(f"the problems cannot be read, so their texts are not shown: {reason}")
-        )
+        notices.append(describe_unread(run.info, error, searched=True))
         return None
     return job
 

@@ -6,10 +6,12 @@ run may have several tasks. lm-eval's log has one score for each metric and filt
 has one verdict for each filter, with all metrics.
 """
 
+import filecmp
 import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, SupportsFloat
 
@@ -19,14 +21,17 @@ from treegen.evals.verdict import MetricVerdict, Verdict
 from treegen.report.lm_eval_documents import describe_document, dump_document
 from treegen.report.view import ProblemView, RunView, settings_group
 
+_MAX_CHARS: Final = 60  # characters of a question or a reference in an error
 _NO_FILTER: Final = "none"  # lm-eval's name for the filter of a task without filters
 _ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the text of an object, such as an image
 
 
 def match_runs(a: RunView, b: RunView) -> tuple[RunView, RunView]:
-    """Return two runs of the same problems, which have the same ids in both.
+    """Return two runs of the same problems, which have the same ids and order in both.
 
-    If one of the runs is an imported log of lm-eval, it gets the names of the other run.
+    If one of the runs is an imported log of lm-eval, it gets the names of the other run. The
+    questions of two runs may differ if they come from the same data, because a task's arguments,
+    such as a template, may change how a question is written.
 
     Args:
         a: The first run.
@@ -40,7 +45,7 @@ def match_runs(a: RunView, b: RunView) -> tuple[RunView, RunView]:
     elif _is_log_of(b, a):
         b = _rename(b, a)
     _check_same_problems(a, b)
-    return a, b
+    return a, _reorder(b, a.info.problem_ids)
 
 
 def _is_log_of(log: RunView, run: RunView) -> bool:
@@ -244,11 +249,95 @@ def _check_same_problems(a: RunView, b: RunView) -> None:
             f"{arg('limit=')}"
         )
     data = [view.info.identity.get("data", {}).get("problems") for view in (a, b)]
-    if data[0] != data[1] or a.info.problem_ids != b.info.problem_ids:
+    if data[0] == data[1]:
+        return
+    for view in (a, b):
+        if view.unread:
+            raise InputError(f"{view.path} cannot be compared: {view.unread.marked}")
+    if difference := _describe_different_content(a, b):
         raise InputError(
-            f"the problems of {a.path} and {b.path} have the same ids but different content; "
-            f"make both runs with the same {arg('data=')}"
+            f"the problems of {a.path} and {b.path} have the same ids but different content: "
+            f"{difference}"
         )
+
+
+def _describe_different_content(a: RunView, b: RunView) -> str:
+    """Return in what the problems of two runs differ, and what to do; "" if they are the same.
+
+    Args:
+        a: The first run.
+        b: The second run, with the same ids.
+    """
+    advice = f"make both runs with the same {arg('data=')}"
+    second = {problem.id: problem for problem in b.problems}
+    pairs = [(problem, second[problem.id]) for problem in a.problems]
+    for name in ("reference", "question"):
+        if name == "question" and _have_same_data(a, b):
+            continue
+        differing = [(x, y) for x, y in pairs if getattr(x, name) != getattr(y, name)]
+        if differing:
+            x, y = differing[0]
+            texts = " / ".join(_shorten(getattr(problem, name)) for problem in (x, y))
+            return (
+                f"{len(differing):,} of {len(pairs):,} {name}s differ, such as that of {x.id!r} "
+                f"({texts}); {advice}"
+            )
+    if a.job is None or b.job is None:
+        return ""
+    if any(view.job.data.problems[0].id not in second for view in (a, b) if view.job is not None):
+        return f"the prompts of the log do not contain the questions of the run; {advice}"
+    others = [
+        {
+            p.id: (p.choices, p.openings, [i.sha256 for i in p.images])
+            for p in view.job.data.problems
+        }
+        for view in (a, b)
+        if view.job is not None
+    ]
+    if ids := [i for i in second if others[0].get(i) != others[1].get(i)]:
+        return f"the choices or images of {ids[0]!r} differ; {advice}"
+    return ""
+
+
+def _have_same_data(a: RunView, b: RunView) -> bool:
+    """Return whether treegen made both runs from the same data file or the same bundled problems.
+
+    Args:
+        a: The first run.
+        b: The second run.
+    """
+    if a.job is None or b.job is None or any("imported" in v.info.identity for v in (a, b)):
+        return False
+    options = [view.job.settings.options for view in (a, b) if view.job is not None]
+    first, second = (option.data for option in options)
+    if first == second:
+        return options[0].split == options[1].split
+    if first is None or second is None:
+        return False
+    with suppress(OSError):
+        return filecmp.cmp(first, second, shallow=False)
+    return False
+
+
+def _reorder(view: RunView, problem_ids: tuple[str, ...]) -> RunView:
+    """Return a run with its problems in another order.
+
+    Args:
+        view: The run.
+        problem_ids: The ids of its problems in the new order.
+    """
+    if view.info.problem_ids == problem_ids:
+        return view
+    by_id = {problem.id: problem for problem in view.problems}
+    return replace(
+        view,
+        info=replace(view.info, problem_ids=problem_ids),
+        problems=tuple(by_id[i] for i in problem_ids),
+    )
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}...")
 
 
 def _suggest_task(a: RunView, b: RunView) -> str:

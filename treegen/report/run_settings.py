@@ -240,7 +240,7 @@ def differing_settings(a: KeySettings, b: KeySettings) -> tuple[str, ...]:
     return tuple(f"{name} {x} / {y}" for name, (x, y) in a.differing(b).items())
 
 
-def describe_random_numbers(a: "RunView", b: "RunView") -> str:
+def describe_random_numbers(a: "RunView", b: "RunView", *, is_similar: bool) -> str:
     """Return whether two runs drew with the same random numbers; "" if treegen did not draw both.
 
     The random numbers of a sample follow from the seed, its problem and its index.
@@ -248,6 +248,7 @@ def describe_random_numbers(a: "RunView", b: "RunView") -> str:
     Args:
         a: The first run.
         b: The second run.
+        is_similar: Whether some samples have the same text in both runs.
     """
     if any("imported" in view.info.identity for view in (a, b)):
         return ""
@@ -257,7 +258,8 @@ def describe_random_numbers(a: "RunView", b: "RunView") -> str:
     seeds = [values["seed"] for values in settings]
     if seeds[0] != seeds[1]:
         return f"independent (seed {seeds[0]} / {seeds[1]})"
-    return f"the same in both runs (seed {seeds[0]}), so similar runs differ by less noise"
+    line = f"the same in both runs (seed {seeds[0]})"
+    return f"{line}, so similar runs differ by less noise" if is_similar else line
 
 
 def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:

@@ -6,7 +6,11 @@ from html import escape
 from typing import Any, Final, TypeVar
 
 from treegen.common.formatting import flatten, format_bytes, format_table, safe_line, safe_text
-from treegen.evals.progress.usage import format_kernels, format_sharing
+from treegen.evals.progress.usage import (
+    count_unfinished_tokens,
+    format_kernels,
+    format_sharing,
+)
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow, Report
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.report.run_settings import describe_view
@@ -154,13 +158,20 @@ def cards(view: RunView) -> list[Card]:
         headline_cards.append(Card("thinking", f"{tokens / len(thoughts):,.0f}", note))
     if usage.get("decoded_tokens"):
         speed = f"{usage['tokens_per_second']:,.0f}"
-        headline_cards.append(Card("tokens/s", speed, f"{usage['decoded_tokens']:,} tokens"))
+        note = f"{usage['decoded_tokens']:,} tokens"
+        if unfinished := count_unfinished_tokens(usage):
+            note += f", {unfinished:,} of them in unfinished samples"
+        headline_cards.append(Card("tokens/s", speed, note))
     if usage.get("accepted_tokens"):
         share = usage["accepted_tokens"] / usage["decoded_tokens"]
         headline_cards.append(
             Card("guessed", f"{share:.0%}", f"of {usage['decoded_tokens']:,} tokens")
         )
-    if usage.get("prompt_tokens_computed") and usage["samples_accounted"] == usage["samples"] > 0:
+    if usage.get("prompt_tokens_computed") and usage["samples_accounted"] < usage["samples"]:
+        headline_cards.append(
+            Card("prompt sharing", "n/a", "not known, because a part of the run was killed")
+        )
+    elif usage.get("prompt_tokens_computed") and usage["samples"]:
         computed, apart = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
         headline_cards.append(
             Card("prompt sharing", f"{apart / computed:,.1f}\u00d7", f"{computed:,} computed")

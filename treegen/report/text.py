@@ -7,6 +7,7 @@ from typing import Any, Final
 from treegen.common.formatting import format_table, safe_line, safe_text
 from treegen.evals.progress.usage import (
     attention_line,
+    format_decoding,
     format_sharing,
     speculation_line,
     workers_line,
@@ -86,12 +87,8 @@ def run_text(
         lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     if usage.get("uncompiled_because"):
         lines.append(safe_text(f"layers ran uncompiled: {usage['uncompiled_because']}"))
-    is_partial = 0 < usage.get("samples_accounted", 0) < usage.get("samples", 0)
-    lines.append(
-        f"decoded tokens: {usage['decoded_tokens']:,} at {usage['tokens_per_second']:,.0f} per "
-        f"second{', without the part that was killed' if is_partial else ''}; "
-        f"{results['done']:,} of {results['planned']:,} {unit}"
-    )
+    done = f"{results['done']:,} of {results['planned']:,} {unit}"
+    lines.append(f"{format_decoding(usage)}; {done}")
     if line := workers_line(results.get("parts", ())):
         lines.append(safe_text(f"workers: {line}"))
     return "\n".join(lines)

@@ -5,6 +5,7 @@ best path ends.
 """
 
 import math
+import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.outputs import Thinking, answer_after
-from treegen.errors import RunError
+from treegen.errors import DataError, Message, RunError, TreegenError, arg
 from treegen.evals.problem import readable_reference
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.verdict import Verdict
@@ -270,6 +271,11 @@ class RunView:
     )
 
     @property
+    def unread(self) -> Message:
+        """The notice that its problems cannot be read; empty if they can."""
+        return next((line for line in self.notices if isinstance(line, UnreadNotice)), Message())
+
+    @property
     def unit(self) -> str:
         """The unit of what is drawn for a problem, in the plural."""
         return "searches" if self.searched else "samples"
@@ -328,6 +334,32 @@ def task_name(info: "RunInfo") -> str:
     """Return the name of a run's task."""
     task = info.identity.get("task")
     return str(task.get("name", "?")) if isinstance(task, Mapping) else "run"
+
+
+class UnreadNotice(Message):
+    """The notice that the problems of a run cannot be read."""
+
+
+class UnscoredNotice(UnreadNotice):
+    """The notice that samples are not scored, because the problems cannot be read."""
+
+
+def describe_unread(info: "RunInfo", error: TreegenError, *, searched: bool) -> UnreadNotice:
+    """Return the notice that the problems of a run cannot be read.
+
+    Args:
+        info: The content of run.json.
+        error: Why they cannot be read.
+        searched: Whether it is a search run, which stores its scores.
+    """
+    reason = error.message.marked
+    data = info.free.get("data")
+    # os.path, because a Path raises for names that are too long.
+    if isinstance(error, DataError) and isinstance(data, str) and not os.path.exists(data):
+        reason += f"; if the file has moved, pass its new path with {arg('data=')}"
+    if searched:
+        return UnreadNotice(f"the problems cannot be read, so their texts are not shown: {reason}")
+    return UnscoredNotice(f"the problems cannot be read, so the samples are not scored: {reason}")
 
 
 def settings_group(info: "RunInfo", name: str) -> Mapping[str, Any]:

@@ -60,6 +60,19 @@ def test_the_command_prints_findings_and_fails_on_request(repository: Path, tmp_
         audit_run(bad).has("worst")
 
 
+def test_a_cut_off_sample_stated_no_answer_and_the_finding_counts_all_at_max_tokens(
+    tmp_path: Path,
+) -> None:
+    unfinished, stated = "First we add nine and then", "The answer is 17, because"
+    samples = [[(unfinished, None, False)]] * 3 + [[(stated, "17", False)], [(stated, "17", True)]]
+    problems = [(f"How many in box {i}?", "18") for i in range(4)] + [("How many here?", "17")]
+    audit = audit_run(import_run(tmp_path, problems, samples, finish="length"))
+    (finding,) = [finding for finding in audit.findings if finding.kind == "cut-off"]
+    assert (finding.count, finding.total) == (3, 5)
+    assert "without a stated answer" in finding.message
+    assert "5 of all samples ended at max_tokens" in finding.message
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_has_the_audit(tmp_path: Path) -> None:
     view = load_run(import_run(tmp_path, [("How many?", "18")], _MISREAD))

@@ -222,6 +222,36 @@ def sum_usage(
     return total
 
 
+def count_unfinished_tokens(usage: Mapping[str, Any]) -> int:
+    """Return how many generated tokens belong to no finished sample.
+
+    These are the tokens of samples that are being decoded, or that were when the run stopped. After
+    a kill, the number is a lower bound, because the usage of the last seconds is lost.
+
+    Args:
+        usage: The usage of a run, as from `sum_usage`.
+    """
+    return max(0, int(usage.get("decoded_tokens", 0)) - int(usage.get("sample_tokens", 0)))
+
+
+def format_decoding(usage: Mapping[str, Any]) -> str:
+    """Return one sentence on the generated tokens: their number, their speed, what they include.
+
+    Args:
+        usage: The usage of a run, as from `sum_usage`.
+    """
+    samples, accounted = usage.get("samples", 0), usage.get("samples_accounted", 0)
+    decoded, kept = usage["decoded_tokens"], usage.get("sample_tokens", 0)
+    if not decoded and kept and not accounted:
+        return f"decoded tokens: not recorded; the finished samples have {kept:,} tokens"
+    line = f"decoded tokens: {decoded:,} at {usage['tokens_per_second']:,.0f} per second"
+    is_partial = accounted < samples
+    if unfinished := count_unfinished_tokens(usage):
+        bound = "at least " if is_partial else ""
+        line += f", of which {bound}{unfinished:,} belong to unfinished samples"
+    return f"{line}; not counted: the last seconds before a kill" if is_partial else line
+
+
 def format_sharing(usage: Mapping[str, Any]) -> str:
     """Return one sentence on the prompt tokens that sharing saved."""
     computed, unshared = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]

@@ -120,7 +120,8 @@ def _cut(
 
     open_ones = {id(sample) for sample in thinking}
     unanswered = [s for s in cut if id(s) not in open_ones and is_unanswered(s)]
-    yield from find("cut-off", unanswered, num)
+    at_limit = sum(s.finish_reason == "length" for s in samples)
+    yield from find("cut-off", unanswered, num, cut=at_limit)
     long_samples = [s for s in samples if s.num_tokens >= _LEAST_TOKENS]
     if len(long_samples) >= 5 and len(cut) >= 0.95 * num and len(unanswered) >= num / 2:
         yield from find("end-never-reached", cut, num)
