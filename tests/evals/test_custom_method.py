@@ -152,6 +152,26 @@ def test_propose_reads_the_options_and_step_does_not(way: str, tmp_path: Path) -
         assert max(children.values()) == (expand if way == "propose" else 2)
 
 
+def test_the_example_that_reads_the_problem_finds_solutions(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs/search/own-methods.md"
+    (text,) = re.findall(r"^```python\n(import heapq.*?)^```", page.read_text(), re.M | re.S)
+    path = tmp_path / "nearest.py"
+    path.write_text(text)
+    records = records_of(job_of(path, "nearest"))
+    assert all(record["error"] is None for record in records)
+    assert sum(record["solved"] for record in records) >= 2
+    num_valued = 0
+    for record in records:
+        target = int(record["problem_id"][1:]) + 5  # as in `job_of`
+        for node in record["nodes"][1:]:
+            numbers = re.findall(r"\(left: ([\d ]+)\)", node["text"])
+            if node["score"] is not None and not node["pruned"]:
+                left = map(int, numbers[-1].split())
+                assert node["score"] == -min(abs(number - target) for number in left)
+                num_valued += 1
+    assert num_valued > 4
+
+
 def test_one_that_takes_the_end_for_a_failure_is_ended(own: Path) -> None:
     (record,) = records_of(job_of(own, "stubborn", limit=1, budget={"calls": 9}))
     assert record["error"] is None and record["stopped"] == "solved"  # by what is in the tree
