@@ -177,7 +177,9 @@ def command(
         for problem, error in errors[:_SHOWN_ERRORS]:
             render.tell(f"{result.method}: the search of {problem!r} failed: {error}")
         if len(errors) > _SHOWN_ERRORS:
-            render.tell(f"{result.method}: {len(errors) - _SHOWN_ERRORS:,} more searches failed")
+            num = len(errors) - _SHOWN_ERRORS
+            more = "1 more search" if num == 1 else f"{num:,} more searches"
+            render.tell(f"{result.method}: {more} failed")
     render.echo("\n" + cost_table([result.results for result in results]))
     for result in results:
         render.echo(f"run: {result.path}")

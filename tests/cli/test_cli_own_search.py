@@ -58,6 +58,7 @@ def test_a_file_is_searched_compared_shown_and_resumed(
             ["-m", "beam", "-a", "keep=first"],
             "method beam has no argument 'keep'; the method has no arguments",
         ),
+        (["{own}:narrowing"], "but an async function, such as a search method; did you mean -"),
         (["--compare", "beam,{own}:narrowing", "-a", "x=1"], "none of the methods has an argument"),
     ],
 )
@@ -65,7 +66,8 @@ def test_what_is_refused_before_weights_are_loaded(
     treegen: Command, tiny: Path, no_weights: None, args: list[str], message: str
 ) -> None:
     given = [each.format(own=EXAMPLES / "search_own.py") for each in args]
-    assert message in treegen("search", "countdown", *given, "-M", tiny).error
+    task = [] if args[0].startswith("{own}") else ["countdown"]
+    assert message in treegen("search", *task, *given, "-M", tiny).error
     assert not list(Path().rglob("run.json"))
 
 
@@ -133,6 +135,10 @@ def test_failed_searches_are_reported_by_every_command(
     drawn = treegen("show", run, "--tree", tree["problem_id"])
     assert "failed: ValueError: no luck" in drawn.out
     assert treegen("report", run, "--no-plots", "-o", tmp_path / "page.html").code == 0
+    single = treegen("search", *args, "-L", "1", "-m", f"{own}:broken", "-o", tmp_path / "one")
+    assert "1 search failed; see the errors above" in single.err
+    shown = treegen("show", tmp_path / "one")
+    assert "1 search failed; the error, in the search of problem " in shown.err
     compared = treegen("compare", tmp_path / "run" / "sample", run, "--no-plots")
     assert "conclusion: none, because all 5 searches of B failed" in compared.out
     assert compared.document["failed"] == "all 5 searches of B failed"

@@ -353,8 +353,8 @@ def test_what_is_under_way_may_turn_out_either_way() -> None:
     found = so_far.estimate(8)
     assert found is not None and found.value == 4 / 12 and found.num_problems == 12
     assert found.low == estimate([1.0] * 4 + [0.0] * 8).low and found.high == 1
-    shown = moment(4, estimate=found, unknown=8).format_accuracy
-    assert shown == f"accuracy at least 0.333 ({found.low:.3f} to 1.000), 8 running"
+    shown = moment(4, estimate=found, unknown=8, unit="searches").format_accuracy
+    assert shown == f"solved so far 0.333 ({found.low:.3f} to 1.000), 8 running"
     assert so_far.estimate() == so_far.estimate(0) == estimate([1.0] * 4)
 
 

@@ -227,7 +227,7 @@ def test_it_can_be_sent_to_workers_that_lack_its_file(own: Path) -> None:
         ("{own}:line", "has no function 'line'; did you mean 'lines'"),
         (
             "{own}:plain",
-            "mine.py:plain is not an async function; write it as `async def plain(root)`",
+            "mine.py:plain is not an async function; write it as `async def plain(root, tools)`",
         ),
         ("{own}:needs", "method mine.py:needs requires the argument n; pass -a n=VALUE"),
         ("{own}:odd", "n of method mine.py:odd has the type dict, which cannot be written as text"),

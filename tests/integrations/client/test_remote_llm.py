@@ -294,7 +294,7 @@ def test_a_limit_of_the_server_is_an_error_that_says_what_to_free(local: LLM) ->
 
     with listening(demo(), nodes=NodeLimits(max_nodes=12)) as running:
         remote = RemoteLLM(f"{running.url}/v1", KEY)
-        with pytest.warns(RuntimeWarning, match="all 1 searches failed"):
+        with pytest.warns(RuntimeWarning, match="the only search failed"):
             (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
     assert result.error is not None and "BusyError" in result.error and "nodes" in result.error
 
@@ -355,7 +355,7 @@ def test_a_prompt_that_needs_more_operations_than_a_request_has_is_an_error() ->
 
     with listening(demo(), nodes=NodeLimits(max_node_operations=2)) as running:
         remote = RemoteLLM(f"{running.url}/v1", KEY)
-        with pytest.warns(RuntimeWarning, match="all 1 searches failed"):
+        with pytest.warns(RuntimeWarning, match="the only search failed"):
             (result,) = remote.search(search, PROBLEMS[:1], PARAMS)
     assert "the server accepts at most 2" in str(result.error)
 
@@ -516,7 +516,7 @@ def test_lost_answers_are_asked_for_again(
     running.wait_until_idle()
 
 
-@pytest.mark.filterwarnings("ignore:all 1 searches failed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:the only search failed:RuntimeWarning")
 def test_a_restarted_server_draws_the_same_tree(
     local: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -551,7 +551,7 @@ def test_a_restarted_server_draws_the_same_tree(
 
 
 @pytest.mark.soak
-@pytest.mark.filterwarnings("ignore:all 1 searches failed:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:the only search failed:RuntimeWarning")
 def test_a_search_whose_server_is_killed_can_be_run_again(local: LLM) -> None:
     """SIGKILL comes between two steps of the search; another server gives the equal tree."""
     options = ["--port", "0", "--memory", "64MiB", "--device", "cpu", "--dtype", "float32"]

@@ -241,8 +241,13 @@ def warn_if_all_failed(results: Sequence[SearchResult], *, stacklevel: int = 3) 
     if results and all(result.error is not None for result in results):
         first = results[0]
         more = " (its exception and traceback are in result.exception)" if first.exception else ""
+        failed = (
+            "the only search failed; its error"
+            if len(results) == 1
+            else f"all {len(results):,} searches failed; the first error"
+        )
         warnings.warn(
-            f"all {len(results):,} searches failed; the first error: {first.error}{more}",
+            f"{failed}: {first.error}{more}",
             RuntimeWarning,
             stacklevel=stacklevel,
         )
