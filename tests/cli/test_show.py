@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from treegen.common.outputs import LevelRows
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
 from treegen.evals.progress.usage import read_timeline
 from treegen.evals.statistics.estimators import estimate
-from treegen.report.view import read_trees
+from treegen.report import run_document
+from treegen.report.view import StoredTree, read_trees
 from treegen.runs.record_lines import encode_record
 from treegen.search.tree.records import best_path, draw_tree
 
@@ -244,6 +246,32 @@ def test_a_tree_says_what_is_known_of_each_node() -> None:
     assert drawn.splitlines()[0] == "* [1 tokens] start [bold]here[/bold]"
     assert drawn.splitlines()[1].endswith("* [score 0.500, logprob -1.25, 1,234 tokens] two lines")
     assert drawn.splitlines()[2].endswith("[1 tokens, cut off, pruned] (empty)")
+
+
+def test_a_tree_shows_visits_and_the_first_nodes_of_restarts() -> None:
+    nodes = [
+        node(0, None, visits=9),
+        node(1, 0, score=0.5, visits=6),
+        node(2, 1),
+        node(3, 0, restart=2),
+        node(4, 3, restart=2),
+        node(5, 1, restart=3),
+    ]
+    lines = printed(draw_tree(nodes)).splitlines()
+    shown = [re.sub(r"^.*?\[(.*)\].*", r"\1", line) for line in lines]
+    assert shown == [
+        "visits 9, 1 tokens",
+        "score 0.500, visits 6, 1 tokens",
+        "1 tokens",
+        "1 tokens, restart 3",
+        "1 tokens, restart 2",
+        "1 tokens",
+    ]
+    stored = StoredTree("p", "mcts", None, None, None, tuple(nodes))
+    assert run_document.tree_legend(stored) == (
+        "score: the value of a node, higher is better; visits: how many values count for a node; "
+        "restart: the search began again at the root"
+    )
 
 
 def test_a_line_is_cut_at_the_width_unless_all_is_asked_for() -> None:
