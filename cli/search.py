@@ -1,5 +1,6 @@
 """`treegen search`: search for solutions step by step, and write run directories."""
 
+import shlex
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -177,10 +178,16 @@ def command(
         for problem, error in errors[:_SHOWN_ERRORS]:
             render.tell(f"{result.method}: the search of {problem!r} failed: {error}")
         if len(errors) > _SHOWN_ERRORS:
-            render.tell(f"{result.method}: {len(errors) - _SHOWN_ERRORS:,} more searches failed")
+            num = len(errors) - _SHOWN_ERRORS
+            more = "1 more search" if num == 1 else f"{num:,} more searches"
+            render.tell(f"{result.method}: {more} failed")
     render.echo("\n" + cost_table([result.results for result in results]))
     for result in results:
         render.echo(f"run: {result.path}")
+    if len(results) > 1 and not any(result.missing for result in results):
+        first, second, *others = (shlex.quote(str(result.path)) for result in results)
+        which = " of two runs" if others else ""
+        render.echo(f"paired test{which}: treegen compare {first} {second}")
     runs = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
     render.json_line({"runs": runs})
     render.exit_with_complaints(describe_missing(results))

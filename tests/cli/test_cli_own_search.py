@@ -58,6 +58,7 @@ def test_a_file_is_searched_compared_shown_and_resumed(
             ["-m", "beam", "-a", "keep=first"],
             "method beam has no argument 'keep'; the method has no arguments",
         ),
+        (["{own}:narrowing"], "but an async function, such as a search method; did you mean -"),
         (["--compare", "beam,{own}:narrowing", "-a", "x=1"], "none of the methods has an argument"),
     ],
 )
@@ -65,7 +66,8 @@ def test_what_is_refused_before_weights_are_loaded(
     treegen: Command, tiny: Path, no_weights: None, args: list[str], message: str
 ) -> None:
     given = [each.format(own=EXAMPLES / "search_own.py") for each in args]
-    assert message in treegen("search", "countdown", *given, "-M", tiny).error
+    task = [] if args[0].startswith("{own}") else ["countdown"]
+    assert message in treegen("search", *task, *given, "-M", tiny).error
     assert not list(Path().rglob("run.json"))
 
 
@@ -84,6 +86,31 @@ def test_workers_search_by_a_file(treegen: Command, tiny: Path, tmp_path: Path) 
         return [[node["text"] for node in record["nodes"]] for record in records]
 
     assert texts(tmp_path / "alone") == texts(tmp_path / "spread")
+
+
+def test_the_message_names_the_line_of_the_users_file(
+    treegen: Command, tiny: Path, tmp_path: Path
+) -> None:
+    own = tmp_path / "mine.py"
+    own.write_text(
+        "async def first(root, tools):\n"
+        "    return parse(root.text)\n"
+        "def parse(text):\n"
+        "    return [][0]\n"
+        "async def second(root, tools):\n"
+        "    return await tools.steps(root, 2)\n"
+        "async def third(root, tools):\n"
+        "    return await root.sample(2, max_tokens='a')\n"
+    )
+    messages = {
+        "first": "IndexError: list index out of range (mine.py:4, in parse)",
+        "second": "`tools` has no 'steps'; did you mean 'step'? (mine.py:6, in second)",
+        "third": "max_tokens must be an integer, got 'a' (mine.py:8, in third)",
+    }
+    for name, message in messages.items():
+        args = ["countdown", "-M", tiny, "-L", "1", "--budget", "tokens=60", "-f", "1"]
+        done = treegen("search", *args, "-m", f"{own}:{name}", "-o", tmp_path / name)
+        assert done.code == 1 and message in done.err, done.err
 
 
 def test_failed_searches_are_reported_by_every_command(
@@ -108,5 +135,12 @@ def test_failed_searches_are_reported_by_every_command(
     drawn = treegen("show", run, "--tree", tree["problem_id"])
     assert "failed: ValueError: no luck" in drawn.out
     assert treegen("report", run, "--no-plots", "-o", tmp_path / "page.html").code == 0
+    single = treegen("search", *args, "-L", "1", "-m", f"{own}:broken", "-o", tmp_path / "one")
+    assert "1 search failed; see the errors above" in single.err
+    shown = treegen("show", tmp_path / "one")
+    assert "1 search failed; the error, in the search of problem " in shown.err
+    compared = treegen("compare", tmp_path / "run" / "sample", run, "--no-plots")
+    assert "conclusion: none, because all 5 searches of B failed" in compared.out
+    assert compared.document["failed"] == "all 5 searches of B failed"
     refused = treegen("show", tmp_path / "run").error
     assert "contains run directories; use one of" in refused and "broken-broken" in refused

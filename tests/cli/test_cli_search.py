@@ -67,6 +67,8 @@ def test_what_a_comparison_prints_and_stores(compared: Path) -> None:
     assert [row[1] for row in cells] == ["0/3", "0/3"]
     assert [row[2] for row in cells] == ["0.000", "0.000"]
     assert cells[0][3] == "0.000 to 0.755"
+    assert f"paired test: treegen compare {compared / 'sample'} {compared / 'tot-bfs'}" in out
+    assert "Seconds is the time of the whole run." in out
     assert f"preparing {compared / 'sample'}, {compared / 'tot-bfs'}: reading" in err
     assert err.index("preparing") < err.index("run directory")
     document = json.loads((compared / "document.json").read_text())

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ from treegen.common.outputs import LevelRows
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
 from treegen.evals.progress.usage import read_timeline
 from treegen.evals.statistics.estimators import estimate
-from treegen.report.view import read_trees
+from treegen.report import run_document
+from treegen.report.view import StoredTree, read_trees
 from treegen.runs.record_lines import encode_record
 from treegen.search.tree.records import best_path, draw_tree
 
@@ -246,6 +248,32 @@ def test_a_tree_says_what_is_known_of_each_node() -> None:
     assert drawn.splitlines()[2].endswith("[1 tokens, cut off, pruned] (empty)")
 
 
+def test_a_tree_shows_visits_and_the_first_nodes_of_restarts() -> None:
+    nodes = [
+        node(0, None, visits=9),
+        node(1, 0, score=0.5, visits=6),
+        node(2, 1),
+        node(3, 0, restart=2),
+        node(4, 3, restart=2),
+        node(5, 1, restart=3),
+    ]
+    lines = printed(draw_tree(nodes)).splitlines()
+    shown = [re.sub(r"^.*?\[(.*)\].*", r"\1", line) for line in lines]
+    assert shown == [
+        "visits 9, 1 tokens",
+        "score 0.500, visits 6, 1 tokens",
+        "1 tokens",
+        "1 tokens, restart 3",
+        "1 tokens, restart 2",
+        "1 tokens",
+    ]
+    stored = StoredTree("p", "mcts", None, None, None, tuple(nodes))
+    assert run_document.tree_legend(stored) == (
+        "score: the value of a node, higher is better; visits: how many values count for a node; "
+        "restart: the search began again at the root"
+    )
+
+
 def test_a_line_is_cut_at_the_width_unless_all_is_asked_for() -> None:
     nodes = [node(0, None), node(1, 0, "word " * 100)]
     assert len(printed(draw_tree(nodes), width=60).splitlines()) == 2
@@ -353,8 +381,8 @@ def test_what_is_under_way_may_turn_out_either_way() -> None:
     found = so_far.estimate(8)
     assert found is not None and found.value == 4 / 12 and found.num_problems == 12
     assert found.low == estimate([1.0] * 4 + [0.0] * 8).low and found.high == 1
-    shown = moment(4, estimate=found, unknown=8).format_accuracy
-    assert shown == f"accuracy at least 0.333 ({found.low:.3f} to 1.000), 8 running"
+    shown = moment(4, estimate=found, unknown=8, unit="searches").format_accuracy
+    assert shown == f"solved so far 0.333 ({found.low:.3f} to 1.000), 8 running"
     assert so_far.estimate() == so_far.estimate(0) == estimate([1.0] * 4)
 
 

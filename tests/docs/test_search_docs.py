@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_cases import Command
 from tiny_models import save_tiny_model
 
 from treegen.evals.search.methods import METHODS
@@ -105,3 +106,19 @@ def test_methods_are_compared_at_equal_tokens(repository: Path, tmp_path: Path) 
     _, _, plain, other = done.stdout.splitlines()
     assert plain.startswith("|sample|0.") and other.startswith("|ab-mcts rule=a|0.")
     assert " to " in other
+
+
+def test_the_own_task_of_the_tutorial_is_searched(
+    repository: Path, tmp_path: Path, treegen: Command
+) -> None:
+    text = (repository / "docs" / "tutorials" / "own-task.md").read_text()
+    (program,) = (p for p in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Triples" in p)
+    file = tmp_path / "triples.py"
+    file.write_text(program)
+    task = f"{file}:Triples"
+    args = ["search", task, "--model", "demo", "-L", "4", "-o", tmp_path / "run", "-q", "--json"]
+    done = treegen(*args)
+    assert done.code == 0, done.err
+    (run,) = done.document["runs"]
+    assert run["settings"]["method"] == "best-first" and run["settings"]["evaluate"] == "nearness"
+    assert run["num_solved"] == 4 and not run["errors"]

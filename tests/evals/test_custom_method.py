@@ -152,6 +152,27 @@ def test_propose_reads_the_options_and_step_does_not(way: str, tmp_path: Path) -
         assert max(children.values()) == (expand if way == "propose" else 2)
 
 
+def test_the_example_that_reads_the_problem_finds_solutions(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs/search/own-methods.md"
+    (text,) = re.findall(r"^```python\n(import heapq.*?)^```", page.read_text(), re.M | re.S)
+    path = tmp_path / "nearest.py"
+    path.write_text(text)
+    records = records_of(job_of(path, "nearest"))
+    assert all(record["error"] is None for record in records)
+    assert sum(record["solved"] for record in records) >= 2
+    num_valued = 0
+    for record in records:
+        target = int(record["problem_id"][1:]) + 5  # as in `job_of`
+        for node in record["nodes"][1:]:
+            numbers = re.findall(r"\(left: ([\d ]+)\)", node["text"])
+            is_valued = node["score"] is not None and node["score"] <= 0  # a solution has more
+            if is_valued and not node["pruned"]:
+                left = map(int, numbers[-1].split())
+                assert node["score"] == -min(abs(number - target) for number in left)
+                num_valued += 1
+    assert num_valued > 4
+
+
 def test_one_that_takes_the_end_for_a_failure_is_ended(own: Path) -> None:
     (record,) = records_of(job_of(own, "stubborn", limit=1, budget={"calls": 9}))
     assert record["error"] is None and record["stopped"] == "solved"  # by what is in the tree
@@ -206,7 +227,7 @@ def test_it_can_be_sent_to_workers_that_lack_its_file(own: Path) -> None:
         ("{own}:line", "has no function 'line'; did you mean 'lines'"),
         (
             "{own}:plain",
-            "mine.py:plain is not an async function; write it as `async def plain(root)`",
+            "mine.py:plain is not an async function; write it as `async def plain(root, tools)`",
         ),
         ("{own}:needs", "method mine.py:needs requires the argument n; pass -a n=VALUE"),
         ("{own}:odd", "n of method mine.py:odd has the type dict, which cannot be written as text"),

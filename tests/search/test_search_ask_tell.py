@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from toy_search import ToyBackend, hashed, run, start
@@ -183,13 +184,18 @@ def test_a_failing_search_fails_alone() -> None:
     async def fn(root: SearchNode) -> SearchNode:
         (child,) = await root.sample(1)
         if root.search.name == "1":
-            raise ValueError("no")
+            fail()
         return child
+
+    def fail() -> None:
+        raise ValueError("no")
 
     searches = AskTell(fn, ["a", "b"], PARAMS)
     drive(searches, answer)
     errors = [result.error for result in searches.results if result]
-    assert errors == [None, "ValueError: no"]
+    file = Path(__file__).name
+    line = fail.__code__.co_firstlineno + 1
+    assert errors == [None, f"ValueError: no ({file}:{line}, in fail)"]  # the innermost place
     assert searches.results[1] is not None and len(searches.results[1].tree.nodes) == 2
 
 
@@ -200,7 +206,8 @@ def test_it_is_warned_if_all_searches_fail() -> None:
 
     searches = AskTell(fn, ["a", "b"], PARAMS)
     with pytest.warns(
-        RuntimeWarning, match="all 2 searches failed; the first error: ValueError: no"
+        RuntimeWarning,
+        match=r"all 2 searches failed; the first error: ValueError: no \(\S+\.py:\d+, in fn\)",
     ):
         drive(searches, answer)
     assert searches.ask() == []

@@ -306,6 +306,11 @@ def load_file(path: Path) -> ModuleType:
 
 
 def _make(make: object, name: str) -> Task:
+    if inspect.iscoroutinefunction(make):
+        raise InputError(
+            f"{name!r} is not a task but an async function, such as a search method; did you mean "
+            f"{arg('method', name)}?"
+        )
     if not callable(make):
         raise InputError(f"{name!r} must be the class of a task, got {make!r:.40}")
     try:

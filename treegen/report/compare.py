@@ -11,7 +11,7 @@ clustered, the unit is the cluster.
 Runs with early stopping are compared by the samples that are always drawn, and by their votes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final, SupportsFloat
@@ -140,6 +140,9 @@ class Comparison:
     """Number of samples with the same index in both runs."""
     hidden: tuple[str, ...] = ()
     """The filters that a short listing leaves out."""
+    failed: str = ""
+    """Which run's searches of the compared problems all failed, such as "all 40 searches of B
+    failed"; such a run has no result to compare. Empty for all other runs."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists. Only the headline includes its differences by problem."""
@@ -170,7 +173,7 @@ class Comparison:
                 f"differ in: {', '.join(self.differ_in) or NO_SETTING}",
                 *self._warn_of_several_settings(),
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
-                _summarize(rows),
+                f"conclusion: none, because {self.failed}" if self.failed else _summarize(rows),
             )
         )
         lines = []
@@ -280,7 +283,25 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         num_equal,
         num_paired,
         tuple(shared[1:]) if is_one_task else (),
+        _describe_failed(a, b, left_out),
     )
+
+
+def _describe_failed(a: RunView, b: RunView, left_out: Container[str]) -> str:
+    """Return which run's searches all failed, or "" if each run has a search that did not fail.
+
+    Args:
+        a: The first run.
+        b: The second run, of the same problems.
+        left_out: The ids of the problems that are not compared.
+    """
+    descriptions = []
+    for letter, view in zip("AB", (a, b), strict=True):
+        trees = [tree for tree in view.trees if tree.problem_id not in left_out]
+        if trees and all(tree.error for tree in trees):
+            searches = "the only search" if len(trees) == 1 else f"all {len(trees):,} searches"
+            descriptions.append(f"{searches} of {letter} failed")
+    return " and ".join(descriptions)
 
 
 def _find_unfinished(a: RunView, b: RunView, *, partial: bool) -> tuple[str, ...]:

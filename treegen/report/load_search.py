@@ -42,9 +42,11 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
             notices.append(f"{run.missing:,} of {run.info.planned:,} searches are not finished yet")
         if failed := [tree for tree in trees if tree.error]:
             first = failed[0]
+            searches = "1 search" if len(failed) == 1 else f"{len(failed):,} searches"
+            error = "the error" if len(failed) == 1 else "the first error"
             notices.append(
-                f"{len(failed):,} searches failed; the first error, in the search of problem "
-                f"{first.problem_id}: {first.error}"
+                f"{searches} failed; {error}, in the search of problem {first.problem_id}: "
+                f"{first.error}"
             )
         problems = _problems(run, job, trees)
         usage = _usage(run, trees)

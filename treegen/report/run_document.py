@@ -274,6 +274,10 @@ def tree_legend(tree: StoredTree) -> str:
         "logprob: sum over the tokens of a node": any(
             node.get("n_tokens") and node.get("logprob") is not None for node in tree.nodes
         ),
+        "visits: how many values count for a node": any(node.get("visits") for node in tree.nodes),
+        "restart: the search began again at the root": any(
+            node.get("restart") for node in tree.nodes
+        ),
         "pruned: not continued": any(node.get("pruned") for node in tree.nodes),
         "dropped: by the search function": any(
             node.get("dropped") and not node.get("pruned") for node in tree.nodes

@@ -127,7 +127,8 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
         f"{task['name']} with {model}: {done:,} {what} from {task['source']}; "
         f"at most {limits} per {unit}"
         f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
-        f"Costs are means per {unit}; Decoded, Prefilled and Re-prompting count tokens."
+        f"Costs are means per {unit}; Decoded, Prefilled and Re-prompting count tokens. Seconds is "
+        "the time of the whole run."
     )
     return f"{text}\n\n{_pass_table(results)}" if several else text
 

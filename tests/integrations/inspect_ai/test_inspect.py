@@ -16,6 +16,7 @@ from tool_model import ANSWER, CALL, QUESTION, save_tool_model
 from tool_texts import WRITERS
 
 from treegen import LLM, SamplingParams
+from treegen.errors import InputError
 
 pytest.importorskip("inspect_ai.model")
 
@@ -363,3 +364,15 @@ def test_thoughts_are_told_apart_and_come_back() -> None:
     assert template_messages([thought]) == [
         {"role": "assistant", "content": "Yes.", "reasoning_content": "Hm."}
     ]
+
+
+def test_messages_name_model_arguments_as_inspect_takes_them(directory: Path) -> None:
+    with (
+        loaded(directory, chat_template=None) as model,
+        pytest.raises(InputError, match="load the model with -M chat_template=FILE, use a"),
+    ):
+        asyncio.run(model.generate("Hello"))
+    with pytest.raises(PrerequisiteError, match="-M sampling must be recommended or neutral"):
+        loaded(directory, sampling="best")
+    with pytest.raises(PrerequisiteError, match="did you mean -M memory="):
+        loaded(directory, memroy="1GiB")

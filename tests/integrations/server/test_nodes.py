@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ from serving import HTTP, KEY, Running, draining, listening
 
 from treegen import LLM, AsyncLLM, SamplingParams
 from treegen.errors import NumericsError
-from treegen.integrations.server.node_params import NodeLimits
+from treegen.integrations.server.node_params import (
+    NodeLimits,
+    Sampling,
+    merge_params,
+    sampling_fields,
+)
 from treegen.search.live.run import LiveRun
 
 pytest.importorskip("jsonschema")
@@ -136,6 +142,26 @@ def test_samples_can_have_a_structure(client: NodeClient) -> None:
     assert (
         client.error("POST", f"/v1/nodes/{root['id']}/sample", {"params": {"regex": "("}})[0] == 400
     )
+
+
+def test_params_can_have_every_name_that_sampling_params_has() -> None:
+    names = set(signature(SamplingParams).parameters)
+    # A request has n beside params, and the log-probabilities of given text are those of `score`.
+    assert names - {"n", "prompt_logprobs"} <= set(Sampling.model_fields)
+    merged = merge_params(SamplingParams(), Sampling(include_stop_str_in_output=True))
+    assert merged == SamplingParams(include_stop=True)
+    assert sampling_fields(merged) == {"include_stop": True}
+
+
+def test_a_child_has_its_stop_string_by_vllms_name_too(client: NodeClient) -> None:
+    root = client.root(PROMPT, seed=6, params={"max_tokens": 12})
+    (whole,) = client.sample(root)
+    stop = next(char for char in whole["text"][1:] if char.isascii() and char.isprintable())
+    params = {"stop": stop}
+    for more in ({}, {"include_stop": True}, {"include_stop_str_in_output": True}):
+        (child,) = client.sample(root, first=0, params={**params, **more})
+        kept = stop if more else ""
+        assert child["text"] == whole["text"].partition(stop)[0] + kept and child["stop"] == stop
 
 
 def test_messages_continue_a_conversation(client: NodeClient, reference: LLM) -> None:

@@ -234,11 +234,13 @@ def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
     """Return sentences on the searches that failed, and on those that are missing."""
     complaints: list[str] = []
     if failed := sum(len(result.results["errors"]) for result in results):
-        complaints.append(f"{failed:,} searches failed; see the errors above")
+        searches = "1 search" if failed == 1 else f"{failed:,} searches"
+        complaints.append(f"{searches} failed; see the errors above")
     missing = sum(result.missing for result in results)
     if not missing:
         return complaints
-    message = f"{missing:,} problems were not searched"
+    message = "1 problem was" if missing == 1 else f"{missing:,} problems were"
+    message += " not searched"
     if errors := [error for result in results for error in result.no_room]:
         message += (
             f", {len(errors):,} of them because memory ran out "

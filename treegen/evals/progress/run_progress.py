@@ -253,11 +253,16 @@ class RunProgress:
 
     @property
     def format_accuracy(self) -> str:
-        """Text with the accuracy so far and its interval; "" if no sample is scored."""
+        """Text with the accuracy so far and its interval; "" if no sample is scored.
+
+        For searches it is the share of solved problems, in which running searches are not solved
+        yet.
+        """
+        name = "solved so far" if self.unit == "searches" else "accuracy"
         if (mean := self.estimate) is not None:
-            least, more = ("at least ", f", {self.unknown:,} running") if self.unknown else ("", "")
-            return f"accuracy {least}{mean.value:.3f} ({mean.low:.3f} to {mean.high:.3f}){more}"
-        return "" if self.accuracy is None else f"accuracy {self.accuracy:.3f}"
+            more = f", {self.unknown:,} running" if self.unknown else ""
+            return f"{name} {mean.value:.3f} ({mean.low:.3f} to {mean.high:.3f}){more}"
+        return "" if self.accuracy is None else f"{name} {self.accuracy:.3f}"
 
     @property
     def time_left(self) -> str:

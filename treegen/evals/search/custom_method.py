@@ -77,7 +77,8 @@ def find_method(name: str) -> Method:
         raise InputError(f"{path} has no function {function_name!r}{hint}")
     if not _is_async(function):
         raise InputError(
-            f"{label} is not an async function; write it as `async def {function_name}(root)`"
+            f"{label} is not an async function; write it as `async def {function_name}"
+            "(root, tools)`"
         )
     arguments = read_signature(function, f"method {label}", (TOOLS,))
     return Method(

@@ -10,13 +10,20 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
+from treegen.common.spelling import did_you_mean
 from treegen.errors import CacheFullError
 from treegen.evals.problem import Problem
 from treegen.evals.search.custom_method import find_method
 from treegen.evals.search.job import search_names
-from treegen.evals.search.method_types import REWARD, Method, TreeSettings, to_call_values
+from treegen.evals.search.method_types import (
+    REWARD,
+    Method,
+    MethodContext,
+    TreeSettings,
+    to_call_values,
+)
 from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import SearchTask
 from treegen.evals.task import TaskData
@@ -208,6 +215,12 @@ class Searcher:
         self._value, self._is_solved = value_function, False
         self._method = method
         self._arguments = to_call_values(method.arguments, settings.arguments)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Authors of search methods know this object as `tools`.
+        members = (*MethodContext.__annotations__, *vars(MethodContext))
+        known = [member for member in members if not member.startswith("_")]
+        raise AttributeError(f"`tools` has no {name!r}{did_you_mean(name, known)}")
 
     async def search(self) -> SearchOutcome:
         """Search until there is a correct solution, or once if the task cannot check solutions."""

@@ -20,31 +20,33 @@ class SearchDefaults:
     """How a task is searched if the user does not choose."""
 
     method: str
-    """One of `treegen.evals.search.methods.METHODS`."""
+    """The name of a search method, such as "beam"."""
     tokens: int
-    """The budget of decoded tokens per problem."""
+    """Maximum number of decoded tokens per problem; `--budget` replaces it."""
     depth: int
-    """The largest number of steps of a solution."""
+    """Maximum number of steps of a solution."""
     width: int
-    """States to keep at a time."""
+    """Number of states to keep, as `--width`."""
     expand: int
-    """Next steps to try in a state."""
+    """Number of next steps to make from a state, as `--expand`."""
     step: SamplingParams
-    """How one step is sampled."""
+    """How one step is sampled. A stop string, such as a newline, ends the step; with
+    `include_stop` it is part of the text."""
     whole: SamplingParams
     """How a whole solution is sampled."""
     evaluator: str
-    """The default way to evaluate states."""
+    """The default way to evaluate states: "logprob", "min-logprob" or a name of `evaluate`."""
     worth: float = 1.0
     """The value of the best state in the task's own ways to evaluate; the worst has 0."""
     propose: tuple[str, ...] = ()
-    """Names of the task's own ways to make next steps, in addition to those that all tasks share
-    (see `names.py`). A task that has some is a Proposer."""
+    """Names of the task's own ways to make next steps, which its method `propose` returns. Empty if
+    it has none; "sample" is always available."""
     evaluate: tuple[str, ...] = ()
-    """Names of the task's own ways to evaluate states, in addition to those that all tasks share
-    (see `names.py`). A task that has some is an Evaluator."""
+    """Names of the task's own ways to evaluate states, which its method `evaluate` returns. Empty
+    if it has none; "logprob", "min-logprob" and reward models are always available."""
     prune_below: float | None = None
-    """Depth-first search prunes states of a lower value, on the scale of these ways."""
+    """`tot-dfs` prunes states with a lower value in the task's own ways to evaluate; None prunes
+    none."""
 
 
 class SearchTask(Task):

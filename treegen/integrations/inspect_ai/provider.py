@@ -20,10 +20,11 @@ from treegen.integrations.inspect_ai.conversion import (
 )
 from treegen.llm import LLM
 from treegen.llm.async_llm import AsyncLLM
-from treegen.model.options import check_known
+from treegen.model.options import EngineOptions, check_known
 from treegen.prompts.replies.formats import tool_format as check_tool_format
 
 _MODEL_ARGS: Final = ("chat_template", "chat_template_kwargs", "sampling", "tool_format")
+_QUOTE: Final = "'"
 _SAMPLING: Final = ("recommended", "neutral")
 _CONNECTIONS: Final = 1024
 _MAX_TOKENS: Final = 2048  # default length of an answer, as in Inspect's `hf`
@@ -89,7 +90,7 @@ class TreegenAPI(ModelAPI):
             llm = LLM(model_name, chat_template=chat_template, **options)
             self._served = AsyncLLM(llm, max_waiting=_WAITING, tool_format=tool_format)
         except TreegenError as error:
-            raise PrerequisiteError(str(error)) from error
+            raise PrerequisiteError(_name_model_args(error)) from error
         self._usual = llm.spec.take_recommended() if sampling == "recommended" else {}
         self._template = dict(chat_template_kwargs or {})
         if config.max_connections is None and config.adaptive_connections is None:
@@ -140,9 +141,12 @@ class TreegenAPI(ModelAPI):
                 first=(epoch.get(1) - 1) * params.n,
             )
         except (ContextError, CacheFullError) as error:  # agents shorten the conversation then
+            message = _name_model_args(error)
             return ModelOutput.from_content(
-                self.model_name, str(error), stop_reason="model_length", error=str(error)
+                self.model_name, message, stop_reason="model_length", error=message
             )
+        except InputError as error:
+            raise InputError(_name_model_args(error)) from error
         return output_of(
             self.model_name,
             prompt.tolist(),
@@ -181,3 +185,16 @@ class TreegenAPI(ModelAPI):
     def close(self) -> None:
         """Free the model; running generations are dropped."""
         self._served.close(drain=False)
+
+
+def _name_model_args(error: TreegenError) -> str:
+    """Return the message of an error with model arguments as Inspect's `-M NAME=VALUE`."""
+    known = {*_MODEL_ARGS, *EngineOptions.__dataclass_fields__}
+
+    def spell(reference: str) -> str:
+        name, equals, value = reference.partition("=")
+        if name not in known:
+            return reference
+        return f"-M {name}{equals}{value.strip(_QUOTE)}"
+
+    return error.message.rename(spell)

@@ -42,6 +42,8 @@ class Sampling(NodeModel):
     ignore_eos: bool | None = None
     include_stop: bool | None = None
     """Whether the text of a child has the stop string that ended it."""
+    include_stop_str_in_output: bool | None = None
+    """vLLM's name of include_stop."""
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     """Seed of these samples; null is the seed of the root."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None

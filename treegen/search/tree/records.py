@@ -354,28 +354,43 @@ def draw_tree(
 
     records = [node.to_json() if isinstance(node, NodeRecord) else node for node in nodes]
     path, below = best_path(records, best), children_of(records)
+    restart_of = {node["id"]: node.get("restart") or 0 for node in records}
     top = Tree("", hide_root=True)
     # No recursion, because a chain of thoughts may be deeper than the interpreter allows.
     stack = [(top, node) for node in reversed(below.get(None, []))]
     while stack:
         branch, node = stack.pop()
-        label = _label(node, node["id"] in path, full=full)
+        restart = restart_of[node["id"]]
+        is_first = restart != restart_of.get(node["parent_id"], 0)
+        label = _label(node, node["id"] in path, restart=restart if is_first else 0, full=full)
         inner = branch.add(label)
         stack += [(inner, child) for child in reversed(below.get(node["id"], []))]
     return top.children[0] if len(top.children) == 1 else top
 
 
-def _label(node: TreeNode, on_path: bool, *, full: bool) -> Text:
+def _label(node: TreeNode, on_path: bool, *, restart: int, full: bool) -> Text:
+    """Return the line of a node.
+
+    Args:
+        node: The node.
+        on_path: Whether it is on the best path.
+        restart: The number of the search's restart that begins with the node; 0 if none does.
+        full: Whether the text may take many lines.
+    """
     from rich.text import Text
 
     num_tokens = node.get("n_tokens") or 0  # a prompt has none
     facts = [] if node.get("score") is None else [f"score {node['score']:.3f}"]
+    if node.get("visits"):
+        facts.append(f"visits {node['visits']:,}")
     if num_tokens and node.get("logprob") is not None:
         facts.append(f"logprob {node['logprob']:.2f}")
     if num_tokens:
         facts.append(f"{num_tokens:,} tokens")
     if node.get("leaf") and node.get("finish_reason") == "length":
         facts.append("cut off")
+    if restart:
+        facts.append(f"restart {restart:,}")
     if ended := describe_ended(node):
         facts.append(ended)
     label = Text(no_wrap=not full, overflow="fold" if full else "ellipsis")

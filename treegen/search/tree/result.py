@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import ast
+import os
+import sysconfig
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from types import CodeType, FrameType, FunctionType, TracebackType
-from typing import Any
+from typing import Any, Final
 
 from treegen.errors import DataError, InputError
 from treegen.prompts.tree import as_list
 from treegen.search.budget import BudgetIgnored, BudgetReached, SearchUsage, StopReason
 from treegen.search.tree.node import Search, SearchNode
 from treegen.search.tree.records import NodeRecord, SearchTree, as_json, round_value
+
+_LIBRARIES: Final = tuple(
+    os.path.join(sysconfig.get_path(name), "")
+    for name in ("stdlib", "platstdlib", "purelib", "platlib")
+)
+"""The folders of Python's own modules and of installed packages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,8 @@ class SearchResult:
     stopped_by: StopReason | None = None
     """What ended it early, for programs; None if nothing did. It is not stored."""
     error: str | None = None
-    """The failure that ended it, in one line; None if it did not fail."""
+    """The failure that ended it, in one line, with the place in the user's own code, if the error
+    passed through it, such as "(mine.py:6, in astar)"; None if the search did not fail."""
     value: object = None
     """What the search function returned, if that was no SearchOutcome, node or list of nodes."""
     exception: BaseException | None = field(default=None, repr=False, compare=False)
@@ -150,7 +159,6 @@ class SearchResult:
             stopped, error = str(error), None
         elif error is not None and stopped_by is not StopReason.INTERRUPTED:
             stopped_by = StopReason.FAILED
-        message = " ".join(str(error).split())
         return SearchResult(
             name=search.name,
             tree=SearchTree.of(nodes),
@@ -161,7 +169,7 @@ class SearchResult:
             usage=replace(search.usage, seconds=search.usage.elapsed_seconds()),
             stopped=stopped,
             stopped_by=stopped_by,
-            error=None if error is None else f"{type(error).__name__}: {message}"[:300],
+            error=None if error is None else _describe(error),
             value=None if outcome else returned,
             exception=None if error is None else detach(error),
         )
@@ -233,8 +241,13 @@ def warn_if_all_failed(results: Sequence[SearchResult], *, stacklevel: int = 3) 
     if results and all(result.error is not None for result in results):
         first = results[0]
         more = " (its exception and traceback are in result.exception)" if first.exception else ""
+        failed = (
+            "the only search failed; its error"
+            if len(results) == 1
+            else f"all {len(results):,} searches failed; the first error"
+        )
         warnings.warn(
-            f"all {len(results):,} searches failed; the first error: {first.error}{more}",
+            f"{failed}: {first.error}{more}",
             RuntimeWarning,
             stacklevel=stacklevel,
         )
@@ -280,6 +293,35 @@ def _check_own(outcome: SearchOutcome | None, ids: Mapping[SearchNode, int]) -> 
                 "below the root of the search, not nodes of other searches or of prompts made with "
                 "`prompt`"
             )
+
+
+def _describe(error: BaseException) -> str:
+    """Return an error in one line, with its place in the user's own code."""
+    text = " ".join(str(error).split())
+    line = f"{type(error).__name__}{': ' if text else ''}{text}"
+    return line[:300] + _locate_in_user_code(error)
+
+
+def _locate_in_user_code(error: BaseException) -> str:
+    """Return the innermost place of an error in the user's own code, such as " (mine.py:6, in f)".
+
+    Code of treegen, of installed packages and of Python is not the user's own. The result is "" if
+    the error passed through no other code.
+    """
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        is_library = (
+            module.partition(".")[0] == "treegen"
+            or code.co_filename.startswith("<frozen ")
+            or code.co_filename.startswith(_LIBRARIES)
+        )
+        if not is_library:
+            place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno}, in {code.co_name})"
+        trace = trace.tb_next
+    return place
 
 
 def detach(error: BaseException) -> BaseException:
