@@ -115,6 +115,24 @@ def test_other_versions_of_the_audit_are_named(
     assert treegen("certify", "--check", file).code == 0
 
 
+def test_with_another_model_only_the_model_does_not_hold(
+    certified: Path, copied: Path, tmp_path: Path, treegen: Command
+) -> None:
+    shutil.copytree(certified / "model", other := tmp_path / "model")
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ messages }}"
+    (other / "tokenizer_config.json").write_text(json.dumps(config))
+    done = treegen("certify", "--check", copied / "certificate.json", "--model", other)
+    assert done.code == 1
+    assert [line.split()[0] for line in done.out.splitlines() if "DOES NOT HOLD" in line] == [
+        "model"
+    ]
+    assert "pass the model of the run with --model" in _line(done.out, "model")
+    for what in ("audit", "prompts", "redraw"):
+        line = _line(done.out, what)
+        assert line.split(maxsplit=1)[1] == "not checked    because the model differs"
+
+
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
 def test_files_of_keys_may_have_a_byte_order_mark(
     copied: Path, tmp_path: Path, treegen: Command

@@ -43,6 +43,7 @@ from treegen.runs import RunDir
 _MAX_NAMES: Final = 3
 _WIDTH: Final = 160
 _OF_MODEL: Final = ("model", "prompts", "redraw")
+_OTHER_MODEL: Final = "because the model differs"
 _WORDS: Final = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
 
 
@@ -136,11 +137,15 @@ def check_certificate(
         model = locate_model(job) if "model" in choices else None
         facts = describe_run(opened, job, choices, listener, execution, model)
         checks += _compare_run(certificate, opened, job, facts, execution)
-        checks.append(_compare_audits(certificate, facts, has_model=model is not None))
         if "model" in choices:
-            checks += _compare_model(certificate, opened, job, listener, drawing)
+            of_model = [*_compare_model(certificate, opened, job, listener, drawing)]
         else:
-            checks += [PartCheck(what, None, "--model DIR checks it") for what in _OF_MODEL]
+            of_model = [PartCheck(what, None, "--model DIR checks it") for what in _OF_MODEL]
+        if of_model[0].holds is False:  # the findings on its tokenizer are those of another model
+            checks.append(PartCheck("audit", None, _OTHER_MODEL))
+        else:
+            checks.append(_compare_audits(certificate, facts, has_model=model is not None))
+        checks += of_model
     return CertificateCheck(str(file), certificate.sha256, tuple(checks))
 
 
@@ -273,13 +278,10 @@ def _compare_model(
     try:
         check_model(run, job.settings.engine)
     except ModelError as error:
-        checked = PartCheck("model", False, str(error))
+        checked = PartCheck("model", False, error.message.rename(_spell_option))
     yield checked
     if not checked.holds:  # tokenizers and weights are not loaded if others are expected
-        yield from (
-            PartCheck(what, None, "not checked, because the model differs")
-            for what in _OF_MODEL[1:]
-        )
+        yield from (PartCheck(what, None, _OTHER_MODEL) for what in _OF_MODEL[1:])
         return
     prepared = render_prompts(job)
     prompts = describe_prompts(prepared)
@@ -299,6 +301,11 @@ def _compare_model(
                 f"{result.default_tolerance:g}, so forged samples may pass the redraw"
             )
             yield PartCheck("tolerance", None, why)
+
+
+def _spell_option(reference: str) -> str:
+    """Return the option for a parameter that a message refers to; see `treegen.errors.arg`."""
+    return f"--{reference.rstrip('=').replace('_', '-')}"
 
 
 def _compare(what: str, certified: object, recomputed: object, detail: str) -> PartCheck:
