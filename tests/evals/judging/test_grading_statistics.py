@@ -263,7 +263,7 @@ def test_corrections_are_those_of_ppi_python() -> None:
 
 def test_a_correction_of_no_others_is_that_of_labels() -> None:
     found = correct_mean([1, 0, 1, 1], [1, 1, 1, 1], [])
-    assert (found.weight, found.value, found.bias) == (0, 0.75, 0.25)
+    assert (found.weight, found.value, found.labels, found.bias) == (0, 0.75, 0.75, 0.25)
     assert (found.low, found.high) == pytest.approx((found.labels_low, found.labels_high))
     with pytest.raises(InputError, match="at least 2 problems"):
         correct_mean([1], [1], [1, 0])

@@ -318,13 +318,21 @@ def _ends(strength: Strength) -> tuple[Cell, Cell]:
     )
 
 
-def order_table(position: PositionBias) -> Table:
-    """Return the effect of the order of the answers as a table."""
+def order_table(position: PositionBias, *, by_chance: bool) -> Table:
+    """Return the effect of the order of the answers as a table.
+
+    Args:
+        position: The effect.
+        by_chance: Whether verdicts are probabilities.
+    """
+    first = "the answer shown first wins"
+    if by_chance:
+        first = "mean probability that the answer shown first wins"
     return Table(
         f"Order of the answers, in {position.pairs:,} pairs",
         ("", "Share", "Low", "High"),
         (
-            ("the answer shown first wins", position.first, position.low, position.high),
+            (first, position.first, position.low, position.high),
             ("the winner changes with the order", position.flipped, None, None),
         ),
     )

@@ -28,7 +28,7 @@ from treegen.evals.statistics.tables import Cell, Table
 Combine = Literal["mean", "majority"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """Results of a jury: judge runs that differ only in their judge.
 
@@ -58,6 +58,14 @@ class Summary:
     """Sentences about verdicts that need attention."""
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further results for `to_json`."""
+
+    def __repr__(self) -> str:
+        mean = "no readable verdicts"
+        if self.mean is not None:
+            ends = f"{self.mean.low:.3f} to {self.mean.high:.3f}"
+            mean = f"mean {self.mean.value:.3f}, 95% interval {ends}"
+        judges = ", ".join(str(judge_run.judging.judge) for judge_run in self.judged)
+        return f"Summary({self.title!r} by {judges}: {mean})"
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -197,7 +205,9 @@ def _scores_of_kind(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[s
     tables, more = official_tables(judged)
     if judged[0].judging.settings.rubric.pairs:
         pairs = pairs_of(judged)
-        return [pairs.table, order_table(pairs.position), *tables], {**pairs.to_json(), **more}
+        by_chance = judged[0].judging.settings.verdicts == "likelihood"
+        order = order_table(pairs.position, by_chance=by_chance)
+        return [pairs.table, order, *tables], {**pairs.to_json(), **more}
     return tables, more
 
 
@@ -359,7 +369,7 @@ def _corrected_table(corrected: CorrectedMean) -> Table:
         ("Estimate", "Mean", "Low", "High"),
         (
             ("judges, corrected", corrected.value, corrected.low, corrected.high),
-            ("labels alone", None, corrected.labels_low, corrected.labels_high),
+            ("labels alone", corrected.labels, corrected.labels_low, corrected.labels_high),
             ("judges, uncorrected", corrected.judge, None, None),
             ("judges are higher by", corrected.bias, None, None),
             ("weight of the judges", corrected.weight, None, None),
