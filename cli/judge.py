@@ -187,7 +187,7 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
     from treegen.errors import InputError, arg
-    from treegen.evals.judging.components import check_half_width
+    from treegen.evals.judging.sample_size import check_half_width
 
     engine, reading, how = _sort_options(params)
     if half_width is not None:

@@ -83,7 +83,7 @@ class Judgings:
                     [
                         need.what,
                         f"{need.now:g}",
-                        "no number" if need.needed is None else f"{need.needed:,}",
+                        need.why if need.needed is None else f"{need.needed:,}",
                     ]
                     for need in summary.needs(half_width)
                 ],

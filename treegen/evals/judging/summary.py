@@ -11,16 +11,15 @@ import numpy as np
 from treegen.errors import InputError, arg
 from treegen.evals.judging.components import (
     Cells,
-    Need,
     cells,
     components,
     design_of,
-    required_numbers,
 )
 from treegen.evals.judging.interval import CorrectedMean, Mean, correct_mean, mean_of
 from treegen.evals.judging.judgements import JudgementSet, order_table, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.published_scores import official_tables
+from treegen.evals.judging.sample_size import Need, required_numbers
 from treegen.evals.statistics.estimators import Estimate
 from treegen.evals.statistics.reliability import effective_votes
 from treegen.evals.statistics.tables import Cell, Table
@@ -82,9 +81,9 @@ class Summary:
     def needs(self, half_width: float) -> list[Need]:
         """Return the numbers of problems, answers and so on for an interval of this half width.
 
-        See `statistics.sample_size.required_numbers`.
+        See `sample_size.required_numbers`.
         """
-        if self.cells is None:
+        if self.cells is None or self.mean is None:
             raise InputError(
                 "all verdicts are unreadable, so treegen cannot compute how many problems or "
                 f"judges are needed; try another {arg('judge=')}"
@@ -94,6 +93,7 @@ class Summary:
             self.variances,
             design_of(self.cells),
             half_width,
+            self.mean,
             repeats=repeats,
             repeat_variance=variance,
         )
