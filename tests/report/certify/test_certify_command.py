@@ -115,6 +115,20 @@ def test_other_versions_of_the_audit_are_named(
     assert treegen("certify", "--check", file).code == 0
 
 
+def test_an_edited_sample_does_not_hold(copied: Path, certified: Path, treegen: Command) -> None:
+    lines = (copied / "samples.jsonl").read_text().splitlines(keepends=True)
+    record = json.loads(lines[2])
+    for edited in (json.dumps({**record, "text": "18"}) + "\n", "{\n"):
+        (copied / "samples.jsonl").write_text("".join([*lines[:2], edited, *lines[3:]]))
+        for options in ((), ("--model", certified / "model")):
+            done = treegen("certify", "--check", copied / "certificate.json", *options)
+            assert done.code == 1 and not done.document["holds"]
+            assert _line(done.out, "samples ").startswith("samples       DOES NOT HOLD  samples.")
+            assert "samples.jsonl, line 3: " in done.out and "--resume" not in done.out
+            assert "not checked    because a sample is corrupt" in _line(done.out, "scores")
+    assert "restore the file" in treegen("certify", copied).error
+
+
 def test_with_another_model_only_the_model_does_not_hold(
     certified: Path, copied: Path, tmp_path: Path, treegen: Command
 ) -> None:
