@@ -168,13 +168,15 @@ def command(
     """Let models grade the samples of RUN by a rubric, and report the mean.
 
     Each judgement is stored in RUN at once; to continue after an interruption, repeat the command.
-    Without --judge, the command reports the stored judgements and loads no model.
+    Without --judge, the command reports the stored judgements, or only those by --rubric, and loads
+    no model.
 
     \f
     Args:
         run: The run directory.
         judge: Models that judge the samples.
-        rubric: Name of a rubric, or a .yaml or .jinja file.
+        rubric: Name of a rubric, or a .yaml or .jinja file. Without judges, the rubric of the
+            stored judgements to report.
         pairs: Run whose answers are compared, in both orders, by the rubric pairwise.
         labels: JSONL file of labels by people, which correct the mean.
         weights: Weights of judges, as NAME=WEIGHT.
@@ -187,7 +189,7 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line
     from treegen.errors import InputError, arg
-    from treegen.evals.judging.components import check_half_width
+    from treegen.evals.judging.sample_size import check_half_width
 
     engine, reading, how = _sort_options(params)
     if half_width is not None:
@@ -208,13 +210,12 @@ def command(
             **reading,
         )
     else:
-        unused = ["rubric"] * bool(rubric) + ["pairs"] * bool(pairs)
-        if unused := [*unused, *engine, *how]:
+        if unused := [*["pairs"] * bool(pairs), *engine, *how]:
             raise InputError(
                 f"{arg(unused[0] + '=')} has no effect on stored judgements; set "
                 f"{arg('judge=')} too"
             )
-        results = judging.judgings(run, **about, **reading)
+        results = judging.judgings(run, rubric, **about, **reading)
     show_judged(results)
     document = results.to_json()
     if half_width is not None:

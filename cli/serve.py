@@ -208,7 +208,18 @@ def command(
             search_limits=search_limits,
             weights_dir=weights_dir,
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
+            on_stop=lambda num_requests: _report_stop(num_requests, drain_seconds),
         )
+
+
+def _report_stop(num_requests: int, drain_seconds: int) -> None:
+    """Print how many requests are in progress, and how long they may take."""
+    requests, them = ("request", "it") if num_requests == 1 else ("requests", "them")
+    click.echo(
+        f"stopping: {num_requests:,} {requests} in progress, up to {drain_seconds:,} s; press "
+        f"Ctrl-C again to end {them}",
+        err=True,
+    )
 
 
 def _check_installed() -> None:

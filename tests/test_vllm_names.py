@@ -41,6 +41,17 @@ def test_a_basic_script(llm: LLM) -> None:
             assert completion.stop_reason == completion.stop
 
 
+def test_the_log_probabilities_of_a_prompt(llm: LLM) -> None:
+    ids = llm.tokenizer("Q: 2 + 3?\nA:")["input_ids"]
+    (output,) = llm.generate([ids], SamplingParams(n=2, max_tokens=1, prompt_logprobs=2))
+    assert output.prompt_logprobs is not None
+    assert output.prompt_logprobs is output[1].prompt_logprobs
+    (score,) = llm.score([(ids[:1], ids[1:])])
+    assert output.prompt_logprobs.tokens == score.tokens == tuple(ids[1:])
+    assert output.prompt_logprobs.logprobs == pytest.approx(score.logprobs, abs=1e-4)
+    assert llm.generate([ids], SamplingParams(max_tokens=1))[0].prompt_logprobs is None
+
+
 def test_an_output_is_a_list_of_completions(llm: LLM) -> None:
     params = SamplingParams(n=3, max_tokens=4, seed=1)
     (output,) = llm.generate(["Q: 2 + 3?"], params)

@@ -173,7 +173,7 @@ _GROUPS: Final = (
     ("Judging", False, "propose evaluate verifier verifier_args verifier_memory choose"),
     ("Single methods", False, "prune_below exploration iterations rollouts"),
     ("Agents", False, "environment forces_calls max_live"),
-    ("Model", True, "model adapter images dtype quantization device"),
+    ("Model", True, "model chat_template adapter images dtype quantization device"),
     (
         "Server",
         True,
@@ -196,7 +196,7 @@ _GROUPS: Final = (
     (
         "Chat and reasoning",
         False,
-        "apply_chat_template chat_template fewshot_as_multiturn system_instruction "
+        "apply_chat_template fewshot_as_multiturn system_instruction "
         "reasoning max_thinking_tokens reasoning_tags thinking_end",
     ),
     ("Metrics and votes", False, "pass_ks maj_ks pass_hat_ks votes self_certainty"),

@@ -223,7 +223,7 @@ def test_rubrics(name: str, pipe: Callable[[str], Path], treegen: Command, tmp_p
     from treegen.evals.judging.judgements import labels_of
 
     with pytest.raises(TreegenError, match="cannot be read"):
-        labels_of(path, {"yes": 1.0, "no": 0.0})
+        labels_of(path, {"yes": 1.0, "no": 0.0}, "mine")
 
 
 @pytest.mark.parametrize("name", ["verifier_scores.jsonl", "usc.jsonl"])

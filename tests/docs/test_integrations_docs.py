@@ -71,6 +71,21 @@ def test_the_program_of_a_page_prints_what_it_shows(
     assert lines == expected
 
 
+def test_a_tool_is_called_as_the_page_shows(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("openai", "prometheus_client", "starlette", "uvicorn", "llguidance"):
+        pytest.importorskip(name)
+    page = _page(repository, "tools")
+    ((program, shown),) = _BLOCKS.findall(page)
+    (command,) = re.findall(r"```bash\ntreegen serve (.*?)```", page, re.DOTALL)
+    with served(*shlex.split(command.replace("\\\n", " "))) as url:
+        names: dict[str, Any] = {}
+        exec(program.replace(_URL, url), names)
+        names["client"].close()
+    assert capsys.readouterr().out == shown
+
+
 def _page(repository: Path, name: str) -> str:
     return (repository / "docs" / "integrations" / f"{name}.md").read_text()
 

@@ -11,7 +11,7 @@ from treegen.common.checks import check_int
 from treegen.common.files import given_path
 from treegen.common.progress import load_tqdm
 from treegen.errors import InputError, arg
-from treegen.evals.judging.judgements import labels_of
+from treegen.evals.judging.judgements import JudgementSet, labels_of
 from treegen.evals.judging.jury import check_jury
 from treegen.evals.judging.pipeline import (
     JudgeLoader,
@@ -83,7 +83,7 @@ class Judgings:
                     [
                         need.what,
                         f"{need.now:g}",
-                        "no number" if need.needed is None else f"{need.needed:,}",
+                        need.why if need.needed is None else f"{need.needed:,}",
                     ]
                     for need in summary.needs(half_width)
                 ],
@@ -286,6 +286,7 @@ def check_judges(
 
 def judgings(
     run: "Frames | str | Path",
+    rubric: "str | Path | Mapping[str, Any] | Rubric | None" = None,
     *,
     labels: str | Path | None = None,
     weights: Sequence[float] | None = None,
@@ -296,6 +297,8 @@ def judgings(
 
     Args:
         run: The run, as for `judge`.
+        rubric: The rubric of the judgements to return, by its name, or as for `judge`. Default: the
+            judgements by all rubrics.
         labels: A JSONL file of people's labels, which correct the mean.
         weights: One positive weight per judge of a jury; None weights all equally.
         combine: How a jury's value is computed from its judges' values: "mean" or "majority".
@@ -311,6 +314,8 @@ def judgings(
         groups = load_juries(path)
     if not groups:
         raise InputError(f"the run {path} has no judgements; pass a model with {arg('judge=')}")
+    if rubric is not None:
+        groups = _choose_judgements(path, groups, rubric)
     weights = check_jury(max(map(len, groups)), weights, combine)
     summaries = []
     samples = [(problem, index) for problem, index, _ in runs.answers.all()]
@@ -327,6 +332,29 @@ def judgings(
     flagged = build_flagged_table(runs.answers.all())
     about = _describe_runs(runs)
     return Judgings(path, tuple(summaries), flagged, done, planned, about=about)
+
+
+def _choose_judgements(
+    path: Path,
+    groups: Sequence[list[JudgementSet]],
+    rubric: "str | Path | Mapping[str, Any] | Rubric",
+) -> list[list[JudgementSet]]:
+    """Return the juries that judged by a rubric.
+
+    Args:
+        path: The directory of the run.
+        groups: The juries.
+        rubric: As for `judgings`.
+    """
+    names = [group[0].judging.settings.rubric.name for group in groups]
+    name = rubric if rubric in names else load_rubric(rubric).name
+    if name not in names:
+        raise InputError(
+            f"the run {path} has no judgements by the rubric {name}, but by "
+            f"{', '.join(dict.fromkeys(names))}; set {arg('rubric=')} to one of these, or pass a "
+            f"model with {arg('judge=')}"
+        )
+    return [group for group, other in zip(groups, names, strict=True) if other == name]
 
 
 def _describe_runs(runs: OpenRuns) -> tuple[str, ...]:
@@ -363,7 +391,7 @@ def _load_human_labels(
         raise InputError(
             f"{arg('labels=')} cannot be used with a rubric that compares pairs; remove the labels"
         )
-    labelled = labels_of(given_path("labels", labels), rubric.choices)
+    labelled = labels_of(given_path("labels", labels), rubric.choices, rubric.name)
     if not any((0, index) in answers.texts.get(problem, ()) for problem, index in labelled):
         raise InputError(
             f"the file {labels} has no labels for the answers of this run; pass a file with "

@@ -213,6 +213,11 @@ class RequestOutput(list[Completion]):
         return list(self)
 
     @property
+    def prompt_logprobs(self) -> Score | None:
+        """Log-probabilities of the prompt's tokens except the first, as in each completion."""
+        return self[0].prompt_logprobs if self else None
+
+    @property
     def finished(self) -> bool:
         """True, because a call returns after the last token of all its samples."""
         return True

@@ -125,7 +125,7 @@ class EngineLoop:
     def join(self, *, drain: bool) -> None:
         """Wait until all calls are complete; cancel them first unless `drain`."""
         if not drain:
-            stopped = StoppedError("the server is stopping and did not execute this call")
+            stopped = StoppedError("the server is stopping and did not finish this call")
             self._post(lambda: self._finish_open_calls(stopped))
         self._thread.join()
 

@@ -55,10 +55,16 @@ def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:
     """Raise InputError for arguments that the chat template would silently ignore."""
     names, _ = _read(_source(tokenizer, arguments.get("tools")))
     if unknown := sorted(set(arguments) - names):
-        readable = ", ".join(sorted(names - _ALWAYS)) or "none"
+        if unknown == ["tools"]:
+            raise InputError(
+                "the model's chat template does not use tools; remove the tools, or load the model "
+                f"with {arg('chat_template', 'FILE')} and a template that uses tools"
+            )
+        readable = ", ".join(sorted(names - _ALWAYS))
+        reads = f"This template reads: {readable}" if readable else "This template reads none"
         raise InputError(
             f"the model's chat template does not read the arguments {', '.join(unknown)}; remove "
-            f"the arguments, or use another chat template. This template reads: {readable}"
+            f"the arguments, or use another chat template. {reads}"
         )
 
 

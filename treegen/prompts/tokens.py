@@ -420,8 +420,8 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
         if apply_template(without) == text:
             raise InputError(
                 f"the model's chat template does not render the tools of prompt {prompt.id!r}; "
-                f"remove the tools, or load the model with {arg('chat_template=')} and a template "
-                "that renders tools"
+                f"remove the tools, or load the model with {arg('chat_template', 'FILE')} and a "
+                "template that renders tools"
             )
     text = f"{text}{begun}"
     if table is None:

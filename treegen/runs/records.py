@@ -48,6 +48,29 @@ class Digest(Protocol):
         """Add bytes."""
 
 
+class CorruptLineError(RunError):
+    """A line of a file of records is not as it was written.
+
+    Attributes:
+        problem: The file, the line, and what is wrong with it.
+    """
+
+    def __init__(self, file: Path, number: int, why: str, again: str) -> None:
+        """Create the error.
+
+        Args:
+            file: The file.
+            number: The number of the line, from 1.
+            why: What is wrong with it.
+            again: How a user continues.
+        """
+        super().__init__(
+            f"{file}:{number}: corrupt line ({why}); restore the file from a copy, or "
+            f"delete this line and {again} to draw this sample again"
+        )
+        self.problem = f"{file.name}, line {number:,}: {why}"
+
+
 class RecordFile:
     """The records of one file, at most one per key; written by one thread of one process."""
 
@@ -287,10 +310,7 @@ class RecordFile:
             )
 
     def _damage(self, number: int, why: str) -> RunError:
-        return RunError(
-            f"{self.path}:{number}: corrupt line ({why}); restore the file from a copy, or "
-            f"delete this line and {self._again} to draw this sample again"
-        )
+        return CorruptLineError(self.path, number, why, self._again)
 
     def _repair_tail(self, whole_newline: bool, torn: tuple[int, int, str] | None) -> None:
         if not whole_newline:

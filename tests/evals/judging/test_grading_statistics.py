@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,12 +14,11 @@ from treegen.evals.judging.components import (
     cells,
     components,
     design_of,
-    predicted_variance,
-    required_numbers,
 )
 from treegen.evals.judging.interval import OF_FEW, correct_mean, mean_of, quantile
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.preference import bradley_terry, estimate_position_bias
+from treegen.evals.judging.sample_size import predicted_reach, reach_of, required_numbers
 
 
 def test_krippendorffs_alpha_of_published_data() -> None:
@@ -138,35 +138,53 @@ def test_a_design_of_one_cell_has_no_variances() -> None:
         cells([])
 
 
-def test_the_predicted_variance_is_that_of_means() -> None:
-    case = Case(30, 3, 4, 3, judge=0.1, wording=0.1)
+@pytest.mark.parametrize("case", [Case(20, 2, 3, 3), Case(30, 1, 1, 4), Case(8, 3, 1, 1)], ids=str)
+def test_the_predicted_interval_is_that_of_means(case: Case) -> None:
     rng = np.random.default_rng(3)
-    means, predicted = [], []
-    for _ in range(300):
+    present, predicted = [], []
+    for _ in range(60):
         found, _ = draw(case, rng)
-        means.append(mean_of(found).value)
-        predicted.append(predicted_variance(components(found), design_of(found)))
-    assert np.mean(predicted) == pytest.approx(np.var(means), rel=0.2)
+        interval = mean_of(found)
+        present.append(reach_of(interval))
+        predicted.append(predicted_reach(components(found), design_of(found), interval.value))
+    assert np.mean(predicted) == pytest.approx(np.mean(present), rel=0.05)
 
 
 def test_what_is_needed_is_enough_and_no_more() -> None:
     found, _ = draw(Case(20, 2, 3, 3), np.random.default_rng(4))
-    variances, design = components(found), design_of(found)
-    for each in required_numbers(variances, design, 0.12):
+    variances, design, interval = components(found), design_of(found), mean_of(found)
+    scale = reach_of(interval) / predicted_reach(variances, design, interval.value)
+    for each in required_numbers(variances, design, 0.12, interval):
         if each.needed is None or each.what == "repeats":
             continue
-        from dataclasses import replace
-
-        half = [
-            1.96 * math.sqrt(predicted_variance(variances, replace(design, **{each.what: number})))
+        reach = [
+            scale
+            * predicted_reach(variances, replace(design, **{each.what: number}), interval.value)
             for number in (each.needed, max(1, each.needed - 1))
         ]
-        assert half[0] <= 0.12001 and (half[1] > 0.11999 or each.needed == 1)
+        assert reach[0] <= 0.12001 and (reach[1] > 0.11999 or each.needed <= 2)
     alone, _ = draw(Case(20, 2, 1, 1), np.random.default_rng(5))
-    needed = {n.what: n.needed for n in required_numbers(components(alone), design_of(alone), 0.05)}
+    needs = required_numbers(components(alone), design_of(alone), 0.05, mean_of(alone))
+    needed = {need.what: need.needed for need in needs}
     assert (
         needed["judges"] is None and needed["wordings"] is None and needed["problems"] is not None
     )
+    assert {need.what: need.why for need in needs}["judges"] == "unknown: there is only one judge"
+
+
+@pytest.mark.parametrize("clustered", [False, True])
+def test_as_much_as_now_is_needed_for_the_present_interval(clustered: bool) -> None:
+    """Also if all values are equal, so that only the imaginary problems give the interval."""
+    rng = np.random.default_rng(7)
+    for values in (np.ones(20), np.full(20, 0.5), rng.random(20)):
+        found = cells([(float(y), i, (i, 0), 0, w) for i, y in enumerate(values) for w in (0, 1)])
+        interval = mean_of(found, {i: str(i // 4) for i in range(20)} if clustered else None)
+        variances, design, width = components(found), design_of(found), reach_of(interval)
+        (now, *_) = required_numbers(variances, design, width * 1.0001, interval)
+        assert now.needed == 20
+        (more, *others) = required_numbers(variances, design, width / 3, interval)
+        assert more.needed is not None and more.needed > 30
+        assert others[-1].needed is None and others[-1].why.startswith("not reachable: ")
 
 
 @pytest.mark.parametrize(
@@ -263,7 +281,7 @@ def test_corrections_are_those_of_ppi_python() -> None:
 
 def test_a_correction_of_no_others_is_that_of_labels() -> None:
     found = correct_mean([1, 0, 1, 1], [1, 1, 1, 1], [])
-    assert (found.weight, found.value, found.bias) == (0, 0.75, 0.25)
+    assert (found.weight, found.value, found.labels, found.bias) == (0, 0.75, 0.75, 0.25)
     assert (found.low, found.high) == pytest.approx((found.labels_low, found.labels_high))
     with pytest.raises(InputError, match="at least 2 problems"):
         correct_mean([1], [1], [1, 0])

@@ -157,6 +157,32 @@ def test_what_is_stored_is_scored_and_shown_without_weights(
     assert "Judged by brief" in page.read_text()
 
 
+def test_one_of_several_stored_judgings_is_chosen_by_its_rubric(
+    tmp_path: Path, treegen: Command, llm: object, no_weights: None
+) -> None:
+    import treegen as library
+
+    run, brief = small_run(tmp_path / "run"), rubric_file(tmp_path)
+    for rubric in (brief, "rating"):
+        library.judge(run, rubric, llm, wordings=1, progress=False)  # type: ignore[arg-type]
+    assert len(treegen("judge", run).document["summaries"]) == 2
+    labels = tmp_path / "labels.jsonl"
+    rows = [{"problem_id": f"p{i}", "sample_index": 0, "label": "good"} for i in range(3)]
+    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    error = treegen("judge", run, "--labels", labels).error
+    assert "the choices of the rubric rating, got 'good'" in error and "pass the --rubric" in error
+    for chosen in ("brief", brief):
+        (summary,) = treegen("judge", run, "--rubric", chosen, "--labels", labels).document[
+            "summaries"
+        ]
+        assert summary["title"].startswith("brief") and summary["corrected"]["labelled"] == 3
+        assert repr(library.judgings(run, chosen).summaries[0]).startswith("Summary('brief, ")
+    error = treegen("judge", run, "--rubric", "simpleqa").error
+    assert "has no judgements by the rubric simpleqa, but by brief, rating; set --rubric" in error
+    assert "there is no rubric 'nothing'" in treegen("judge", run, "--rubric", "nothing").error
+    assert "--pairs has no effect" in treegen("judge", run, "--pairs", run).error
+
+
 def test_pairs_are_judged_in_both_orders(tmp_path: Path, treegen: Command) -> None:
     runs = [
         small_run(tmp_path / name, problems=3, samples=2, seed=i) for i, name in enumerate("ab")

@@ -115,6 +115,38 @@ def test_other_versions_of_the_audit_are_named(
     assert treegen("certify", "--check", file).code == 0
 
 
+def test_an_edited_sample_does_not_hold(copied: Path, certified: Path, treegen: Command) -> None:
+    lines = (copied / "samples.jsonl").read_text().splitlines(keepends=True)
+    record = json.loads(lines[2])
+    for edited in (json.dumps({**record, "text": "18"}) + "\n", "{\n"):
+        (copied / "samples.jsonl").write_text("".join([*lines[:2], edited, *lines[3:]]))
+        for options in ((), ("--model", certified / "model")):
+            done = treegen("certify", "--check", copied / "certificate.json", *options)
+            assert done.code == 1 and not done.document["holds"]
+            assert _line(done.out, "samples ").startswith("samples       DOES NOT HOLD  samples.")
+            assert "samples.jsonl, line 3: " in done.out and "--resume" not in done.out
+            assert "not checked    because a sample is corrupt" in _line(done.out, "scores")
+    assert "restore the file" in treegen("certify", copied).error
+
+
+def test_with_another_model_only_the_model_does_not_hold(
+    certified: Path, copied: Path, tmp_path: Path, treegen: Command
+) -> None:
+    shutil.copytree(certified / "model", other := tmp_path / "model")
+    config = json.loads((other / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{{ messages }}"
+    (other / "tokenizer_config.json").write_text(json.dumps(config))
+    done = treegen("certify", "--check", copied / "certificate.json", "--model", other)
+    assert done.code == 1
+    assert [line.split()[0] for line in done.out.splitlines() if "DOES NOT HOLD" in line] == [
+        "model"
+    ]
+    assert "pass the model of the run with --model" in _line(done.out, "model")
+    for what in ("audit", "prompts", "redraw"):
+        line = _line(done.out, what)
+        assert line.split(maxsplit=1)[1] == "not checked    because the model differs"
+
+
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
 def test_files_of_keys_may_have_a_byte_order_mark(
     copied: Path, tmp_path: Path, treegen: Command

@@ -2,19 +2,17 @@
 
 The model is y = mean + problem + answer + judge + wording + problem x judge + problem x wording +
 rest, all of them independent random effects. Answers are nested in problems, and the other factors
-are crossed. From the components follow the numbers that an interval of some width needs.
+are crossed.
 """
 
-import math
-from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from treegen.errors import InputError, arg, require_extra
+from treegen.errors import InputError, require_extra
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -118,26 +116,6 @@ def design_of(values: Cells) -> Design:
     return Design(problems, answers, values.num("judge"), values.num("wording"))
 
 
-def predicted_variance(variances: Mapping[str, float | None], design: Design) -> float:
-    """Return the variance of the mean in a balanced design.
-
-    Args:
-        variances: The variance of each factor; None, for undetermined, counts as 0.
-        design: Numbers of problems, answers, judges and wordings.
-    """
-    n, k, j, w = design.problems, design.answers, design.judges, design.wordings
-    over = {
-        "problem": n,
-        "answer": n * k,
-        "judge": j,
-        "wording": w,
-        "problem x judge": n * j,
-        "problem x wording": n * w,
-        REST: n * k * j * w,
-    }
-    return math.fsum((variances[name] or 0.0) / size for name, size in over.items())
-
-
 def _levels(values: Cells, parts: Sequence[str]) -> Ints:
     level = values.levels[parts[0]]
     for name in parts[1:]:
@@ -174,86 +152,3 @@ def _coefficient(group: Ints, effect: Ints | None) -> float:
     pairs, sizes = np.unique(joint, return_counts=True)
     of_group: Any = counts[pairs // (int(effect.max()) + 1)]
     return float(len(group) - (sizes**2 / of_group).sum())
-
-
-_MOST: Final = 10**7
-_NORMAL: Final = 1.959963984540054
-
-
-@dataclass(frozen=True, slots=True)
-class Need:
-    """The required value of one number of a design, if the other numbers stay the same."""
-
-    what: str
-    """"problems", "answers" (of a problem), "judges", "wordings" or "repeats"."""
-    now: float
-    """The present number."""
-    needed: int | None
-    """The required number; None if no number is enough, or if it is undetermined."""
-
-
-def check_half_width(half_width: float) -> None:
-    """Raise InputError unless the half width is a finite number above 0."""
-    is_number = isinstance(half_width, int | float) and not isinstance(half_width, bool)
-    if not is_number or not 0 < half_width < math.inf:
-        raise InputError(f"{arg('half_width')} must be above 0, got {half_width!r:.80}")
-
-
-def required_numbers(
-    variances: Mapping[str, float | None],
-    design: Design,
-    half_width: float,
-    *,
-    repeats: int = 1,
-    repeat_variance: float = 0.0,
-) -> list[Need]:
-    """Return the number of problems, answers and so on for a half width of the 95% interval.
-
-    The half width is 1.96 times the root of the predicted variance of the mean; with few levels the
-    reported interval is wider. An undetermined variance counts as 0, so a single judge does not
-    determine how many judges are needed.
-
-    Args:
-        variances: The variance of each factor; None if undetermined.
-        design: The present numbers.
-        half_width: Half width of the interval to reach, above 0.
-        repeats: Present number of verdicts in each cell.
-        repeat_variance: Variance of a verdict around the mean of its cell. It is part of the rest
-            in `variances`, where it is divided by `repeats`.
-
-    Returns:
-        The required value of each number, if the other numbers stay the same.
-
-    Raises:
-        InputError: the half width is not above 0.
-    """
-    check_half_width(half_width)
-    residual = variances[REST] or 0.0
-    repeat_variance = min(repeat_variance, residual * repeats)
-
-    def half(design: Design, num_repeats: int) -> float:
-        more = residual - repeat_variance / repeats + repeat_variance / num_repeats
-        return _NORMAL * math.sqrt(predicted_variance({**variances, REST: more}, design))
-
-    needs = []
-    for what in ("problems", "answers", "judges", "wordings", "repeats"):
-        now = repeats if what == "repeats" else getattr(design, what)
-        factor = {"judges": "judge", "wordings": "wording"}.get(what)
-        if factor is not None and variances[factor] is None and now == 1:
-            needs.append(Need(what, now, None))
-            continue
-
-        def with_number(number: int, what: str = what) -> float:
-            if what == "repeats":
-                return half(design, number)
-            return half(replace(design, **{what: number}), repeats)
-
-        needs.append(Need(what, now, _find_least_number(with_number, half_width)))
-    return needs
-
-
-def _find_least_number(half: Callable[[int], float], half_width: float) -> int | None:
-    """Return the smallest sufficient number; None if 10^7 is not enough."""
-    numbers = range(1, _MOST + 1)
-    place = bisect_left(numbers, True, key=lambda number: half(number) <= half_width)
-    return numbers[place] if place < len(numbers) else None

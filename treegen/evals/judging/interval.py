@@ -146,6 +146,8 @@ class CorrectedMean:
     """The mean of judgements only."""
     bias: float
     """The mean difference of judge and labels on labelled problems."""
+    labels: float
+    """The mean of the labels only, over problems."""
     labels_low: float
     """The lower bound of the interval that uses labels only."""
     labels_high: float
@@ -195,6 +197,7 @@ def correct_mean(
         weight = min(1.0, max(0.0, covariance / (spread * (1 + n / m))))
     by_labels = adjusted_mean(labels, 0.0, 1.0)
     half_labels = quantile(0.975, by_labels.freedom) * by_labels.error
+    of_labels = float(y.mean())
     rectified = adjusted_mean((y - weight * f).tolist(), -weight, 1.0)
     value = float((y - weight * f).mean())
     variance, center = rectified.error**2, rectified.center
@@ -219,8 +222,9 @@ def correct_mean(
         high=min(1.0, max(value, center + half)),
         judge=float(np.concatenate([f, f_unlabelled]).mean()),
         bias=float((f - y).mean()),
-        labels_low=max(0.0, by_labels.center - half_labels),
-        labels_high=min(1.0, by_labels.center + half_labels),
+        labels=of_labels,
+        labels_low=max(0.0, min(of_labels, by_labels.center - half_labels)),
+        labels_high=min(1.0, max(of_labels, by_labels.center + half_labels)),
         weight=weight,
         labelled=n,
         problems=n + m,

@@ -182,7 +182,9 @@ def group_juries(judged: Sequence[JudgementSet]) -> list[list[JudgementSet]]:
     return list(juries.values())
 
 
-def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str, int], float]:
+def labels_of(
+    path: Path, rubric_choices: Mapping[str, float], rubric: str
+) -> dict[tuple[str, int], float]:
     """Read labels by people from a JSONL file.
 
     Each line has problem_id, sample_index, and label: a choice of the rubric, or a number between
@@ -191,6 +193,7 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
     Args:
         path: The file.
         rubric_choices: The choices of the rubric and their values.
+        rubric: The name of the rubric.
 
     Returns:
         Labels by (problem, sample), scaled to values from 0 to 1.
@@ -224,11 +227,14 @@ def labels_of(path: Path, rubric_choices: Mapping[str, float]) -> dict[tuple[str
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InputError(
                 f"{path}, line {number}: the label must be one of "
-                f"{', '.join(map(str, rubric_choices))}, got {label!r:.40}"
+                f"{', '.join(map(str, rubric_choices))}, the choices of the rubric {rubric}, got "
+                f"{label!r:.40}; correct the label, or pass the {arg('rubric=')} that has it"
             )
         if not least <= value <= most:
             raise InputError(
-                f"{path}, line {number}: the label must be from {least:g} to {most:g}, got {value}"
+                f"{path}, line {number}: the label must be from {least:g} to {most:g}, the values "
+                f"of the rubric {rubric}, got {value}; correct the label, or pass the "
+                f"{arg('rubric=')} that has it"
             )
         if key in labels:
             raise InputError(
@@ -318,13 +324,21 @@ def _ends(strength: Strength) -> tuple[Cell, Cell]:
     )
 
 
-def order_table(position: PositionBias) -> Table:
-    """Return the effect of the order of the answers as a table."""
+def order_table(position: PositionBias, *, by_chance: bool) -> Table:
+    """Return the effect of the order of the answers as a table.
+
+    Args:
+        position: The effect.
+        by_chance: Whether verdicts are probabilities.
+    """
+    first = "the answer shown first wins"
+    if by_chance:
+        first = "mean probability that the answer shown first wins"
     return Table(
         f"Order of the answers, in {position.pairs:,} pairs",
         ("", "Share", "Low", "High"),
         (
-            ("the answer shown first wins", position.first, position.low, position.high),
+            (first, position.first, position.low, position.high),
             ("the winner changes with the order", position.flipped, None, None),
         ),
     )

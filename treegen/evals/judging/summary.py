@@ -11,16 +11,15 @@ import numpy as np
 from treegen.errors import InputError, arg
 from treegen.evals.judging.components import (
     Cells,
-    Need,
     cells,
     components,
     design_of,
-    required_numbers,
 )
 from treegen.evals.judging.interval import CorrectedMean, Mean, correct_mean, mean_of
 from treegen.evals.judging.judgements import JudgementSet, order_table, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.published_scores import official_tables
+from treegen.evals.judging.sample_size import Need, required_numbers
 from treegen.evals.statistics.estimators import Estimate
 from treegen.evals.statistics.reliability import effective_votes
 from treegen.evals.statistics.tables import Cell, Table
@@ -28,7 +27,7 @@ from treegen.evals.statistics.tables import Cell, Table
 Combine = Literal["mean", "majority"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
     """Results of a jury: judge runs that differ only in their judge.
 
@@ -59,6 +58,14 @@ class Summary:
     more: Mapping[str, Any] = field(default_factory=dict)
     """Further results for `to_json`."""
 
+    def __repr__(self) -> str:
+        mean = "no readable verdicts"
+        if self.mean is not None:
+            ends = f"{self.mean.low:.3f} to {self.mean.high:.3f}"
+            mean = f"mean {self.mean.value:.3f}, 95% interval {ends}"
+        judges = ", ".join(str(judge_run.judging.judge) for judge_run in self.judged)
+        return f"Summary({self.title!r} by {judges}: {mean})"
+
     @property
     def key(self) -> tuple[str, ...]:
         """A key that is equal for judge runs of other runs with the same rubric and judges.
@@ -74,9 +81,9 @@ class Summary:
     def needs(self, half_width: float) -> list[Need]:
         """Return the numbers of problems, answers and so on for an interval of this half width.
 
-        See `statistics.sample_size.required_numbers`.
+        See `sample_size.required_numbers`.
         """
-        if self.cells is None:
+        if self.cells is None or self.mean is None:
             raise InputError(
                 "all verdicts are unreadable, so treegen cannot compute how many problems or "
                 f"judges are needed; try another {arg('judge=')}"
@@ -86,6 +93,7 @@ class Summary:
             self.variances,
             design_of(self.cells),
             half_width,
+            self.mean,
             repeats=repeats,
             repeat_variance=variance,
         )
@@ -197,7 +205,9 @@ def _scores_of_kind(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[s
     tables, more = official_tables(judged)
     if judged[0].judging.settings.rubric.pairs:
         pairs = pairs_of(judged)
-        return [pairs.table, order_table(pairs.position), *tables], {**pairs.to_json(), **more}
+        by_chance = judged[0].judging.settings.verdicts == "likelihood"
+        order = order_table(pairs.position, by_chance=by_chance)
+        return [pairs.table, order, *tables], {**pairs.to_json(), **more}
     return tables, more
 
 
@@ -359,7 +369,7 @@ def _corrected_table(corrected: CorrectedMean) -> Table:
         ("Estimate", "Mean", "Low", "High"),
         (
             ("judges, corrected", corrected.value, corrected.low, corrected.high),
-            ("labels alone", None, corrected.labels_low, corrected.labels_high),
+            ("labels alone", corrected.labels, corrected.labels_low, corrected.labels_high),
             ("judges, uncorrected", corrected.judge, None, None),
             ("judges are higher by", corrected.bias, None, None),
             ("weight of the judges", corrected.weight, None, None),

@@ -258,7 +258,7 @@ class NodeCalls:
             self._check_live(node)
             scores = await self._call(node, begin, rows=len(ask.texts))
         if len(scores) < len(ask.texts):
-            raise StoppedError("the server is stopping and did not execute this call")
+            raise StoppedError("the server is stopping and did not finish this call")
         return ScoreResult(
             scores=[describe_score(score) for score in scores],
             usage=usage_of(search),
@@ -366,7 +366,7 @@ class NodeCalls:
             return new_samples, usage_of(search)
         self._release(tree, new_samples)
         self._check_live(node)
-        raise StoppedError("the server is stopping and did not execute this call")
+        raise StoppedError("the server is stopping and did not finish this call")
 
     async def _call(
         self, node: ServedNode, begin: Callable[[LiveBackend], Coroutine[Any, Any, T]], **how: Any

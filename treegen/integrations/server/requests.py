@@ -296,6 +296,8 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
     """
     supported = {*CompletionRequest.model_fields, *_SAMPLING, *_HARMLESS, *REQUESTED} - {"sampling"}
     supported -= set(_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS)
+    if body.get("suffix"):
+        supported.discard("suffix")
     if unknown := [name[:80] for name in body if name not in supported]:
 
         def hint(name: str) -> str:

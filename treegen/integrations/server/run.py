@@ -111,9 +111,11 @@ class _GracefulServer(uvicorn.Server):
         served: AsyncLLM,
         drain_seconds: int,
         on_start: Callable[[str], None],
+        on_stop: Callable[[int], None] = lambda num_requests: None,
     ) -> None:
         super().__init__(config)
-        self._served, self._drain_seconds, self._on_start = served, drain_seconds, on_start
+        self._served, self._drain_seconds = served, drain_seconds
+        self._on_start, self._on_stop = on_start, on_stop
         config.timeout_graceful_shutdown = drain_seconds + _ERROR_SECONDS
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
@@ -147,6 +149,8 @@ class _GracefulServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        if open_requests := len(self.server_state.tasks):
+            self._on_stop(open_requests)
         timer = self._loop.call_later(self._drain_seconds, self._drop)
         await super().shutdown(sockets)
         timer.cancel()
@@ -172,6 +176,7 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
     search_limits: SearchLimits | None = None,
     weights_dir: Path | None = None,
     on_start: Callable[[str], None] = lambda url: None,
+    on_stop: Callable[[int], None] = lambda num_requests: None,
     **options: Any,
 ) -> None:
     """Serve a model until SIGTERM, SIGINT or SIGHUP, then answer the open requests and return.
@@ -193,6 +198,7 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
         weights_dir: Folder of checkpoints that clients may load in place of the weights, which
             needs a key. Default: they may load none.
         on_start: Called with the URL once requests are accepted.
+        on_stop: Called after the signal with the number of open requests, unless there are none.
         options: `max_waiting` and `tool_format`, as for `AsyncLLM`. Requests above `max_waiting`
             get 429.
 
@@ -217,7 +223,8 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
             search_limits=search_limits,
             weights_dir=weights_dir,
         )
-        listening = _GracefulServer(config_of(server.app()), served, drain_seconds, on_start)
+        config = config_of(server.app())
+        listening = _GracefulServer(config, served, drain_seconds, on_start, on_stop)
         try:
             asyncio.run(listening.serve([at]))
         finally:

@@ -39,10 +39,22 @@ from treegen.report.certify.document import (
 )
 from treegen.report.certify.signature import signature_path, verify
 from treegen.runs import RunDir
+from treegen.runs.records import CorruptLineError
 
 _MAX_NAMES: Final = 3
 _WIDTH: Final = 160
 _OF_MODEL: Final = ("model", "prompts", "redraw")
+_PARTS: Final = (
+    "settings",
+    "data",
+    "task",
+    "samples",
+    "scores",
+    "results.json",
+    "audit",
+    *_OF_MODEL,
+)
+_OTHER_MODEL: Final = "because the model differs"
 _WORDS: Final = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
 
 
@@ -131,17 +143,51 @@ def check_certificate(
             redraw_samples, listener=listener, num=redraw, seed=seed, tolerance=tolerance
         )
     checks = [PartCheck("signature", *verify(content, signature_path(file), signer))]
-    with RunDir.open(file.parent if run is None else run) as opened:
+    path = file.parent if run is None else run
+    try:
+        checks += _compare_all(certificate, path, choices, listener, execution, drawing)
+    except CorruptLineError as error:
+        checks += [
+            PartCheck(what, False, error.problem)
+            if what == "samples"
+            else PartCheck(what, None, "because a sample is corrupt")
+            for what in _PARTS
+        ]
+    return CertificateCheck(str(file), certificate.sha256, tuple(checks))
+
+
+def _compare_all(
+    certificate: Certificate,
+    path: Path,
+    choices: Mapping[str, Any],
+    listener: Listener,
+    execution: ExecutionOptions | None,
+    drawing: Callable[[RunDir, PreparedJob], Redraw] | None,
+) -> list[PartCheck]:
+    """Return the checks of everything but the signature.
+
+    Args:
+        certificate: The certificate.
+        path: The directory of its run.
+        choices: As for `check_certificate`.
+        listener: As for `check_certificate`.
+        execution: As for `check_certificate`.
+        drawing: Draws samples again; None if none are.
+    """
+    with RunDir.open(path) as opened:
         job = load_job_of(opened, choices)
         model = locate_model(job) if "model" in choices else None
         facts = describe_run(opened, job, choices, listener, execution, model)
-        checks += _compare_run(certificate, opened, job, facts, execution)
-        checks.append(_compare_audits(certificate, facts, has_model=model is not None))
+        checks = [*_compare_run(certificate, opened, job, facts, execution)]
         if "model" in choices:
-            checks += _compare_model(certificate, opened, job, listener, drawing)
+            of_model = [*_compare_model(certificate, opened, job, listener, drawing)]
         else:
-            checks += [PartCheck(what, None, "--model DIR checks it") for what in _OF_MODEL]
-    return CertificateCheck(str(file), certificate.sha256, tuple(checks))
+            of_model = [PartCheck(what, None, "--model DIR checks it") for what in _OF_MODEL]
+        if of_model[0].holds is False:  # the findings on its tokenizer are those of another model
+            checks.append(PartCheck("audit", None, _OTHER_MODEL))
+        else:
+            checks.append(_compare_audits(certificate, facts, has_model=model is not None))
+        return checks + of_model
 
 
 def _compare_run(
@@ -273,13 +319,10 @@ def _compare_model(
     try:
         check_model(run, job.settings.engine)
     except ModelError as error:
-        checked = PartCheck("model", False, str(error))
+        checked = PartCheck("model", False, error.message.rename(_spell_option))
     yield checked
     if not checked.holds:  # tokenizers and weights are not loaded if others are expected
-        yield from (
-            PartCheck(what, None, "not checked, because the model differs")
-            for what in _OF_MODEL[1:]
-        )
+        yield from (PartCheck(what, None, _OTHER_MODEL) for what in _OF_MODEL[1:])
         return
     prepared = render_prompts(job)
     prompts = describe_prompts(prepared)
@@ -299,6 +342,11 @@ def _compare_model(
                 f"{result.default_tolerance:g}, so forged samples may pass the redraw"
             )
             yield PartCheck("tolerance", None, why)
+
+
+def _spell_option(reference: str) -> str:
+    """Return the option for a parameter that a message refers to; see `treegen.errors.arg`."""
+    return f"--{reference.rstrip('=').replace('_', '-')}"
 
 
 def _compare(what: str, certified: object, recomputed: object, detail: str) -> PartCheck:
