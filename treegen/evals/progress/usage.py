@@ -245,7 +245,7 @@ def format_decoding(usage: Mapping[str, Any]) -> str:
     if not decoded and kept and not accounted:
         return f"decoded tokens: not recorded; the finished samples have {kept:,} tokens"
     line = f"decoded tokens: {decoded:,} at {usage['tokens_per_second']:,.0f} per second"
-    is_partial = accounted < samples
+    is_partial = accounted < samples and (accounted or decoded)  # imported runs have neither
     if unfinished := count_unfinished_tokens(usage):
         bound = "at least " if is_partial else ""
         line += f", of which {bound}{unfinished:,} belong to unfinished samples"
