@@ -140,6 +140,8 @@ def test_failed_searches_are_reported_by_every_command(
     shown = treegen("show", tmp_path / "one")
     assert "1 search failed; the error, in the search of problem " in shown.err
     compared = treegen("compare", tmp_path / "run" / "sample", run, "--no-plots")
+    assert "differ in: method 'sample' / " in compared.out
+    assert not any(part in compared.out for part in ("arguments.", "random numbers:", "samples:"))
     assert "conclusion: none, because all 5 searches of B failed" in compared.out
     assert compared.document["failed"] == "all 5 searches of B failed"
     refused = treegen("show", tmp_path / "run").error

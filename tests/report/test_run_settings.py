@@ -18,6 +18,7 @@ from treegen.report.run_settings import (
     describe_random_numbers,
     describe_view,
     differing_columns,
+    differing_settings,
     short_model_name,
 )
 from treegen.report.view import RunView
@@ -73,6 +74,21 @@ def test_a_comparison_says_in_what_the_runs_differ(
     done = treegen("compare", *runs, "--no-plots")
     assert differ in done.out and done.document["differ_in"] == list(comparison.differ_in)
     assert differ in str(open_run(runs[0]).compare(runs[1]))
+
+
+def test_arguments_that_follow_from_the_method_are_no_difference() -> None:
+    def settings(method: str, **arguments: object) -> KeySettings:
+        return KeySettings("demo", {"method": method, "arguments": arguments})
+
+    one, other = settings("mcts", batch=1), settings("mcts", batch=8)
+    assert differing_settings(one, other) == ("arguments.batch 1 / 8",)
+    methods = ("method 'sample' / 'mcts'",)
+    assert differing_settings(settings("sample"), other) == methods
+    shared = settings("ab-mcts", batch=1, rule="a")
+    assert set(differing_settings(shared, other)) == {
+        "method 'ab-mcts' / 'mcts'",
+        "arguments.batch 1 / 8",
+    }
 
 
 def test_a_comparison_says_whether_the_runs_share_random_numbers(

@@ -135,9 +135,10 @@ class Comparison:
     random_numbers: str = ""
     """Whether the runs drew with the same random numbers; empty if that is not known."""
     num_equal: int = 0
-    """Number of samples that have the same text in both runs, of those with the same index."""
+    """Number of samples that have the same text in both runs, of those with the same index; 0 for
+    searches by different methods."""
     num_paired: int = 0
-    """Number of samples with the same index in both runs."""
+    """Number of samples with the same index in both runs; 0 for searches by different methods."""
     hidden: tuple[str, ...] = ()
     """The filters that a short listing leaves out."""
     failed: str = ""
@@ -266,7 +267,9 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     places = tuple(number[i] for i in ids)
     adjusted = holm([row.p_value for row in differences])
     rows = tuple(replace(row, p_holm=p) for row, p in zip(differences, adjusted, strict=True))
-    num_equal, num_paired = count_equal_samples(a, b, left_out)
+    settings = KeySettings.of(a), KeySettings.of(b)
+    is_alike = not settings[0].searches_unlike(settings[1])
+    num_equal, num_paired = count_equal_samples(a, b, left_out) if is_alike else (0, 0)
     # A group of several tasks has no common first filter.
     is_one_task = len(headline_filters(a.report)) == 1
     return Comparison(
@@ -278,7 +281,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         tokens,
         places,
         (describe_view(a), describe_view(b)),
-        differing_settings(KeySettings.of(a), KeySettings.of(b)),
+        differing_settings(*settings),
         describe_random_numbers(a, b, is_similar=num_equal > 0),
         num_equal,
         num_paired,

@@ -189,6 +189,11 @@ class KeySettings:
             if value(name) is not None and value(name) != _USUAL.get(name, object()):
                 yield f"{name} {value(name)}"
 
+    def searches_unlike(self, other: "KeySettings") -> bool:
+        """Return whether both runs are searches, by different methods."""
+        methods = self.values.get("method"), other.values.get("method")
+        return None not in methods and methods[0] != methods[1]
+
     def differing(self, other: "KeySettings") -> dict[str, tuple[str, str]]:
         """Return the settings in which another run differs: both values as text, by name."""
         pairs: dict[str, tuple[str, str]] = {}
@@ -201,7 +206,11 @@ class KeySettings:
                 continue
             a, b = self.values.get(name), other.values.get(name)
             if isinstance(a or b, Mapping):
-                for key in dict.fromkeys((*(a or {}), *(b or {}))):
+                keys = dict.fromkeys((*(a or {}), *(b or {})))
+                if name == "arguments" and self.searches_unlike(other):
+                    # An argument that only one of the methods has follows from the method.
+                    keys = dict.fromkeys(key for key in a or {} if key in (b or {}))
+                for key in keys:
                     c, d = (a or {}).get(key), (b or {}).get(key)
                     if c != d:
                         pairs[str(key) if name == "extra" else f"{name}.{key}"] = _text(c), _text(d)
@@ -241,7 +250,9 @@ def differing_settings(a: KeySettings, b: KeySettings) -> tuple[str, ...]:
 
 
 def describe_random_numbers(a: "RunView", b: "RunView", *, is_similar: bool) -> str:
-    """Return whether two runs drew with the same random numbers; "" if treegen did not draw both.
+    """Return whether two runs drew with the same random numbers.
+
+    The result is "" if treegen did not draw both, or if they search by different methods.
 
     The random numbers of a sample follow from the seed, its problem and its index.
 
@@ -252,6 +263,8 @@ def describe_random_numbers(a: "RunView", b: "RunView", *, is_similar: bool) -> 
     """
     if any("imported" in view.info.identity for view in (a, b)):
         return ""
+    if KeySettings.of(a).searches_unlike(KeySettings.of(b)):
+        return ""  # different methods draw at different nodes
     settings = [KeySettings.of(view).values for view in (a, b)]
     if any(not values.get("temperature") or values.get("seed") is None for values in settings):
         return ""
