@@ -189,7 +189,7 @@ def test_a_search_that_fails_fails_alone(cluster: Cluster) -> None:
     good, bad = cluster.search(_fails, [("good", "a"), ("bad", "b")])
     assert good.error is None and bad.error is not None and "no way" in bad.error
     with pytest.warns(
-        RuntimeWarning, match=r"searches failed.*no way \(test_cluster\.py:\d+, in \w+\)$"
+        RuntimeWarning, match=r"search failed.*no way \(test_cluster\.py:\d+, in \w+\)$"
     ):  # it has no exception
         cluster.search(_fails, [("bad", "b")])
 
