@@ -247,7 +247,7 @@ def test_closing_waits_for_calls_or_ends_them(loaded: LLM) -> None:
         return await call
 
     assert asyncio.run(ask(True))[1][0][0].num_tokens
-    with pytest.raises(InputError, match="did not execute"):
+    with pytest.raises(InputError, match="did not finish"):
         asyncio.run(ask(False))
 
 

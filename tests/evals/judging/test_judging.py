@@ -296,7 +296,9 @@ def test_what_cannot_be_judged(
         assert message in treegen("judge", run, "--judge", "demo", *flags).error
     with pytest.raises(InputError, match="has no judgements"):
         __import__("treegen").judgings(run)
-    assert "has no effect on stored judgements" in treegen("judge", run, "--rubric", "rating").error
+    error = treegen("judge", run, "--rubric", "rating").error
+    assert "has no judgements; pass a model with --judge" in error
+    assert "has no effect on stored judgements" in treegen("judge", run, "--wordings", "2").error
 
 
 def test_answers_that_changed_are_not_mixed(tmp_path: Path, llm: treegen.LLM) -> None:
