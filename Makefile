@@ -41,7 +41,7 @@ install_dev = $(BIN)/python -m pip install uv && $(BIN)/python -m uv pip install
 	--resolution $(RESOLUTION) $(WHEELS:%=--only-binary %) --editable '.[dev]'
 endif
 
-run_tests = $(BIN)/python -m pytest -m "not gpu and not soak" -n 3 --dist loadfile --no-loadscope-reorder --durations=60 --durations-min=3
+run_tests = $(BIN)/python -m pytest -m "not gpu and not soak" -n 4 --dist loadfile --no-loadscope-reorder --durations=60 --durations-min=3
 
 .PHONY: help demo test versions interpreted soak lint docs release-check format clean
 

@@ -1,12 +1,31 @@
 """The documents of lm-eval's tasks as JSON, and the questions in them."""
 
 import json
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
 from treegen.common.formatting import replace_surrogates
+from treegen.evals.config.eval_settings import EvalSettings
 
 # Fields of a document that may hold the question, most likely first.
 _QUESTIONS: Final = ("question", "query", "problem", "prompt", "input", "sentence", "text", "ctx")
+
+
+@runtime_checkable
+class TaskWithDocuments(Protocol):
+    """A task of lm-eval, which has the documents that lm-eval logs."""
+
+    def get_documents(self) -> dict[str, Any]:
+        """Return the document of each problem, by its id."""
+
+    def log_documents(self, settings: EvalSettings) -> dict[str, dict[str, Any]]:
+        """Return what lm-eval logs of each problem, by its id.
+
+        Args:
+            settings: The settings of the run.
+        """
+
+    def log_groups(self) -> dict[str, list[str]]:
+        """Return the tasks of each group."""
 
 
 def dump_document(value: object, indent: int | None = None) -> str:

@@ -18,7 +18,11 @@ from typing import Any, Final, SupportsFloat
 from treegen.errors import InputError, arg
 from treegen.evals.registry import LM_EVAL
 from treegen.evals.verdict import MetricVerdict, Verdict
-from treegen.report.lm_eval_documents import describe_document, dump_document
+from treegen.report.lm_eval_documents import (
+    TaskWithDocuments,
+    describe_document,
+    dump_document,
+)
 from treegen.report.view import ProblemView, RunView, settings_group
 
 _MAX_CHARS: Final = 60  # characters of a question or a reference in an error
@@ -124,12 +128,11 @@ def _has_same_content(log: RunView, run: RunView, problems: Mapping[str, Problem
 
 def _describe_documents(run: RunView) -> dict[str, str]:
     """Return the documents of a run of `lm-eval:TASK` as `treegen import` describes them."""
-    get_documents = None if run.job is None else getattr(run.job.task, "get_documents", None)
-    if get_documents is None:
+    if run.job is None or not isinstance(run.job.task, TaskWithDocuments):
         return {}
     return {
         problem_id: describe_document(json.loads(dump_document(doc)))
-        for problem_id, doc in get_documents().items()
+        for problem_id, doc in run.job.task.get_documents().items()
     }
 
 

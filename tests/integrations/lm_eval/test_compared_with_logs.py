@@ -220,7 +220,8 @@ def test_logs_of_other_documents_are_not_compared(
 
 def test_a_run_whose_code_is_not_allowed_is_told(runs: dict[str, tuple[Path, Path]]) -> None:
     run, log = runs[GENERATED]
-    with pytest.raises(InputError, match=r"has none; .* pass allow_task_code=True"):
+    why = r"cannot be compared: the problems cannot be read.* or allow_task_code=True"
+    with pytest.raises(InputError, match=why):
         treegen.open_run(run).compare(log)
 
 

@@ -236,4 +236,4 @@ def test_the_command_writes_what_datasets_can_read(
     )["train"]
     assert read[0]["id"] == "a0" and len(read[0]["top_tokens"][0]) == 4
     missing = treegen("score-texts", "none.jsonl", *arguments[2:])
-    assert missing.code == 2 and "the file none.jsonl was not found" in missing.err
+    assert missing.code == 2 and missing.err == "Error: none.jsonl does not exist; check the path\n"

@@ -24,7 +24,7 @@ from treegen.common.formatting import replace_surrogates
 from treegen.evals.registry import LM_EVAL
 from treegen.evals.verdict import MetricVerdict
 from treegen.report.exchange.export import ExportedRun, export_references
-from treegen.report.lm_eval_documents import dump_document
+from treegen.report.lm_eval_documents import TaskWithDocuments, dump_document
 from treegen.report.view import ProblemView, Sample
 
 BY_RESPONSE: Final = "by_response"
@@ -229,9 +229,9 @@ def _number(version: str) -> object:
 
 
 def _list_groups(run: ExportedRun) -> dict[str, list[str]]:
-    job = run.view.job
-    log_groups = None if job is None else getattr(job.task, "log_groups", None)
-    return {} if log_groups is None else dict(log_groups())
+    """Return the tasks of each group of a run of `lm-eval:TASK`."""
+    task = None if run.view.job is None else run.view.job.task
+    return task.log_groups() if isinstance(task, TaskWithDocuments) else {}
 
 
 def _generation(run: ExportedRun) -> dict[str, Any]:
@@ -248,10 +248,9 @@ def _generation(run: ExportedRun) -> dict[str, Any]:
 def _list_documents(run: ExportedRun) -> list[dict[str, Any]]:
     """Return what lm-eval logs of each problem that has a sample, besides responses and scores."""
     job = run.view.job
-    log_documents = None if job is None else getattr(job.task, "log_documents", None)
     logged: Mapping[str, Mapping[str, Any]] = {}
-    if job is not None and log_documents is not None:
-        logged = log_documents(job.settings)
+    if job is not None and isinstance(job.task, TaskWithDocuments):
+        logged = job.task.log_documents(job.settings)
     documents = []
     for number, problem in enumerate(run.view.problems):
         if not problem.samples:
