@@ -351,7 +351,7 @@ def resolve_eval_settings(
     return build_settings(
         EvalSettings,
         choices,
-        getattr(task, "needs_data", ""),
+        task.needs_data,
         num_samples=choices.get("num_samples", defaults.num_samples),
         sampling=sampling,
         fewshot_as_multiturn=choices.get("fewshot_as_multiturn", chat),

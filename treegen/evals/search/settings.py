@@ -225,7 +225,7 @@ def resolve_search_settings(
     return build_settings(
         SearchSettings,
         choices,
-        getattr(task, "needs_data", ""),
+        task.needs_data,
         **method,
         environment=environment,
         choose=_check_valid("way to choose", choices.get("choose", "best"), CHOOSE),
