@@ -1,5 +1,5 @@
 # make demo    a tour with the small model that comes with treegen
-# make test    what a CPU can check in a quarter of an hour
+# make test    what a CPU can check in 20 minutes on two cores
 # make versions RESOLUTION=lowest-direct VENV=.venv-lowest    those tests with the lowest versions
 # make soak    longer tests: many kills, crowds of clients, other programs
 # make docs    the documentation as a site, in .site/
