@@ -28,7 +28,7 @@ import_module("treegen.llm.follower")  # forked processes have imported it then
 
 
 class ForkedPython:
-    """Stands in for `subprocess.Popen` of `python -c CODE`: a forked process runs the code."""
+    """A replacement for `subprocess.Popen` of `python -c CODE` that forks a process for the code."""
 
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], process_group: int, **_: Any
@@ -97,7 +97,7 @@ def forked_ranks() -> Iterator[None]:
 
 @contextmanager
 def forked_group(size: int) -> Iterator[RankGroup]:
-    """Yield a group of ranks on the CPU, all but the first of which are forked."""
+    """Yield a group of ranks on the CPU; this process is the first, and forks the others."""
     with forked_ranks():
         group = RankGroup(size, "cpu")
     with group:

@@ -118,7 +118,7 @@ def train(kind: str, folder: Path, rank: int, size: int) -> None:
 
 
 def main(kind: str, folder: Path, size: int) -> None:
-    """Train as ranks, each of which is a process; all but this one are forked from it.
+    """Train with one process per rank; this process is rank 0 and forks the others.
 
     They are forked once everything is imported, because an import takes longer than the training.
     """

@@ -5,6 +5,7 @@ sizes, so offsets stay valid, and the zeros disappear when the files are compres
 the driver can no longer compile kernels that have no machine code for the GPU.
 """
 
+import argparse
 import struct
 import sys
 from collections.abc import Iterator
@@ -65,9 +66,15 @@ def shrink(data: bytearray, capability: int) -> tuple[int, int]:
 
 def main() -> None:
     """Shrink the files that the command line names."""
-    for path in map(Path, sys.argv[2:]):
+    parser = argparse.ArgumentParser(description="Zero machine code for other GPUs.")
+    parser.add_argument("capability", type=int, help="compute capability to keep, such as 90")
+    parser.add_argument("files", type=Path, nargs="+", help="shared libraries; they are changed")
+    options = parser.parse_args()
+    for path in options.files:
         data = bytearray(path.read_bytes())
-        kept, zeroed = shrink(data, int(sys.argv[1]))
+        if data[:5] != b"\x7fELF\x02":
+            sys.exit(f"{path} is not a 64-bit shared library")
+        kept, zeroed = shrink(data, options.capability)
         path.write_bytes(data)
         print(f"{path}: kept {kept / 2**20:.1f} MiB, zeroed {zeroed / 2**20:.1f} MiB")
 

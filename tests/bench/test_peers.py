@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import struct
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -238,3 +239,38 @@ def test_every_job_has_a_shape_that_transformers_knows(workload: Any) -> None:
 def test_an_unknown_job_is_named(workload: Any) -> None:
     with pytest.raises(SystemExit, match=r"JOB must be one of gsm8k, .*, got 'chess'"):
         workload.job_of("chess")
+
+
+def _library(entries: list[tuple[int, int, bytes]]) -> bytes:
+    """Return a 64-bit ELF file with a container of (kind, capability, code) after some padding."""
+    body = b"".join(
+        struct.pack("<HHIQ12xI", kind, 0, 32, len(code), arch) + code
+        for kind, arch, code in entries
+    )
+    names = b"\0.names\0.nv_fatbin\0"
+    fatbin = bytes(8) + struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
+    start = 64 + len(names)
+    headers = [(0, 0, 0), (1, 64, len(names)), (8, start, len(fatbin))]
+    table = b"".join(
+        struct.pack("<IIQQQQ24x", name, 1, 0, 0, offset, size) for name, offset, size in headers
+    )
+    head = struct.pack("<5s35xQ10xHHH", b"\x7fELF\x02", start + len(fatbin), 64, 3, 1)
+    return head + names + fatbin + table
+
+
+def test_code_for_other_gpus_is_zeroed_in_place(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = [(2, 80, b"a" * 24), (2, 90, b"b" * 40), (1, 90, b"c" * 8), (2, 100, b"d" * 16)]
+    kept = [(kind, arch, x if (kind, arch) == (2, 90) else bytes(len(x))) for kind, arch, x in code]
+    path, other = tmp_path / "a.so", tmp_path / "text.so"
+    path.write_bytes(_library(code))
+    other.write_text("no library")
+    script = str(repository / "examples" / "peers" / "shrink_libraries.py")
+    monkeypatch.setattr(sys, "argv", [script, "90", str(path)])
+    runpy.run_path(script, run_name="__main__")
+    assert path.read_bytes() == _library(kept)
+    monkeypatch.setattr(sys, "argv", [script, "90", str(other)])
+    with pytest.raises(SystemExit, match="is not a 64-bit shared library"):
+        runpy.run_path(script, run_name="__main__")
+    assert other.read_text() == "no library"

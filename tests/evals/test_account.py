@@ -45,13 +45,13 @@ def test_decoded_tokens_of_unfinished_samples_are_counted_apart() -> None:
     undisturbed = sum_usage([resumed], num_samples=6, unshared=9, kept=600)
     assert format_decoding(undisturbed) == "decoded tokens: 600 at 60 per second"
     stopped = sum_usage([killed, resumed], num_samples=10, unshared=9, kept=1000)
-    line = "decoded tokens: 1,500 at 75 per second, of which 500 belong to unfinished samples"
+    line = "decoded tokens: 1,500 at 75 per second, including 500 of unfinished samples"
     assert format_decoding(stopped) == line
     # Two samples ended after the last save before the kill.
     partial = sum_usage([killed, resumed], num_samples=12, unshared=9, kept=1100)
     assert format_decoding(partial) == (
-        "decoded tokens: 1,500 at 75 per second, of which at least 400 belong to unfinished "
-        "samples; not counted: the last seconds before a kill"
+        "decoded tokens: 1,500 at 75 per second, including at least 400 of unfinished samples; "
+        "not counted: the last seconds before a kill"
     )
     unsaved = sum_usage([], num_samples=3, unshared=9, kept=80)
     assert format_decoding(unsaved) == (

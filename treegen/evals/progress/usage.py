@@ -248,7 +248,7 @@ def format_decoding(usage: Mapping[str, Any]) -> str:
     is_partial = accounted < samples and (accounted or decoded)  # imported runs have neither
     if unfinished := count_unfinished_tokens(usage):
         bound = "at least " if is_partial else ""
-        line += f", of which {bound}{unfinished:,} belong to unfinished samples"
+        line += f", including {bound}{unfinished:,} of unfinished samples"
     return f"{line}; not counted: the last seconds before a kill" if is_partial else line
 
 
