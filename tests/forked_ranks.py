@@ -28,7 +28,7 @@ import_module("treegen.llm.follower")  # forked processes have imported it then
 
 
 class ForkedPython:
-    """A replacement for `subprocess.Popen` of `python -c CODE` that forks a process for the code."""
+    """A replacement for `subprocess.Popen` of `python -c CODE` that runs the code in a fork."""
 
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], process_group: int, **_: Any
