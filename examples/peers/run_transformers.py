@@ -60,25 +60,36 @@ def main() -> None:
         return out
 
     # On a CPU it would take nearly all memory; this is enough for samples that share nothing.
+    # transformers up to 5.17 calls the size of a page `block_size`.
+    named = "page_size" in ContinuousBatchingConfig.__dataclass_fields__
     pages = (
         {}
         if device == "cuda"
         else {
-            "page_size": 32,
+            "page_size" if named else "block_size": 32,
             "num_blocks": most_rows * (longest // 32 + 1) + 8,
             "max_batch_tokens": 512,
         }
     )
 
     def continuous(prompts: list[list[int]], samples: int, new: int) -> list[list[list[int]]]:
-        done = model.generate_batch(
-            inputs=prompts,
+        # transformers 5.17's `generate_batch` returns only the first sample of each prompt.
+        rows: dict[tuple[int, ...], list[list[int]]] = {tuple(prompt): [] for prompt in prompts}
+        with model.continuous_batching_context_manager(
             generation_config=settings_of(new, samples),
             continuous_batching_config=ContinuousBatchingConfig(allow_block_sharing=True, **pages),
-        )
-        # A prompt's samples follow each other, in the order of the prompts.
-        rows = [[*output.generated_tokens] for output in done.values()]
-        return [rows[at : at + samples] for at in range(0, len(rows), samples)]
+            block=True,
+        ) as manager:
+            manager.add_requests(inputs=prompts, max_new_tokens=new)
+            missing = len(prompts) * samples
+            while missing:
+                output = manager.get_result(timeout=1)
+                if output is None and not manager.is_running():
+                    raise RuntimeError(f"continuous batching ended without {missing} samples")
+                if output is not None and output.is_finished():
+                    rows[tuple(output.prompt_ids)].append([*output.generated_tokens])
+                    missing -= 1
+        return [rows[tuple(prompt)] for prompt in prompts]
 
     settings: dict[str, Any] = {"attention": options.attention, "device": device}
     if options.continuous:

@@ -37,6 +37,12 @@ def main() -> None:
     )
     parser.add_argument("--no-async", action="store_true", help="no asynchronous scheduling")
     parser.add_argument("--attention", help="attention_backend, such as FLASHINFER")
+    parser.add_argument("--grammars", help="backend of structured outputs, such as guidance")
+    parser.add_argument(
+        "--read-prefix-cache",
+        action="store_true",
+        help="read the prefix cache when scoring: no log-probabilities for tokens found there",
+    )
     options = parser.parse_args()
     if options.cascade:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
@@ -56,6 +62,8 @@ def main() -> None:
     }
     if options.attention:
         settings["attention_backend"] = options.attention
+    if options.grammars:
+        settings["structured_outputs_config"] = {"backend": options.grammars}
     llm = LLM(
         model=str(options.checkpoint),
         skip_tokenizer_init=all(job.kind != "structured" for job in jobs),
@@ -84,15 +92,20 @@ def main() -> None:
         return run_job(job, run, lambda *sizes: draw(*sizes, structured_outputs=outputs))
 
     def score(pairs: list[tuple[list[int], list[int]]]) -> list[list[float]]:
-        params = SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        params = SamplingParams(
+            max_tokens=1,
+            prompt_logprobs=0,
+            detokenize=False,
+            skip_reading_prefix_cache=not options.read_prefix_cache,
+        )
         inputs = [{"prompt_token_ids": prompt + more} for prompt, more in pairs]
         done = llm.generate(inputs, params, use_tqdm=False)
         return [
             [
                 numbers[token].logprob
-                for numbers, token in zip(request.prompt_logprobs[len(prompt) :], more, strict=True)
+                for numbers, token in zip(request.prompt_logprobs[-len(more) :], more, strict=True)
             ]
-            for request, (prompt, more) in zip(done, pairs, strict=True)
+            for request, (_, more) in zip(done, pairs, strict=True)
         ]
 
     def work(job: Job, run: int) -> int:
