@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from treegen import LLM, AsyncLLM, Node, SamplingParams
 from treegen.common.outputs import Score
+from treegen.engine.segments import scores as scores_of_segments
 from treegen.errors import InputError
 
 VOCABULARY = 2_000
@@ -152,6 +153,17 @@ def test_completions_have_those_of_their_prompts(llm: LLM, stock: Any) -> None:
                 assert completion.prompt_logprobs is None
             else:
                 check(stock, prompt, 1, completion.prompt_logprobs, own.prompt_logprobs)
+
+
+def test_chunks_of_logits_change_nothing(
+    llm: LLM, stock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts and numbers of most likely tokens are mixed within a chunk of three rows."""
+    monkeypatch.setattr(scores_of_segments, "_CHUNK", 3 * VOCABULARY)
+    pairs = random_pairs(7, 8)
+    for (context, rest), score in zip(pairs, llm.score(pairs, top=5), strict=True):
+        check(stock, context + rest, len(context), score, 5)
+    test_completions_have_those_of_their_prompts(llm, stock)
 
 
 def test_samples_are_the_same_with_them(checkpoint: Path) -> None:

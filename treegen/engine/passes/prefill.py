@@ -21,13 +21,17 @@ from treegen.engine.passes.decode import InFlightStep
 from treegen.engine.passes.pass_inputs import Span, build_prompt_histories, prefill_inputs
 from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.queue import RowQueue
-from treegen.engine.segments.scores import PendingScores, score_after
+from treegen.engine.segments.scores import (
+    PendingScores,
+    TokensToScore,
+    score_tokens,
+    tokens_to_score,
+)
 from treegen.engine.segments.segment import LiveRequest, LiveSegment, StateSpan
 from treegen.engine.segments.store import SegmentStore
 from treegen.ops.cache.pool import table_slots
 from treegen.ops.cache.state_cache import NO_STATE
 from treegen.ops.sampling.draw import AsyncDraws, draw
-from treegen.ops.sampling.logits import log_sum_exp
 
 _KEY_BITS = 32  # low bits of a sort key: the sample index; high bits: the segment's index
 
@@ -119,7 +123,8 @@ def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logi
     )
 
 
-_LOGITS = 2**26  # maximum number of elements in the logits of a pass
+_LOGITS = 2**26  # maximum number of elements in the logits of a pass on a CPU
+_LOGITS_GPU = 2**28  # on a GPU, where a pass of few tokens would be slow
 _MIN_ROWS = 16  # rows of logits that a pass may have for any vocabulary size
 
 
@@ -189,9 +194,9 @@ class PrefillPasses:
         """
         self._run, self._queue, self._features = run, queue, features
         self._chunk = chunk
-        self._max_logits = max(
-            _LOGITS // max(len(run.param_sets[0].stopping.may_end), 1), _MIN_ROWS
-        )
+        most = _LOGITS if run.model.device.type == "cpu" else _LOGITS_GPU
+        vocab_size = max(len(run.param_sets[0].stopping.may_end), 1)
+        self._max_logits = max(most // vocab_size, _MIN_ROWS)
 
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> InFlightPrefill:
         """Launch a pass over segments, given by index, and over tokens of resuming rows."""
@@ -204,7 +209,7 @@ class PrefillPasses:
         usage.impl = levels.impl
         usage.prefill_steps += 1
         prompts: list[tuple[LiveRequest, int]] = []
-        to_score: list[tuple[Span, LiveSegment, slice]] = []
+        to_score: list[TokensToScore] = []
         offset = 0
         resumed: list[int] = []
         for span in spans:
@@ -214,20 +219,14 @@ class PrefillPasses:
             else:
                 prompts += [(request, end - 1) for request in self._on_segment(span, span.segment)]
                 if span.segment.scored < span.stop:
-                    to_score.append((span, span.segment, slice(offset, end)))
+                    to_score += tokens_to_score(span.segment, span.logit_positions, offset)
             offset = end
         if resumed:
             self._queue.start_decoding(np.array(resumed, dtype=np.int64))
         lse: AsyncHostCopy | None = None
         scored: list[PendingScores] = []
         if not prompts or to_score or len({at for _, at in prompts}) < len(logits):
-            logits = logits.float()
-            lse_S = log_sum_exp(logits)
-            lse = AsyncHostCopy([lse_S])
-            for span, segment, rows_of_span in to_score:
-                scored += score_after(
-                    segment, span.logit_positions, logits[rows_of_span], lse_S[rows_of_span]
-                )
+            lse, scored = score_tokens(to_score, logits)
         return InFlightPrefill(spans, lse, scored, self._draw_first(prompts, logits))
 
     def _on_row(self, span: Span) -> list[int]:

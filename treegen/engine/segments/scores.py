@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from treegen.common.device import AsyncHostCopy, to_device
+from treegen.common.device import AsyncHostCopy, to_device_together
 from treegen.common.outputs import Score, TopLogprobs
 from treegen.engine.compute.levels import Ints
 from treegen.engine.segments.segment import LiveRequest, LiveSegment
-from treegen.ops.sampling.logits import argmax_tokens, topk_logits
+from treegen.ops.sampling.logits import argmax_tokens, log_sum_exp, topk_logits
+
+_CHUNK: Final = 2**26
+"""Maximum number of logits that are in memory as float32 at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,11 @@ class PendingScores:
     """The segment."""
     at: Ints
     """Indices of the tokens in the segment, [N]."""
-    fetch: AsyncHostCopy
-    """Their log-probabilities [N], and whether each is the most likely token [N].
+    fetches: Sequence[tuple[AsyncHostCopy, Ints]]
+    """Copies that contain the scores, and the indices of the scores in each copy.
 
-    If requested, also the K most likely tokens at each place, and their log-probabilities [N, K].
+    A copy has log-probabilities, and whether each token is the most likely one. If requested, it
+    also has the K most likely tokens of each place, and their log-probabilities [.., K].
     """
 
     def add(self) -> None:
@@ -37,7 +42,9 @@ class PendingScores:
         if target.logprobs is None or target.is_best is None:
             target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
             target.is_best = np.zeros(len(target.tokens), np.bool_)
-        target.logprobs[self.at], target.is_best[self.at], *top = self.fetch.wait()
+        parts = [[array[index] for array in fetch.wait()] for fetch, index in self.fetches]
+        arrays = [np.concatenate(part) for part in zip(*parts, strict=True)]
+        target.logprobs[self.at], target.is_best[self.at], *top = arrays
         if top:
             shape = len(target.tokens), top[0].shape[1]
             if target.most_likely is None:
@@ -46,37 +53,94 @@ class PendingScores:
                 stored[self.at] = new
 
 
-def score_after(
-    segment: LiveSegment, positions: Ints, logits_SV: Tensor, lse_S: Tensor
-) -> list[PendingScores]:
-    """Score the tokens that follow some positions of a segment.
+@dataclass(frozen=True, slots=True)
+class TokensToScore:
+    """Tokens of a segment, and where a pass has the logits that predict them."""
+
+    segment: LiveSegment
+    """The segment."""
+    at: Ints
+    """Indices of the tokens in the segment, ascending, [N]."""
+    rows: Ints
+    """Row of the pass's logits for each token, ascending, [N]."""
+
+
+def tokens_to_score(
+    segment: LiveSegment, positions: Ints, first_row: int
+) -> Iterator[TokensToScore]:
+    """Yield the tokens that follow some positions of a segment, by their segment.
 
     The first tokens of all its children follow the segment's last position.
 
     Args:
         segment: The segment.
-        positions: Positions in ascending order, [S].
-        logits_SV: The logits at these positions, [S, vocabulary].
-        lse_S: Log-sum-exp of these logits, [S].
+        positions: Positions in ascending order, at least one, [S].
+        first_row: Row of the pass's logits after the first position; the others follow.
     """
     next_index = positions - segment.start + 1
     num_inside = int(np.count_nonzero(next_index < len(segment.tokens)))
-    targets = [(segment, slice(num_inside), next_index[:num_inside])]
+    if num_inside:
+        rows = np.arange(first_row, first_row + num_inside)
+        yield TokensToScore(segment, next_index[:num_inside], rows)
     if num_inside < len(positions):
-        last, first = slice(len(positions) - 1, None), np.zeros(1, dtype=np.int64)
-        below = segment.children.values()
-        targets += [(child, last, first) for child in below if child.scored < child.start]
-    best_S = argmax_tokens(logits_SV)
-    scored = []
-    for target, rows, at in targets:
-        token_N = to_device(target.tokens[at].astype(np.int64), logits_SV.device)
-        logits_NV, lse_N = logits_SV[rows], lse_S[rows]
-        results = [logits_NV.gather(1, token_N[:, None])[:, 0] - lse_N, best_S[rows] == token_N]
-        if target.top:
-            logit_NK, token_NK = topk_logits(logits_NV, min(target.top, logits_SV.shape[1]))
-            results += [token_NK.int(), logit_NK - lse_N[:, None]]
-        scored.append(PendingScores(target, at, AsyncHostCopy(results)))
-    return scored
+        first, last_row = np.zeros(1, dtype=np.int64), np.array([first_row + len(positions) - 1])
+        for child in segment.children.values():
+            if child.scored < child.start:
+                yield TokensToScore(child, first, last_row)
+
+
+def score_tokens(
+    targets: Sequence[TokensToScore], logits_SV: Tensor
+) -> tuple[AsyncHostCopy, list[PendingScores]]:
+    """Score tokens by the logits of a pass, some rows of logits at a time.
+
+    Args:
+        targets: The tokens.
+        logits_SV: The logits of the pass, [S, vocabulary].
+
+    Returns:
+        Log-sum-exp of each row of the logits, [S], and the scores of each target's tokens.
+    """
+    num_rows = max(_CHUNK // logits_SV.shape[1], 1)
+    lse_parts: list[Tensor] = []
+    fetches: list[list[tuple[AsyncHostCopy, Ints]]] = [[] for _ in targets]
+    for low in range(0, max(len(logits_SV), 1), num_rows):
+        logits_PV = logits_SV[low : low + num_rows].float()
+        lse_P = log_sum_exp(logits_PV)
+        lse_parts.append(lse_P)
+        bounds = [np.searchsorted(t.rows, (low, low + num_rows)) for t in targets]
+        by_top: dict[int, list[int]] = {}
+        for index, (first, stop) in enumerate(bounds):
+            if first < stop:
+                by_top.setdefault(targets[index].segment.top, []).append(index)
+        best_P = argmax_tokens(logits_PV) if by_top else None
+        for top, indices in by_top.items():
+            parts = [(targets[i], slice(*bounds[i])) for i in indices]
+            row_N, token_N = to_device_together(
+                [
+                    np.concatenate([t.rows[part] for t, part in parts]) - low,
+                    np.concatenate(
+                        [t.segment.tokens[t.at[part]] for t, part in parts], dtype=np.int64
+                    ),
+                ],
+                logits_PV.device,
+            )
+            assert best_P is not None
+            lse_N = lse_P[row_N]
+            results = [logits_PV[row_N, token_N] - lse_N, best_P[row_N] == token_N]
+            if top:
+                logit_PK, token_PK = topk_logits(logits_PV, min(top, logits_PV.shape[1]))
+                results += [token_PK.int()[row_N], logit_PK[row_N] - lse_N[:, None]]
+            fetch, begin = AsyncHostCopy(results), 0
+            for index, (_, part) in zip(indices, parts, strict=True):
+                end = begin + part.stop - part.start
+                fetches[index].append((fetch, np.arange(begin, end)))
+                begin = end
+    pending = [
+        PendingScores(target.segment, target.at, fetch)
+        for target, fetch in zip(targets, fetches, strict=True)
+    ]
+    return AsyncHostCopy([torch.cat(lse_parts)]), pending
 
 
 def collect_score(request: LiveRequest) -> Score:
