@@ -31,7 +31,9 @@ def test_a_pass_keeps_what_it_needs_of_a_small_gpu(free: list[int]) -> None:
     assert memory.default_bytes(GPU, 1 << 30) == free[0] - int(free[0] * 0.15)
     free[0] = 8 << 30
     assert memory.default_bytes(GPU, 2 << 30) == (8 << 30) - (5 << 29) - (1 << 28)
+    assert memory.default_bytes(GPU, 1 << 20) == (8 << 30) - (3 << 29)  # for logits of a prefill
     free[0] = 1 << 30
+    assert memory.default_bytes(GPU, 1 << 20) == (3 << 28) - (5 << 18)
     assert memory.default_bytes(GPU, 2 << 30) == 0
 
 

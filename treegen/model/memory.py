@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from treegen.model.model import Model
     from treegen.model.options import EngineOptions
 
-_LOGITS: Final = 2**28  # bytes to leave for logits
+_LOGITS: Final = 2**28  # bytes to leave for the logits of a decode step, beside activations
+_PREFILL_LOGITS: Final = 3 * 2**29  # bytes that the logits of a prefill pass take after its layers
 _ROW_TOKENS: Final = 512  # tokens of keys that a row is assumed to have next to its state
 _SPARE_STATES: Final = 64  # for the segments above the rows
 _FEWEST_STATES: Final = 4
@@ -71,7 +72,8 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
     if device.type == "cuda":
         empty_device_cache(device)
         free, _ = torch.cuda.mem_get_info(device)
-        return max(free - max(int(free * 0.15), activations * 5 // 4 + _LOGITS), 0)
+        logits = min(_PREFILL_LOGITS, free // 4)
+        return max(free - max(int(free * 0.15), activations * 5 // 4 + _LOGITS, logits), 0)
     return min(2**30, total_bytes(device) // 8)
 
 
