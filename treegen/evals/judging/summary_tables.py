@@ -1,7 +1,7 @@
 """Tables of judgements, with sentences below them on what limits their numbers."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -33,7 +33,7 @@ _EXCERPT: Final = 60  # characters of a text that a notice shows
 
 def make_mean_table(
     judged: Sequence[JudgementSet], means: Sequence[tuple[str, Mean]], notices: Sequence[str]
-) -> Table:
+) -> AnnotatedTable:
     """Return the table of means.
 
     Args:
@@ -51,10 +51,12 @@ def make_mean_table(
         (name, *(getattr(mean, field) for field in _MEAN_COLUMNS.values())) for name, mean in means
     )
     title = f"Judged by {rubric.name} ({about})"
-    return AnnotatedTable(title, ("Judge", *_MEAN_COLUMNS), rows, tuple(notices))
+    return AnnotatedTable(title, ("Judge", *_MEAN_COLUMNS), rows, _to_sentences(notices))
 
 
-def make_verdict_table(judged: Sequence[JudgementSet], notices: Sequence[str] = ()) -> Table:
+def make_verdict_table(
+    judged: Sequence[JudgementSet], notices: Sequence[str] = ()
+) -> AnnotatedTable:
     """Return the table of how often each judge gave each verdict.
 
     Args:
@@ -74,11 +76,13 @@ def make_verdict_table(judged: Sequence[JudgementSet], notices: Sequence[str] = 
             )
             for judge_run, count in zip(judged, counts, strict=True)
         ),
-        tuple(notices),
+        _to_sentences(notices),
     )
 
 
-def make_variance_table(variances: Mapping[str, float | None], values: Cells, rubric: str) -> Table:
+def make_variance_table(
+    variances: Mapping[str, float | None], values: Cells, rubric: str
+) -> AnnotatedTable:
     """Return the table of the sources of variance.
 
     Args:
@@ -101,13 +105,15 @@ def make_variance_table(variances: Mapping[str, float | None], values: Cells, ru
     if 0 < total < _SMALLEST**2:
         lines.append(
             f"All values are almost equal (standard deviation {math.sqrt(total):.1g}), so the "
-            "shares of the variance mean little."
+            "shares of the variance and Krippendorff's alpha mean little."
         )
     head = ("Source", "Levels", "Standard deviation", "Share of the variance")
     return AnnotatedTable(f"Sources of variance: {rubric}", head, rows, tuple(lines))
 
 
-def make_agreement_table(rubric: str, agreement: Sequence[tuple[AgreementRow, int]]) -> Table:
+def make_agreement_table(
+    rubric: str, agreement: Sequence[tuple[AgreementRow, int]]
+) -> AnnotatedTable:
     """Return the table of agreement, with the reasons for undefined values.
 
     Args:
@@ -127,7 +133,7 @@ def make_agreement_table(rubric: str, agreement: Sequence[tuple[AgreementRow, in
     return AnnotatedTable(f"Agreement: {rubric}", head, rows, tuple(lines))
 
 
-def make_corrected_table(corrected: CorrectedMean, num_unjudged: int) -> Table:
+def make_corrected_table(corrected: CorrectedMean, num_unjudged: int) -> AnnotatedTable:
     """Return the table of the mean corrected by labels.
 
     Args:
@@ -209,6 +215,10 @@ def list_notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]
             "to others"
         )
     return notices
+
+
+def _to_sentences(notices: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{notice[0].upper()}{notice[1:]}." for notice in notices)
 
 
 def _describe_texts(run: JudgementSet) -> str:
