@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -11,9 +12,11 @@ from judging_cases import LETTERS, RUBRIC, rubric_file, small_run
 
 import treegen
 from treegen.errors import InputError, RunError
+from treegen.evals.judging.interval import CorrectedMean
 from treegen.evals.judging.judgement_files import FILE, FOLDER, read_records
+from treegen.evals.judging.pipeline import JudgeLoader
 from treegen.evals.judging.runner import exclusive_logprob
-from treegen.evals.judging.summary_tables import make_agreement_table
+from treegen.evals.judging.summary_tables import make_agreement_table, make_corrected_table
 from treegen.evals.multiple_choice import num_distinct
 from treegen.runs import RunDir
 
@@ -391,3 +394,42 @@ def test_undefined_agreement_has_its_reason() -> None:
     assert "more than two" in table.lines[0] and "both raters" in table.lines[1]
     defined = [(("wordings", 0.1, 0.2, 4), 2)]
     assert make_agreement_table("brief", defined).lines == ()
+
+
+def test_a_judge_is_left_out_by_naming_the_others_and_removed_with_its_folder(
+    tmp_path: Path, tiny: Path, treegen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import treegen as library
+
+    run, rubric = small_run(tmp_path / "run", problems=2, samples=1), rubric_file(tmp_path)
+    jury = ("--judge", "demo", "--judge", tiny)
+    treegen("judge", run, "--rubric", rubric, *jury, *SMALL)
+    monkeypatch.setattr(JudgeLoader, "get", lambda *_: pytest.fail("a judge was loaded"))
+    alone = treegen("judge", run, "--rubric", rubric, "--judge", "demo", *SMALL).document
+    assert alone["summaries"][0]["judges"] == ["demo"]
+    (both,) = library.judgings(run).summaries
+    assert len(both.judged) == 2
+    shutil.rmtree(run / FOLDER / both.judged[1].judging.name)
+    (left,) = treegen("show", run).document["judged"]
+    assert left["judges"] == [both.judged[0].judging.judge]
+
+
+@pytest.mark.parametrize(
+    ("labelled", "problems", "weight", "reason"),
+    [
+        (9, 20, 0.0, "With fewer than 10 labelled problems"),
+        (12, 12, 0.0, "Because all problems have labels"),
+        (12, 20, 0.0, "Because the judges' values do not increase with the labels"),
+        (12, 20, 0.5, ""),
+    ],
+)
+def test_labels_alone_have_their_reason(
+    labelled: int, problems: int, weight: float, reason: str
+) -> None:
+    numbers = dict.fromkeys(
+        ("value", "stderr", "low", "high", "judge", "bias", "labels", "labels_low", "labels_high"),
+        0.5,
+    )
+    corrected = CorrectedMean(**numbers, weight=weight, labelled=labelled, problems=problems)
+    table = make_corrected_table(corrected, 0)
+    assert [line.split(",")[0] for line in table.lines] == [reason] * bool(reason)

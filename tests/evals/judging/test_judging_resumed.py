@@ -216,8 +216,8 @@ def test_a_judging_that_was_killed_says_what_lacks(tmp_path: Path, treegen: Comm
     for view in (treegen("show", run).err, str(library.judgings(run).complaints)):
         assert added.split(" --rubric")[0] in view
     words = shlex.split(added)
-    rubric = words.index("--rubric") + 1
-    assert words[rubric] == "FILE_OF_letters"
-    words[rubric] = str(command[command.index("--rubric") + 1])
+    place = words.index("--rubric") + 1
+    assert words[place] == "FILE_OF_letters"
+    words[place] = str(command[command.index("--rubric") + 1])
     treegen(*words, "--memory", "16MiB", "--max-rows", "1")
     assert treegen("judge", run).document["done"] == 2 * 3 * 2 * 2
