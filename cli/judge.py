@@ -81,12 +81,9 @@ def loading_of(choices: Mapping[str, Any]) -> dict[str, Any]:
 
 def show_judged(judgings: "Judgings") -> None:
     """Print the judges' verdicts on a run."""
-    from treegen.cli.terminal.render import echo, tell
+    from treegen.cli.terminal.render import echo
     from treegen.common.formatting import safe_text
 
-    for summary in judgings.summaries:
-        for line in summary.notices:
-            tell(line)
     echo(safe_text(str(judgings)))
 
 

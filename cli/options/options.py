@@ -79,7 +79,10 @@ _DATA: Final = (
     ),
     option("--split NAME", "Split of a folder or of a data set on the hub."),
     option(
-        "--num-fewshot -f", "Few-shot examples before each problem. Default: the task's.", type=int
+        "--num-fewshot -f",
+        "Few-shot examples before each problem. Default: all examples of --fewshot-file, or the "
+        "task's number.",
+        type=int,
     ),
     option("--fewshot-file FILE", "JSONL file whose first lines are the few-shot examples."),
     option(

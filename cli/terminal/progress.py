@@ -144,6 +144,7 @@ def _draw_lines(steps: "Iterator[RunProgress]", name: str) -> None:
         )
         if _LINES * now.done // now.planned > _LINES * last.done // last.planned or is_due:
             printed, last = time.monotonic(), now
+            now = now.update_estimate()  # the last update may be some samples ago
             percent = 100 * now.done // now.planned
             details = ", ".join(filter(None, (now.details, now.time_left)))
             notice(f"{name}: {now.done:,}/{now.planned:,} {now.unit} ({percent}%), {details}")

@@ -251,6 +251,7 @@ class SandboxScoring(AccuracyCounter):
                 accuracy=self.accuracy,
                 started=started,
                 estimate=interval,
+                compute_estimate=self.estimate,
             )
         self._file.sync()
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from treegen.cli.terminal import progress
 from treegen.common.formatting import safe_text
 from treegen.common.outputs import LevelRows
+from treegen.evals.progress import run_progress
 from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress
 from treegen.evals.progress.usage import read_timeline
 from treegen.evals.statistics.estimators import estimate
@@ -355,6 +356,35 @@ def test_lines_of_a_log_say_the_same(capsys: pytest.CaptureFixture[str]) -> None
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("gsm8k: 20/40 samples (50%), 14 tokens/s, 8 rows, 3/10 pages, accur")
     assert lines[0].endswith(", 0:10 left") and "left" not in lines[1]
+
+
+def test_a_line_of_a_log_has_the_accuracy_of_all_its_samples(
+    treegen: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import treegen as library
+
+    monkeypatch.setattr(run_progress, "GLANCE", 1e9)  # no update between the first and the last
+    run = tmp_path / "run"
+    done = treegen("eval", "gsm8k", "--limit", "6", "-n", "8", "--max-tokens", "96", "-o", run)
+    lines = re.findall(r"(\d+)/48 samples .* accuracy (\S+ \(\S+ to \S+\))", done.err)
+    assert len(lines) > 5
+    records = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    samples = library.open_run(run).samples()
+    right = {(row.problem_id, row.sample_index): row.correct for row in samples.itertuples()}
+    for number, accuracy in lines:
+        so_far = AccuracyCounter()
+        for record in records[: int(number)]:
+            key = record["problem_id"], record["sample_index"]
+            so_far.count(record["problem_id"], right[key])
+        assert (found := so_far.estimate()) is not None
+        assert accuracy == f"{found.value:.3f} ({found.low:.3f} to {found.high:.3f})"
+
+
+def test_a_line_says_how_many_samples_are_scored_unless_all_are() -> None:
+    assert "scored" not in moment(10, scored=10).format_accuracy
+    shown = moment(10, scored=4).format_accuracy
+    assert shown == "accuracy 0.500 (0.000 to 1.000) of 4 scored samples"
+    assert moment(10, scored=4, estimate=None).details.endswith("0.500 of 4 scored samples")
 
 
 def test_time_left_is_that_of_this_part() -> None:

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.checks import check_int
 from treegen.common.files import given_path
@@ -24,17 +24,27 @@ from treegen.evals.judging.pipeline import (
 )
 from treegen.evals.judging.prompts import AnswerSet
 from treegen.evals.judging.rubric import Rubric, load_rubric
-from treegen.evals.judging.settings import Verdicts, resolve_judge_settings
+from treegen.evals.judging.settings import JudgeRun, Verdicts, resolve_judge_settings
 from treegen.evals.judging.summary import Combine, Summary, summarize
 from treegen.evals.pipeline.listener import BarListener, Follow, Listener, Stop
 from treegen.evals.statistics.tables import Table
-from treegen.report.load import build_flagged_table, count_judgements, describe_missing
+from treegen.report.load import (
+    JudgingProgress,
+    build_flagged_table,
+    count_judgements,
+    describe_missing,
+)
 from treegen.report.run_settings import NO_SETTING, KeySettings, differing_settings
 from treegen.report.tables import PrintableTable, table_listing
 
 if TYPE_CHECKING:
     from treegen.llm.base import BaseLLM
     from treegen.report.frames import Frames
+
+_WITHOUT_LABELS: Final = (
+    "These numbers are for the uncorrected mean and do not consider the labels. More labelled "
+    "problems narrow the interval of the corrected mean."
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,11 +65,14 @@ class Judgings:
     """The tokens that the call computed, by judge run."""
     about: tuple[str, ...] = ()
     """Lines that say what the run is, and how the runs of its pairs differ from it."""
+    unfinished: tuple[JudgeRun, ...] = ()
+    """The stored judge runs with missing judgements; empty if the call made judgements."""
 
     @property
     def complaints(self) -> list[str]:
         """Sentences on missing judgements."""
-        return describe_missing(self.done, self.planned)
+        progress = JudgingProgress(self.done, self.planned, self.unfinished)
+        return describe_missing(self.path, progress)
 
     def tables(self) -> list[PrintableTable]:
         """Return the tables; each prints as Markdown, and a notebook shows it."""
@@ -89,6 +102,7 @@ class Judgings:
                 ],
                 (1, 2),
                 f"{summary.title}: needed for a mean +- {half_width:g} if the other numbers stay",
+                lines=() if summary.corrected is None else (_WITHOUT_LABELS,),
             )
             for summary in self.summaries
         ]
@@ -319,7 +333,7 @@ def judgings(
     weights = check_jury(max(map(len, groups)), weights, combine)
     summaries = []
     samples = [(problem, index) for problem, index, _ in runs.answers.all()]
-    done, planned = count_judgements(path, groups, samples)
+    stored = count_judgements(path, groups, samples)
     for group in groups:
         rubric = group[0].judging.settings.rubric
         people = None
@@ -331,7 +345,15 @@ def judgings(
         summaries.append(summarize(group, groups=runs.answers.groups, **how))
     flagged = build_flagged_table(runs.answers.all())
     about = _describe_runs(runs)
-    return Judgings(path, tuple(summaries), flagged, done, planned, about=about)
+    return Judgings(
+        path,
+        tuple(summaries),
+        flagged,
+        stored.done,
+        stored.planned,
+        about=about,
+        unfinished=stored.unfinished,
+    )
 
 
 def _choose_judgements(

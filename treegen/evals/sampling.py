@@ -179,6 +179,8 @@ class _ProgressTracker:
             accuracy=self._tally.accuracy if self._tally else None,
             started=self._started,
             estimate=self._interval,
+            scored=self._tally.num_judged if self._tally else None,
+            compute_estimate=self._tally.estimate if self._tally else None,
             levels=self._levels,
             workers=self._stream.workers(),
         )

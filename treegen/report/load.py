@@ -5,16 +5,19 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from treegen.common.lifetimes import pause_gc
-from treegen.errors import InputError, Message, RunError, TreegenError, arg
+from treegen.errors import InputError, RunError, TreegenError
 from treegen.evals.config.base import OpenRunOptions, overrides_run
+from treegen.evals.judging.command import continue_commands
 from treegen.evals.judging.judgements import JudgementSet
 from treegen.evals.judging.pipeline import load_juries, progress_of
 from treegen.evals.judging.prompts import addresses_judge
+from treegen.evals.judging.settings import JudgeRun
 from treegen.evals.judging.summary import Summary, summarize
 from treegen.evals.progress.usage import load_attempts, read_timeline, sum_usage
 from treegen.evals.statistics.metrics import Report
@@ -44,18 +47,37 @@ if TYPE_CHECKING:
 _MAX_ROWS: Final = 10
 
 
-def describe_missing(done: int, planned: int) -> list[str]:
-    """Return a sentence that says how many judgements are missing; an empty list if none is."""
-    if done >= planned:
+@dataclass(frozen=True, slots=True)
+class JudgingProgress:
+    """How many judgements of a run are stored."""
+
+    done: int = 0
+    """The number of stored judgements."""
+    planned: int = 0
+    """The number of judgements once judging is complete."""
+    unfinished: tuple[JudgeRun, ...] = ()
+    """The judge runs with missing judgements."""
+
+
+def describe_missing(path: Path, progress: JudgingProgress) -> list[str]:
+    """Return a sentence that says how many judgements are missing; an empty list if none is.
+
+    Args:
+        path: The run directory.
+        progress: The numbers of judgements.
+    """
+    if progress.done >= progress.planned:
         return []
-    missing = f"{planned - done:,} judgements are missing"
-    again = f"judge the run again with the same {arg('judge=')} and {arg('rubric=')} to add them"
-    return [Message(f"{missing}; {again}")]
+    missing = f"{progress.planned - progress.done:,} judgements are missing"
+    if not progress.unfinished:
+        return [f"{missing}; to add them, repeat the call or the command that was interrupted"]
+    commands = " && ".join(continue_commands(path, progress.unfinished))
+    return [f"{missing}; to add them, run: {commands}"]
 
 
 def count_judgements(
     path: Path, juries: Iterable[Sequence[JudgementSet]], samples: Sequence[tuple[str, int]]
-) -> tuple[int, int]:
+) -> JudgingProgress:
     """Return how many judgements of a run are stored, and how many are planned.
 
     Comparisons of pairs are not counted, because the other runs may be gone.
@@ -66,11 +88,14 @@ def count_judgements(
         samples: Problem id and sample index of each sample.
     """
     done = planned = 0
+    unfinished = []
     for judged in (judged for jury in juries for judged in jury):
         if not judged.judging.settings.rubric.pairs:
             has, wants = progress_of(path, judged.judging, samples)
             done, planned = done + has, planned + wants
-    return done, planned
+            if has < wants:
+                unfinished.append(judged.judging)
+    return JudgingProgress(done, planned, tuple(unfinished))
 
 
 def load_summaries(
@@ -88,7 +113,7 @@ def load_summaries(
     try:
         juries = load_juries(path)
         summaries += (summarize(jury, groups=groups) for jury in juries)
-        notices += describe_missing(*count_judgements(path, juries, samples))
+        notices += describe_missing(path, count_judgements(path, juries, samples))
     except (InputError, RunError) as error:
         notices.append(f"judgements cannot be shown: {error}")
     return summaries

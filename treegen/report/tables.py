@@ -12,7 +12,7 @@ from treegen.evals.progress.usage import (
     format_sharing,
 )
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow, Report
-from treegen.evals.statistics.tables import Cell, Table
+from treegen.evals.statistics.tables import AnnotatedTable, Cell, Table
 from treegen.report.run_settings import describe_view
 from treegen.report.view import RunView
 
@@ -269,6 +269,7 @@ def table_listing(table: Table) -> PrintableTable:
         [[cell(row, place) for place in places] for row in table.rows],
         numbers=range(1, len(places)),
         title=table.title,
+        lines=table.lines if isinstance(table, AnnotatedTable) else (),
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -11,8 +12,11 @@ from judging_cases import LETTERS, RUBRIC, rubric_file, small_run
 
 import treegen
 from treegen.errors import InputError, RunError
+from treegen.evals.judging.interval import CorrectedMean
 from treegen.evals.judging.judgement_files import FILE, FOLDER, read_records
+from treegen.evals.judging.pipeline import JudgeLoader
 from treegen.evals.judging.runner import exclusive_logprob
+from treegen.evals.judging.summary_tables import make_agreement_table, make_corrected_table
 from treegen.evals.multiple_choice import num_distinct
 from treegen.runs import RunDir
 
@@ -325,3 +329,107 @@ def test_a_choice_that_begins_another_does_not_have_its_chance() -> None:
     found = exclusive_logprob(logs, [[1], [1, 0], [1, 0, 0], [2]])
     assert [math.exp(each) for each in found] == pytest.approx([0.3, 0.1, 0.1, 0.05])
     assert num_distinct([]) == 0
+
+
+def test_notices_stand_below_the_means_wherever_they_are_shown(
+    tmp_path: Path, treegen: Command, no_weights: None, llm: object
+) -> None:
+    import treegen as library
+
+    run = small_run(tmp_path / "run")
+    found = library.judge(run, rubric_file(tmp_path), llm, progress=False)  # type: ignore[arg-type]
+    (summary,) = found.summaries
+    notice = next(line for line in summary.notices if "not reliable" in line)
+    assert "instruction-tuned" in notice and "--verdicts samples" in notice
+    line = f"{notice[0].upper()}{notice[1:]}."
+    for text in (str(found), treegen("judge", run).out, treegen("show", run).out):
+        head, _, tail = text.partition(line)
+        assert head.count("Judged by brief") == 1 and "Verdicts: brief" not in head
+        assert tail.lstrip().startswith("There is only one judge") and "Verdicts: brief" in tail
+    page = library.open_run(run).report().read_text()
+    assert page.index(">Judged by brief (0 to 1)") < page.index("so its verdicts are not reliable")
+    assert treegen("show", run).document["judged"][0]["tables"][0]["lines"][0] == line
+
+
+def test_labels_say_what_they_do_not_decide(
+    tmp_path: Path, treegen: Command, llm: object, no_weights: None
+) -> None:
+    import treegen as library
+
+    run = small_run(tmp_path / "run")
+    library.judge(run, rubric_file(tmp_path), llm, progress=False)  # type: ignore[arg-type]
+    labels = tmp_path / "labels.jsonl"
+    rows = [{"problem_id": f"p{i}", "sample_index": 0, "label": i % 2} for i in range(6)]
+    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    shown = treegen("judge", run, "--labels", labels, "--half-width", "0.2").out
+    corrected = shown[shown.index("Corrected by the labels of 4 of 4 problems") :]
+    assert "With fewer than 10 labelled problems, treegen uses the labels alone" in corrected
+    assert "Labels that treegen ignores, because nobody judged the answer: 2." in corrected
+    assert corrected.index("needed for a mean") < corrected.index("do not consider the labels")
+    assert "labels" not in treegen("judge", run, "--half-width", "0.2").out
+
+
+def test_unreadable_verdicts_are_shown_with_their_file(tmp_path: Path, llm: object) -> None:
+    import treegen as library
+
+    run = small_run(tmp_path / "run", problems=2, samples=1)
+    how = {"verdicts": "samples", "max_tokens": 4, "progress": False}
+    found = library.judge(run, rubric_file(tmp_path), llm, **how)  # type: ignore[arg-type]
+    (summary,) = found.summaries
+    (notice,) = [line for line in summary.notices if "unreadable" in line]
+    file = f"judged/{summary.judged[0].judging.name}/judgements.jsonl"
+    assert "the first of these texts ends with '" in notice
+    assert file in notice and (run / file).exists()
+    assert notice[1:] in str(found)
+
+
+def test_undefined_agreement_has_its_reason() -> None:
+    rows = [(("wordings", None, None, 4), 3), (("a and b", None, 0.5, 4), 2)]
+    table = make_agreement_table("brief", rows)
+    assert [line.split(" is n/a ")[0] for line in table.lines] == [
+        "Cohen's kappa",
+        "Cohen's kappa",
+        "Krippendorff's alpha",
+    ]
+    assert "more than two" in table.lines[0] and "both raters" in table.lines[1]
+    defined = [(("wordings", 0.1, 0.2, 4), 2)]
+    assert make_agreement_table("brief", defined).lines == ()
+
+
+def test_a_judge_is_left_out_by_naming_the_others_and_removed_with_its_folder(
+    tmp_path: Path, tiny: Path, treegen: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import treegen as library
+
+    run, rubric = small_run(tmp_path / "run", problems=2, samples=1), rubric_file(tmp_path)
+    jury = ("--judge", "demo", "--judge", tiny)
+    treegen("judge", run, "--rubric", rubric, *jury, *SMALL)
+    monkeypatch.setattr(JudgeLoader, "get", lambda *_: pytest.fail("a judge was loaded"))
+    alone = treegen("judge", run, "--rubric", rubric, "--judge", "demo", *SMALL).document
+    assert alone["summaries"][0]["judges"] == ["demo"]
+    (both,) = library.judgings(run).summaries
+    assert len(both.judged) == 2
+    shutil.rmtree(run / FOLDER / both.judged[1].judging.name)
+    (left,) = treegen("show", run).document["judged"]
+    assert left["judges"] == [both.judged[0].judging.judge]
+
+
+@pytest.mark.parametrize(
+    ("labelled", "problems", "weight", "reason"),
+    [
+        (9, 20, 0.0, "With fewer than 10 labelled problems"),
+        (12, 12, 0.0, "Because all problems have labels"),
+        (12, 20, 0.0, "Because the judges' values do not increase with the labels"),
+        (12, 20, 0.5, ""),
+    ],
+)
+def test_labels_alone_have_their_reason(
+    labelled: int, problems: int, weight: float, reason: str
+) -> None:
+    numbers = dict.fromkeys(
+        ("value", "stderr", "low", "high", "judge", "bias", "labels", "labels_low", "labels_high"),
+        0.5,
+    )
+    corrected = CorrectedMean(**numbers, weight=weight, labelled=labelled, problems=problems)
+    table = make_corrected_table(corrected, 0)
+    assert [line.split(",")[0] for line in table.lines] == [reason] * bool(reason)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -211,6 +212,12 @@ def test_a_judging_that_was_killed_says_what_lacks(tmp_path: Path, treegen: Comm
     done = treegen("judge", run)
     assert done.code == 1
     assert 0 < done.document["done"] < done.document["planned"] == 2 * 3 * 2 * 2
-    assert "judgements are missing; judge the run again with the same --judge" in done.err
-    treegen(*command)
+    added = done.err.split(" judgements are missing; to add them, run: treegen ")[1].strip()
+    for view in (treegen("show", run).err, str(library.judgings(run).complaints)):
+        assert added.split(" --rubric")[0] in view
+    words = shlex.split(added)
+    place = words.index("--rubric") + 1
+    assert words[place] == "FILE_OF_letters"
+    words[place] = str(command[command.index("--rubric") + 1])
+    treegen(*words, "--memory", "16MiB", "--max-rows", "1")
     assert treegen("judge", run).document["done"] == 2 * 3 * 2 * 2

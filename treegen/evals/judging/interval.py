@@ -127,7 +127,7 @@ def _means(values: Cells, name: str) -> list[float]:
     return [float(mean) for mean in sums]
 
 
-_FEWEST: Final = 10  # minimum labelled problems for a weight above 0
+FEWEST_LABELS: Final = 10  # minimum labelled problems for a weight above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def correct_mean(
     )
     weight = 0.0
     spread = float(np.var(np.concatenate([f, f_unlabelled]), ddof=1))
-    if n >= _FEWEST and m and spread > 0:
+    if n >= FEWEST_LABELS and m and spread > 0:
         covariance = float(np.cov(y, f, ddof=0)[0, 1])
         weight = min(1.0, max(0.0, covariance / (spread * (1 + n / m))))
     by_labels = adjusted_mean(labels, 0.0, 1.0)

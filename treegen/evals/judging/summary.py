@@ -4,7 +4,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -20,9 +20,19 @@ from treegen.evals.judging.judgements import JudgementSet, order_table, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.published_scores import official_tables
 from treegen.evals.judging.sample_size import Need, required_numbers
+from treegen.evals.judging.summary_tables import (
+    AgreementRow,
+    list_notices,
+    make_agreement_table,
+    make_corrected_table,
+    make_mean_table,
+    make_variance_table,
+    make_verdict_table,
+    make_votes_table,
+)
 from treegen.evals.statistics.estimators import Estimate
 from treegen.evals.statistics.reliability import effective_votes
-from treegen.evals.statistics.tables import Cell, Table
+from treegen.evals.statistics.tables import Table
 
 Combine = Literal["mean", "majority"]
 
@@ -144,9 +154,9 @@ def summarize(
     rows = [row for number, judge_run in enumerate(judged) for row in _rows_of(judge_run, number)]
     title = f"{rubric.name}, {first.settings.verdicts}"
     if not rows:
-        return Summary(
-            title, tuple(judged), tables=(_verdicts(judged),), notices=tuple(_notices(judged, None))
-        )
+        notices = list_notices(judged, None)
+        table = make_verdict_table(judged, notices)
+        return Summary(title, tuple(judged), tables=(table,), notices=tuple(notices))
     values = cells(rows)
     problem_ids = tuple(dict.fromkeys(str(row[1]) for row in rows))
     clusters = None
@@ -156,24 +166,24 @@ def summarize(
     together = cells(jury_of(rows, weights, combine)) if len(judged) > 1 else None
     jury = None if together is None else mean_of(together, clusters)
     more_tables, more = _scores_of_kind(judged)
+    notices = list_notices(judged, mean)
     tables = [
-        _table(judged, mean, jury, combine),
-        _verdicts(judged),
-        _spread(variances, values, rubric.name),
+        make_mean_table(judged, _list_means(judged, mean, jury, combine), notices),
+        make_verdict_table(judged),
+        make_variance_table(variances, values, rubric.name),
         *more_tables,
     ]
     agreement = _agreement(rows, names)
     corrected = None
     if labels is not None:
-        corrected, with_people = _with_labels(rows, labels)
-        tables.append(_corrected_table(corrected))
+        corrected, with_people, num_unjudged = _with_labels(rows, labels)
+        tables.append(make_corrected_table(corrected, num_unjudged))
         if (worth := _effective_votes(rows, labels)) is not None:
             more["effective_votes"] = asdict(worth)
-            tables.append(_worth_table(worth, len(judged)))
-        agreement += with_people
+            tables.append(make_votes_table(worth, len(judged)))
+        agreement.append((with_people, 2))
     if agreement:
-        head = ("Of", "Cohen's kappa", "Krippendorff's alpha", "Answers")
-        tables.append(Table(f"Agreement: {rubric.name}", head, tuple(agreement)))
+        tables.append(make_agreement_table(rubric.name, agreement))
     return Summary(
         title=title,
         judged=tuple(judged),
@@ -184,7 +194,7 @@ def summarize(
         by_problem=_problem_means(rows),
         tables=tuple(tables),
         corrected=corrected,
-        notices=tuple(_notices(judged, mean)),
+        notices=tuple(notices),
         more=more,
     )
 
@@ -211,19 +221,21 @@ def _scores_of_kind(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[s
     return tables, more
 
 
-def _table(judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combine: str) -> Table:
-    rubric = judged[0].judging.settings.rubric
-    name = "all" if len(judged) > 1 else judged[0].judging.judge
-    rows: list[tuple[Cell, ...]] = [_row(name, mean)]
-    if jury is not None:
-        rows.append(_row(f"jury, {combine}", jury))
-    if len(judged) > 1:
-        rows += [_row(run.judging.judge, mean_of(cells(_rows_of(run, 0)))) for run in judged]
-    about = (
-        "the first run's answers win" if rubric.pairs else f"{rubric.least:g} to {rubric.most:g}"
-    )
-    head = ("Judge", *_MEAN_COLUMNS)
-    return Table(f"Judged by {rubric.name} ({about}, scaled to 0 to 1)", head, tuple(rows))
+def _list_means(
+    judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combine: Combine
+) -> list[tuple[str, Mean]]:
+    """Return the name and the mean of each row of the table of means.
+
+    Args:
+        judged: Judge runs that differ only in their judge.
+        mean: The mean over all judges.
+        jury: The mean of the combined judges; None for a single judge.
+        combine: How the judges' values are combined.
+    """
+    if jury is None:
+        return [(judged[0].judging.judge, mean)]
+    of_judges = [(run.judging.judge, mean_of(cells(_rows_of(run, 0)))) for run in judged]
+    return [("all", mean), (f"jury, {combine}", jury), *of_judges]
 
 
 def _rows_of(judged: JudgementSet, number: int) -> list[tuple[float, Any, Any, int, Any]]:
@@ -239,63 +251,19 @@ def _rows_of(judged: JudgementSet, number: int) -> list[tuple[float, Any, Any, i
     ]
 
 
-# The columns of means, and the field of each.
-_MEAN_COLUMNS: Final = {
-    "Mean": "value",
-    "Low": "low",
-    "High": "high",
-    "Stderr": "stderr",
-    "Problems alone": "naive",
-    "Low, these judges": "low_given",
-    "High, these judges": "high_given",
-}
+def _agreement(
+    rows: Sequence[tuple[Any, ...]], names: Sequence[str]
+) -> list[tuple[AgreementRow, int]]:
+    """Return the agreement between judges, and between wordings.
 
+    Args:
+        rows: (value, problem, answer, number of the judge, wording).
+        names: The judges.
 
-def _row(name: str, mean: Mean) -> tuple[Cell, ...]:
-    return (name, *(getattr(mean, field) for field in _MEAN_COLUMNS.values()))
-
-
-def _verdicts(judged: Sequence[JudgementSet]) -> Table:
-    rubric = judged[0].judging.settings.rubric
-    counts = [judge_run.counts() for judge_run in judged]
-    by_chance = judged[0].judging.settings.verdicts == "likelihood"
-    return Table(
-        f"Verdicts: {rubric.name}",
-        ("Judge", *counts[0], *(["chance of all choices"] if by_chance else [])),
-        tuple(
-            (judge_run.judging.judge, *count.values(), *([_mass(judge_run)] if by_chance else []))
-            for judge_run, count in zip(judged, counts, strict=True)
-        ),
-    )
-
-
-def _mass(judged: JudgementSet) -> float | None:
-    """Return the mean total probability of the choices; None without likelihoods."""
-    masses = [one.mass for one in judged.judgements if one.mass is not None]
-    return _mean(masses) if masses else None
-
-
-def _spread(variances: Mapping[str, float | None], values: Cells, rubric: str) -> Table:
-    total = math.fsum(value or 0.0 for value in variances.values())
-    names = ("problem", "answer", "judge", "wording")
-    return Table(
-        f"Sources of variance: {rubric}",
-        ("Source", "Levels", "Standard deviation", "Share of the variance"),
-        tuple(
-            (
-                name,
-                values.num(name) if name in names else None if name != "rest" else len(values.y),
-                None if value is None else math.sqrt(value),
-                None if value is None or not total else value / total,
-            )
-            for name, value in variances.items()
-        ),
-    )
-
-
-def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tuple[Cell, ...]]:
-    """Return the agreement between judges, and between wordings, as rows of a table."""
-    agreement_rows: list[tuple[Cell, ...]] = []
+    Returns:
+        Rows of the table of agreement, and the number of raters of each.
+    """
+    agreement_rows: list[tuple[AgreementRow, int]] = []
     for place, what in ((3, "judges"), (4, "wordings")):
         levels = sorted({row[place] for row in rows})
         if len(levels) < 2:
@@ -312,7 +280,7 @@ def _agreement(rows: Sequence[tuple[Any, ...]], names: Sequence[str]) -> list[tu
             kappa = _kappa(both)
         alpha = krippendorffs_alpha([list(m.values()) for m in means])
         label = " and ".join(names) if what == "judges" and len(names) == 2 else what
-        agreement_rows.append((label, kappa, alpha, len(means)))
+        agreement_rows.append(((label, kappa, alpha, len(means)), len(levels)))
     return agreement_rows
 
 
@@ -329,8 +297,11 @@ def _kappa(both: Sequence[tuple[float, float]]) -> float | None:
 
 def _with_labels(
     rows: Sequence[tuple[Any, ...]], labels: Mapping[tuple[str, int], float]
-) -> tuple[CorrectedMean, list[tuple[Cell, ...]]]:
-    """Return the mean corrected by labels, and the agreement of judges with people."""
+) -> tuple[CorrectedMean, AgreementRow, int]:
+    """Return the mean corrected by labels, and the agreement of judges with people.
+
+    The last value is the number of labels of answers without a judgement.
+    """
     answers: dict[tuple[str, int], list[float]] = defaultdict(list)
     for value, problem, (_, (_, index)), *_ in rows:
         answers[problem, index].append(value)
@@ -356,25 +327,12 @@ def _with_labels(
         [(a, float(round(b))) for a, b in pairs] if {a for a, _ in pairs} <= {0.0, 1.0} else pairs
     )
     alpha = krippendorffs_alpha(pairs)
-    return corrected, [("people and judges", _kappa(hard), alpha, len(pairs))]
+    row = "people and judges", _kappa(hard), alpha, len(pairs)
+    return corrected, row, len(labels) - len(both)
 
 
 def _mean(values: Sequence[float]) -> float:
     return float(np.mean(values))
-
-
-def _corrected_table(corrected: CorrectedMean) -> Table:
-    return Table(
-        f"Corrected by the labels of {corrected.labelled:,} of {corrected.problems:,} problems",
-        ("Estimate", "Mean", "Low", "High"),
-        (
-            ("judges, corrected", corrected.value, corrected.low, corrected.high),
-            ("labels alone", corrected.labels, corrected.labels_low, corrected.labels_high),
-            ("judges, uncorrected", corrected.judge, None, None),
-            ("judges are higher by", corrected.bias, None, None),
-            ("weight of the judges", corrected.weight, None, None),
-        ),
-    )
 
 
 def _effective_votes(
@@ -401,14 +359,6 @@ def _effective_votes(
     return effective_votes(errors, [problem for problem, _ in complete])
 
 
-def _worth_table(worth: Estimate, num_judges: int) -> Table:
-    return Table(
-        f"Independent judges that err as little as the mean of these {num_judges}",
-        ("Effective votes", "Low", "High", "Problems"),
-        ((worth.value, worth.low, worth.high, worth.num_problems),),
-    )
-
-
 def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
     """Return the mean number of verdicts of a cell, and their variance within a cell."""
     rubric = judged[0].judging.settings.rubric
@@ -426,30 +376,3 @@ def _repeats(judged: Sequence[JudgementSet]) -> tuple[int, float]:
     return max(
         1, round(float(np.mean([len(values) for values in repeats_of_case.values()])))
     ), variance
-
-
-def _notices(judged: Sequence[JudgementSet], mean: Mean | None) -> list[str]:
-    notices = []
-    for run in judged:
-        if run.unreadable:
-            share = run.unreadable / len(run.judgements)
-            notices.append(
-                f"{run.unreadable:,} of {len(run.judgements):,} verdicts of {run.judging.judge} "
-                f"are unreadable ({share:.1%}) and are left out of all means"
-            )
-        if too_long := len({(j.problem_id, j.shown) for j in run.judgements if j.too_long}):
-            notices.append(
-                f"{too_long:,} answers are too long for the context of {run.judging.judge}; "
-                "treegen did not judge them and counts them as unreadable"
-            )
-        if (mass := _mass(run)) is not None and mass < 0.5:
-            notices.append(
-                f"the judge {run.judging.judge} assigns the choices a total probability of "
-                f"{mass:.3f} on average, so its verdicts are not reliable"
-            )
-    if mean is not None and mean.given:
-        notices.append(
-            f"there is only one {' and one '.join(mean.given)}, so the interval does not apply "
-            "to others"
-        )
-    return notices

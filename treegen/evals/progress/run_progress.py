@@ -11,7 +11,8 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Final
 
@@ -208,7 +209,7 @@ class RunProgress:
     seconds: float
     """Time since the start of this attempt."""
     accuracy: float | None
-    """Share of right samples so far; None if no sample is scored."""
+    """Share of right samples among those with a verdict; None if no sample has one."""
     started: int = 0
     """Samples that were done at the start of this attempt."""
     estimate: Estimate | None = None
@@ -224,6 +225,20 @@ class RunProgress:
     """The status of each worker of a cluster."""
     forecast: TimeLeft | None = None
     """The remaining time by the lengths so far; without it, it follows from the counts."""
+    scored: int | None = None
+    """Number of samples with a verdict; None if no sample is scored, or if all finished ones are.
+    Programs run after their samples end."""
+    compute_estimate: Callable[[], Estimate | None] | None = field(
+        default=None, repr=False, compare=False
+    )
+    """Computes `estimate` of all verdicts so far. Valid until the next step of the run. None if
+    `estimate` is up to date."""
+
+    def update_estimate(self) -> "RunProgress":
+        """Return the progress with the estimate of all verdicts so far, before the next step."""
+        if self.compute_estimate is None:
+            return self
+        return replace(self, estimate=self.compute_estimate(), compute_estimate=None)
 
     @property
     def tokens_per_second(self) -> float:
@@ -259,10 +274,12 @@ class RunProgress:
         yet.
         """
         name = "solved so far" if self.unit == "searches" else "accuracy"
+        is_partial = self.scored is not None and self.scored < self.done
+        of_scored = f" of {self.scored:,} scored {self.unit}" if is_partial else ""
         if (mean := self.estimate) is not None:
             more = f", {self.unknown:,} running" if self.unknown else ""
-            return f"{name} {mean.value:.3f} ({mean.low:.3f} to {mean.high:.3f}){more}"
-        return "" if self.accuracy is None else f"{name} {self.accuracy:.3f}"
+            return f"{name} {mean.value:.3f} ({mean.low:.3f} to {mean.high:.3f}){of_scored}{more}"
+        return "" if self.accuracy is None else f"{name} {self.accuracy:.3f}{of_scored}"
 
     @property
     def time_left(self) -> str:

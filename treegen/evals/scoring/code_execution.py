@@ -40,6 +40,9 @@ class ExecutionOptions:
 class ProgramScoring(Protocol):
     """The verdicts on the samples of one run, stored or still to come from running programs."""
 
+    num_judged: int
+    """The number of added samples with a verdict."""
+
     def prepare(self) -> list[str]:
         """Start running programs; without permission, do nothing.
 

@@ -23,6 +23,13 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
+class AnnotatedTable(Table):
+    """A table with sentences below it."""
+
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Grid:
     """Values from 0 to 1 over two axes, for a heat map."""
 
