@@ -68,7 +68,7 @@ def test_calls_keep_their_signatures(llm: LLM) -> None:
     ],
 )
 def test_sampling_parameters_tell_what_to_give(name: str, why: str) -> None:
-    given: dict[str, Any] = {name: 1}
+    given: dict[str, Any] = {name: 2}
     with pytest.raises(InputError, match=f"SamplingParams has no '{name}'{why}"):
         SamplingParams(**given)
 

@@ -7,7 +7,8 @@ from functools import partial
 import click
 
 from treegen.cli.options.pairs import GEN_KWARGS, MODEL_ARGS
-from treegen.common.spelling import advise_foreign, describe_value, find_near
+from treegen.common.foreign_names import advise_foreign, describe_value
+from treegen.common.spelling import find_near
 from treegen.errors import Message
 
 

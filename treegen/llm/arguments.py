@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from treegen.common.foreign_names import FOREIGN, NEUTRAL_CALL, SAMPLING_ADVICE, drop_neutral
 from treegen.common.outputs import Completion, RequestOutput
 from treegen.common.params import Params, SamplingParams, check_params, check_tree_params
-from treegen.common.spelling import FOREIGN, find_near, hint_at, hints_at
+from treegen.common.spelling import find_near, hint_at, hints_at
 from treegen.errors import InputError, MissingNameError
 from treegen.prompts.tree import Message, as_list
 
@@ -23,17 +24,29 @@ _OURS: Final = {
     "sampling_params": "params",
     "generation_config": "params",
     "inputs": "prompts",
+    "prompt": "prompts",
     "prompt_token_ids": "prompts",
     "use_tqdm": "progress",
 }
 """Arguments of vLLM's and transformers' `generate` that have another name here."""
+_NEXT_TURN: Final = (
+    "remove the argument: the assistant continues a last message of its own, and otherwise answers"
+)
 _ELSEWHERE: Final = {
     "lora_request": "load the adapter with LLM(model, adapter=DIR)",
     "attention_mask": "remove the argument: prompts need no padding",
     "pad_token_id": "remove the argument: prompts need no padding",
     "chat_template": "pass the template to LLM(model, chat_template=FILE)",
-    "add_generation_prompt": "remove the argument: the assistant always answers next",
-    "continue_final_message": "remove the argument: a last assistant message is always continued",
+    "add_generation_prompt": _NEXT_TURN,
+    "continue_final_message": _NEXT_TURN,
+    "chat_template_content_format": "remove the argument: content may be text or a list of parts",
+    "request_id": "remove the argument: an output refers to its prompt by its place in the call",
+    "priority": "remove the argument: requests start in the order in which they arrive",
+    "tokenization_kwargs": "pass token ids, such as llm.tokenizer(text, ...).input_ids",
+    "mm_processor_kwargs": "remove the argument: images are prepared as the checkpoint specifies",
+    "trace_headers": "remove the argument: treegen sends no traces",
+    "data_parallel_rank": "remove the argument: a Cluster assigns prompts to its workers",
+    "prompt_text": "pass only the prompt",
 }
 _CALLS: Final = {
     "beam_search": (
@@ -54,6 +67,19 @@ _CALLS: Final = {
     ),
     "update_weights": "load new weights: llm.update(weights)",
     "reset_prefix_cache": "drop kept prefixes by name: llm.drop(name)",
+    "reset_mm_cache": "treegen keeps no prepared images between calls",
+    "set_tokenizer": "pass tokenizer= with a loaded Model to LLM",
+    "collective_rpc": "llm.model is the model in this process",
+    "apply_model": "llm.model is the model in this process",
+    "start_profile": "use a profiler of PyTorch; the usage of a run has counts and seconds",
+    "stop_profile": "use a profiler of PyTorch; the usage of a run has counts and seconds",
+    "get_metrics": "the usage of a run has counts: llm.run(tree).usage",
+    "model_config": "llm.spec has the sizes of the model",
+    "preprocess_chat": "pass the messages to llm.chat; output.prompt is the rendered chat",
+    "preprocess_cmpl": "pass the prompts to llm.generate",
+    "enqueue": "use AsyncLLM for requests that arrive at any time",
+    "wait_for_completion": "use AsyncLLM for requests that arrive at any time",
+    "from_engine_args": "pass the options to LLM",
 }
 """Calls of vLLM's `LLM` that treegen does not have, with advice."""
 _SCORE: Final = (
@@ -69,13 +95,19 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def reject_unknown_arguments(call: _Call) -> _Call:
-    """Make a method raise InputError with a hint for an argument that it does not have."""
+    """Make a method raise InputError with a hint for an argument that it does not have.
+
+    Arguments of vLLM that request what treegen does anyway are accepted.
+    """
     parameters = inspect.signature(call).parameters.values()
     _, *names = (parameter.name for parameter in parameters)
     positional = sum(parameter.kind is not parameter.KEYWORD_ONLY for parameter in parameters) - 1
 
     @functools.wraps(call)
     def call_checked(self: object, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = drop_neutral(given, names, NEUTRAL_CALL)
+        kwargs = {name: value for name, value in kwargs.items() if name in given}
         if unknown := [name for name in kwargs if name not in names]:
             hints = hints_at(
                 unknown,
@@ -102,6 +134,8 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
     if _OURS.get(name) in names:
         return f"; did you mean {_OURS[name]}=?"
     if "params" in names:
+        if name in SAMPLING_ADVICE:
+            return f"; {SAMPLING_ADVICE[name]}"
         ours = FOREIGN.get(name, name)
         if ours not in _SAMPLING and not find_near(name, names):
             ours = next(iter(find_near(name, _SAMPLING)), "")
