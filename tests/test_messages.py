@@ -28,7 +28,7 @@ from treegen.search.reward import load_verifier
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("best_of", "has no 'best_of'; did you mean n=?"),
+        ("best_of", "has no 'best_of'; set n to the number of samples to draw, and sort"),
         ("max_new_tokens", "did you mean max_tokens=?"),
         ("temprature", "did you mean temperature=?"),
         ("xyzzy", "SamplingParams has no 'xyzzy'; .* lists all parameters"),

@@ -89,8 +89,8 @@ class ForeignImports:
     @staticmethod
     def find_spec(
         name: str,
-        path: Sequence[str] | None = None,  # noqa: ARG004 -- part of Python's protocol
-        target: ModuleType | None = None,  # noqa: ARG004
+        path: Sequence[str] | None = None,
+        target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         """Raise an ImportError with advice for a name of vLLM; return None for all others.
 

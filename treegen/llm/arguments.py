@@ -41,11 +41,11 @@ _ELSEWHERE: Final = {
     "continue_final_message": _NEXT_TURN,
     "chat_template_content_format": "remove the argument: content may be text or a list of parts",
     "request_id": "remove the argument: an output refers to its prompt by its place in the call",
+    "data_parallel_rank": "remove the argument: a Cluster assigns prompts to its workers",
     "priority": "remove the argument: requests start in the order in which they arrive",
     "tokenization_kwargs": "pass token ids, such as llm.tokenizer(text, ...).input_ids",
     "mm_processor_kwargs": "remove the argument: images are prepared as the checkpoint specifies",
     "trace_headers": "remove the argument: treegen sends no traces",
-    "data_parallel_rank": "remove the argument: a Cluster assigns prompts to its workers",
     "prompt_text": "pass only the prompt",
 }
 _CALLS: Final = {
@@ -82,6 +82,22 @@ _CALLS: Final = {
     "from_engine_args": "pass the options to LLM",
 }
 """Calls of vLLM's `LLM` that treegen does not have, with advice."""
+_ASYNC_CALLS: Final = {
+    "abort": "cancel the task that awaits generate, or close the iterator of stream",
+    "add_request": "await generate, or iterate over stream",
+    "chat": "pass the messages to generate, in a list",
+    "run": "pass flat prompts to generate, which finds their shared prefixes",
+    "get_tokenizer": "served.llm.tokenizer is the tokenizer",
+    "tokenizer": "served.llm.tokenizer is the tokenizer",
+    "get_model_config": "served.llm.spec has the sizes of the model",
+    "check_health": "failure is None while calls can be served",
+    "is_running": "failure is None while calls can be served",
+    "errored": "failure is the error that ended all service, or None",
+    "shutdown": "close it: served.close()",
+    "do_log_stats": "usages() has counts",
+    "search": "close the AsyncLLM and use llm.search, or send nodes to `treegen serve`",
+}
+"""Calls of vLLM's `AsyncLLM`, and of treegen's `LLM`, that `AsyncLLM` does not have."""
 _SCORE: Final = (
     "score takes one list of (context, continuation) pairs and returns log-likelihoods; vLLM's "
     "score(text, texts) compares texts with a cross-encoder, which treegen does not run"
@@ -147,8 +163,9 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
 def missing_attribute(owner: object, name: str) -> AttributeError:
     """Return the error for an attribute that an LLM lacks; a call of vLLM gets advice."""
     kind = type(owner).__name__
-    if name in _CALLS:
-        return MissingNameError(f"{kind} has no {name}: {_CALLS[name]}")
+    advice = {**_CALLS, **_ASYNC_CALLS} if kind == "AsyncLLM" else _CALLS
+    if name in advice:
+        return MissingNameError(f"{kind} has no {name}: {advice[name]}")
     return AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
