@@ -220,13 +220,13 @@ REQUEST_ADVICE: Final = {
     **_advise(
         {
             "treegen serve --chat-template sets the template of all chats": "chat_template",
-            "remove this parameter: the assistant continues a last message of its own, and "
+            "remove it: the assistant continues a last message of its own, and "
             "otherwise answers": "add_generation_prompt continue_final_message",
-            "remove this parameter: prompts get special tokens, and messages only those of the "
+            "remove it: prompts get special tokens, and messages only those of the "
             "chat template": "add_special_tokens",
             "pass them in chat_template_kwargs": "documents",
             "pass separate_reasoning": "include_reasoning",
-            "remove this parameter, or pass return_token_ids": (
+            "remove it, or pass return_token_ids": (
                 "return_tokens_as_token_ids return_token_offsets return_prompt_text "
                 "return_assistant_tokens_mask"
             ),
@@ -235,12 +235,10 @@ REQUEST_ADVICE: Final = {
             ),
             "repetitions do not end samples; pass repetition_penalty, frequency_penalty or "
             "no_repeat_ngram_size": "repetition_detection",
-            "remove this parameter: choices have text, and return_token_ids adds the token ids": (
-                "detokenize"
-            ),
-            "remove this parameter": "output_kind stream_interval vllm_xargs extra_args",
-            "remove this parameter: the served model has at most one adapter": "lora_request",
-            "remove this parameter: images are prepared as the checkpoint specifies": (
+            "remove it: choices have text, and return_token_ids adds the token ids": ("detokenize"),
+            "remove it": "output_kind stream_interval vllm_xargs extra_args",
+            "remove it: the served model has at most one adapter": "lora_request",
+            "remove it: images are prepared as the checkpoint specifies": (
                 "mm_processor_kwargs media_io_kwargs"
             ),
             "transfers of keys and values between servers are not supported": (

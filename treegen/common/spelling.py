@@ -87,8 +87,7 @@ def hint_at(
     """
     known = list(known)
     ours, advice = advise_foreign(name, known)
-    if name in advice_of:
-        advice = advice_of[name]
+    advice = advice_of.get(name, advice)
     if advice:
         return f"; {advice}"
     near = [ours] if ours else find_near(name, known)
@@ -108,10 +107,9 @@ def hint_at_field(name: str, known: Iterable[str], advice_of: Mapping[str, str])
     """
     known = list(known)
     ours, advice = advise_foreign(name, known)
-    if name in advice_of:
-        return f"; {advice_of[name]}"
+    advice = advice_of.get(name, advice)
     if advice:
-        return f"; {advice}"
+        return f"; {advice}".replace("remove this argument", "remove it")
     return f"; did you mean {ours!r}?" if ours else did_you_mean(name, known)
 
 
