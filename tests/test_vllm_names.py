@@ -292,6 +292,7 @@ def test_modules_that_treegen_lacks(statement: str, why: str) -> None:
     with pytest.raises(ModuleNotFoundError, match=f"there is no module treegen.*{why}") as failed:
         exec(statement)
     assert isinstance(failed.value, InputError)
+    assert failed.value.name is not None
     assert failed.value.name in statement
 
 
@@ -301,7 +302,7 @@ def test_other_missing_names_keep_pythons_errors() -> None:
             exec(statement)
         assert not isinstance(failed.value, InputError)
     with pytest.raises(AttributeError, match="module 'treegen' has no attribute 'nothing'"):
-        treegen.nothing  # noqa: B018
+        getattr(treegen, "nothing")  # noqa: B009
 
 
 def test_sampling_parameters_of_vllm_have_advice() -> None:
