@@ -7,6 +7,7 @@ import pytest
 
 from treegen import LLM, InputError, Node, SamplingParams, evaluate
 from treegen.common.spelling import find_near
+from treegen.integrations.server.requests import parse_request
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_calls_keep_their_signatures(llm: LLM) -> None:
     ],
 )
 def test_sampling_parameters_tell_what_to_give(name: str, why: str) -> None:
-    given: dict[str, Any] = {name: 1}
+    given: dict[str, Any] = {name: 2}
     with pytest.raises(InputError, match=f"SamplingParams has no '{name}'{why}"):
         SamplingParams(**given)
 
@@ -88,6 +89,27 @@ def test_sampling_parameters_tell_what_to_give(name: str, why: str) -> None:
 def test_an_llm_tells_what_to_give(name: str, why: str) -> None:
     with pytest.raises(InputError, match=why):
         LLM("demo", **{name: 4096})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_a_request_may_ask_for_what_the_server_does_anyway(is_chat: bool) -> None:
+    body: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": "Hi"}]} if is_chat else {"prompt": "a"}
+    )
+    anyway = {
+        "add_special_tokens": not is_chat,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "priority": 0,
+        **({"echo": False, "add_generation_prompt": True} if is_chat else {}),
+    }
+    given = parse_request({**body, **anyway}, is_chat=is_chat)
+    assert given == parse_request(body, is_chat=is_chat)
+    for name in ("add_special_tokens", "skip_special_tokens", "use_beam_search"):
+        with pytest.raises(InputError, match=f"^{name} is not supported; "):
+            parse_request({**body, name: not anyway[name]}, is_chat=is_chat)
 
 
 def test_hints_name_only_near_words() -> None:

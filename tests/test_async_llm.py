@@ -74,6 +74,37 @@ def test_a_call_with_a_seed_is_as_generate(served: AsyncLLM) -> None:
     assert len(tokens) == 3
 
 
+def test_usage_counts_the_prompts_of_all_calls(served: AsyncLLM) -> None:
+    async def ask() -> int:
+        params = SamplingParams(n=3, max_tokens=2)
+        (ids,), _ = await served.generate([PROMPT], params)
+        await served.generate([PROMPT, PROMPT], params)
+        async for _ in served.stream([PROMPT], SamplingParams(max_tokens=2)):
+            pass
+        await served.score([ids.tolist()])
+        return len(ids)
+
+    length = asyncio.run(ask())
+    (usage,) = served.usages()
+    assert usage.prompt_tokens_unshared == (3 + 6 + 1 + 1) * length
+    assert usage.prompt_tokens_computed <= 2 * length
+
+
+def test_names_of_vllm_get_advice(served: AsyncLLM) -> None:
+    calls: list[Any] = [served.generate, served.stream]
+    for call in calls:
+        with pytest.raises(InputError, match="has no 'request_id'; remove the argument"):
+            call([PROMPT], SamplingParams(), request_id="1")
+        with pytest.raises(InputError, match=r"has no 'sampling_params'; did you mean params=\?"):
+            call([PROMPT], sampling_params=SamplingParams())
+    anyway: dict[str, Any] = {"lora_request": None, "priority": 0, "trace_headers": None}
+    _, found = asyncio.run(served.generate([PROMPT], SamplingParams(max_tokens=2), **anyway))
+    assert len(found[0]) == 1
+    with pytest.raises(InputError, match="AsyncLLM has no abort: cancel the task"):
+        served.abort  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(served, "chat")
+
+
 def test_a_stream_gives_tokens_as_they_come(served: AsyncLLM) -> None:
     async def ask(params: SamplingParams) -> None:
         drawn: dict[int, list[int]] = {}

@@ -13,7 +13,7 @@ import torch
 from cli_cases import Command
 from report_cases import make_run, make_search_run
 
-from treegen import LLM, InputError, SamplingParams
+from treegen import LLM, InputError, Node, SamplingParams
 from treegen.errors import ModelError
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.estimators import estimate
@@ -28,7 +28,7 @@ from treegen.search.reward import load_verifier
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("best_of", "has no 'best_of'; did you mean n=?"),
+        ("best_of", "has no 'best_of'; set n to the number of samples to draw, and sort"),
         ("max_new_tokens", "did you mean max_tokens=?"),
         ("temprature", "did you mean temperature=?"),
         ("xyzzy", "SamplingParams has no 'xyzzy'; .* lists all parameters"),
@@ -46,6 +46,33 @@ def test_sampling_parameters_are_a_dataclass_as_before() -> None:
     assert "temperature" in inspect.signature(SamplingParams).parameters
     with pytest.raises(TypeError, match="positional"):
         SamplingParams(0.5)  # type: ignore[call-arg]
+
+
+def test_an_id_that_no_sampled_node_has() -> None:
+    llm = LLM("demo", memory="16MiB")
+    tree = Node("Q:", children=[Node(" 2", id="two"), Node(" 3", children=[Node("+"), Node("-")])])
+    params = SamplingParams(max_tokens=2)
+    result = llm.run(tree, params)
+    assert [len(result.of(name)) for name in ("two", "0/1/0", "0/1/1")] == [1, 1, 1]
+    ids = "the ids are 'two', '0/1/0', '0/1/1'"
+    unknown: list[tuple[Any, str]] = [
+        ("twi", "; did you mean 'two'"),
+        ("0/1", ""),
+        (0, "; use one of the ids$"),
+    ]
+    for name, near in unknown:
+        with pytest.raises(InputError, match=f"no sampled node has the id {name!r}; {ids}.*{near}"):
+            result.of(name)
+    with (
+        llm.stream(tree, params) as stream,
+        pytest.raises(InputError, match=f"no sampled node has the id 'x'; {ids}"),
+    ):
+        stream.cancel("x")
+    many = llm.run(Node("a", children=[Node(str(i)) for i in range(10)]), params)
+    with pytest.raises(InputError, match="'0/7' and 2 more; use one of the ids"):
+        many.of("zzz")
+    without = llm.run(Node("a", children=[Node("b"), Node("c", samples=0)]), params)
+    assert without.of("0/0")
 
 
 def test_tags_of_reasoning() -> None:

@@ -1,14 +1,44 @@
 """Scripts that were written for vLLM: its names of calls, arguments, prompts and outputs."""
 
 import copy
+import importlib.util
 import pickle
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import pytest
 
+import treegen
 from treegen import LLM, InputError, RequestOutput, SamplingParams, StructuredOutputsParams
 
+_SAMPLING = """
+best_of use_beam_search length_penalty early_stopping logits_processors detokenize
+skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens guided_decoding output_kind
+extra_args flat_logprobs logprob_token_ids repetition_detection skip_clone output_text_buffer_length
+skip_reading_prefix_cache thinking_token_budget routed_experts_prompt_start stream_interval
+prompt_logprob_token_ids prompt_logprob_start trace_decode_token_ids
+max_completion_tokens top_logprobs response_format
+"""
+"""Fields of vLLM's sampling parameters, and of OpenAI's requests, that treegen does not have."""
+_OPTIONS = """
+allowed_local_media_path async_scheduling attention_backend block_size calculate_kv_scales
+code_revision compilation_config config_format convert cpu_offload_gb data_parallel_size
+device_ids disable_cascade_attn disable_custom_all_reduce disable_log_stats disable_sliding_window
+distributed_executor_backend download_dir enable_chunked_prefill enable_expert_parallel enable_lora
+enable_prefix_caching enable_prompt_embeds enable_return_routed_experts enable_sleep_mode
+enforce_eager fully_sharded_loras generation_config gpu_memory_utilization hf_overrides hf_token
+ignore_patterns kv_cache_memory_bytes kv_offloading_size kv_transfer_config limit_mm_per_prompt
+load_format logits_processors logprobs_mode lora_dtype max_cpu_loras max_logprobs max_lora_rank
+max_loras max_model_len max_num_batched_tokens max_num_partial_prefills max_num_seqs
+max_parallel_loading_workers mm_processor_cache_gb mm_processor_kwargs model_impl
+model_loader_extra_config nnodes num_gpu_blocks_override optimization_level
+override_generation_config pipeline_parallel_size pooler_config prefix_caching_hash_algo
+profiler_config quantization_config ray_workers_use_nsight reasoning_parser runner
+safetensors_load_strategy scheduler_cls scheduling_policy seed served_model_name
+skip_tokenizer_init spec_method speculative_config stream_interval structured_outputs_config
+swap_space task tokenizer_mode tokenizer_revision use_tqdm_on_load worker_cls
+"""
+"""Options of vLLM's `LLM` that treegen does not have."""
 _TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
 
 
@@ -233,11 +263,127 @@ def test_calls_that_treegen_lacks(llm: LLM, name: str, why: str) -> None:
         ("GuidedDecodingParams", "structured_outputs="),
         ("EngineArgs", "pass the options to LLM"),
         ("TokensPrompt", "prompt_token_ids"),
+        ("CompletionOutput", "use treegen.Completion"),
+        ("RequestOutputKind", "AsyncLLM.stream yields deltas"),
+        ("PoolingOutput", "embeddings are not supported"),
     ],
 )
 def test_classes_that_treegen_lacks(name: str, why: str) -> None:
     with pytest.raises(InputError, match=f"treegen has no {name}: .*{why}"):
         exec(f"from treegen import {name}")
+    with pytest.raises(ImportError, match=why):
+        exec(f"from treegen import LLM, {name}")
+    with pytest.raises(AttributeError, match=why):
+        getattr(treegen, name)
+    assert not hasattr(treegen, name)
+    assert importlib.util.find_spec(f"treegen.no{name}") is None
+
+
+@pytest.mark.parametrize(
+    ("statement", "why"),
+    [
+        ("from treegen.sampling_params import SamplingParams", "import SamplingParams or Struct"),
+        ("from treegen.lora.request import LoRARequest", r"LLM\(model, adapter=DIR\)"),
+        ("from treegen.engine.arg_utils import EngineArgs", "pass the options to LLM"),
+        ("import treegen.outputs", "import RequestOutput, Completion or Score from treegen"),
+    ],
+)
+def test_modules_that_treegen_lacks(statement: str, why: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"there is no module treegen.*{why}") as failed:
+        exec(statement)
+    assert isinstance(failed.value, InputError)
+    assert failed.value.name is not None
+    assert failed.value.name in statement
+
+
+def test_other_missing_names_keep_pythons_errors() -> None:
+    for statement in ("from treegen import nothing", "import treegen.nothing"):
+        with pytest.raises(ImportError, match="nothing") as failed:
+            exec(statement)
+        assert not isinstance(failed.value, InputError)
+    with pytest.raises(AttributeError, match="module 'treegen' has no attribute 'nothing'"):
+        getattr(treegen, "nothing")  # noqa: B009
+
+
+def test_sampling_parameters_of_vllm_have_advice() -> None:
+    for name in _SAMPLING.split():
+        with pytest.raises(InputError, match=f"SamplingParams has no '{name}'; ") as failed:
+            SamplingParams(**{name: "x"})  # type: ignore[arg-type]
+        assert "lists all parameters" not in str(failed.value)
+
+
+def test_options_of_vllm_have_advice() -> None:
+    for name in _OPTIONS.split():
+        with pytest.raises(InputError, match=f"unknown names: {name}; ") as failed:
+            LLM("demo", **{name: "x"})  # type: ignore[arg-type]
+        assert "use one of" not in str(failed.value)
+
+
+def test_values_that_request_what_treegen_does_anyway(chat_llm: LLM) -> None:
+    anyway: dict[str, Any] = {
+        "best_of": 2,
+        "use_beam_search": False,
+        "length_penalty": 1.0,
+        "skip_special_tokens": True,
+        "spaces_between_special_tokens": True,
+        "detokenize": True,
+        "logits_processors": None,
+        "guided_decoding": None,
+        "extra_args": {},
+    }
+    plain = SamplingParams(seed=1, max_tokens=4, n=2)
+    assert SamplingParams(seed=1, max_tokens=4, n=2, **anyway) == plain
+    assert replace(plain, **anyway) == plain
+    given: dict[str, Any] = {"seed": 1, "max_tokens": 4, "n": 2, "skip_special_tokens": True}
+    samples = chat_llm.generate("2 + 3?", plain)
+    call: Any = chat_llm.generate
+    assert call("2 + 3?", given, lora_request=None, priority=[0]) == samples
+    with pytest.raises(InputError, match=r"priority.*the order in which they arrive"):
+        call("2 + 3?", given, priority=[1])
+    for name, value in (("detokenize", False), ("best_of", 3), ("logits_processors", [str])):
+        with pytest.raises(InputError, match=f"has no '{name}'"):
+            SamplingParams(n=2, **{name: value})  # type: ignore[arg-type]
+
+
+def test_turns_that_treegen_takes_anyway(chat_llm: LLM) -> None:
+    call: Any = chat_llm.chat
+    params = SamplingParams(seed=1, max_tokens=4)
+    question = [{"role": "user", "content": "2 + 3?"}]
+    begun = [*question, {"role": "assistant", "content": "The"}]
+    answers = {"add_generation_prompt": True, "continue_final_message": False}
+    continues = {"add_generation_prompt": False, "continue_final_message": True}
+    for messages, turn, other in (
+        (question, answers, continues),
+        ([question, question], answers, continues),
+        (begun, continues, answers),
+    ):
+        plain = chat_llm.chat(messages, params)
+        assert call(messages, params, chat_template=None, **turn) == plain
+        assert call(messages=messages, params=params, **turn) == plain
+        for name, value in other.items():
+            with pytest.raises(InputError, match=f"chat has no '{name}'; remove the argument"):
+                call(messages, params, **{name: value})
+    with pytest.raises(InputError, match="add_generation_prompt"):
+        call([question, begun], params, add_generation_prompt=True)
+
+
+def test_options_that_request_what_treegen_does_anyway() -> None:
+    given: dict[str, Any] = {
+        "task": "generate",
+        "tokenizer": "demo",
+        "tokenizer_mode": "auto",
+        "load_format": "auto",
+        "seed": 0,
+        "enforce_eager": False,
+        "pipeline_parallel_size": 1,
+        "swap_space": 0,
+        "max_model_len": None,
+        "hf_overrides": {},
+        "disable_log_stats": True,
+    }
+    assert LLM("demo", memory="16MiB", **given).spec == LLM("demo", memory="16MiB").spec
+    with pytest.raises(InputError, match="unknown names: load_format; remove this argument"):
+        LLM("demo", load_format="dummy")  # type: ignore[arg-type]
 
 
 def test_a_score_of_two_texts(llm: LLM) -> None:

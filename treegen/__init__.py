@@ -4,6 +4,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
+from treegen.common.foreign_imports import ForeignImports, check_attribute
 from treegen.common.version import VERSION
 
 if TYPE_CHECKING:
@@ -124,24 +125,14 @@ _MODULES: Final = {
     "treegen.api.judging": "Judgings judge judgings",
     "treegen.api.run": "Run evaluate open_run search_task",
 }
-# Classes of vLLM that treegen does not have, with advice.
-_OF_VLLM: Final = {
-    "AsyncEngineArgs": "pass the options to LLM, and the LLM to AsyncLLM",
-    "AsyncLLMEngine": "use AsyncLLM(LLM(model))",
-    "BeamSearchParams": "use llm.search with treegen.search.beam",
-    "EngineArgs": "pass the options to LLM",
-    "GuidedDecodingParams": 'use SamplingParams(structured_outputs={"choice": [...]})',
-    "LLMEngine": "use LLM, or use AsyncLLM for requests that arrive at any time",
-    "LoRARequest": "load the adapter with LLM(model, adapter=DIR)",
-    "PoolingParams": "embeddings are not supported; use vLLM or sentence-transformers",
-    "TextPrompt": 'pass the text, or {"prompt": text}',
-    "TokensPrompt": 'pass the token ids, or {"prompt_token_ids": ids}',
-}
 # In a notebook: before transformers warns that it cannot draw widgets.
 if "IPython" in sys.modules:
     from treegen.common.progress import silence_tqdm_warning
 
     silence_tqdm_warning()
+
+# After all other finders, so that it sees only imports that would fail.
+sys.meta_path.append(ForeignImports())
 
 _MODULE_OF: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -150,11 +141,8 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         """Import a public name on first use."""
-        if name in _OF_VLLM:  # Python replaces the message of an AttributeError
-            from treegen.errors import InputError
-
-            raise InputError(f"treegen has no {name}: {_OF_VLLM[name]}")
         if name not in _MODULE_OF:
+            check_attribute(name)
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_MODULE_OF[name]), name)
         globals()[name] = value

@@ -84,6 +84,14 @@ class MissingNameError(InputError, AttributeError):
     """A name that another library has and treegen does not have."""
 
 
+class MissingImportError(InputError, ImportError):
+    """A name that another library has and treegen does not have, in an import."""
+
+
+class MissingModuleError(InputError, ModuleNotFoundError):
+    """A module that another library has and treegen does not have."""
+
+
 class TreeError(InputError):
     """The declared prompt tree is malformed."""
 

@@ -12,7 +12,8 @@ import click
 from click.core import ParameterSource
 
 from treegen.common.files import describe_read_error, read_text
-from treegen.common.spelling import advise_foreign, did_you_mean
+from treegen.common.foreign_names import advise_foreign
+from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
 
 # The user must type these permissions, because a file may come from somebody else.

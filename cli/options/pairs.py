@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, Final
 
+from treegen.common.foreign_names import FOREIGN, advise_foreign
 from treegen.common.params import PENALTIES, SamplingParams
-from treegen.common.spelling import FOREIGN, advise_foreign, hints_at
+from treegen.common.spelling import hints_at
 from treegen.errors import InputError
 from treegen.evals.arguments import TRUTHS
 from treegen.model.options import EngineOptions

@@ -3,11 +3,13 @@
 import shlex
 from ast import literal_eval
 from functools import partial
+from typing import Final
 
 import click
 
 from treegen.cli.options.pairs import GEN_KWARGS, MODEL_ARGS
-from treegen.common.spelling import advise_foreign, describe_value, find_near
+from treegen.common.foreign_names import ENGINE_ADVICE, advise_foreign, describe_value
+from treegen.common.spelling import find_near
 from treegen.errors import Message
 
 
@@ -40,6 +42,18 @@ def _rename_flag(flags: dict[str, str], reference: str) -> str:
     return f"{flag}{'=' if in_list else ' '}{' '.join(words)}"
 
 
+_SERVE_ADVICE: Final = {
+    **ENGINE_ADVICE,
+    "device_ids": "start a server for each GPU, with --device cuda:N",
+    "generation_config": "--sampling neutral ignores the file",
+    "override_generation_config": "--sampling neutral ignores the file; requests set parameters",
+    "logprobs_mode": "remove this argument: log-probabilities are those of the model",
+    "enable_sleep_mode": "stop the server, and start it again later",
+    "tokens_only": "remove this argument; requests with return_token_ids get the token ids",
+}
+"""Options of `vllm serve` that `treegen serve` does not have, with advice."""
+
+
 def describe_unknown_option(error: click.NoSuchOption) -> str:
     """Return the message for an unknown option: the option that was meant, or advice."""
     message = f"No such option {error.option_name!r}"
@@ -49,6 +63,8 @@ def describe_unknown_option(error: click.NoSuchOption) -> str:
     flags = _flags(command)
     word = error.option_name.lstrip("-").replace("-", "_")
     ours, advice = advise_foreign(word, flags)
+    if command.name == "serve" and ours is None:
+        advice = _SERVE_ADVICE.get(word, advice)
     if " " in flags.get(word, ""):  # a name within --model-args or --gen-kwargs
         ours, advice = word, ""
     if advice:

@@ -131,6 +131,20 @@ def test_an_unknown_command(treegen: Command) -> None:
     assert "No such option '--verison'" in treegen("--verison").error
 
 
+@pytest.mark.parametrize(
+    ("option", "advice"),
+    [
+        ("--enforce-eager", "did you mean '--eager'?"),
+        ("--async-scheduling", "remove this argument, or set --model-args run_ahead"),
+        ("--generation-config", "--sampling neutral ignores the file"),
+        ("--kv-transfer-config", "transfers of keys and values between engines are not supported"),
+    ],
+)
+def test_an_option_of_vllm_serve(treegen: Command, option: str, advice: str) -> None:
+    error = treegen("serve", "--model", "demo", option).error
+    assert f"No such option '{option}'; {advice}" in error
+
+
 def test_no_model(treegen: Command) -> None:
     error = treegen("eval", "mmlu").error
     assert "no model is given; pass --model" in error and "--model demo" in error

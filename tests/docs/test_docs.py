@@ -42,6 +42,7 @@ _PAGES = (
             "tasks",
             "trust",
             "reference/sampling",
+            "reference/api/estimates",
             "reference/api/evaluate",
             "reference/api/llm",
             "reference/api/node",

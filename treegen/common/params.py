@@ -8,6 +8,7 @@ from dataclasses import InitVar, dataclass
 from typing import Any, Literal, get_args
 
 from treegen.common.checks import as_tuple, check_bool, check_int, check_number
+from treegen.common.foreign_names import NEUTRAL_SAMPLING, drop_neutral
 from treegen.common.spelling import check_field_names, with_hints
 from treegen.common.structured_outputs import STRUCTURES, check_structure, read_structured_outputs
 from treegen.errors import InputError, arg
@@ -427,6 +428,7 @@ Params = SamplingParams | Mapping[str, Any]
 def check_params(params: Params | None) -> SamplingParams:
     """Return the given sampling parameters, or the defaults; raises InputError for other types."""
     if isinstance(params, Mapping):
+        params = drop_neutral(params, SamplingParams.__dataclass_fields__, NEUTRAL_SAMPLING)
         check_field_names(SamplingParams, params)
         return SamplingParams(**params)
     if params is not None and not isinstance(params, SamplingParams):

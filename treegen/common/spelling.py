@@ -1,12 +1,20 @@
-"""Suggestions for misspelled words and arguments, and for names of other tools."""
+"""Suggestions for misspelled words and arguments."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError
+from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
+from treegen.common.foreign_names import (
+    NEUTRAL_SAMPLING,
+    SAMPLING_ADVICE,
+    advise_foreign,
+    describe_value,
+    drop_neutral,
+)
 from treegen.errors import InputError, arg
 
 _Kind = TypeVar("_Kind", bound=type)
@@ -67,178 +75,19 @@ def _count_typing_errors(a: str, b: str) -> int:
     return row[-1]
 
 
-FOREIGN: Final = {
-    "pretrained": "model",
-    "gpu_memory_utilization": "memory",
-    "kv_cache_memory_bytes": "memory",
-    "mem_fraction_static": "memory",
-    "max_num_seqs": "max_rows",
-    "batch_size": "max_rows",
-    "max_connections": "max_rows",
-    "max_num_batched_tokens": "prefill_chunk",
-    "block_size": "page_size",
-    "enforce_eager": "eager",
-    "attention_backend": "impl",
-    "speculative_config": "speculate",
-    "num_speculative_tokens": "draft_tokens",
-    "max_new_tokens": "max_tokens",
-    "max_gen_toks": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "until": "stop",
-    "num_return_sequences": "n",
-    "best_of": "n",
-    "thinking_token_budget": "max_thinking_tokens",
-    "n": "num_samples",
-    "epochs": "num_samples",
-    "repeats": "num_samples",
-    "num_fewshot_examples": "num_fewshot",
-    "few_shot": "num_fewshot",
-    "shots": "num_fewshot",
-    "n_shot": "num_fewshot",
-    "nshot": "num_fewshot",
-    "num_gpus": "gpus",
-    "dp": "gpus",
-    "model_path": "model",
-    "model_name": "model",
-    "stop_strings": "stop",
-    "eos_token_id": "stop_token_ids",
-    "bad_words_ids": "bad_words",
-    "guided_decoding": "structured_outputs",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "guided_grammar": "grammar",
-    "guided_choice": "choice",
-    "enable_lora": "adapter",
-    "lora_modules": "adapter",
-    "lora_path": "adapter",
-    "peft": "adapter",
-}
-"""Names of parameters in other tools, such as vLLM, and their names here."""
-_A_SIZE: Final = " The value is a size, such as 60GiB, not a fraction"
-_OTHER_VALUES: Final = {"gpu_memory_utilization": _A_SIZE, "mem_fraction_static": _A_SIZE}
-"""Names in other tools whose values have another form than here, with the form here."""
-
-_LEAVE_OUT: Final = "remove this argument"
-_MANY_MODELS: Final = (
-    "use `treegen eval --gpus N` or Cluster, which load one copy of the model on each GPU"
-)
-_NO_UPLOAD: Final = (
-    "uploads are not supported; use `treegen export` to write a run in other formats"
-)
-_NO_COUNTERPART: Final = {
-    "do_sample": (
-        "remove this argument: temperature=0.0 is greedy, and any other temperature samples"
-    ),
-    "num_beams": "remove this argument; see treegen.search.beam for beam search",
-    "length_penalty": "remove this argument; see treegen.search.beam for beam search",
-    "early_stopping": "remove this argument; see treegen.search.beam for beam search",
-    "max_model_len": (
-        f"remove this argument: memory grows with the number of tokens, and {arg('max_rows')} "
-        "limits the samples that are decoded at once"
-    ),
-    "max_seq_len": "remove this argument: memory grows with the number of tokens",
-    "context_length": "remove this argument: memory grows with the number of tokens",
-    "max_samples": (
-        f"use {arg('limit')} for the number of problems (--max-samples in lighteval), or "
-        f"{arg('max_rows')} for the number of samples that are decoded at once (--max-samples "
-        "in Inspect)"
-    ),
-    "load_in_4bit": f"set {arg('quantization')} to a format, or load a quantized checkpoint",
-    "load_in_8bit": f"set {arg('quantization', 'fp8')}, or load a quantized checkpoint",
-    "tokenizer": "remove this argument: treegen uses the tokenizer of the checkpoint",
-    "enable_auto_tool_choice": (
-        "remove this argument: the format of tool calls is recognized automatically"
-    ),
-    "tool_call_parser": (
-        f"remove this argument, or set the format of tool calls with {arg('tool_format')}"
-    ),
-    "reasoning_parser": "remove this argument: the reasoning tags come from the chat template",
-    "chat_template_content_format": _LEAVE_OUT,
-    "disable_log_requests": "remove this argument: treegen does not log requests",
-    "uvicorn_log_level": "remove this argument: the server prints only its address and errors",
-    "max_logprobs": f"remove this argument: logprobs and {arg('prompt_logprobs')} have no limit",
-    "enable_prefix_caching": (
-        "remove this argument: shared prefixes of prompts are always computed once"
-    ),
-    "enable_chunked_prefill": (
-        f"remove this argument: prompts are computed in chunks of {arg('prefill_chunk')}"
-    ),
-    "pipeline_parallel_size": "pipeline parallelism is not supported; remove this argument",
-    "data_parallel_size": _MANY_MODELS,
-    "dp": _MANY_MODELS,
-    "enable_expert_parallel": (
-        f"remove this argument: {arg('tensor_parallel_size')} divides the experts too"
-    ),
-    "limit_mm_per_prompt": "remove this argument: a prompt may have any number of images",
-    "logits_processors": (
-        f"logits processors are not supported; use {arg('logit_bias')}, allowed_token_ids or "
-        "bad_words"
-    ),
-    "skip_special_tokens": "remove this argument: texts never contain special tokens",
-    "spaces_between_special_tokens": "remove this argument: texts never contain special tokens",
-    "truncate_prompt_tokens": "cut the prompt's token ids before the call",
-    "tokenizer_mode": _LEAVE_OUT,
-    "load_format": _LEAVE_OUT,
-    "config_format": _LEAVE_OUT,
-    "swap_space": _LEAVE_OUT,
-    "cpu_offload_gb": _LEAVE_OUT,
-    "max_seq_len_to_capture": _LEAVE_OUT,
-    "max_lora_rank": _LEAVE_OUT,
-    "max_loras": _LEAVE_OUT,
-    "max_cpu_loras": _LEAVE_OUT,
-    "hf_overrides": "change config.json in a copy of the checkpoint",
-    "mm_processor_kwargs": _LEAVE_OUT,
-    "disable_custom_all_reduce": _LEAVE_OUT,
-    "distributed_executor_backend": _LEAVE_OUT,
-    "compilation_config": _LEAVE_OUT,
-    "skip_tokenizer_init": _LEAVE_OUT,
-    "runner": "remove this argument: treegen generates and scores text",
-    "download_dir": "set the environment variable HF_HOME to the directory",
-    "seed": "set the seed in the sampling parameters",
-    "disable_log_stats": _LEAVE_OUT,
-    "use_cache": (
-        "set the directory of the run with --output-path, and continue the run with --resume"
-    ),
-    "cache_requests": "remove this argument: prompts are tokenized again for each run",
-    "max_batch_size": (
-        "remove this argument, or limit the samples that are decoded at once with --max-rows"
-    ),
-    "show_config": (
-        "use --print-config to print all settings, or read them in the run.json of the run"
-    ),
-    "metadata": "pass the arguments of lm-eval tasks with -T NAME=VALUE",
-    "wandb_args": _NO_UPLOAD,
-    "wandb_config_args": _NO_UPLOAD,
-    "trackio_args": _NO_UPLOAD,
-    "hf_hub_log_args": _NO_UPLOAD,
-}
-"""Names in other tools that have no counterpart here, with advice."""
-
-
-def advise_foreign(name: str, known: Container[str]) -> tuple[str | None, str]:
-    """Return the known name for a name of another tool, or None, and advice without it, or "".
+def hint_at(
+    name: str, known: Iterable[str], advice_of: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return "; did you mean NAME=?" for an unknown name, or advice, or "".
 
     Args:
         name: The unknown name.
         known: The known names.
+        advice_of: Advice that only this call has, by name. Default: none.
     """
-    ours = FOREIGN.get(name)
-    while ours is not None and ours not in known:  # as vLLM's best_of is n, and n is num_samples
-        ours = FOREIGN.get(ours)
-    if ours is not None:
-        return ours, ""
-    return None, _NO_COUNTERPART.get(name, "")
-
-
-def describe_value(name: str) -> str:
-    """Return the form of the value here for a name of another tool; "" if it is the same."""
-    return _OTHER_VALUES.get(name, "")
-
-
-def hint_at(name: str, known: Iterable[str]) -> str:
-    """Return "; did you mean NAME=?" for an unknown name, or advice, or ""."""
     known = list(known)
     ours, advice = advise_foreign(name, known)
+    advice = advice_of.get(name, advice)
     if advice:
         return f"; {advice}"
     near = [ours] if ours else find_near(name, known)
@@ -246,6 +95,22 @@ def hint_at(name: str, known: Iterable[str]) -> str:
         return ""
     suggestions = " or ".join(arg(f"{other}=") for other in near)
     return f"; did you mean {suggestions}?{describe_value(name)}"
+
+
+def hint_at_field(name: str, known: Iterable[str], advice_of: Mapping[str, str]) -> str:
+    """Return "; did you mean 'NAME'?" for an unknown field of a request, or advice, or "".
+
+    Args:
+        name: The unknown field.
+        known: The known fields.
+        advice_of: Advice on fields of other servers, by name.
+    """
+    known = list(known)
+    ours, advice = advise_foreign(name, known)
+    advice = advice_of.get(name, advice)
+    if advice:
+        return f"; {advice}".replace("remove this argument", "remove it")
+    return f"; did you mean {ours!r}?" if ours else did_you_mean(name, known)
 
 
 def hints_at(names: Sequence[str], hint: Callable[[str], str], otherwise: str = "") -> str:
@@ -268,11 +133,16 @@ def hints_at(names: Sequence[str], hint: Callable[[str], str], otherwise: str = 
 
 
 def with_hints(kind: _Kind) -> _Kind:
-    """Make a dataclass raise InputError for an unknown argument, and say how to change a field."""
+    """Make sampling parameters raise InputError for an unknown argument or a changed field.
+
+    The message has a hint. Arguments of vLLM that request what treegen does anyway are accepted.
+    """
     init: Callable[..., None] = kind.__init__  # type: ignore[misc]
+    fields = frozenset(kind.__dataclass_fields__)  # type: ignore[attr-defined]
 
     @functools.wraps(init)
     def init_checked(self: object, *args: Any, **arguments: Any) -> None:
+        arguments = drop_neutral(arguments, fields, NEUTRAL_SAMPLING)
         try:
             init(self, *args, **arguments)
         except TypeError:
@@ -290,13 +160,13 @@ def with_hints(kind: _Kind) -> _Kind:
 
 
 def check_field_names(kind: Any, names: Iterable[object]) -> None:
-    """Raise InputError for a name that is no argument of a public dataclass."""
+    """Raise InputError for a name that is no argument of sampling parameters."""
     fields = list(kind.__dataclass_fields__)
     if unknown := [str(name) for name in names if name not in fields]:
         title = kind.__name__
         hints = hints_at(
             unknown,
-            lambda name: hint_at(name, fields),
+            lambda name: hint_at(name, fields, SAMPLING_ADVICE),
             f"; `help(treegen.{title})` lists all parameters",
         )
         raise InputError(f"{title} has no {' and no '.join(map(repr, unknown))}{hints}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
 from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.progress import show_progress
+from treegen.common.spelling import did_you_mean
 from treegen.common.synchronization import Synchronized, synchronized
 from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.compute.levels import Ints
@@ -19,6 +21,8 @@ from treegen.engine.scheduler import Scheduler
 from treegen.errors import InputError
 from treegen.model.model import Model
 from treegen.prompts.plan.plan import Plan
+
+_NAMED: Final = 8  # maximum ids that an error names
 
 
 class Stream(Iterator[Completion], Closeable, Synchronized):
@@ -160,8 +164,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         Raises:
             InputError: there is no such prompt or sample.
         """
-        if prompt_id not in self._place:
-            raise InputError(f"the prompt {prompt_id!r} was not found; use a prompt of the tree")
+        _check_id(prompt_id, list(self._place))
         samples = self.plan.requests[self._place[prompt_id]].samples
         if sample_index is not None and not 0 <= sample_index < samples:
             raise InputError(
@@ -259,8 +262,36 @@ class RunResult:
         return f"RunResult({len(self.completions):,} completions, {self.plan!r})"
 
     def of(self, prompt_id: str) -> list[Completion]:
-        """Return the completions of one prompt, by sample index."""
-        return [c for c in self.completions if c.prompt_id == prompt_id]
+        """Return the completions of one prompt, by sample index.
+
+        Args:
+            prompt_id: The `id` of the node. The default id joins the child indices on the path from
+                the root, such as "0/3/1"; the root's is "0".
+
+        Raises:
+            InputError: no sampled node has this id.
+        """
+        completions = [c for c in self.completions if c.prompt_id == prompt_id]
+        if not completions:
+            _check_id(prompt_id, [request.id for request in self.plan.requests])
+        return completions
+
+
+def _check_id(prompt_id: object, ids: Sequence[str]) -> None:
+    """Raise InputError if an id is not one of the ids of a tree's sampled nodes.
+
+    Args:
+        prompt_id: The id.
+        ids: The ids of the sampled nodes.
+    """
+    if prompt_id in ids:
+        return
+    listed = ", ".join(map(repr, ids[:_NAMED])) or "none"
+    more = f" and {len(ids) - _NAMED:,} more" if len(ids) > _NAMED else ""
+    near = did_you_mean(str(prompt_id), ids) or "; use one of the ids"
+    raise InputError(
+        f"no sampled node has the id {prompt_id!r:.60}; the ids are {listed}{more}{near}"
+    )
 
 
 def run_to_end(stream: Stream, progress: bool | None) -> RunResult:

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
+from treegen.common.foreign_names import FOREIGN, NEUTRAL_CALL, SAMPLING_ADVICE, drop_neutral
 from treegen.common.outputs import Completion, RequestOutput
 from treegen.common.params import Params, SamplingParams, check_params, check_tree_params
-from treegen.common.spelling import FOREIGN, find_near, hint_at, hints_at
+from treegen.common.spelling import find_near, hint_at, hints_at
 from treegen.errors import InputError, MissingNameError
 from treegen.prompts.tree import Message, as_list
 
@@ -23,17 +24,29 @@ _OURS: Final = {
     "sampling_params": "params",
     "generation_config": "params",
     "inputs": "prompts",
+    "prompt": "prompts",
     "prompt_token_ids": "prompts",
     "use_tqdm": "progress",
 }
 """Arguments of vLLM's and transformers' `generate` that have another name here."""
+_NEXT_TURN: Final = (
+    "remove the argument: the assistant continues a last message of its own, and otherwise answers"
+)
 _ELSEWHERE: Final = {
     "lora_request": "load the adapter with LLM(model, adapter=DIR)",
     "attention_mask": "remove the argument: prompts need no padding",
     "pad_token_id": "remove the argument: prompts need no padding",
     "chat_template": "pass the template to LLM(model, chat_template=FILE)",
-    "add_generation_prompt": "remove the argument: the assistant always answers next",
-    "continue_final_message": "remove the argument: a last assistant message is always continued",
+    "add_generation_prompt": _NEXT_TURN,
+    "continue_final_message": _NEXT_TURN,
+    "chat_template_content_format": "remove the argument: content may be text or a list of parts",
+    "request_id": "remove the argument: an output refers to its prompt by its place in the call",
+    "data_parallel_rank": "remove the argument: a Cluster assigns prompts to its workers",
+    "priority": "remove the argument: requests start in the order in which they arrive",
+    "tokenization_kwargs": "pass token ids, such as llm.tokenizer(text, ...).input_ids",
+    "mm_processor_kwargs": "remove the argument: images are prepared as the checkpoint specifies",
+    "trace_headers": "remove the argument: treegen sends no traces",
+    "prompt_text": "pass only the prompt",
 }
 _CALLS: Final = {
     "beam_search": (
@@ -54,8 +67,37 @@ _CALLS: Final = {
     ),
     "update_weights": "load new weights: llm.update(weights)",
     "reset_prefix_cache": "drop kept prefixes by name: llm.drop(name)",
+    "reset_mm_cache": "treegen keeps no prepared images between calls",
+    "set_tokenizer": "pass tokenizer= with a loaded Model to LLM",
+    "collective_rpc": "llm.model is the model in this process",
+    "apply_model": "llm.model is the model in this process",
+    "start_profile": "use a profiler of PyTorch; the usage of a run has counts and seconds",
+    "stop_profile": "use a profiler of PyTorch; the usage of a run has counts and seconds",
+    "get_metrics": "the usage of a run has counts: llm.run(tree).usage",
+    "model_config": "llm.spec has the sizes of the model",
+    "preprocess_chat": "pass the messages to llm.chat; output.prompt is the rendered chat",
+    "preprocess_cmpl": "pass the prompts to llm.generate",
+    "enqueue": "use AsyncLLM for requests that arrive at any time",
+    "wait_for_completion": "use AsyncLLM for requests that arrive at any time",
+    "from_engine_args": "pass the options to LLM",
 }
 """Calls of vLLM's `LLM` that treegen does not have, with advice."""
+_ASYNC_CALLS: Final = {
+    "abort": "cancel the task that awaits generate, or close the iterator of stream",
+    "add_request": "await generate, or iterate over stream",
+    "chat": "pass the messages to generate, in a list",
+    "run": "pass flat prompts to generate, which finds their shared prefixes",
+    "get_tokenizer": "served.llm.tokenizer is the tokenizer",
+    "tokenizer": "served.llm.tokenizer is the tokenizer",
+    "get_model_config": "served.llm.spec has the sizes of the model",
+    "check_health": "failure is None while calls can be served",
+    "is_running": "failure is None while calls can be served",
+    "errored": "failure is the error that ended all service, or None",
+    "shutdown": "close it: served.close()",
+    "do_log_stats": "usages() has counts",
+    "search": "close the AsyncLLM and use llm.search, or send nodes to `treegen serve`",
+}
+"""Calls of vLLM's `AsyncLLM`, and of treegen's `LLM`, that `AsyncLLM` does not have."""
 _SCORE: Final = (
     "score takes one list of (context, continuation) pairs and returns log-likelihoods; vLLM's "
     "score(text, texts) compares texts with a cross-encoder, which treegen does not run"
@@ -69,13 +111,19 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def reject_unknown_arguments(call: _Call) -> _Call:
-    """Make a method raise InputError with a hint for an argument that it does not have."""
+    """Make a method raise InputError with a hint for an argument that it does not have.
+
+    Arguments of vLLM that request what treegen does anyway are accepted.
+    """
     parameters = inspect.signature(call).parameters.values()
     _, *names = (parameter.name for parameter in parameters)
     positional = sum(parameter.kind is not parameter.KEYWORD_ONLY for parameter in parameters) - 1
 
     @functools.wraps(call)
     def call_checked(self: object, *args: Any, **kwargs: Any) -> Any:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = drop_neutral(given, names, NEUTRAL_CALL)
+        kwargs = {name: value for name, value in kwargs.items() if name in given}
         if unknown := [name for name in kwargs if name not in names]:
             hints = hints_at(
                 unknown,
@@ -102,6 +150,8 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
     if _OURS.get(name) in names:
         return f"; did you mean {_OURS[name]}=?"
     if "params" in names:
+        if name in SAMPLING_ADVICE:
+            return f"; {SAMPLING_ADVICE[name]}"
         ours = FOREIGN.get(name, name)
         if ours not in _SAMPLING and not find_near(name, names):
             ours = next(iter(find_near(name, _SAMPLING)), "")
@@ -113,8 +163,9 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
 def missing_attribute(owner: object, name: str) -> AttributeError:
     """Return the error for an attribute that an LLM lacks; a call of vLLM gets advice."""
     kind = type(owner).__name__
-    if name in _CALLS:
-        return MissingNameError(f"{kind} has no {name}: {_CALLS[name]}")
+    advice = {**_CALLS, **_ASYNC_CALLS} if kind == "AsyncLLM" else _CALLS
+    if name in advice:
+        return MissingNameError(f"{kind} has no {name}: {advice[name]}")
     return AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 

@@ -12,7 +12,7 @@ from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_params
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
-from treegen.llm.arguments import read_prompts
+from treegen.llm.arguments import missing_attribute, read_prompts, reject_unknown_arguments
 from treegen.llm.base import BaseLLM
 from treegen.llm.encoder import AsyncCall, NodeCall, Prompt, PromptEncoder
 from treegen.llm.engine_loop import EngineLoop
@@ -37,7 +37,8 @@ class AsyncLLM(Closeable):
     """Accepts calls from any event loop, at any time, and batches all of them in the same steps.
 
     The samples of a call are those that `LLM.generate` would draw if the calls came one by one.
-    The LLM cannot be used directly until `close`.
+    The LLM cannot be used directly until `close`. To abort a call, cancel the task that awaits it,
+    or close the iterator of `stream`.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class AsyncLLM(Closeable):
         self._stepper = EngineLoop(llm, nodes=nodes)
         self._encoder = PromptEncoder(llm, self._stepper.start_call, max_image_pixels)
 
+    @reject_unknown_arguments
     async def generate(
         self,
         prompts: Iterable[Prompt],
@@ -104,6 +106,10 @@ class AsyncLLM(Closeable):
             chat_template_kwargs: Further arguments of the chat template. Default: none.
             first: With a seed, index of the first sample to draw of each prompt. Default: 0.
 
+        Returns:
+            Two lists with an item for each prompt: its token ids, an int32 array, and the list of
+            its completions, by sample index.
+
         Raises:
             BusyError: too many samples wait.
             TreegenError: as for `LLM.generate`.
@@ -118,6 +124,7 @@ class AsyncLLM(Closeable):
             completions.sort(key=lambda completion: completion.sample_index)
         return call.prompts, by_prompt
 
+    @reject_unknown_arguments
     async def stream(
         self,
         prompts: Iterable[Prompt],
@@ -143,7 +150,9 @@ class AsyncLLM(Closeable):
                 they are known; see `treegen.prompts.replies`.
 
         Yields:
-            (index of the prompt, item); the first item of a prompt is its token ids.
+            (index of the prompt, item). The first item of a prompt is its token ids, an array. Each
+            further item is a `SampleDelta` with the `sample` index, `text`, `tokens` and
+            `logprobs`, or the `Completion` of a finished sample.
 
         Raises:
             TreegenError: as for `generate`.
@@ -159,6 +168,7 @@ class AsyncLLM(Closeable):
         finally:
             await results.aclose()
 
+    @reject_unknown_arguments
     async def score(self, prompts: Sequence[Sequence[int]], *, top: int = 0) -> list[Score]:
         """Return log-likelihoods of all tokens of each prompt except the first.
 
@@ -175,6 +185,7 @@ class AsyncLLM(Closeable):
         scores = {place: score async for place, score in self._results(call)}
         return [scores[place] for place in range(len(scores))]
 
+    @reject_unknown_arguments
     async def encode(
         self,
         prompts: Iterable[Prompt],
@@ -344,8 +355,18 @@ class AsyncLLM(Closeable):
         return self._stepper.status
 
     def usages(self) -> list[Usage]:
-        """Return the usage so far: one entry for each run that failed, then the current run's."""
+        """Return the usage so far: one entry for each run that failed, then the current run's.
+
+        All calls since the start are one run, unless an error ended it. A call has no usage of its
+        own, because concurrent calls share their prompts and steps. `prompt_tokens_unshared` counts
+        the prompts of `generate`, `stream` and `score`, and none of searches' nodes.
+        """
         return self._stepper.usages()
+
+    if not TYPE_CHECKING:  # to type checkers a class with __getattr__ has every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing_attribute(self, name)
 
     @property
     def failure(self) -> Exception | None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from treegen.common.checks import CacheMode, check_bool, check_cache_mode
 from treegen.common.drafter import DraftFunction
+from treegen.common.foreign_names import NEUTRAL_ENGINE, drop_neutral
 from treegen.common.params import Params, SamplingParams, check_tree_params
 from treegen.engine.engine import Engine, insert_prefix, plan_prefix
 from treegen.engine.on_demand_stream import OnDemandStream
@@ -95,7 +96,8 @@ class LLM(BaseLLM):
                 last LLM that was made of it, and excludes dtype, quantization, kv_cache_dtype,
                 device, check, revision, trust_remote_code, tensor_parallel_size, adapter and
                 images.
-            tokenizer: The tokenizer of a loaded `Model`; None if model is a name.
+            tokenizer: The tokenizer of a loaded `Model`; None, or the same name, if model is a
+                name.
             dtype: The type to compute in, such as "bfloat16". Default: the checkpoint's on a GPU,
                 float32 on a CPU.
             quantization: "fp8" rounds the weight matrices of the layers to 8 bits as they load, and
@@ -149,7 +151,8 @@ class LLM(BaseLLM):
                 is loaded too, and takes memory.
             chat_template: A chat template, or a file with one, that replaces the tokenizer's own.
                 A base model has none, and needs one for `chat`.
-            **others: Unknown arguments, which raise InputError with a hint.
+            **others: Unknown arguments, which raise InputError with a hint. Options of vLLM that
+                request what treegen does anyway are ignored.
 
         Raises:
             InputError: an option cannot be used.
@@ -157,7 +160,9 @@ class LLM(BaseLLM):
             CapacityError: no page fits, or memory is more than the machine has.
         """
         arguments = locals()
-        check_known(others, "the arguments of LLM")
+        check_known(drop_neutral(others, (), NEUTRAL_ENGINE), "the arguments of LLM")
+        if isinstance(model, str) and tokenizer == model:
+            tokenizer = None  # vLLM's way to name the checkpoint's own tokenizer
         arguments["model"] = model.spec.name if isinstance(model, Model) else model
         options = EngineOptions(
             **{field.name: arguments[field.name] for field in fields(EngineOptions)}

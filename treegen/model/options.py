@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from treegen.common.checks import check_bool, check_int, device_name
+from treegen.common.foreign_names import ENGINE_ADVICE
 from treegen.common.formatting import parse_bytes
 from treegen.common.spelling import hint_at, hints_at
 from treegen.errors import InputError, arg
@@ -219,6 +220,8 @@ def check_known(names: Iterable[str], whose: str, more_names: Sequence[str] = ()
     ]
     if unknown := sorted(set(names) - set(allowed)):
         hints = hints_at(
-            unknown, lambda name: hint_at(name, allowed), f"; use one of {', '.join(allowed)}"
+            unknown,
+            lambda name: hint_at(name, allowed, ENGINE_ADVICE),
+            f"; use one of {', '.join(allowed)}",
         )
         raise InputError(f"{whose} have unknown names: {', '.join(unknown)}{hints}")

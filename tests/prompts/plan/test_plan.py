@@ -42,6 +42,16 @@ prompt_lists = st.lists(
 )
 
 
+def test_a_plan_tells_how_many_rows_are_decoded_at_once() -> None:
+    limited = str(plan_of([[0, 1], [0, 2]], 40, max_rows=32))
+    assert "2 prompts, 80 samples in 80 rows, at most 32 at once (max_rows)\n" in limited
+    assert "prompt tokens read per step, if all rows were decoded at once: " in limited
+    for max_rows in (None, 80):
+        text = str(plan_of([[0, 1], [0, 2]], 40, max_rows=max_rows))
+        assert "80 samples in 80 rows\n" in text
+        assert "prompt tokens read per step: " in text
+
+
 @given(prompt_lists, st.sampled_from(SHARING), st.integers(0, 3))
 def test_segments_tile_every_prompt(lists: list[list[int]], sharing: Sharing, samples: int) -> None:
     plan = plan_of(lists, samples, sharing)

@@ -21,6 +21,7 @@ from treegen.integrations.client.conversion import (
 )
 from treegen.integrations.client.searches import NodeSearches
 from treegen.integrations.server.node_types import RootOperation, sampling_fields
+from treegen.llm.arguments import reject_unknown_arguments
 from treegen.prompts.plan.draws import DrawCounter
 from treegen.prompts.tree import as_list
 from treegen.search.budget import Budget
@@ -240,6 +241,7 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
 
     # Samples and scores
 
+    @reject_unknown_arguments
     def generate(
         self,
         prompts: Iterable[Any],
@@ -294,6 +296,7 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             for index, (content, answer) in enumerate(zip(contents, answers, strict=True))
         ]
 
+    @reject_unknown_arguments
     def score(self, pairs: Iterable[tuple[Any, Any]], *, top: int = 0) -> list[Score]:
         """Return the log-likelihood of each continuation given its context.
 

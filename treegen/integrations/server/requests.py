@@ -9,8 +9,14 @@ from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from treegen.common.foreign_names import (
+    NEUTRAL_REQUEST,
+    REQUEST_ADVICE,
+    advise_foreign,
+    drop_neutral,
+)
 from treegen.common.params import REQUEST_FIELDS, SamplingParams
-from treegen.common.spelling import advise_foreign, did_you_mean, hints_at
+from treegen.common.spelling import did_you_mean, hint_at_field, hints_at
 from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, TreegenError
 from treegen.integrations.server.node_params import Sampling
@@ -298,11 +304,12 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
     supported -= set(_ONLY_COMPLETIONS if is_chat else _ONLY_CHATS)
     if body.get("suffix"):
         supported.discard("suffix")
+    body = drop_neutral(body, supported, NEUTRAL_REQUEST)
     if unknown := [name[:80] for name in body if name not in supported]:
 
         def hint(name: str) -> str:
             instead = f"; {_INSTEAD[name]}" if is_chat and name in _INSTEAD else ""
-            return instead or did_you_mean(name, supported) or "; remove it"
+            return instead or hint_at_field(name, supported, REQUEST_ADVICE) or "; remove it"
 
         verb = "is" if len(unknown) == 1 else "are"
         hints = hints_at(unknown[:_NAMED], hint)

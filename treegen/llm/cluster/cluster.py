@@ -11,6 +11,7 @@ import numpy as np
 
 from treegen.common.checks import check_argument_types, check_int
 from treegen.common.cores import count_cores
+from treegen.common.foreign_names import NEUTRAL_ENGINE, drop_neutral
 from treegen.common.params import SamplingParams
 from treegen.engine.stream import Stream
 from treegen.errors import InputError
@@ -90,6 +91,7 @@ class Cluster(BaseLLM):
             WorkerError: workers cannot be started.
             TreegenError: as for `LLM`.
         """
+        engine = drop_neutral(engine, EngineOptions.__dataclass_fields__, NEUTRAL_ENGINE)
         check_known(engine, "the arguments of Cluster", ("gpus", "workers", "address", "before"))
         options = EngineOptions(model=model, **engine)
         places = parse_placement(gpus, workers, address, device=options.device)

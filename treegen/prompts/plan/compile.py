@@ -134,6 +134,7 @@ def compile_plan(
         state_bytes=form.state_bytes,
         delta=form.delta,
         copy_pages=form.copy_pages,
+        max_rows=max_rows,
     )
 
 

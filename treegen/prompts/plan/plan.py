@@ -146,12 +146,17 @@ class Plan:
     """How rows list updates of states; None if each row has a state of its own."""
     copy_pages: int = 0
     """Pages that the keys and values of all heads take per page of latents."""
+    max_rows: int | None = None
+    """Maximum rows decoded at once, on each worker of a Cluster; None for all."""
 
     def __str__(self) -> str:
         """Return the tree level by level and what sharing saves, for display."""
+        limited = self.max_rows is not None and self.max_rows < self.num_rows
+        read = "read per step, if all rows were decoded at once" if limited else "read per step"
         lines = [
             f"{len(self.requests):,} prompts, {self.num_samples:,} samples in "
             f"{self.num_rows:,} rows"
+            + (f", at most {self.max_rows:,} at once (max_rows)" if limited else "")
         ]
         lines += [
             f"level {level.depth}: {level.segments:,} segments, {level.tokens:,} tokens, "
@@ -161,7 +166,7 @@ class Plan:
         ]
         for what, shared, apart in (
             ("computed and stored", self.stored_tokens, self.unshared_tokens),
-            ("read per step", self.read_tokens, self.unshared_read_tokens),
+            (read, self.read_tokens, self.unshared_read_tokens),
         ):
             size = format_bytes(shared * self.token_bytes)
             lines.append(

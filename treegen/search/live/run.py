@@ -156,6 +156,7 @@ class LiveRun(Closeable, NonCopyable):
             spec = replace(request, id=str(self._num_added), tokens=request.tokens[-TAIL:])
             index = self.scheduler.run.add_params(params, stopping)
             live = self.scheduler.add(spec, segment, index, range(request.samples), grows=False)
+            self.usage.prompt_tokens_unshared += len(request.tokens) * max(request.samples, 1)
             return self._note(live, request.samples)
         finally:
             store.release(segment)  # its request holds a reference by now
@@ -191,6 +192,7 @@ class LiveRun(Closeable, NonCopyable):
             spec = replace(_SCORING, id=str(self._num_added), tokens=tokens[-TAIL:], top=top)
             live = self.scheduler.add(spec, segment, 0, (), grows=False)
             self._scored[live.index] = self._num_added
+            self.usage.prompt_tokens_unshared += len(tokens)
             return self._note(live, 1)
         finally:
             store.release(segment)
