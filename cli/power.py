@@ -92,8 +92,9 @@ def command(
         alpha: Probability to detect a difference if there is none.
         **reading: Options of the "reading" option group; see `load_run`.
     """
-    from treegen.cli.terminal.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line, tell
     from treegen.common.formatting import safe_text
+    from treegen.report.changed_scores import ChangedNotice
     from treegen.report.load import load_run
     from treegen.report.power_analysis import (
         PowerQuery,
@@ -125,6 +126,9 @@ def command(
         spreads = ("between", "within")
     rows = wish.rows(spread, ks)
     for view in runs_read:
+        for line in view.notices:
+            if isinstance(line, ChangedNotice):
+                tell(f"{view.path}: {line}")
         echo(f"{safe_text(view.name)}: {describe_view(view)}; {len(view.problems):,} problems")
     echo(f"{wish.build_table(spread, rows)}\n")
     json_line(

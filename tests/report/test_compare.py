@@ -202,7 +202,7 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     assert {Path(path).suffix for path in found["plots"]} == {".svg", ".png"}
     assert all(Path(path).stat().st_size for path in found["plots"])
     assert METHOD in done.out
-    assert "conclusion: no difference is shown in any metric\n" in done.out
+    assert "conclusion (p (Holm) < 0.05): no difference is shown in any metric\n" in done.out
     (tokens,) = [line for line in done.out.splitlines() if line.startswith("tokens: ")]
     assert re.search(r", p [<.\d]+ \(not part of the conclusion\)$", tokens)
     assert (
@@ -333,6 +333,6 @@ def test_a_better_run_is_found_to_be_better(tmp_path: Path) -> None:
     assert "<0.0001" in str(replace(found, differences=(replace(first, p_value=1e-7),)))
     assert first.low is not None and first.low > 0
     assert first.p_value is not None and first.p_value < 0.01
-    conclusion = str(found).partition("conclusion: ")[2].partition("\n")[0]
+    conclusion = str(found).partition("conclusion (p (Holm) < 0.05): ")[2].partition("\n")[0]
     assert conclusion.startswith("B is better in accuracy")
-    assert "conclusion: A is better in accuracy" in str(compare_runs(b, a))
+    assert "conclusion (p (Holm) < 0.05): A is better in accuracy" in str(compare_runs(b, a))

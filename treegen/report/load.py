@@ -21,6 +21,13 @@ from treegen.evals.statistics.metrics import Report
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
+from treegen.report.certify.document import FILE as CERTIFICATE
+from treegen.report.certify.document import find_own_certificate
+from treegen.report.changed_scores import (
+    ChangedNotice,
+    describe_changed_scores,
+    report_values,
+)
 from treegen.report.load_search import load_search_run
 from treegen.report.view import FILE as TREES
 from treegen.report.view import (
@@ -169,6 +176,7 @@ def load_run(
             missing = f"{run.missing:,} of {run.info.planned:,} samples {lack}"
             note = "; the results are those of the other samples"
             notices.append(missing + (note if run.missing < run.info.planned else ""))
+        notices += _describe_changes(run, report)
         return RunView(
             name=path.resolve().name,
             path=path,
@@ -292,6 +300,31 @@ def _stored_report(run: RunDir) -> Report | None:
     with suppress(RunError, KeyError, TypeError, ValueError):
         return TypeAdapter(Report).validate_python(run.results()["report"])
     return None
+
+
+def _describe_changes(run: RunDir, report: Report | None) -> Iterator[ChangedNotice]:
+    """Yield a sentence for results.json and for the certificate if it is not that of the samples.
+
+    The results of a run that has more samples by now are left out.
+
+    Args:
+        run: The run.
+        report: The report of its present samples; None if they are not scored.
+    """
+    results = None
+    with suppress(RunError):
+        results = run.results()
+    is_current = isinstance(results, dict) and results.get("done") == len(run.done)
+    if is_current and report is not None:
+        stored = results.get("report")
+        if change := describe_changed_scores(stored, report_values(report)):
+            yield ChangedNotice(change)
+    if os.path.isfile(run.path / CERTIFICATE) and find_own_certificate(run) is None:
+        command = f"treegen certify --check {shlex.quote(str(run.path / CERTIFICATE))}"
+        yield ChangedNotice(
+            f"{CERTIFICATE} does not belong to the present samples and settings of the run; to see "
+            f"what differs: {command}"
+        )
 
 
 class _Problems:
