@@ -116,6 +116,7 @@ def command(
         ks = sorted({*whole_numbers(num_samples, "--n-samples")})
     n_problems = num_of_runs if n_problems is None else n_problems
     wish: PowerQuery | PrecisionQuery
+    spreads: tuple[str, ...]
     if half_width is None:
         wish = PowerQuery(difference, target_power, alpha, n_problems)
         options = {"difference": difference, "power": target_power, "alpha": alpha}

@@ -1,4 +1,4 @@
-"""Finds scores of a run that differ from those stored in its results.json or its certificate."""
+"""Finds scores of a run that differ from those in its results.json or its certificate."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ _WHY: Final = "the samples, the data or the code have changed since the run was 
 
 
 class ChangedNotice(Message):
-    """The notice that a run is not what its results.json or its certificate says."""
+    """The notice that results.json has other scores than the samples."""
 
 
 def report_values(report: Report) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class Comparison:
     """Which run's searches of the compared problems all failed, such as "all 40 searches of B
     failed"; such a run has no result to compare. Empty for all other runs."""
     notices: tuple[str, ...] = ()
-    """What differs in each run from its results.json or its certificate, one sentence each."""
+    """What differs in each run from its results.json, one sentence each."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists. Only the headline includes its differences by problem."""
@@ -523,7 +523,5 @@ def _describe_tokens(tokens: TokenDifference) -> str:
         line += f" ({abs(tokens.saved):.1%} {'fewer' if tokens.saved > 0 else 'more'})"
     if tokens.low is None or tokens.high is None:
         return line
-    line += (
-        f"; B - A {tokens.value:+,.0f} per problem ({tokens.low:+,.0f} to {tokens.high:+,.0f})"
-    )
+    line += f"; B - A {tokens.value:+,.0f} per problem ({tokens.low:+,.0f} to {tokens.high:+,.0f})"
     return f"{line}, p {p_text(tokens.p_value)} (not part of the conclusion)"

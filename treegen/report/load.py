@@ -21,8 +21,6 @@ from treegen.evals.statistics.metrics import Report
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
-from treegen.report.certify.document import FILE as CERTIFICATE
-from treegen.report.certify.document import find_own_certificate
 from treegen.report.changed_scores import (
     ChangedNotice,
     describe_changed_scores,
@@ -229,7 +227,7 @@ def _job(run: RunDir, options: OpenRunOptions, notices: list[str]) -> "Job | Non
     except TreegenError as error:
         if overrides_run(options):
             raise
-        notices.append(describe_unread(run.info, error, searched=False))
+        notices.append(describe_unread(error, searched=False))
         return None
     return job
 
@@ -302,8 +300,8 @@ def _stored_report(run: RunDir) -> Report | None:
     return None
 
 
-def _describe_changes(run: RunDir, report: Report | None) -> Iterator[ChangedNotice]:
-    """Yield a sentence for results.json and for the certificate if it is not that of the samples.
+def _describe_changes(run: RunDir, report: Report | None) -> list[ChangedNotice]:
+    """Return a sentence if results.json has other scores than the samples.
 
     The results of a run that has more samples by now are left out.
 
@@ -314,17 +312,10 @@ def _describe_changes(run: RunDir, report: Report | None) -> Iterator[ChangedNot
     results = None
     with suppress(RunError):
         results = run.results()
-    is_current = isinstance(results, dict) and results.get("done") == len(run.done)
-    if is_current and report is not None:
-        stored = results.get("report")
-        if change := describe_changed_scores(stored, report_values(report)):
-            yield ChangedNotice(change)
-    if os.path.isfile(run.path / CERTIFICATE) and find_own_certificate(run) is None:
-        command = f"treegen certify --check {shlex.quote(str(run.path / CERTIFICATE))}"
-        yield ChangedNotice(
-            f"{CERTIFICATE} does not belong to the present samples and settings of the run; to see "
-            f"what differs: {command}"
-        )
+    if report is None or not isinstance(results, dict) or results.get("done") != len(run.done):
+        return []
+    change = describe_changed_scores(results.get("report"), report_values(report))
+    return [ChangedNotice(change)] if change else []
 
 
 class _Problems:

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.errors import RunError, TreegenError
-from treegen.evals.config.base import OpenRunOptions, drop_unset, find_moved_files, overrides_run
+from treegen.evals.config.base import (
+    OpenRunOptions,
+    drop_unset,
+    explain_moved_data,
+    find_moved_files,
+    overrides_run,
+)
 from treegen.evals.progress.usage import load_attempts, read_timeline
 from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
 from treegen.evals.verdict import Verdict
@@ -79,12 +85,14 @@ def _job(run: SearchRunDir, options: OpenRunOptions, notices: list[str]) -> "Sea
 
     try:
         stored = find_moved_files(run.path, stored_search_choices(run.info))
-        job = load_search_job(resolve_search_settings(drop_unset(options), stored, reading=True))
+        settings = resolve_search_settings(drop_unset(options), stored, reading=True)
+        with explain_moved_data(stored.get("data") if options.get("data") is None else None):
+            job = load_search_job(settings)
         check_same_task(job, run.info.identity, str(run.path))
     except TreegenError as error:
         if overrides_run(options):
             raise
-        notices.append(describe_unread(run.info, error, searched=True))
+        notices.append(describe_unread(error, searched=True))
         return None
     return job
 

@@ -67,6 +67,8 @@ class PartCheck:
     holds: bool | None
     """None if it was not checked."""
     detail: str
+    word: str = ""
+    """The result in a word, where it is not the usual one for `holds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class CertificateCheck:
         return {**asdict(self), "holds": self.holds}
 
     def __str__(self) -> str:
-        lines = [f"{c.what:<12}  {_WORDS[c.holds]:<13}  {c.detail}" for c in self.checks]
+        lines = [f"{c.what:<12}  {c.word or _WORDS[c.holds]:<13}  {c.detail}" for c in self.checks]
         return "\n".join(map(safe_line, lines))
 
 
@@ -254,12 +256,12 @@ def _compare_run(
         names = find_changed_report(run, recomputed["report"])
         changed = list_changed_scores(stored, recomputed["report"])
         lines = [f"{name}: stored {a}, now {b}" for name, a, b in changed] or names
-        detail = _list(lines, max(len(names), len(lines)))
-        yield PartCheck("results.json", not names, detail or "the same scores")
+        detail = _list(lines, max(len(names), len(lines))) or "the same scores"
+        yield PartCheck("results.json", not names, detail)
     differences = list(find_differences(libraries[0], libraries[1]))
     if differences:
-        names = ", ".join(f"{name} {a} / {b}" for name, a, b in differences)
-        yield PartCheck("libraries", None, f"other versions here: {names}")
+        versions = ", ".join(f"{name} {a} / {b}" for name, a, b in differences)
+        yield PartCheck("libraries", None, f"other versions here: {versions}")
 
 
 def _list_pass_hat_ks(part: RunPart, job: Job) -> str:

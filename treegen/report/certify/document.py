@@ -212,14 +212,8 @@ def load_own_certificate(path: Path) -> Certificate | None:
     """
     if not os.path.isfile(path / FILE):
         return None
-    with RunDir.open(path) as run:
-        return find_own_certificate(run)
-
-
-def find_own_certificate(run: RunDir) -> Certificate | None:
-    """Return the certificate in a run's directory if it is of its present samples and settings."""
-    with suppress(InputError):
-        certificate, _ = read_certificate(run.path / FILE)
+    with suppress(InputError), RunDir.open(path) as run:
+        certificate, _ = read_certificate(path / FILE)
         is_own = certificate.run.run_json == hash_value(to_json(run.info))
         if is_own and certificate.samples.samples_jsonl == run.digest():
             return certificate
