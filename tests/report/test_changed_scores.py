@@ -145,7 +145,8 @@ def test_names_of_changed_scores() -> None:
     both = {"metrics": [*report(0.5)["metrics"], *report(0.4, task="b")["metrics"]]}
     other = {"metrics": [*report(0.5)["metrics"], *report(0.3, task="b")["metrics"]]}
     assert list_changed_scores(both, other) == [("b: accuracy", "0.400", "0.300")]
-    for content in (None, [], {"metrics": [1]}, {"metrics": [{"value": "x"}], "majority": {}}):
+    contents: list[object] = [None, [], {"metrics": [1]}, {"metrics": [{"value": "x"}]}]
+    for content in (*contents, {"majority": {}}):
         assert list_changed_scores(content, first) == []
 
 
@@ -158,6 +159,6 @@ def test_a_search_run_names_its_solved_searches(tmp_path: Path, treegen: Command
     solved = results["num_solved"]
     (run / "results.json").write_text(json.dumps({**results, "num_solved": solved + 1}))
     (notice,) = load_run(run).notices
-    words = f"results.json has {solved + 1} solved searches, but the trees have {solved}; {_WORDS}"
-    assert notice == words
-    assert words in treegen("show", run).err and f"A: {words}" in treegen("compare", run, run).out
+    text = f"results.json has {solved + 1} solved searches, but the trees have {solved}; {_WORDS}"
+    assert notice == text
+    assert text in treegen("show", run).err and f"A: {text}" in treegen("compare", run, run).out
