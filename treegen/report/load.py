@@ -303,7 +303,7 @@ def _stored_report(run: RunDir) -> Report | None:
 def _describe_changes(run: RunDir, report: Report | None) -> list[ChangedNotice]:
     """Return a sentence if results.json has other scores than the samples.
 
-    The results of a run that has more samples by now are left out.
+    Results of fewer or more samples are left out, such as those from before a resume.
 
     Args:
         run: The run.
@@ -314,7 +314,10 @@ def _describe_changes(run: RunDir, report: Report | None) -> list[ChangedNotice]
         results = run.results()
     if report is None or not isinstance(results, dict) or results.get("done") != len(run.done):
         return []
-    change = describe_changed_scores(results.get("report"), report_values(report))
+    stored = results.get("report")
+    if not isinstance(stored, dict) or stored.get("num_samples") != report.num_samples:
+        return []  # programs without stored verdicts have a notice of their own
+    change = describe_changed_scores(stored, report_values(report))
     return [ChangedNotice(change)] if change else []
 
 
