@@ -1,5 +1,7 @@
 """`treegen compare`: whether one run is better than another, problem by problem."""
 
+import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,11 @@ def command(
     from treegen.common.files import file_name
     from treegen.common.formatting import safe_text
     from treegen.errors import InputError
-    from treegen.report.certify.document import find_other_conditions, load_own_certificate
+    from treegen.report.certify.document import (
+        FILE,
+        find_other_conditions,
+        load_own_certificate,
+    )
     from treegen.report.compare import compare_runs
     from treegen.report.html_page import check_name, write_page
     from treegen.report.load import load_run
@@ -70,7 +76,13 @@ def command(
     comparison = compare_runs(a, b, partial=partial)
     listing = comparison.listing(all_filters=all_filters, more="--all-filters shows them")
     echo(f"{listing}")
-    first, second = (load_own_certificate(run) for run in (run_a, run_b))
+    first, second = certificates = [load_own_certificate(run) for run in (run_a, run_b)]
+    for run, certificate in zip((run_a, run_b), certificates, strict=True):
+        if certificate is None and os.path.isfile(file := run / FILE):
+            notice(
+                f"Warning: {file} does not belong to the present samples and settings of the run; "
+                f"to see what differs: treegen certify --check {shlex.quote(str(file))}"
+            )
     conditions = find_other_conditions(first, second) if first and second else []
     if conditions:
         notice(f"Warning: the certificates differ in more than the model: {', '.join(conditions)}")

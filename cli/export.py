@@ -11,13 +11,26 @@ from treegen.cli.options.options import PATH, QUIET, RUN, add_option_groups, opt
 _FORMATS = ("inspect", "every-eval-ever", "lm-eval", "parquet")
 
 
+class _Format(click.Choice[str]):
+    """A format, whose error says how to write CSV."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return a known format, or fail."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            from treegen.report.exchange.export import suggest_frames
+
+            self.fail(f"{error.message.rstrip('.')}{suggest_frames(str(value), 'RUN')}", param, ctx)
+
+
 @click.command("export")
 @RUN
 @option(
     "--to FORMAT",
     "Format to write: inspect, every-eval-ever, lm-eval or parquet.",
     required=True,
-    type=click.Choice(_FORMATS),
+    type=_Format(_FORMATS),
 )
 @option(
     "--output-path -o PATH",
@@ -40,7 +53,7 @@ def export_to(run: Path, to: str, output_path: Path | None, **reading: Any) -> N
         **reading: Options of the "reading" option group; see `load_run`.
     """
     from treegen.cli.terminal.render import echo, exit_with_complaints, json_line, tell
-    from treegen.common.formatting import safe_text
+    from treegen.common.formatting import format_bytes, safe_text
     from treegen.report.exchange.export import export_with_notices
     from treegen.report.view import UnscoredNotice
 
@@ -50,7 +63,7 @@ def export_to(run: Path, to: str, output_path: Path | None, **reading: Any) -> N
         if notice not in unscored:
             tell(notice)
     for file in files:
-        echo(safe_text(f"{file} ({file.stat().st_size / 2**20:,.1f} MiB)"))
+        echo(safe_text(f"{file} ({format_bytes(file.stat().st_size)})"))
     json_line({"run": str(run), "to": to, "files": [str(file) for file in files]})
     exit_with_complaints(unscored)
 

@@ -1,18 +1,32 @@
-"""`treegen power`: how many problems and samples show a difference."""
+"""`treegen power`: how many problems and samples show a difference, or give a narrow interval."""
 
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from treegen.cli.options.choices import whole_numbers
 from treegen.cli.options.options import PATH, QUIET, add_option_groups, option
+from treegen.errors import InputError
 
 _SAMPLES: Final = (1, 4, 16, 64)
+_OF_TWO_RUNS: Final = {
+    "difference": "--difference",
+    "correlation": "--correlation",
+    "target_power": "--power",
+    "alpha": "--alpha",
+}
 
 
 @click.command("power")
 @option("--difference", "Difference of the accuracies of two runs.", default=0.02)
+@option(
+    "--half-width W",
+    "Instead of a difference: distance from one run's accuracy to the farther end of its 95% "
+    "interval.",
+    type=float,
+)
 @option(
     "--run RUN",
     "Run to estimate the variances from. Give it twice to also estimate the correlation.",
@@ -48,6 +62,7 @@ _SAMPLES: Final = (1, 4, 16, 64)
 @QUIET
 def command(
     difference: float,
+    half_width: float | None,
     runs: tuple[Path, ...],
     n_problems: int | None,
     num_samples: str | None,
@@ -61,11 +76,12 @@ def command(
     """Print how many problems detect a difference between two runs of the same problems.
 
     The command assumes the paired test of `treegen compare` on each problem's share of correct
-    samples.
+    samples. With --half-width, it prints how many problems make the interval of one run so narrow.
 
     \f
     Args:
         difference: Difference of the accuracies of two runs.
+        half_width: Distance from the accuracy of one run to the farther end of its interval.
         runs: Run directories to take the variances from.
         n_problems: Available problems.
         num_samples: Samples per problem.
@@ -76,12 +92,21 @@ def command(
         alpha: Probability to detect a difference if there is none.
         **reading: Options of the "reading" option group; see `load_run`.
     """
-    from treegen.cli.terminal.render import echo, json_line
+    from treegen.cli.terminal.render import echo, json_line, tell
     from treegen.common.formatting import safe_text
+    from treegen.report.changed_scores import ChangedNotice
     from treegen.report.load import load_run
-    from treegen.report.power_analysis import PowerQuery, size_of_runs, spread_of_runs
+    from treegen.report.power_analysis import (
+        PowerQuery,
+        PrecisionQuery,
+        find_accuracy,
+        size_of_runs,
+        spread_of_runs,
+    )
     from treegen.report.run_settings import describe_view
 
+    if half_width is not None:
+        _refuse_options_of_two_runs()
     runs_read = [load_run(path, **reading) for path in runs]
     spread = spread_of_runs(runs_read, between, within, correlation)
     num_of_runs, ks_of_runs = size_of_runs(runs_read)
@@ -90,20 +115,39 @@ def command(
     else:
         ks = sorted({*whole_numbers(num_samples, "--n-samples")})
     n_problems = num_of_runs if n_problems is None else n_problems
-    wish = PowerQuery(difference, target_power, alpha, n_problems)
+    wish: PowerQuery | PrecisionQuery
+    spreads: tuple[str, ...]
+    if half_width is None:
+        wish = PowerQuery(difference, target_power, alpha, n_problems)
+        options = {"difference": difference, "power": target_power, "alpha": alpha}
+        spreads = ("between", "within", "correlation")
+    else:
+        wish = PrecisionQuery(half_width, find_accuracy(runs_read, spread), n_problems)
+        options = {"half_width": half_width, "accuracy": wish.accuracy}
+        spreads = ("between", "within")
     rows = wish.rows(spread, ks)
     for view in runs_read:
+        for line in view.notices:
+            if isinstance(line, ChangedNotice):
+                tell(f"{view.path}: {line}")
         echo(f"{safe_text(view.name)}: {describe_view(view)}; {len(view.problems):,} problems")
     echo(f"{wish.build_table(spread, rows)}\n")
     json_line(
         {
-            "difference": difference,
-            "power": target_power,
-            "alpha": alpha,
+            **options,
             "num_problems": n_problems,
-            "between": spread.between,
-            "within": spread.within,
-            "correlation": spread.correlation,
+            **{name: getattr(spread, name) for name in spreads},
             "rows": rows,
+            **({"limits": wish.limits(spread, rows)} if isinstance(wish, PowerQuery) else {}),
         }
     )
+
+
+def _refuse_options_of_two_runs() -> None:
+    """Raise InputError if an option of a comparison was passed."""
+    context = click.get_current_context()
+    for name, flag in _OF_TWO_RUNS.items():
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            raise InputError(
+                f"{flag} has no effect with --half-width, which needs only one run; remove {flag}"
+            )

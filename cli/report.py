@@ -35,7 +35,7 @@ def report(
         **reading: Options of the "reading" option group; see `load_run`.
     """
     from treegen.cli.terminal.render import echo, exit_with_complaints, in_flags, json_line, tell
-    from treegen.common.formatting import safe_text
+    from treegen.common.formatting import format_bytes, safe_text
     from treegen.report.audit.audit import audit_quickly
     from treegen.report.html_page import check_name, write_page
     from treegen.report.load import find_runs, load_run
@@ -60,7 +60,7 @@ def report(
         if audit.failure is not None:
             tell(safe_text(audit.failure))
     page, *plots = write_page(views, output_path or default, plots=not no_plots, audits=audits)
-    echo(f"page: {safe_text(str(page))} ({page.stat().st_size / 2**20:,.1f} MiB)")
+    echo(f"page: {safe_text(str(page))} ({format_bytes(page.stat().st_size)})")
     for folder in sorted({plot.parent for plot in plots}):
         echo(f"plots: {safe_text(str(folder))}")
     json_line(

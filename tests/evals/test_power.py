@@ -9,14 +9,17 @@ from report_cases import make_run
 from scipy import stats
 
 from treegen.errors import InputError
-from treegen.evals.statistics.estimators import adjusted_rows
+from treegen.evals.statistics.estimators import adjusted_rows, estimate
 from treegen.evals.statistics.power import (
     Variances,
     correlation_of,
     difference_for,
     estimate_variances,
+    limit_variances,
     power,
+    predict_half_width,
     problems_for,
+    problems_for_half_width,
 )
 from treegen.report.compare import _difference
 
@@ -79,6 +82,64 @@ def test_the_planned_power_is_reached(shift: float, num_samples: int) -> None:
     assert 0.75 <= found <= 0.88  # with few problems, one more adds some hundredths
 
 
+@pytest.mark.parametrize("num", [40, 60])
+def test_a_difference_limits_the_correlation(num: int) -> None:
+    """Of runs that find the same problems hard: their correlation cannot be higher.
+
+    The smaller power is the same as if the limit itself were given, below and above 50 problems.
+    """
+    rng = np.random.default_rng(2)
+    ranks = rng.random((1000, num))
+    first, second = (stats.beta.ppf(ranks, 0.3 * m, 0.3 * (1 - m)) for m in (0.45, 0.55))
+    found_correlation = float(np.corrcoef(first.ravel(), second.ravel())[0, 1])
+    between = float(first.var() + second.var()) / 2
+    within = float((first * (1 - first) + second * (1 - second)).mean()) / 2
+    spread = Variances(between=between, within=within, correlation=1.0)
+    limited = limit_variances(spread, 0.1)
+    assert limited.correlation == pytest.approx(found_correlation, abs=0.01)
+    assert limited.between == between and limited.within == pytest.approx(within, abs=0.001)
+    rows = (rng.binomial(8, second) - rng.binomial(8, first)) / 8
+    center, error, freedom = adjusted_rows(rows)
+    found = float((abs(center / error) > stats.t.ppf(0.975, freedom)).mean())
+    expected = power(spread, 0.1, num, 8)
+    assert expected == power(limited, 0.1, num, 8) == pytest.approx(found, abs=0.05)
+
+
+def test_a_difference_limits_the_variances() -> None:
+    """Accuracies of 0.2 and 0.8 allow a total variance of 0.16."""
+    spread = Variances(between=0.19, within=0.05, correlation=0.0)
+    limited = limit_variances(spread, 0.6)
+    assert limited.between == pytest.approx(0.16) and limited.within == pytest.approx(0)
+    assert limit_variances(spread, -0.6) == limited == limit_variances(limited, 0.6)
+    assert limit_variances(spread, 0.01) == spread
+    assert limit_variances(spread, 1.0).between == 0
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "num", "num_samples"),
+    [(2, 2, 10, 1), (2, 2, 40, 8), (0.3, 0.1, 40, 4), (1, 9, 300, 2), (0.1, 3, 20, 64)],
+)
+def test_the_half_width_is_that_of_simulated_runs(
+    a: float, b: float, num: int, num_samples: int
+) -> None:
+    rng = np.random.default_rng(3)
+    mean = a / (a + b)
+    between = mean * (1 - mean) / (a + b + 1)
+    within = mean * (1 - mean) - between
+    spread = Variances(between=between, within=within, correlation=0.0)
+    reaches = []
+    for chances in rng.beta(a, b, (500, num)):
+        found = estimate((rng.binomial(num_samples, chances) / num_samples).tolist())
+        reaches.append(max(found.value - found.low, found.high - found.value))
+    half_width = predict_half_width(spread, mean, num, num_samples)
+    # The farther end varies with the mean, which matters if the mean is uncertain.
+    tolerance = 0.05 if num > 10 else 0.1
+    assert float(np.mean(reaches)) == pytest.approx(half_width, rel=tolerance)
+    needed = problems_for_half_width(spread, mean, num_samples, half_width)
+    assert needed == num
+    assert predict_half_width(spread, mean, num - 1, num_samples) > half_width
+
+
 def test_few_problems_show_nothing() -> None:
     """Where the plain paired t-test would promise much."""
     spread = Variances(between=0.0, within=0.0, correlation=0.0)
@@ -128,6 +189,9 @@ def test_what_has_no_power() -> None:
         lambda: problems_for(spread, 0.1, 1, wanted=0.01),
         lambda: problems_for(spread, 1e-9, 1),
         lambda: difference_for(spread, 10, 1, wanted=1.0),
+        lambda: problems_for_half_width(spread, 0.5, 1, 0.0),
+        lambda: problems_for_half_width(spread, 0.5, 1, 1e-9),
+        lambda: problems_for_half_width(spread, 0.5, 0, 0.1),
         lambda: Variances(between=0.3, within=0.1, correlation=0.5),
         lambda: Variances(between=0.1, within=0.1, correlation=2),
         lambda: estimate_variances([(1, 2)]),
@@ -152,3 +216,57 @@ def test_the_command_takes_variances_from_runs(tmp_path: object, treegen: Comman
     assert "--run must be one or two runs, got 3" in treegen("power", *["--run", a] * 3).error
     assert "power" in treegen("power", "--power", "0.01").error
     assert "integers" in treegen("power", "--n-samples", "x").error
+
+
+def test_the_command_says_what_a_difference_excludes(treegen: Command) -> None:
+    words = ("power", "--between", "0.19", "--within", "0.055", "--correlation", "0.9", "-n", "8")
+    done = treegen(*words, "--difference", "0.3", "--n-problems", "12")
+    assert "correlation of the runs 0.90\n" in done.out
+    found = done.document["rows"][0]["difference_found"]
+    for difference in ("0.3", f"{found:.4g}"):
+        assert f"a difference of {difference} allows a variance" in done.out
+    wanted, largest = done.document["limits"]
+    assert (wanted["difference"], largest["difference"]) == (0.3, found)
+    assert f"a correlation of the runs of at most {wanted['correlation']:.3g}; the" in done.out
+    assert wanted["correlation"] < 0.7 and wanted["between"] == 0.19
+    plain = treegen("power", "-n", "8")
+    assert "allows" not in plain.out and plain.document["limits"][0]["correlation"] == 0.5
+
+
+def test_the_command_gives_the_half_width_of_one_run(tmp_path: object, treegen: Command) -> None:
+    from pathlib import Path
+
+    assert isinstance(tmp_path, Path)
+    run = make_run(tmp_path / "a", num_problems=20)
+    shown = treegen("show", run).document
+    row = shown["report"]["metrics"][0]
+    done = treegen("power", "--half-width", "0.05", "--run", run)
+    assert "Problems for +-0.05" in done.out and "Half width with 20" in done.out
+    document = done.document
+    assert document["accuracy"] == pytest.approx(row["value"])
+    own = [r for r in document["rows"] if r["num_samples"] == 8]
+    reach = max(row["value"] - row["low"], row["high"] - row["value"])
+    assert own[0]["half_width"] == pytest.approx(reach, abs=1e-6)
+    assert document["rows"][0]["problems_needed"] >= document["rows"][-1]["problems_needed"] > 20
+    assert "difference" not in document and "limits" not in document
+    assumed = treegen("power", "--half-width", "0.05", "-n", "1")
+    assert assumed.document["accuracy"] == pytest.approx(0.276, abs=0.001)
+    assert "Half width with" not in assumed.out
+    for flag in ("--difference", "--correlation", "--power", "--alpha"):
+        refused = treegen("power", "--half-width", "0.05", flag, "0.5")
+        assert f"{flag} has no effect with --half-width" in refused.error
+    assert "at most one run" in treegen("power", "--half-width", "0.1", *["--run", run] * 2).error
+    assert "above 0 and below 1" in treegen("power", "--half-width", "0").error
+    assert "at least 1" in treegen("power", "--half-width", "0.1", "--n-problems", "0").error
+
+
+def test_given_variances_suffice_for_one_sample(tmp_path: object, treegen: Command) -> None:
+    """The error about such a run names these options."""
+    from pathlib import Path
+
+    assert isinstance(tmp_path, Path)
+    run = make_run(tmp_path / "a", num_problems=8, num_samples=1)
+    assert "--between and --within" in treegen("power", "--run", run).error
+    given = ("--between", "0.1", "--within", "0.1")
+    assert treegen("power", "--run", run, *given).document["num_problems"] == 8
+    assert treegen("power", "--run", run, *given, "--half-width", "0.1").code == 0

@@ -202,7 +202,7 @@ def test_each_metric_that_both_have_is_compared(treegen: Command, tmp_path: Path
     assert {Path(path).suffix for path in found["plots"]} == {".svg", ".png"}
     assert all(Path(path).stat().st_size for path in found["plots"])
     assert METHOD in done.out
-    assert "conclusion: no difference is shown in any metric\n" in done.out
+    assert "conclusion (p (Holm) < 0.05): no difference is shown in any metric\n" in done.out
     (tokens,) = [line for line in done.out.splitlines() if line.startswith("tokens: ")]
     assert re.search(r", p [<.\d]+ \(not part of the conclusion\)$", tokens)
     assert (
@@ -322,6 +322,38 @@ def test_a_missing_library_is_named(
     assert "pip install '.[report]'" in treegen("compare", run, run).error
 
 
+def test_the_conclusion_names_its_rule(tmp_path: Path) -> None:
+    """And each metric whose p-value is below 0.05 only before the adjustment."""
+    a, b = (
+        load_run(make_run(tmp_path / name, num_problems=9, seed=i)) for i, name in enumerate("ab")
+    )
+    found = compare_runs(a, b)
+
+    def conclude(*p_values: tuple[float | None, float | None]) -> str:
+        rows = [
+            replace(row, p_value=p, p_holm=adjusted, value=0.1)
+            for row, (p, adjusted) in zip(found.differences, p_values, strict=False)
+        ]
+        text = str(replace(found, differences=tuple(rows)))
+        return text.partition("conclusion ")[2].partition("\n")[0]
+
+    names = [row.metric for row in found.differences[:3]]
+    assert names == ["accuracy", "maj@8", "pass@8"]
+    assert conclude((0.0169, 0.0506), (0.3, 0.6), (0.03, 0.06)) == (
+        "(p (Holm) < 0.05): no difference is shown in any metric; before adjustment, accuracy has "
+        "p 0.0169, pass@8 has p 0.0300"
+    )
+    assert conclude((0.001, 0.003), (0.03, 0.06), (0.3, 0.6)) == (
+        "(p (Holm) < 0.05): B is better in accuracy; no difference is shown in maj@8, pass@8; "
+        "before adjustment, maj@8 has p 0.0300"
+    )
+    assert conclude((0.2, None)) == "(p < 0.05): no difference is shown in accuracy"
+    assert conclude((0.2, None), (0.6, None)) == "(p < 0.05): no difference is shown in any metric"
+    assert conclude((0.01, None), (None, None)) == (
+        "(p < 0.05): B is better in accuracy; no difference is shown in maj@8"
+    )
+
+
 def test_a_better_run_is_found_to_be_better(tmp_path: Path) -> None:
     def better(rng: random.Random, number: int, index: int) -> str:
         return f" The answer is {number}." if index % 2 else answer_with(rng, number, index)
@@ -333,6 +365,6 @@ def test_a_better_run_is_found_to_be_better(tmp_path: Path) -> None:
     assert "<0.0001" in str(replace(found, differences=(replace(first, p_value=1e-7),)))
     assert first.low is not None and first.low > 0
     assert first.p_value is not None and first.p_value < 0.01
-    conclusion = str(found).partition("conclusion: ")[2].partition("\n")[0]
+    conclusion = str(found).partition("conclusion (p (Holm) < 0.05): ")[2].partition("\n")[0]
     assert conclusion.startswith("B is better in accuracy")
-    assert "conclusion: A is better in accuracy" in str(compare_runs(b, a))
+    assert "conclusion (p (Holm) < 0.05): A is better in accuracy" in str(compare_runs(b, a))

@@ -396,6 +396,11 @@ def test_without_its_problems_a_run_is_shown_unjudged(treegen: Command, tmp_path
     compared = treegen("compare", run, run)
     assert compared.code == 2 and "cannot be compared: the problems cannot be read" in compared.err
     assert "pass its new path with --data" in compared.err
+    for words in (("certify",), ("score",), ("eval", "--resume")):
+        done = treegen(*words, run)
+        assert done.code == 2 and done.error.endswith("pass its new path with --data")
+        named = treegen(*words, run, "--data", tmp_path / "nowhere.jsonl")
+        assert named.code == 2 and "pass its new path" not in named.err
     index = Reader(run / "report.html").blob("run-1-index")
     assert index["filters"] == [] and len(index["samples"]["tokens"]) == 96
     assert len(index["prompts"]) == 13

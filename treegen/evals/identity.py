@@ -8,7 +8,7 @@ from typing import Any, Final
 from treegen.common.params import PENALTIES
 from treegen.common.version import VERSION
 from treegen.errors import InputError, arg
-from treegen.evals.config.base import drop_unset, find_moved_files
+from treegen.evals.config.base import drop_unset, explain_moved_data, find_moved_files
 from treegen.evals.config.eval_settings import recall_choices, resolve_eval_settings
 from treegen.evals.job import AnyJob, Job, load_job
 from treegen.model.options import EngineOptions
@@ -141,11 +141,12 @@ def load_stored_job(choices: Mapping[str, Any], run: RunDir) -> Job:
     Raises:
         InputError: the problems or the task are not those of the run, or code would run that the
         user does not name.
+        DataError: the problems cannot be read.
     """
     stored = find_moved_files(run.path, recall_choices(run))
-    job = load_job(
-        resolve_eval_settings(drop_unset(choices), {**stored, "score": True, "kept": run.path})
-    )
+    settings = {**stored, "score": True, "kept": run.path}
+    with explain_moved_data(stored.get("data") if choices.get("data") is None else None):
+        job = load_job(resolve_eval_settings(drop_unset(choices), settings))
     check_same_task(job, run.info.identity, str(run.path))
     check_same_data(job, run.info.identity, str(run.path))
     return job

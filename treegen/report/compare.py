@@ -26,6 +26,7 @@ from treegen.evals.statistics.estimators import (
 from treegen.evals.statistics.metrics import Clusters, clusters_of
 from treegen.evals.statistics.votes import tally
 from treegen.evals.verdict import MetricVerdict, Verdict
+from treegen.report.changed_scores import ChangedNotice
 from treegen.report.match_runs import match_runs
 from treegen.report.run_settings import (
     NO_SETTING,
@@ -144,6 +145,8 @@ class Comparison:
     failed: str = ""
     """Which run's searches of the compared problems all failed, such as "all 40 searches of B
     failed"; such a run has no result to compare. Empty for all other runs."""
+    notices: tuple[str, ...] = ()
+    """What differs in each run from its results.json, one sentence each."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and lists. Only the headline includes its differences by problem."""
@@ -173,6 +176,7 @@ class Comparison:
                 ),
                 f"differ in: {', '.join(self.differ_in) or NO_SETTING}",
                 *self._warn_of_several_settings(),
+                *self.notices,
                 f"{len(self.problem_ids):,} problems, paired{left_out}",
                 f"conclusion: none, because {self.failed}" if self.failed else _summarize(rows),
             )
@@ -212,9 +216,13 @@ class Comparison:
 
 
 def _summarize(rows: Sequence[Difference]) -> str:
-    """Return one line that says which run is better in which metrics, by the adjusted p-values."""
+    """Return one line that says which run is better in which metrics, by the adjusted p-values.
+
+    It names the metrics whose p-value is too high only because of the adjustment.
+    """
     several = len({row.filter for row in rows}) > 1
     metrics: dict[str, list[str]] = {}
+    only_before: list[str] = []
     for row in rows:
         p = row.p_value if row.p_holm is None else row.p_holm
         result = _NO_DIFFERENCE
@@ -222,10 +230,16 @@ def _summarize(rows: Sequence[Difference]) -> str:
             result = f"{'B' if row.value > 0 else 'A'} is better"
         name = f"{row.metric} ({row.filter})" if several else row.metric
         metrics.setdefault(result, []).append(name)
+        if result == _NO_DIFFERENCE and row.p_value is not None and row.p_value < 0.05:
+            only_before.append(f"{name} has p {p_text(row.p_value)}")
     if list(metrics) == [_NO_DIFFERENCE] and len(rows) > 1:
-        return f"conclusion: {_NO_DIFFERENCE} in any metric"
-    parts = [f"{result} in {', '.join(names)}" for result, names in metrics.items()]
-    return f"conclusion: {'; '.join(parts)}"
+        parts = [f"{_NO_DIFFERENCE} in any metric"]
+    else:
+        parts = [f"{result} in {', '.join(names)}" for result, names in metrics.items()]
+    if only_before:
+        parts.append(f"before adjustment, {', '.join(only_before)}")
+    rule = "p" if all(row.p_holm is None for row in rows) else "p (Holm)"
+    return f"conclusion ({rule} < 0.05): {'; '.join(parts)}"
 
 
 def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison:
@@ -287,6 +301,12 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         num_paired,
         tuple(shared[1:]) if is_one_task else (),
         _describe_failed(a, b, left_out),
+        tuple(
+            f"{letter}: {line}"
+            for letter, view in zip("AB", (a, b), strict=True)
+            for line in view.notices
+            if isinstance(line, ChangedNotice)
+        ),
     )
 
 
@@ -503,7 +523,5 @@ def _describe_tokens(tokens: TokenDifference) -> str:
         line += f" ({abs(tokens.saved):.1%} {'fewer' if tokens.saved > 0 else 'more'})"
     if tokens.low is None or tokens.high is None:
         return line
-    line += (
-        f"; B - A {tokens.value:+,.0f} for a problem ({tokens.low:+,.0f} to {tokens.high:+,.0f})"
-    )
+    line += f"; B - A {tokens.value:+,.0f} per problem ({tokens.low:+,.0f} to {tokens.high:+,.0f})"
     return f"{line}, p {p_text(tokens.p_value)} (not part of the conclusion)"

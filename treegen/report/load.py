@@ -24,6 +24,11 @@ from treegen.evals.statistics.metrics import Report
 from treegen.evals.statistics.tables import Cell, Table
 from treegen.evals.thinking import load_thinking
 from treegen.evals.verdict import SampleScore, Verdict
+from treegen.report.changed_scores import (
+    ChangedNotice,
+    describe_changed_scores,
+    report_values,
+)
 from treegen.report.load_search import load_search_run
 from treegen.report.view import FILE as TREES
 from treegen.report.view import (
@@ -194,6 +199,7 @@ def load_run(
             missing = f"{run.missing:,} of {run.info.planned:,} samples {lack}"
             note = "; the results are those of the other samples"
             notices.append(missing + (note if run.missing < run.info.planned else ""))
+        notices += _describe_changes(run, report)
         return RunView(
             name=path.resolve().name,
             path=path,
@@ -246,7 +252,7 @@ def _job(run: RunDir, options: OpenRunOptions, notices: list[str]) -> "Job | Non
     except TreegenError as error:
         if overrides_run(options):
             raise
-        notices.append(describe_unread(run.info, error, searched=False))
+        notices.append(describe_unread(error, searched=False))
         return None
     return job
 
@@ -317,6 +323,27 @@ def _stored_report(run: RunDir) -> Report | None:
     with suppress(RunError, KeyError, TypeError, ValueError):
         return TypeAdapter(Report).validate_python(run.results()["report"])
     return None
+
+
+def _describe_changes(run: RunDir, report: Report | None) -> list[ChangedNotice]:
+    """Return a sentence if results.json has other scores than the samples.
+
+    Results of fewer or more samples are left out, such as those from before a resume.
+
+    Args:
+        run: The run.
+        report: The report of its present samples; None if they are not scored.
+    """
+    results = None
+    with suppress(RunError):
+        results = run.results()
+    if report is None or not isinstance(results, dict) or results.get("done") != len(run.done):
+        return []
+    stored = results.get("report")
+    if not isinstance(stored, dict) or stored.get("num_samples") != report.num_samples:
+        return []  # programs without stored verdicts have a notice of their own
+    change = describe_changed_scores(stored, report_values(report))
+    return [ChangedNotice(change)] if change else []
 
 
 class _Problems:

@@ -4,14 +4,22 @@ So all code that shows or compares runs accepts it. Its only filter is `solved`.
 """
 
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from treegen.errors import TreegenError
-from treegen.evals.config.base import OpenRunOptions, drop_unset, find_moved_files, overrides_run
+from treegen.errors import RunError, TreegenError
+from treegen.evals.config.base import (
+    OpenRunOptions,
+    drop_unset,
+    explain_moved_data,
+    find_moved_files,
+    overrides_run,
+)
 from treegen.evals.progress.usage import load_attempts, read_timeline
 from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
 from treegen.evals.verdict import Verdict
+from treegen.report.changed_scores import ChangedNotice, describe_change
 from treegen.report.view import (
     ProblemView,
     RunView,
@@ -48,6 +56,7 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
                 f"{searches} failed; {error}, in the search of problem {first.problem_id}: "
                 f"{first.error}"
             )
+        notices += _describe_changes(run, trees)
         problems = _problems(run, job, trees)
         usage = _usage(run, trees)
         info = run.info
@@ -76,14 +85,30 @@ def _job(run: SearchRunDir, options: OpenRunOptions, notices: list[str]) -> "Sea
 
     try:
         stored = find_moved_files(run.path, stored_search_choices(run.info))
-        job = load_search_job(resolve_search_settings(drop_unset(options), stored, reading=True))
+        settings = resolve_search_settings(drop_unset(options), stored, reading=True)
+        with explain_moved_data(stored.get("data") if options.get("data") is None else None):
+            job = load_search_job(settings)
         check_same_task(job, run.info.identity, str(run.path))
     except TreegenError as error:
         if overrides_run(options):
             raise
-        notices.append(describe_unread(run.info, error, searched=True))
+        notices.append(describe_unread(error, searched=True))
         return None
     return job
+
+
+def _describe_changes(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> list[ChangedNotice]:
+    """Return a sentence if results.json has another number of solved searches than the trees."""
+    results = None
+    with suppress(RunError):
+        results = run.results()
+    if not isinstance(results, dict) or results.get("done") != len(trees):
+        return []
+    before, now = results.get("num_solved"), sum(tree.solved is True for tree in trees)
+    if not isinstance(before, int) or before == now:
+        return []
+    change = describe_change(f"{before:,} solved searches", f"the trees have {now:,}")
+    return [ChangedNotice(change)]
 
 
 def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:

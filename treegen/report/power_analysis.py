@@ -1,8 +1,10 @@
-"""The variances within and between problems of runs, for the power of a comparison."""
+"""The variances within and between problems of runs, for power and for widths of intervals."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, Final
 
 from treegen.errors import InputError, arg
 from treegen.evals.statistics.power import (
@@ -10,11 +12,16 @@ from treegen.evals.statistics.power import (
     correlation_of,
     difference_for,
     estimate_variances,
+    limit_variances,
     power,
+    predict_half_width,
     problems_for,
+    problems_for_half_width,
 )
 from treegen.report.tables import PrintableTable
 from treegen.report.view import RunView
+
+_VISIBLE: Final = 0.005  # smaller changes of variances do not change the table
 
 
 def spread_of_runs(
@@ -34,7 +41,8 @@ def spread_of_runs(
     """
     if len(runs) > 2:
         raise InputError(f"{arg('runs=')} must be one or two runs, got {len(runs)}")
-    rights_of_runs = [_read_correctness(run) for run in runs]
+    is_known = None not in (between, within) and (len(runs) < 2 or correlation is not None)
+    rights_of_runs = [] if is_known else [_read_correctness(run) for run in runs]
     if len(rights_of_runs) == 2:
         shared = [i for i in rights_of_runs[0] if i in rights_of_runs[1]]
         if len(shared) < 2:
@@ -64,6 +72,22 @@ def size_of_runs(runs: Sequence[RunView]) -> tuple[int | None, list[int]]:
     return num_problems, [run.fixed or run.num_samples for run in runs]
 
 
+def find_accuracy(runs: Sequence[RunView], spread: Variances) -> float:
+    """Return the accuracy of a run; without a run, the lower of the two that fit the variances.
+
+    Args:
+        runs: None or one run.
+        spread: The variances.
+    """
+    if len(runs) > 1:
+        raise InputError(
+            f"{arg('half_width=')} needs at most one run in {arg('runs=')}, got {len(runs)}"
+        )
+    if runs:
+        return fmean(right / num for right, num in _read_correctness(runs[0]).values())
+    return 0.5 - math.sqrt(max(0.0, 0.25 - spread.between - spread.within))
+
+
 @dataclass(frozen=True, slots=True)
 class PowerQuery:
     """Query of a power analysis: the difference of accuracies to detect, and the power.
@@ -89,6 +113,18 @@ class PowerQuery:
             rows.append(row)
         return rows
 
+    def limits(self, spread: Variances, rows: list[dict[str, Any]]) -> list[dict[str, float]]:
+        """Return the variances that are used for the wanted and the largest found difference."""
+        return [
+            {"difference": difference, **asdict(limit_variances(spread, difference))}
+            for difference in self._list_differences(rows)
+        ]
+
+    def _list_differences(self, rows: list[dict[str, Any]]) -> list[float]:
+        """Return the wanted difference and the largest difference found, if there is one."""
+        found = [row["difference_found"] for row in rows if row.get("difference_found") is not None]
+        return [self.difference, *([max(found)] if found else [])]
+
     def build_table(self, spread: Variances, rows: list[dict[str, Any]]) -> str:
         """Return the rows as a table."""
         columns: dict[str, str | Callable[[dict[str, Any]], str]] = {
@@ -98,12 +134,83 @@ class PowerQuery:
         if self.num_problems is not None:
             columns[f"Power with {self.num_problems:,}"] = "{0[power]:.3f}"
             columns[f"Difference found with {self.num_problems:,}"] = _format_difference
+        lines = filter(None, (describe_limits(spread, d) for d in self._list_differences(rows)))
         return (
-            f"variance between problems {spread.between:.4f}, within {spread.within:.4f}, "
-            f"correlation of the runs {spread.correlation:.2f}\n"
+            f"{_describe_spread(spread)}, correlation of the runs {spread.correlation:.2f}\n"
             f"the test of treegen compare, alpha {self.alpha:g}, power {self.power:g}\n\n"
+            f"{PrintableTable.of(rows, columns, lines=lines)}"
+        )
+
+
+def describe_limits(spread: Variances, difference: float) -> str:
+    """Return which variances are too large for a difference, and the values that treegen uses.
+
+    Empty if the difference allows all variances.
+
+    Args:
+        spread: The variances.
+        difference: The difference of two accuracies.
+    """
+    limited = limit_variances(spread, difference)
+    parts = []
+    for name, what in (
+        ("between", "a variance between problems"),
+        ("within", "a variance within problems"),
+        ("correlation", "a correlation of the runs"),
+    ):
+        before, now = getattr(spread, name), getattr(limited, name)
+        if abs(before - now) > _VISIBLE:
+            parts.append(f"{what} of at {'most' if now < before else 'least'} {now:.3g}")
+    if not parts:
+        return ""
+    listed = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    value = "this value" if len(parts) == 1 else "these values"
+    return (
+        f"a difference of {difference:.4g} allows {listed}; the table uses {value} "
+        "for this difference"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionQuery:
+    """Query of the number of problems for a half width of the 95% interval of one accuracy."""
+
+    half_width: float
+    """The distance from the accuracy to the farther end of its interval."""
+    accuracy: float
+    num_problems: int | None = None
+    """The number of available problems; None asks only how many are needed."""
+
+    def rows(self, spread: Variances, ks: Iterable[int]) -> list[dict[str, Any]]:
+        """Return the problems needed, and the available ones' half width, by number of samples."""
+        rows: list[dict[str, Any]] = []
+        for k in ks:
+            needed = problems_for_half_width(spread, self.accuracy, k, self.half_width)
+            row: dict[str, Any] = {"num_samples": k, "problems_needed": needed}
+            if (num := self.num_problems) is not None:
+                if num < 1:
+                    raise InputError(f"{arg('n_problems')} must be at least 1, got {num}")
+                row["half_width"] = predict_half_width(spread, self.accuracy, num, k)
+            rows.append(row)
+        return rows
+
+    def build_table(self, spread: Variances, rows: list[dict[str, Any]]) -> str:
+        """Return the rows as a table."""
+        columns = {
+            "Samples each": "{0[num_samples]:,}",
+            f"Problems for +-{self.half_width:g}": "{0[problems_needed]:,}",
+        }
+        if self.num_problems is not None:
+            columns[f"Half width with {self.num_problems:,}"] = "{0[half_width]:.4f}"
+        return (
+            f"accuracy {self.accuracy:.3f}, {_describe_spread(spread)}\n"
+            "the 95% interval of the accuracy of one run\n\n"
             f"{PrintableTable.of(rows, columns)}"
         )
+
+
+def _describe_spread(spread: Variances) -> str:
+    return f"variance between problems {spread.between:.4f}, within {spread.within:.4f}"
 
 
 def _format_difference(row: dict[str, Any]) -> str:

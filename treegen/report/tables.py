@@ -114,7 +114,7 @@ def headline_cards_of(report: Report) -> list[Card]:
     first = report.metrics[0]
     votes = [row for row in report.majority if row.filter == first.filter and row.k > 1]
     cards = [
-        _card(_name(first.metric), first),
+        _card(metric_label(first.metric), first),
         *(Card(f"maj@{v.k}", number(v.value), interval(v.low, v.high)) for v in votes[-1:]),
     ]
     passes = [
@@ -361,7 +361,8 @@ def p_text(p_value: float | None) -> str:
     return f"{p_value:.4f}" if p_value >= 0.00005 else "<0.0001"
 
 
-def _name(metric: str) -> str:
+def metric_label(metric: str) -> str:
+    """Return the name of a metric for people, such as "accuracy" for "exact_match"."""
     return "accuracy" if metric in ("exact_match", "acc") else metric.replace("_", " ")
 
 

@@ -5,7 +5,6 @@ best path ends.
 """
 
 import math
-import os
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.outputs import Thinking, answer_after
-from treegen.errors import DataError, Message, RunError, TreegenError, arg
+from treegen.errors import Message, RunError, TreegenError
 from treegen.evals.problem import readable_reference
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.verdict import Verdict
@@ -344,19 +343,14 @@ class UnscoredNotice(UnreadNotice):
     """The notice that samples are not scored, because the problems cannot be read."""
 
 
-def describe_unread(info: "RunInfo", error: TreegenError, *, searched: bool) -> UnreadNotice:
+def describe_unread(error: TreegenError, *, searched: bool) -> UnreadNotice:
     """Return the notice that the problems of a run cannot be read.
 
     Args:
-        info: The content of run.json.
         error: Why they cannot be read.
         searched: Whether it is a search run, which stores its scores.
     """
     reason = error.message.marked
-    data = info.free.get("data")
-    # os.path, because a Path raises for names that are too long.
-    if isinstance(error, DataError) and isinstance(data, str) and not os.path.exists(data):
-        reason += f"; if the file has moved, pass its new path with {arg('data=')}"
     if searched:
         return UnreadNotice(f"the problems cannot be read, so their texts are not shown: {reason}")
     return UnscoredNotice(f"the problems cannot be read, so the samples are not scored: {reason}")

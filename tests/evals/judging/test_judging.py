@@ -181,6 +181,10 @@ def test_one_of_several_stored_judgings_is_chosen_by_its_rubric(
         ]
         assert summary["title"].startswith("brief") and summary["corrected"]["labelled"] == 3
         assert repr(library.judgings(run, chosen).summaries[0]).startswith("Summary('brief, ")
+    rows[1:] = [{**rows[0], "sample_index": index} for index in range(90, 94)]
+    labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    error = treegen("judge", run, "--rubric", brief, "--labels", labels).error
+    assert "labels for at least 2 problems, got 1; 4 of 5 labels are for answers that" in error
     error = treegen("judge", run, "--rubric", "simpleqa").error
     assert "has no judgements by the rubric simpleqa, but by brief, rating; set --rubric" in error
     assert "there is no rubric 'nothing'" in treegen("judge", run, "--rubric", "nothing").error

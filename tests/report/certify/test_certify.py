@@ -375,6 +375,7 @@ def test_signatures_are_those_of_openssh(
     assert code == 0 and line.split()[:2] == ["signature", "holds"]
     code, line = result()
     assert code == 0 and "the signature with ED25519 key SHA256:" in line
+    assert line.split()[:2] == ["signature", "valid"] and line.endswith("pass --signer FILE")
     code, line = result("--signer", other)
     assert code == 1 and "DOES NOT HOLD" in line
     (both := tmp_path / "both").write_text(f"# ours\n{other.read_text()}{public.read_text()}")

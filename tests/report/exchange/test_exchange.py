@@ -420,3 +420,20 @@ def test_what_cannot_be_taken_is_told(
     assert done.code == 2 and done.err.count("\n") == 1
     with RunDir.open(run) as opened:
         assert opened.results() is None
+
+
+def test_csv_is_written_by_pandas(tmp_path: Path, treegen: Command) -> None:
+    run = make_run(tmp_path / "run")
+    code = ".samples().to_csv('samples.csv')"
+    error = treegen("export", run, "--to", "csv").error
+    assert "'csv' is not one of 'inspect'" in error and "'parquet'; for CSV, run this" in error
+    assert f"treegen.open_run('RUN'){code}" in error
+    assert "for CSV" not in treegen("export", run, "--to", "inspekt").error
+    with pytest.raises(InputError, match="there is no format 'csv'") as raised:
+        export_run(run, "csv")
+    assert f"treegen.open_run({str(run)!r}){code}" in str(raised.value)
+
+
+def test_sizes_of_small_files_have_a_suitable_unit(tmp_path: Path, treegen: Command) -> None:
+    done = treegen("export", make_run(tmp_path / "run"), "--to", "lm-eval")
+    assert done.code == 0 and " KiB)" in done.out and "MiB" not in done.out

@@ -7,7 +7,8 @@ stored ones and checks their names and types, `build_settings` makes settings of
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 from treegen import demo
 from treegen.common.files import is_path_component
 from treegen.common.spelling import hint_at, hints_at
-from treegen.errors import InputError, RunError, arg
+from treegen.errors import DataError, InputError, RunError, arg
 from treegen.evals.config.type_checks import check_bounds, check_choices
 from treegen.evals.registry import LM_EVAL, code_of, get_task_name, is_lm_eval
 from treegen.evals.task import Task, TaskOptions
@@ -299,6 +300,24 @@ def absolute(value: Any) -> Any:
 
 def _names(kind: Any) -> list[str]:
     return [field.name for field in fields(kind)]
+
+
+@contextmanager
+def explain_moved_data(data: object) -> Iterator[None]:
+    """Add to an error about the data of a run that their file may have moved.
+
+    Args:
+        data: The path that the run names, unless the user names another one; else None.
+    """
+    try:
+        yield
+    except DataError as error:
+        # os.path, because a Path raises for names that are too long.
+        if not isinstance(data, str) or os.path.exists(data):
+            raise
+        raise DataError(
+            f"{error.message.marked}; if the file has moved, pass its new path with {arg('data=')}"
+        ) from None
 
 
 def find_moved_files(path: Path, stored: Mapping[str, Any]) -> dict[str, Any]:

@@ -313,6 +313,13 @@ def _with_labels(
     of_problem: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for key in both:
         of_problem[key[0]].append((labels[key], judged[key]))
+    unused = len(labels) - len(both)
+    if len(of_problem) < 2 and unused:
+        raise InputError(
+            f"a correction requires labels for at least 2 problems, got {len(of_problem)}; "
+            f"{unused:,} of {len(labels):,} labels are for answers that are not judged, so judge "
+            "the run first, or label other answers"
+        )
     unlabelled: dict[str, list[float]] = defaultdict(list)
     for (problem, _), value in judged.items():
         if problem not in of_problem:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treegen import demo
 from treegen.common.files import file_name
 from treegen.errors import InputError, Message, arg
-from treegen.evals.config.base import check_no_unused
+from treegen.evals.config.base import check_no_unused, explain_moved_data
 from treegen.evals.config.eval_settings import advice, resolve_eval_settings
 from treegen.evals.job import Job, PreparedJob, first_prompt, fit_job, load_job, prepare_job
 from treegen.evals.model import load_model_facts
@@ -207,7 +207,11 @@ def evaluate_all(
         for judged_by in (target.settings.judged_by for target in targets):
             if judged_by is not None:
                 check_judges(judged_by)
-    jobs = [load_job(target.settings) for target in targets]
+    jobs = []
+    for target in targets:
+        keeps_data = target.resume and choices.get("data") is None
+        with explain_moved_data(target.settings.options.data if keeps_data else None):
+            jobs.append(load_job(target.settings))
 
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
     if not choices.keys() & {"limit", "ids", "num_samples"}:

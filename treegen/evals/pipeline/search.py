@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.spelling import did_you_mean
 from treegen.errors import CacheFullError, InputError, Message, arg
-from treegen.evals.config.base import check_no_unused
+from treegen.evals.config.base import check_no_unused, explain_moved_data
 from treegen.evals.config.type_checks import check_choices
 from treegen.evals.pipeline.execution import (
     ModelLoader,
@@ -121,7 +121,11 @@ def search_all(
     announce_demo_model(
         all_choices, [target.settings for target in targets if not target.resume], listener
     )
-    jobs = [load_search_job(target.settings) for target in targets]
+    jobs = []
+    for target in targets:
+        keeps_data = target.resume and choices.get("data") is None
+        with explain_moved_data(target.settings.options.data if keeps_data else None):
+            jobs.append(load_search_job(target.settings))
     _check_alike(jobs)
     models.threads = next((target.threads for target in targets if target.threads), None)
     run_settings, _ = prepare_runs(jobs, models, listener, _check, targets)

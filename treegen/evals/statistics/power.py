@@ -1,4 +1,4 @@
-"""Power analysis: how many problems and samples show a difference between two runs.
+"""Power analysis: how many problems and samples show a difference, or give a narrow interval.
 
 The accuracy of a run is the mean over problems of the share of right samples. Its variance has two
 parts: between problems, which only more problems reduce, and within problems, which more samples
@@ -7,13 +7,14 @@ of the difference between the accuracies of two runs is
 
     (2 (1 - correlation) between + 2 within / k) / n
 
-where `correlation` is 0 unless both runs have the same problems.
+where `correlation` is 0 unless both runs have the same problems. The variance of one accuracy is
+(between + within / k) / n.
 """
 
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from treegen.errors import InputError, arg, require_extra
-from treegen.evals.statistics.estimators import adjusted_rows
+from treegen.evals.statistics.estimators import AdjustedMean, adjusted_rows
 
 _Floats = npt.NDArray[np.float64]
 
@@ -117,6 +118,7 @@ def power(
     noncentral t distribution, whose limits are widened by the ratio of simulated intervals to those
     of a paired t-test. Beyond that it is the power of the paired t-test. The simulation has a fixed
     seed, so equal arguments give equal results; with 2,000 rounds they are accurate to about 0.02.
+    Variances that the difference excludes are limited by `limit_variances`.
 
     Args:
         spread: Variances of the answers.
@@ -135,6 +137,7 @@ def power(
     if num_problems < 2:
         raise InputError(f"a test needs at least 2 problems, got {num_problems}")
     stats = _scipy()
+    spread = limit_variances(spread, difference)
     if num_problems <= _FEW:
         rows = _simulate_differences(spread, abs(difference), (_ROUNDS, num_problems), num_samples)
         center, error, freedom = adjusted_rows(rows)
@@ -152,6 +155,33 @@ def power(
     probability = stats.nct.sf(limit, freedom, shift) + stats.nct.cdf(-limit, freedom, shift)
     # scipy returns NaN for very large shifts; the test always finds these.
     return 1.0 if math.isnan(probability) else float(min(1.0, probability))
+
+
+@lru_cache(maxsize=1 << 8)
+def limit_variances(spread: Variances, difference: float) -> Variances:
+    """Return the variances that two runs with this difference can have, closest to those given.
+
+    If accuracies differ by d, the mean over both runs of accuracy (1 - accuracy), and therefore the
+    sum of the variances, is at most (1 - d^2) / 4. Probabilities with different means cannot be
+    correlated perfectly if they are Beta distributed: the limit is the correlation of equal ranks.
+
+    Args:
+        spread: Variances of the answers.
+        difference: Difference between the accuracies of the two runs.
+    """
+    difference = abs(difference)
+    most = max(0.0, 1 - difference**2) / 4
+    between = min(spread.between, most)
+    within = min(spread.within, most - between)
+    limited = replace(spread, between=between, within=within)
+    quantiles, _ = _model(limited, difference)
+    if min(np.ptp(of_run) for of_run in quantiles) <= 0:
+        return limited
+    normal = _draw_normal()[0]
+    a, b = (_chances(normal, of_run) for of_run in quantiles)
+    high = float(np.corrcoef(a, b)[0, 1])
+    low = float(np.corrcoef(a, _chances(-normal, quantiles[1]))[0, 1])
+    return replace(limited, correlation=min(max(spread.correlation, low), high))
 
 
 @lru_cache(maxsize=1 << 10)
@@ -225,6 +255,14 @@ def _chances(normal: _Floats, quantiles: _Floats) -> _Floats:
     return chances
 
 
+@lru_cache(maxsize=1)
+def _draw_normal() -> _Floats:
+    """Return two independent rows of normal scores, for correlations."""
+    scores = np.random.default_rng(1).standard_normal((2, 5_000))
+    scores.flags.writeable = False
+    return scores
+
+
 def _copula(quantiles: Sequence[_Floats], correlation: float) -> float:
     """Find, by bisection, the correlation of normal scores that yields that of probabilities.
 
@@ -232,7 +270,7 @@ def _copula(quantiles: Sequence[_Floats], correlation: float) -> float:
         quantiles: Quantiles of the probabilities in both runs, at the normal scores of `_GRID`.
         correlation: Correlation of the probabilities.
     """
-    first, noise = np.random.default_rng(1).standard_normal((2, 5_000))
+    first, noise = _draw_normal()
     a = _chances(first, quantiles[0])
 
     def of_chances(joint: float) -> float:
@@ -318,11 +356,67 @@ def difference_for(
     return high
 
 
+def predict_half_width(
+    spread: Variances, mean: float, num_problems: int, num_samples: int
+) -> float:
+    """Return the distance from a mean to the farther end of its 95% interval.
+
+    The interval is `estimators.mean_interval` of a run whose problems have exactly these variances.
+
+    Args:
+        spread: Variances of the answers; the correlation has no effect.
+        mean: Accuracy of the run.
+        num_problems: Number of problems.
+        num_samples: Samples of each problem.
+    """
+    n = num_problems
+    center = (n * mean + 1) / (n + 2)
+    squares = (n - 1) * (spread.between + spread.within / num_samples) + n * (mean - center) ** 2
+    squares += center**2 + (1 - center) ** 2  # the two imaginary problems
+    adjusted = AdjustedMean(center, math.sqrt(squares / ((n + 1) * (n + 2))), n + 1.0)
+    low, high = adjusted.interval(0.0, 1.0)
+    return max(mean - low, high - mean)
+
+
+def problems_for_half_width(
+    spread: Variances, mean: float, num_samples: int, half_width: float
+) -> int:
+    """Return the smallest number of problems with at most this `predict_half_width`.
+
+    Args:
+        spread: Variances of the answers; the correlation has no effect.
+        mean: Accuracy of the run.
+        num_samples: Samples of each problem.
+        half_width: Distance from the mean to the farther end of the interval.
+
+    Raises:
+        InputError: a value is out of range, or no number of problems is enough.
+    """
+    if not 0 < half_width < 1:
+        raise InputError(f"{arg('half_width')} must be above 0 and below 1, got {half_width}")
+    _check_samples(num_samples)
+    numbers = range(1, _MOST + 1)
+    place = bisect_left(
+        numbers,
+        True,
+        key=lambda num: predict_half_width(spread, mean, num, num_samples) <= half_width,
+    )
+    if place == len(numbers):
+        raise InputError(
+            f"a half width of {half_width} needs more than {_MOST:,} problems; choose a larger one"
+        )
+    return numbers[place]
+
+
+def _check_samples(num_samples: int) -> None:
+    if num_samples < 1:
+        raise InputError(f"there must be at least 1 sample per problem, got {num_samples}")
+
+
 def _check(difference: float, num_samples: int, alpha: float) -> None:
     if not 0 < abs(difference) < math.inf:
         raise InputError(f"the difference must be a number other than 0, got {difference}")
-    if num_samples < 1:
-        raise InputError(f"there must be at least 1 sample per problem, got {num_samples}")
+    _check_samples(num_samples)
     if not 0 < alpha < 1:
         raise InputError(f"{arg('alpha')} must be between 0 and 1, got {alpha}")
 

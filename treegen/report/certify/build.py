@@ -27,6 +27,7 @@ from treegen.evals.verdict import SampleScore
 from treegen.report.audit.audit import audit_run
 from treegen.report.certify import document
 from treegen.report.certify.signature import HEADER, sign, signature_path
+from treegen.report.changed_scores import list_changed_scores
 from treegen.report.run_settings import short_model_name
 from treegen.runs import RunDir, versions
 from treegen.runs.files import check_no_link, format_os_error, parse_json
@@ -79,10 +80,16 @@ def certify_run(
             ) from None
         check_model(run, job.settings.engine)  # before all samples are scored
         facts = describe_run(run, job, choices, listener, execution, model_path)
-        if stored_report(run) is None or find_changed_report(run, facts.report):
+        if (stored := stored_report(run)) is None:
+            raise InputError(f"{path}/results.json has no scores; run `treegen score {path}` first")
+        if find_changed_report(run, facts.report):
+            changed = list_changed_scores(stored, facts.report)
+            which = "".join(f" ({name} {a}, now {b})" for name, a, b in changed[:1])
             raise InputError(
                 f"the scores in {path}/results.json differ from the scores that treegen "
-                f"computes now; run `treegen score {path}` first"
+                f"computes now{which}; if neither the task, the data nor treegen has changed, "
+                f"{path}/samples.jsonl has: compare it with a copy; otherwise run "
+                f"`treegen score {path}` first"
             )
         hashed, prepared = hash_model(job, listener), render_prompts(job)
         if problem := find_foreign_samples(run, prepared):

@@ -38,6 +38,7 @@ from treegen.report.certify.document import (
     read_certificate,
 )
 from treegen.report.certify.signature import signature_path, verify
+from treegen.report.changed_scores import list_changed_scores
 from treegen.runs import RunDir
 from treegen.runs.records import CorruptLineError
 
@@ -66,6 +67,8 @@ class PartCheck:
     holds: bool | None
     """None if it was not checked."""
     detail: str
+    word: str = ""
+    """The result in a word, where it is not the usual one for `holds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class CertificateCheck:
         return {**asdict(self), "holds": self.holds}
 
     def __str__(self) -> str:
-        lines = [f"{c.what:<12}  {_WORDS[c.holds]:<13}  {c.detail}" for c in self.checks]
+        lines = [f"{c.what:<12}  {c.word or _WORDS[c.holds]:<13}  {c.detail}" for c in self.checks]
         return "\n".join(map(safe_line, lines))
 
 
@@ -234,6 +237,11 @@ def _compare_run(
     )
     how = f"{done:,} samples scored again, {len(recomputed['report']['metrics']):,} metrics"
     scored = _compare("scores", scores, recomputed_scores, how)
+    changed = list_changed_scores(certified["report"], recomputed["report"])
+    if changed:
+        lines = [f"{name}: certified {a}, now {b}" for name, a, b in changed]
+        total = sum(1 for _ in find_differences(scores, recomputed_scores))
+        scored = replace(scored, detail=_list(lines, max(total, len(lines))))
     before, now = (_list_pass_hat_ks(part, job) for part in (certificate, facts))
     if before != now:
         why = f"`treegen score {run.path} --pass-hat-k {before}` gives the certified metrics"
@@ -242,15 +250,18 @@ def _compare_run(
         how = "as the stored verdicts give; --allow-code-execution runs the programs again"
         scored = PartCheck("scores", None, how)
     yield scored
-    if stored_report(run) is None:
+    if (stored := stored_report(run)) is None:
         yield PartCheck("results.json", False, "results.json has no scores")
     else:
-        changed = find_changed_report(run, recomputed["report"])
-        yield PartCheck("results.json", not changed, _list(changed) or "the same scores")
+        names = find_changed_report(run, recomputed["report"])
+        changed = list_changed_scores(stored, recomputed["report"])
+        lines = [f"{name}: stored {a}, now {b}" for name, a, b in changed] or names
+        detail = _list(lines, max(len(names), len(lines))) or "the same scores"
+        yield PartCheck("results.json", not names, detail)
     differences = list(find_differences(libraries[0], libraries[1]))
     if differences:
-        names = ", ".join(f"{name} {a} / {b}" for name, a, b in differences)
-        yield PartCheck("libraries", None, f"other versions here: {names}")
+        versions = ", ".join(f"{name} {a} / {b}" for name, a, b in differences)
+        yield PartCheck("libraries", None, f"other versions here: {versions}")
 
 
 def _list_pass_hat_ks(part: RunPart, job: Job) -> str:
@@ -365,6 +376,13 @@ def _compare(what: str, certified: object, recomputed: object, detail: str) -> P
     return PartCheck(what, not changed, _list(changed) or detail)
 
 
-def _list(names: Sequence[str]) -> str:
-    more = f"; and {len(names) - _MAX_NAMES:,} more" if len(names) > _MAX_NAMES else ""
-    return "; ".join(names[:_MAX_NAMES]) + more
+def _list(names: Sequence[str], total: int | None = None) -> str:
+    """Return the first names, and how many more there are.
+
+    Args:
+        names: The names.
+        total: Number of all names, if there are more than those given.
+    """
+    shown = names[:_MAX_NAMES]
+    left = (len(names) if total is None else total) - len(shown)
+    return "; ".join(shown) + (f"; and {left:,} more" if left else "")

@@ -52,8 +52,10 @@ def sign(content: bytes, key: Path) -> bytes:
     return done.stdout
 
 
-def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool | None, str]:
-    """Return whether a signature of a content holds, and by whose key.
+def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool | None, str, str]:
+    """Return whether a signature of a content holds, by whose key, and a word for the result.
+
+    The word is empty, except if the signature is valid and the signer is not known.
 
     Args:
         content: The content.
@@ -75,8 +77,9 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
             return (
                 None,
                 "there is no signature, so anybody may have changed the certificate and the run",
+                "",
             )
-        return False, f"the signature file {signature} does not exist"
+        return False, f"the signature file {signature} does not exist", ""
     with tempfile.TemporaryDirectory(prefix="treegen-signature-") as folder:
         # A copy, so that ssh-keygen reads what was read here, and from a path without surprises.
         copy, allowed = Path(folder, "signature"), Path(folder, "allowed")
@@ -85,12 +88,13 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
         if signers is None:
             done = _run("-Y", "check-novalidate", *common, content=content)
             if done.returncode:
-                return False, f"the signature does not match this file: {_last_line(done)}"
+                return False, f"the signature does not match this file: {_last_line(done)}", ""
             key = _last_line(done).rpartition(" with ")[2]
             return (
                 None,
-                f"the signature with {key} is valid, but the signer is unknown; name the signer "
-                "with --signer",
+                f"the signature with {key} is valid, but the signer is unknown; to check the "
+                "signer, pass --signer FILE",
+                "valid",
             )
         lines = [
             f"{NAMESPACE} {line}" if _PUBLIC_KEY.match(line) else line
@@ -99,12 +103,12 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
         allowed.write_text("\n".join([*lines, ""]))
         result = _run("-Y", "find-principals", "-f", str(allowed), "-s", str(copy))
         if result.returncode:
-            return False, f"no signer in {signer} made the signature: {_last_line(result)}"
+            return False, f"no signer in {signer} made the signature: {_last_line(result)}", ""
         for name in _text(result.stdout).splitlines():
             done = _run("-Y", "verify", "-f", str(allowed), "-I", name, *common, content=content)
             if not done.returncode:
-                return True, _last_line(done)
-        return False, f"the signature does not match this file and a signer in {signer}"
+                return True, _last_line(done), ""
+        return False, f"the signature does not match this file and a signer in {signer}", ""
 
 
 def _read_signers(file: Path) -> str:

@@ -166,6 +166,20 @@ _WRITERS: Final = {
     "parquet": ("treegen.report.exchange.to_parquet", "parquet"),
 }
 FORMATS: Final = tuple(_WRITERS)
+_OF_PANDAS: Final = ("csv", "tsv")
+
+
+def suggest_frames(to: str, run: str | os.PathLike[str]) -> str:
+    """Return how pandas writes a format; empty if `treegen.open_run` does not help.
+
+    Args:
+        to: The name of the format.
+        run: The run.
+    """
+    if to.lower() not in _OF_PANDAS:
+        return ""
+    code = f"treegen.open_run({os.fspath(run)!r}).samples().to_csv('samples.csv')"
+    return f"; for CSV, run this in Python (extra pandas): {code}"
 
 
 def export_run(
@@ -209,7 +223,7 @@ def export_with_notices(
     directory = given_path("run", run)
     if not isinstance(to, str) or to not in _WRITERS:
         hint = did_you_mean(str(to), FORMATS) or f"; known: {', '.join(FORMATS)}"
-        raise InputError(f"there is no format {to!r:.60}{hint}")
+        raise InputError(f"there is no format {to!r:.60}{hint}{suggest_frames(str(to), run)}")
     target = None if path is None else given_path("path", path)
     full_run = read_full_run(directory, **options)
     module, default = _WRITERS[to]
