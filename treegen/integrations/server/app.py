@@ -248,7 +248,7 @@ class Server:
         if not ask.stream:
             encoding = self._encode_answer(answer, prompts, params if ask.is_sampled else None, how)
             return stream_json(await cancel_on_disconnect(request, encoding))
-        items = served.stream(prompts, params, **how, parts=ask.parses_reply)
+        items = served.stream(prompts, params, **how, parts=ask.parses_reply, first=ask.first)
         # Await the first item, so that an error becomes the status and not part of the stream.
         first = await cancel_on_disconnect(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
@@ -329,7 +329,7 @@ class Server:
             read = await self._served.encode(prompts, **how)
             ask.check_told(sum(map(len, read)))
         if params is not None:
-            read, completions = await self._served.generate(prompts, params, **how)
+            read, completions = await self._served.generate(prompts, params, **how, first=ask.first)
             scores = [samples[0].prompt_logprobs for samples in completions]
         answer.prompts = [tokens.tolist() for tokens in read]
         if params is None and ask.num_prompt_top is not None:

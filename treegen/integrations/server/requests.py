@@ -124,6 +124,7 @@ class CompletionRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] = {}
     separate_reasoning: bool = False
     return_token_ids: bool = False
+    first: _Length = 0  # with a seed, index of the first sample of each prompt
 
     @property
     def is_chat(self) -> bool:
@@ -336,6 +337,7 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         "tool_choice forces a call, but tools is empty": ask.must_call and not ask.tools,
         "tool_choice and structured output cannot be used together": ask.must_call
         and bool(parse_structure(body)),
+        "first needs a seed": ask.first and "seed" not in sampling,
         "stream_options needs stream=true": ask.stream_options.include_usage and not ask.stream,
         "best_of must equal n": ask.best_of not in (None, body.get("n", 1)),
         # A template could run forever.

@@ -30,6 +30,7 @@ _NOT_SEARCHED: Final = {
     "logprobs": "the tree has the log-probability of each node",
     "top_logprobs": "the tree has the log-probability of each node",
     "prompt_logprobs": "a search does not score its prompt",
+    "first": "a search numbers its samples itself",
     "return_token_ids": "the tree has the text of each node",
     "separate_reasoning": "a search answers with the whole text",
     **dict.fromkeys((*STRUCTURES, *REQUESTED), "a search answers with text"),
