@@ -468,6 +468,15 @@ def test_repeated_prompts_may_have_several_forms(remote: RemoteLLM, local: LLM) 
             ]
 
 
+def test_texts_may_have_their_stops(remote: RemoteLLM, local: LLM) -> None:
+    prompts: list[Any] = [PROBLEMS[0][1], [{"role": "user", "content": "Hello"}]]
+    params = SamplingParams(n=2, seed=1, max_tokens=30, stop=(".", " a"), include_stop=True)
+    got, want = remote.generate(prompts, params), local.generate(prompts, params)
+    texts = [[one.text for one in output] for output in got]
+    assert texts == [[one.text for one in output] for output in want]
+    assert any(text.endswith((".", " a")) for text in texts[0])
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_may_start_at_a_later_sample(running: Running, stream: bool) -> None:
     path, body = "completions", {"prompt": ["a b", "a b"], "seed": 1, "max_tokens": 4}

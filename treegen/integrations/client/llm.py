@@ -274,11 +274,6 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
                 "parameters, or use score"
             )
         fields = {**sampling_fields(params), "n": params.n, "max_tokens": params.max_tokens}
-        include = fields.pop("include_stop", None)
-        if include is not None:
-            raise InputError(
-                "RemoteLLM.generate does not support include_stop; remove include_stop"
-            )
         for name, server_name in _STRUCTURES.items():
             if name in fields:
                 fields["structured_outputs"] = {server_name: fields.pop(name)}

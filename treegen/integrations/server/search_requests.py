@@ -31,6 +31,8 @@ _NOT_SEARCHED: Final = {
     "top_logprobs": "the tree has the log-probability of each node",
     "prompt_logprobs": "a search does not score its prompt",
     "first": "a search numbers its samples itself",
+    "include_stop": "a search decides which steps have their stop strings",
+    "include_stop_str_in_output": "a search decides which steps have their stop strings",
     "return_token_ids": "the tree has the text of each node",
     "separate_reasoning": "a search answers with the whole text",
     **dict.fromkeys((*STRUCTURES, *REQUESTED), "a search answers with text"),
