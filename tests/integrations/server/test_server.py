@@ -55,8 +55,10 @@ def demo() -> LLM:
 
 def test_advice_for_clients_names_options_of_the_server() -> None:
     problem = "the tokenizer has no chat template"
-    message = f"{problem}; load the model with chat_template='FILE', use a chat model, or pass text"
-    advice = "start the server with --chat-template FILE, use a chat model, or pass text"
+    message = (
+        f"{problem}; load the model with chat_template='TEMPLATE', use a chat model, or pass text"
+    )
+    advice = "start the server with --chat-template TEMPLATE, use a chat model, or pass text"
     assert for_client(message) == f"{problem}; {advice}"
 
 
