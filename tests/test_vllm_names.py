@@ -119,10 +119,11 @@ def test_prompts_that_cannot_be_used(llm: LLM, prompts: Any, why: str) -> None:
 
 
 def test_trees_that_are_no_nodes(llm: LLM) -> None:
-    for call in (llm.run, llm.stream, llm.plan):
+    calls: list[Any] = [llm.run, llm.stream, llm.plan]
+    for call in calls:
         for tree in ("a", ["a"], [Node("a")]):
             with pytest.raises(InputError, match=r"pass the root Node, or .* to llm\.generate"):
-                call(tree)  # type: ignore[operator]
+                call(tree)
     with pytest.raises(InputError, match=r"the tree must be a Node, got int; pass the root Node$"):
         llm.run(5)  # type: ignore[arg-type]
 

@@ -683,10 +683,11 @@ def test_parameters_that_change_nothing_are_ignored(running: Running) -> None:
 
 
 def test_a_request_may_choose_the_id_of_its_response(running: Running) -> None:
-    for path, body, start in (
+    cases: list[tuple[str, dict[str, Any], str]] = [
         ("completions", {"prompt": "a"}, "cmpl"),
         ("chat/completions", {"messages": CHAT}, "chatcmpl"),
-    ):
+    ]
+    for path, body, start in cases:
         body |= {"max_tokens": 1, "request_id": "mine"}
         assert running.post(path, body).json()["id"] == f"{start}-mine"
 
