@@ -601,7 +601,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "a", "first": 2}, 400, "first needs a seed"),
     ({"prompt": "a", "first": -1, "seed": 1}, 400, "first must be at least 0, got -1"),
     ({"messages": CHAT, "prompt": "a"}, 400, "POST texts to /v1/completions"),
-    ({"messages": CHAT, "best_of": 2}, 400, "did you mean 'n'?"),
+    ({"messages": CHAT, "best_of": 2}, 400, "best_of is not supported; use n"),
     ({"messages": CHAT, "functions": []}, 400, "functions is not supported; use tools"),
     ({"messages": CHAT, "chat_template": "x"}, 400, "treegen serve with --chat-template TEMPLATE"),
     ({"messages": CHAT, "logprobs": 5}, 400, "must be true or false in a chat"),

@@ -36,6 +36,7 @@ _LIMITS: Final[dict[str, tuple[str, str, str]]] = {
 }
 """pydantic's kinds of errors, with the relation to a limit, the limit's name, and its unit."""
 _INSTEAD: Final = {
+    "best_of": "use n",
     "cache_salt": "remove it: all clients of the server share the cached prefixes of prompts",
     "chat_template": "start treegen serve with --chat-template TEMPLATE, because a request cannot "
     "contain a template",
