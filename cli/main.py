@@ -19,7 +19,11 @@ import click
 
 import treegen
 from treegen.cli.options.options import CONTEXT
-from treegen.cli.terminal.flags import describe_unknown_option, rename_arguments
+from treegen.cli.terminal.flags import (
+    describe_unknown_option,
+    hint_at_extra_argument,
+    rename_arguments,
+)
 from treegen.cli.terminal.interrupts import Interrupted, raising_signals
 from treegen.common.formatting import safe_text
 from treegen.common.spelling import did_you_mean
@@ -184,7 +188,7 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
         if isinstance(error, click.NoSuchOption):
             message = describe_unknown_option(error)
         else:
-            message = error.format_message().removesuffix(".")
+            message = error.format_message().removesuffix(".") + hint_at_extra_argument(error)
         where = f"see {error.ctx.command_path} --help" if error.ctx else ""
         raise Failure(f"{message} ({where})" if where else message) from error
     except TreegenError as error:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from treegen import LLM, AsyncLLM, Completion, InputError, SamplingParams
+from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
 from treegen.demo import model_path
 from treegen.errors import BusyError, NumericsError
 from treegen.prompts import grammars
@@ -235,7 +235,7 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
             await served.encode([PROMPT] * 9_999)
         scores = await served.score([[5, 6, 7], [5, 6, 8]])
         assert [score.tokens for score in scores] == [(6, 7), (6, 8)]
-        with pytest.raises(InputError, match="another run"):
+        with pytest.raises(InputError, match="this LLM is in use by an AsyncLLM"):
             served.llm.generate([PROMPT])
 
     asyncio.run(ask())
@@ -264,6 +264,21 @@ def test_the_largest_numbers_disturb_nobody(served: AsyncLLM) -> None:
 
     asyncio.run(ask())
     served.check()
+
+
+def test_its_llm_cannot_be_used_until_it_is_closed(loaded: LLM) -> None:
+    for nodes in (False, True):
+        with AsyncLLM(loaded, nodes=nodes):
+            for call in (lambda: loaded.generate("a"), lambda: AsyncLLM(loaded)):
+                with pytest.raises(InputError, match="in use by an AsyncLLM; call the AsyncLLM"):
+                    call()
+        assert loaded.generate("a", SamplingParams(max_tokens=1))
+    with (
+        loaded.stream(Node("a", samples=2)) as stream,
+        pytest.raises(InputError, match="another run of this LLM is not finished"),
+    ):
+        next(stream)
+        loaded.generate("a")
 
 
 def test_closing_waits_for_calls_or_ends_them(loaded: LLM) -> None:

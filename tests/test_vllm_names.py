@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 import treegen
-from treegen import LLM, InputError, RequestOutput, SamplingParams, StructuredOutputsParams
+from treegen import (
+    LLM,
+    InputError,
+    Node,
+    RequestOutput,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 _SAMPLING = """
 best_of use_beam_search length_penalty early_stopping logits_processors detokenize
@@ -131,11 +138,41 @@ def test_forms_of_prompts(llm: LLM) -> None:
         ([{}], "a dict must have the key prompt or prompt_token_ids"),
         ([{"prompt": 5}], "content must be a string, .*, got int"),
         (5, "prompts must be a list"),
+        ([("name", "a")], r"got a \(name, prompt\) pair; pass only the prompt, or call llm\.run"),
+        (Node("a"), r"got Node; pass the root of a tree to llm\.run"),
+        ([Node("a")], r"got Node; pass the root of a tree to llm\.run"),
     ],
 )
 def test_prompts_that_cannot_be_used(llm: LLM, prompts: Any, why: str) -> None:
     with pytest.raises(InputError, match=why):
         llm.generate(prompts)
+
+
+def test_trees_that_are_no_nodes(llm: LLM) -> None:
+    calls: list[Any] = [llm.run, llm.stream, llm.plan]
+    for call in calls:
+        for tree in ("a", ["a"], [Node("a")]):
+            with pytest.raises(InputError, match=r"pass the root Node, or .* to llm\.generate"):
+                call(tree)
+    with pytest.raises(InputError, match=r"the tree must be a Node, got int; pass the root Node$"):
+        llm.run(5)  # type: ignore[arg-type]
+
+
+def test_no_maximum_number_of_tokens() -> None:
+    llm = LLM("demo", memory="32MiB")
+    params = SamplingParams(max_tokens=None, seed=1, ignore_eos=True)  # type: ignore[arg-type]
+    ids = llm.tokenizer("Q: 2 + 3?\nA:")["input_ids"]
+    ids *= (llm.spec.context_length - 20) // len(ids)
+    for limited in (params, replace(params, max_tokens=10**6)):
+        (output,) = llm.generate([ids], limited)
+        assert len(ids) + len(output[0].tokens) == llm.spec.context_length
+        assert output[0].finish_reason == "length"
+
+
+def test_names_of_dtypes() -> None:
+    for name, dtype in (("half", "float16"), ("float", "float32")):
+        with LLM("demo", memory="8MiB", dtype=name, check=False) as llm:
+            assert llm.facts.dtype == dtype
 
 
 def test_names_of_arguments(chat_llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

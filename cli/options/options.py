@@ -155,7 +155,10 @@ _MODEL: Final = (
         multiple=True,
     ),
     option("--images", "Load the vision tower and accept images, if the model's family can."),
-    option("--chat-template FILE", "Jinja chat template that replaces the tokenizer's own."),
+    option(
+        "--chat-template TEMPLATE",
+        "Jinja chat template, or a file with one, that replaces the tokenizer's own.",
+    ),
     *_LOADING,
     option(
         "--speculate HOW",

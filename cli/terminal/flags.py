@@ -84,6 +84,15 @@ def describe_unknown_option(error: click.NoSuchOption) -> str:
     return f"{message}; did you mean {' or '.join(spelled)}?{describe_value(word)}"
 
 
+def hint_at_extra_argument(error: click.UsageError) -> str:
+    """Return "; did you mean '--model NAME'?" for a model without its option, or ""."""
+    start, _, argument = error.message.removesuffix(")").partition(" (")
+    if error.ctx is None or start != "Got unexpected extra argument":
+        return ""
+    flag = _flags(error.ctx.command).get("model", "")
+    return f"; did you mean '{flag} {argument}'?" if flag.startswith("--") else ""
+
+
 def _eval_flags() -> dict[str, str]:
     """Return the flags of `treegen eval` if a command of `treegen` is running."""
     ctx = click.get_current_context(silent=True)

@@ -41,9 +41,9 @@ def test_a_template_that_cannot_be_read() -> None:
 def test_messages_say_how_to_give_one(treegen: Command) -> None:
     with LLM("demo", memory="8MiB") as llm, pytest.raises(InputError) as caught:
         llm.chat(CHAT)
-    assert "load the model with chat_template='FILE', use a chat model" in str(caught.value)
+    assert "load the model with chat_template='TEMPLATE', use a chat model" in str(caught.value)
     error = treegen("eval", "gsm8k", *FEW, "--apply-chat-template").error
-    assert "load the model with --chat-template FILE, use a chat model, or pass text" in error
+    assert "load the model with --chat-template TEMPLATE, use a chat model, or pass text" in error
     error = treegen("eval", "gsm8k", *FEW, "--chat-template", "no.jinja").error
     assert "--chat-template" in error or "no.jinja" in error
 

@@ -53,6 +53,13 @@ def test_sigterm_answers_what_was_asked_and_ends() -> None:
     assert answers[0]["usage"]["completion_tokens"] == 600
 
 
+@pytest.mark.parametrize("command", ["serve", "selfcheck"])
+def test_a_model_without_its_option_has_a_hint(treegen: Command, command: str) -> None:
+    error = treegen(command, "demo").error
+    assert "extra argument (demo); did you mean '--model demo'? (see treegen" in error
+    assert "did you mean" not in treegen(command, "a", "b").error
+
+
 @pytest.mark.soak
 def test_a_killed_server_can_be_given_its_nodes_again() -> None:
     for name in ("starlette", "uvicorn", "prometheus_client"):

@@ -31,7 +31,7 @@ def test_a_search_repairs_files(treegen: Command, tmp_path: Path) -> None:
 def test_a_model_without_a_template_is_refused_at_once(treegen: Command, tmp_path: Path) -> None:
     done = treegen("search", "text-world", "-M", "demo", "-o", tmp_path / "run")
     assert done.code == 2 and len(done.err.splitlines()) <= 2
-    assert "no chat template" in done.err and "--chat-template FILE" in done.err
+    assert "no chat template" in done.err and "--chat-template TEMPLATE" in done.err
     assert "demo-agent" in done.err and not (tmp_path / "run").exists()
 
 

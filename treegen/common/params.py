@@ -66,7 +66,8 @@ class SamplingParams:
     min_p: float = 0.0
     """Keep tokens at least this fraction as likely as the most likely, in [0, 1]."""
     max_tokens: int = 256
-    """Maximum number of generated tokens, including the stop token."""
+    """Maximum number of generated tokens, including the stop token. A sample also ends where the
+    model's context is full, with the finish reason "length". None sets no other limit."""
     min_tokens: int = 0
     """Number of generated tokens before which no stop token is drawn and no stop string ends the
     sample."""
@@ -165,6 +166,8 @@ class SamplingParams:
                 object.__setattr__(self, name, value)
         if self.top_k == -1:  # vLLM's way to keep all
             object.__setattr__(self, "top_k", 0)
+        if self.max_tokens is None:  # vLLM's way to end only where the context is full
+            object.__setattr__(self, "max_tokens", MAX_COUNT)
         if self.logprobs is None:  # vLLM's way to report none
             object.__setattr__(self, "logprobs", 0)
         self._check_numbers()

@@ -121,6 +121,7 @@ class Engine:
         self.gate = UpdateGate()
         self._starting = threading.Lock()
         self._running: weakref.ref[Scheduler] | None = None
+        self._user = ""  # names the object that started the run and continues it
 
     @property
     def num_states(self) -> int | None:
@@ -170,6 +171,7 @@ class Engine:
         samples: Sequence[Sequence[int]] = (),
         *,
         searches: bool = False,
+        user: str = "",
         **options: Any,
     ) -> Scheduler:
         """Create the scheduler of a run, which owns the cache until the scheduler is closed.
@@ -179,6 +181,7 @@ class Engine:
             param_sets: Sampling parameters and their stop conditions; at least one set.
             samples: Indices of the samples to draw, for each request of the plan.
             searches: Whether it is a run of searches.
+            user: Names the object that continues the run, for error messages. Default: the caller.
             **options: Further arguments of `Scheduler`.
 
         Raises:
@@ -207,7 +210,7 @@ class Engine:
                 **options,
             )
             # The reference is weak, so that an abandoned run is collected and ends.
-            self._running = weakref.ref(scheduler)
+            self._running, self._user = weakref.ref(scheduler), user
         return scheduler
 
     def executor(self) -> ModelRunner:
@@ -228,6 +231,11 @@ class Engine:
         if self._is_running():
             gc.collect()  # a search and its event loop refer to each other
         if self._is_running():
+            if self._user:
+                raise InputError(
+                    f"this LLM is in use by an {self._user}; call the {self._user} instead, or "
+                    "close it first"
+                )
             raise InputError(
                 "another run of this LLM is not finished; iterate to the end of that run, or call "
                 "its close()"

@@ -203,6 +203,12 @@ def read_prompts(prompts: Iterable[PromptInput] | PromptInput) -> list[Any]:
     contents = as_list("prompts", prompts)
     if contents and hasattr(contents[0], "__index__"):
         return [contents]
+    for item in contents:
+        if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str):
+            raise InputError(
+                "a prompt has no name here, got a (name, prompt) pair; pass only the prompt, or "
+                "call llm.run with a Node(prompt, id=name) for each prompt"
+            )
     return [_read_prompt(item) if isinstance(item, Mapping) else item for item in contents]
 
 

@@ -133,6 +133,7 @@ class AsyncLLM(Closeable):
         tools: Sequence[Any] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         parts: bool = False,
+        first: int = 0,
     ) -> AsyncGenerator[tuple[int, Any], None]:
         """Yield the token ids of each prompt, then deltas and completions of its samples.
 
@@ -148,6 +149,7 @@ class AsyncLLM(Closeable):
             chat_template_kwargs: As for `generate`.
             parts: Whether deltas also have the reasoning, the text and the tool calls, as far as
                 they are known; see `treegen.prompts.replies`.
+            first: As for `generate`.
 
         Yields:
             (index of the prompt, item). The first item of a prompt is its token ids, an array. Each
@@ -158,7 +160,7 @@ class AsyncLLM(Closeable):
             TreegenError: as for `generate`.
         """
         params = check_params(params)
-        call = self._call(prompts, params, True, tools, chat_template_kwargs)
+        call = self._call(prompts, params, True, tools, chat_template_kwargs, first)
         texts = StreamedTexts(self.text, params.stops, self.replies if parts else None, tools)
         results = self._results(call)
         try:

@@ -258,7 +258,7 @@ class EngineLoop:
         self._open_run()
 
     def _open_run(self) -> None:
-        self._run: LiveRun = self._llm.open_live_run(nodes=self._has_nodes)
+        self._run: LiveRun = self._llm.open_live_run(nodes=self._has_nodes, user="AsyncLLM")
         backend = self._run.backend
         self._session = None if backend is None else Session(backend, SamplingParams())
 

@@ -259,11 +259,12 @@ class LLM(BaseLLM):
         """
         self.model.close()
 
-    def open_live_run(self, *, nodes: bool = False) -> LiveRun:
+    def open_live_run(self, *, nodes: bool = False, user: str = "") -> LiveRun:
         """Start a run that accepts flat prompts at any time; see `treegen.search.live.run.LiveRun`.
 
         Args:
             nodes: Whether nodes of searches may share the run. Default: False.
+            user: Names the object that continues the run, for error messages. Default: the caller.
 
         Raises:
             InputError: another run of this LLM is not finished.
@@ -274,11 +275,11 @@ class LLM(BaseLLM):
         if nodes:
             # Another thread uses the LLM's tokenizer to prepare calls.
             tokenizer = copy.deepcopy(self.tokenizer)
-            backend = self._search_backend(SamplingParams(), tokenizer, searches=False)
+            backend = self._search_backend(SamplingParams(), tokenizer, searches=False, user=user)
             scheduler = backend.scheduler
         else:
             sets, _ = param_sets([], self.stopping_of)
-            scheduler = self.engine.scheduler(self._plan([]), sets)
+            scheduler = self.engine.scheduler(self._plan([]), sets, user=user)
         return LiveRun(
             scheduler, self.spec, stopping_of=self.stopping_of, before=self._before, backend=backend
         )
@@ -336,7 +337,12 @@ class LLM(BaseLLM):
             raise
 
     def _search_backend(
-        self, params: SamplingParams, tokenizer: Any = None, *, searches: bool = True
+        self,
+        params: SamplingParams,
+        tokenizer: Any = None,
+        *,
+        searches: bool = True,
+        user: str = "",
     ) -> LiveBackend:
         from treegen.search.live.backend import LiveBackend
 
@@ -349,7 +355,7 @@ class LLM(BaseLLM):
             max_rows=self.max_rows,
             stopping_of=self.stopping_of,
             make_scheduler=lambda stopping, on_grown: self.engine.scheduler(
-                empty, [ParamSet(params, stopping)], searches=searches, on_grown=on_grown
+                empty, [ParamSet(params, stopping)], searches=searches, user=user, on_grown=on_grown
             ),
             make_plan=self._plan,
             before=self._before,

@@ -39,6 +39,7 @@ from treegen.model.checkpoint.gguf_file import Stored, check_sizes, gguf_argumen
 from treegen.model.checkpoint.quantization import quantization_settings
 from treegen.model.checkpoint.text_part import generates_text
 
+_ALIASES: Final = {"half": "float16", "float": "float32"}  # as in vLLM and torch
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -78,15 +79,15 @@ def resolve_dtype(
     machines, and makes a sample independent of the composition of its batch.
 
     Args:
-        dtype: "auto", the name of a dtype, or a dtype.
+        dtype: "auto", the name of a dtype, or a dtype. "half" is float16, and "float" is float32.
         config: The model's configuration, which names the checkpoint's own dtype.
         device: The device to compute on.
 
     Raises:
         InputError: treegen does not compute in this dtype.
     """
-    if isinstance(dtype, str) and dtype in DTYPES:
-        return DTYPES[dtype]
+    if isinstance(dtype, str) and (name := _ALIASES.get(dtype, dtype)) in DTYPES:
+        return DTYPES[name]
     if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
         return dtype
     if dtype != "auto":

@@ -203,8 +203,8 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
         least = (_FEWEST_STATES + 1) * min(row, 4 * state)
         raise CacheFullError(
             f"{format_bytes(memory)} can hold only {max(states, 0):,} recurrent states of "
-            f"{format_bytes(state)} in addition to the keys; set memory to at least "
-            f"{format_bytes(least)}"
+            f"{format_bytes(state)} in addition to the keys; set {arg('memory')} to at "
+            f"least {format_bytes(least)}"
         )
     remaining = memory - (states + 1) * state
     return CacheSize(count_pages(remaining, spec, page_size), states, windows)
@@ -226,7 +226,7 @@ def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
     if pages < 1:
         raise CacheFullError(
             f"{format_bytes(memory)} cannot hold a page of {page_size} tokens at "
-            f"{spec.kv_bytes_per_token:,} bytes per token; set memory to at least "
+            f"{spec.kv_bytes_per_token:,} bytes per token; set {arg('memory')} to at least "
             f"{2 * page_bytes:,} bytes"
         )
     return int(pages)

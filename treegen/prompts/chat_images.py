@@ -198,7 +198,7 @@ def render_turns(
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             "the tokenizer has no chat template; load the model with "
-            f"{arg('chat_template', 'FILE')}, or append text instead of messages"
+            f"{arg('chat_template', 'TEMPLATE')}, or append text instead of messages"
         )
     if not turns or turns[0].get("role") == "assistant":
         raise InputError("the first message after a reply must not have the role assistant")

@@ -58,7 +58,7 @@ def check_known(arguments: Mapping[str, Any], tokenizer: Any) -> None:
         if unknown == ["tools"]:
             raise InputError(
                 "the model's chat template does not use tools; remove the tools, or load the model "
-                f"with {arg('chat_template', 'FILE')} and a template that uses tools"
+                f"with {arg('chat_template', 'TEMPLATE')} and a template that uses tools"
             )
         readable = ", ".join(sorted(names - _ALWAYS))
         reads = f"This template reads: {readable}" if readable else "This template reads none"

@@ -391,7 +391,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; load "
-            f"the model with {arg('chat_template', 'FILE')}, use a chat model, or pass text"
+            f"the model with {arg('chat_template', 'TEMPLATE')}, use a chat model, or pass text"
         )
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
     images = [image for message in messages for image in extract_images(message, prompt.id, table)]
@@ -420,8 +420,8 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
         if apply_template(without) == text:
             raise InputError(
                 f"the model's chat template does not render the tools of prompt {prompt.id!r}; "
-                f"remove the tools, or load the model with {arg('chat_template', 'FILE')} and a "
-                "template that renders tools"
+                f"remove the tools, or load the model with {arg('chat_template', 'TEMPLATE')} and "
+                "a template that renders tools"
             )
     text = f"{text}{begun}"
     if table is None:

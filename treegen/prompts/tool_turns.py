@@ -48,8 +48,8 @@ class ToolTurns:
         if not getattr(tokenizer, "chat_template", None):
             raise InputError(
                 "the tokenizer has no chat template, but tool calls require a chat template; load "
-                f"the model with {arg('chat_template', 'FILE')}, or use a chat model, such as the "
-                "bundled demo-agent"
+                f"the model with {arg('chat_template', 'TEMPLATE')}, or use a chat model, such as "
+                "the bundled demo-agent"
             )
         self.tools, self.replies = list(tools), ReplyReader(tokenizer, tool_format)
         self._tokenizer = tokenizer
@@ -196,7 +196,7 @@ class ToolTurns:
     def _refusal(self, reason: str) -> InputError:
         return InputError(
             f"the chat template cannot continue a chat with tool results: {reason}; load the model "
-            f"with {arg('chat_template', 'FILE')} and a template that supports tool results"
+            f"with {arg('chat_template', 'TEMPLATE')} and a template that supports tool results"
         )
 
 

@@ -31,6 +31,8 @@ _OWN_ARGUMENTS: Final = (
     "return_assistant_tokens_mask",
 )
 
+_RUN_TREE: Final = "pass the root of a tree to llm.run"
+
 MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -193,6 +195,8 @@ def as_list(name: str, values: Iterable[Any]) -> list[Any]:
     Raises:
         InputError: it is a text, a mapping or a single object.
     """
+    if isinstance(values, Node):
+        raise InputError(f"{name} must be a list, got Node; {_RUN_TREE}")
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         raise InputError(
             f"{name} must be a list, got {type(values).__name__}; pass a single value as [value]"
@@ -223,7 +227,10 @@ def chat_arguments(
 def _walk(root: Node) -> dict[str, tuple[Node, ...]]:
     """Return the paths to the nodes that are sampled or generate levels, by id, depth first."""
     if not isinstance(root, Node):
-        raise TreeError(f"the tree must be a Node, got {type(root).__name__}; pass the root Node")
+        advice = "pass the root Node"
+        if isinstance(root, str | list):  # texts or token ids
+            advice += ", or pass prompts without a tree to llm.generate"
+        raise TreeError(f"the tree must be a Node, got {type(root).__name__}; {advice}")
     paths: dict[str, tuple[Node, ...]] = {}
     # The nodes from the root to the current node. A stack replaces recursion, because a chain of
     # thoughts may be deeper than the interpreter's recursion limit.
@@ -279,6 +286,8 @@ def _as_levels(levels: object) -> tuple[Expand, ...]:
 
 
 def _check_content(content: object) -> None:
+    if isinstance(content, Node):
+        raise TreeError(f"content must be text, token ids or chat messages, got Node; {_RUN_TREE}")
     if isinstance(content, str):
         if problem := describe_lone_surrogate(content):
             raise TreeError(f"content {problem}")

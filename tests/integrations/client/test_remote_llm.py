@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 from serving import HTTP, KEY, TEMPLATE, Running, listening
 from small_searches import exact_demo
 
-from treegen import LLM, SamplingParams
+from treegen import LLM, Node, SamplingParams
 from treegen.errors import InputError
 from treegen.evals.search.job import load_search_job
 from treegen.evals.search.methods import METHODS, TEXT_METHODS
@@ -412,6 +413,90 @@ def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
     assert remote.generate([]) == []
     with pytest.raises(InputError, match="does not return logprobs"):
         remote.generate(prompts, SamplingParams(logprobs=2))
+
+
+def draw_everywhere(
+    running: Running, remote: RemoteLLM, prompts: list[Any], params: SamplingParams
+) -> dict[str, list[tuple[int, ...]]]:
+    """Return the tokens of the samples of prompts that are drawn in every way, in order."""
+
+    async def draw() -> list[Any]:
+        return (await running.served.generate(prompts, params))[1]
+
+    body = {"prompt": prompts, "n": params.n, "seed": params.seed, "max_tokens": params.max_tokens}
+    answer = running.post("completions", {**body, "return_token_ids": True}).json()
+    tree = Node(children=[Node(prompt, samples=params.n) for prompt in prompts])
+    of = {
+        "async": [one for output in asyncio.run(draw()) for one in output],
+        "tree": demo().run(tree, replace(params, n=1)).completions,
+        "remote": [one for output in remote.generate(prompts, params) for one in output],
+    }
+    ways = {name: [one.tokens for one in completions] for name, completions in of.items()}
+    return {**ways, "http": [tuple(choice["token_ids"]) for choice in answer["choices"]]}
+
+
+def test_repeated_prompts_get_further_samples_in_every_call(
+    running: Running, remote: RemoteLLM
+) -> None:
+    once, other = QUESTION.format("Tom", "Tom"), QUESTION.format("Ann", "Ann")
+    prompts: list[Any] = [once, other, once, once]
+    params = SamplingParams(n=2, max_tokens=6, seed=1)
+    outputs = demo().generate(prompts, params)
+    want = [one.tokens for output in outputs for one in output]
+    assert len(set(want)) == 8
+    ways = draw_everywhere(running, remote, prompts, params)
+    assert ways == dict.fromkeys(("async", "tree", "remote", "http"), want)
+    separate = [demo().generate([prompt], params)[0] for prompt in prompts]
+    assert separate[0] == separate[2] == separate[3] == outputs[0]
+
+
+def test_repeated_prompts_may_have_several_forms(remote: RemoteLLM, local: LLM) -> None:
+    text = "user: Hello\nassistant:"  # what the chat template renders
+    messages = [{"role": "user", "content": "Hello"}]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hello"}]}]
+    ids = local.generate([text], SamplingParams(max_tokens=1))[0].prompt_token_ids
+    prompts: list[Any] = [text, ids, [5, 6, 7], text, messages, parts, ids]
+    for temperature in (1.0, 0.0):
+        params = SamplingParams(n=2, max_tokens=6, seed=3, temperature=temperature)
+        got, want = remote.generate(prompts, params), local.generate(prompts, params)
+        assert [output.prompt_token_ids for output in got] == [
+            output.prompt_token_ids for output in want
+        ]
+        for output, expected in zip(got, want, strict=True):
+            assert [(one.tokens, one.seed) for one in output] == [
+                (one.tokens, one.seed) for one in expected
+            ]
+
+
+def test_texts_may_have_their_stops(remote: RemoteLLM, local: LLM) -> None:
+    prompts: list[Any] = [PROBLEMS[0][1], [{"role": "user", "content": "Hello"}]]
+    params = SamplingParams(n=2, seed=1, max_tokens=30, stop=(".", " a"), include_stop=True)
+    got, want = remote.generate(prompts, params), local.generate(prompts, params)
+    texts = [[one.text for one in output] for output in got]
+    assert texts == [[one.text for one in output] for output in want]
+    assert any(text.endswith((".", " a")) for text in texts[0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_may_start_at_a_later_sample(running: Running, stream: bool) -> None:
+    path, body = "completions", {"prompt": ["a b", "a b"], "seed": 1, "max_tokens": 4}
+
+    def texts(**more: Any) -> list[str]:
+        response = running.post(path, {**body, **more, "stream": stream})
+        if not stream:
+            return [choice["text"] for choice in response.json()["choices"]]
+        found: dict[int, str] = {}
+        for line in response.text.splitlines():
+            if line.startswith("data: {"):
+                (choice,) = json.loads(line.removeprefix("data: "))["choices"]
+                found[choice["index"]] = found.get(choice["index"], "") + choice["text"]
+        return [found[index] for index in sorted(found)]
+
+    every = texts(n=3)
+    assert texts(n=2, first=2)[:2] == every[2:4]
+    assert texts(n=1, first=4) == every[4:6]
+    body.pop("seed")
+    assert "first needs a seed" in running.post(path, {**body, "first": 2}).text
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def test_thoughts_are_told_apart_and_come_back() -> None:
 def test_messages_name_model_arguments_as_inspect_takes_them(directory: Path) -> None:
     with (
         loaded(directory, chat_template=None) as model,
-        pytest.raises(InputError, match="load the model with -M chat_template=FILE, use a"),
+        pytest.raises(InputError, match="load the model with -M chat_template=TEMPLATE, use a"),
     ):
         asyncio.run(model.generate("Hello"))
     with pytest.raises(PrerequisiteError, match="-M sampling must be recommended or neutral"):

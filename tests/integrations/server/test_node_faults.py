@@ -251,10 +251,33 @@ def test_errors_name_the_field_that_the_request_has(client: NodeClient) -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"prompt": []}, "prompt: List should have at least 1 item"),
-        ({"prompt": [-1]}, "prompt: Input should be greater than or equal to 0"),
-        ({"prompt": 3}, "prompt: Input should be a valid string"),
-        ({"prompt": "A", "params": {"stop": ["x"] * 65}}, "params.stop: List should have at most"),
+        ({"prompt": []}, "prompt must have at least 1 item, got an empty list"),
+        ({"prompt": [-1]}, "prompt must be at least 0, got -1"),
+        ({"prompt": 3}, "prompt must be a string or a list, got 3"),
+        ({"prompt": "A", "params": {"stop": ["x"] * 65}}, "params.stop must have at most 64 items"),
+        ({"prompt": "A", "params": {"stop": 5}}, "params.stop must be a string or a list, got 5"),
+        (
+            {"prompt": "A", "params": {"logit_bias": {"x": 1}}},
+            "the key 'x' of params.logit_bias must be an integer",
+        ),
+        (
+            {"prompt": "A", "params": {"json_schema": 5}},
+            "params.json_schema must be an object, a boolean or a string, got 5",
+        ),
+        (
+            {"prompt": "A", "params": {"reasoning_tags": "off"}},
+            "params.reasoning_tags must be 'auto' or a list, got 'off'",
+        ),
+        ({"prompt": "A", "lease_seconds": 0}, "lease_seconds must be more than 0, got 0"),
+        (
+            {"prompt": "A", "params": {"skip_special_tokens": False}},
+            "params.skip_special_tokens is not supported; remove it: texts never contain",
+        ),
+        (
+            {"prompt": "A", "max_new_tokens": 5},
+            "max_new_tokens is not supported; did you mean 'params.max_tokens'?",
+        ),
+        ([], "the body"),
     ],
 )
 def test_errors_tell_what_is_wrong_with_a_list(

@@ -55,8 +55,10 @@ def demo() -> LLM:
 
 def test_advice_for_clients_names_options_of_the_server() -> None:
     problem = "the tokenizer has no chat template"
-    message = f"{problem}; load the model with chat_template='FILE', use a chat model, or pass text"
-    advice = "start the server with --chat-template FILE, use a chat model, or pass text"
+    message = (
+        f"{problem}; load the model with chat_template='TEMPLATE', use a chat model, or pass text"
+    )
+    advice = "start the server with --chat-template TEMPLATE, use a chat model, or pass text"
     assert for_client(message) == f"{problem}; {advice}"
 
 
@@ -577,14 +579,33 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "a", "temperature": 10**400}, 400, ""),
     ({"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
     ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
-    ({"prompt": "a", "logprobs": 99}, 400, "logprobs"),
-    ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
+    ({"prompt": "a", "logprobs": 99}, 400, "logprobs must be at most 20, got 99"),
+    ({"prompt": "a", "logprobs": "all"}, 400, "and a number in a completion"),
+    ({"prompt": "a", "logprobs": True}, 400, "and a number in a completion"),
+    ({"prompt": "a", "logit_bias": {"x": 1}}, 400, "the key 'x' of logit_bias must be an integer"),
     ({"prompt": "a", "logit_bias": {"5": "x"}}, 400, "logit_bias"),
     ({"prompt": "a", "logit_bias": {"99999": 1}}, 400, "logit_bias"),
-    ({"prompt": "a", "stop": 5}, 400, "stop"),
-    ({"prompt": "a", "stop": ["a"] * 99}, 400, "stop"),
-    ({"prompt": "a", "stop": "a" * 9_000}, 400, "stop"),
-    ({"prompt": "a", "stream_options": {}, "stream": 1}, 400, "stream"),
+    ({"prompt": "a", "stop": 5}, 400, "stop must be a string or a list, got 5"),
+    ({"prompt": "a", "stop": ["a"] * 99}, 400, "stop must have at most 64 items"),
+    ({"prompt": "a", "stop": "a" * 9_000}, 400, "stop must have at most 1,000 characters"),
+    ({"prompt": "a", "stream_options": {}, "stream": 1}, 400, "stream must be true or false"),
+    ({"prompt": "a", "stream": True, "stream_options": {"x": 1}}, 400, "stream_options.x is not"),
+    ({"prompt": "a", "tools": []}, 400, "POST chats to /v1/chat/completions"),
+    ({"prompt": "a", "max_completion_tokens": 5}, 400, "is not supported; use max_tokens"),
+    ({"prompt": "a", "max_new_tokens": 5}, 400, "did you mean 'max_tokens'?"),
+    ({"prompt": "a", "skip_special_tokens": False}, 400, "texts never contain special tokens"),
+    ({"prompt": "a", "truncate_prompt_tokens": 4}, 400, "cut the prompt's token ids"),
+    ({"prompt": "a", "cache_salt": "s"}, 400, "all clients of the server share"),
+    ({"prompt": "a", "use_beam_search": True}, 400, "/v1/search/beam/chat/completions"),
+    ({"prompt": "a", "include_stop": 1}, 400, "include_stop must be True or False"),
+    ({"prompt": "a", "first": 2}, 400, "first needs a seed"),
+    ({"prompt": "a", "first": -1, "seed": 1}, 400, "first must be at least 0, got -1"),
+    ({"messages": CHAT, "prompt": "a"}, 400, "POST texts to /v1/completions"),
+    ({"messages": CHAT, "best_of": 2}, 400, "best_of is not supported; use n"),
+    ({"messages": CHAT, "functions": []}, 400, "functions is not supported; use tools"),
+    ({"messages": CHAT, "chat_template": "x"}, 400, "treegen serve with --chat-template TEMPLATE"),
+    ({"messages": CHAT, "logprobs": 5}, 400, "must be true or false in a chat"),
+    ({"messages": CHAT, "include_stop": True, "separate_reasoning": True}, 400, "without its stop"),
     ({"prompt": "a", "model": "gpt-5"}, 404, "not served"),
     ({"messages": []}, 400, "messages"),
     ({"messages": [5]}, 400, "message"),
@@ -632,6 +653,68 @@ REFUSED: list[tuple[Any, int, str]] = [
         "has only enable_thinking",
     ),
 ]
+
+
+HARMLESS: dict[str, Any] = {
+    "priority": 3,
+    "user": "me",
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "early_stopping": False,
+    "return_tokens_as_token_ids": False,
+    "include_stop_str_in_output": False,
+}
+"""Parameters that clients of vLLM always send, with vLLM's defaults."""
+
+
+def test_parameters_that_change_nothing_are_ignored(running: Running) -> None:
+    more = {"seed": 1, "max_tokens": 4}
+    for path, body in (
+        ("completions", {"prompt": "a b", "add_special_tokens": True}),
+        ("chat/completions", {"messages": CHAT, "add_special_tokens": False, "echo": False}),
+    ):
+        plain = {name: value for name, value in body.items() if name in ("prompt", "messages")}
+        if path != "completions":
+            body |= {"add_generation_prompt": True, "continue_final_message": False}
+        got = running.post(path, {**body, **more, **HARMLESS}).json()
+        assert got["choices"] == running.post(path, {**plain, **more}).json()["choices"]
+
+
+def test_a_request_may_choose_the_id_of_its_response(running: Running) -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("completions", {"prompt": "a"}, "cmpl"),
+        ("chat/completions", {"messages": CHAT}, "chatcmpl"),
+    ]
+    for path, body, start in cases:
+        body |= {"max_tokens": 1, "request_id": "mine"}
+        assert running.post(path, body).json()["id"] == f"{start}-mine"
+
+
+@pytest.mark.parametrize("name", ["include_stop", "include_stop_str_in_output"])
+@pytest.mark.parametrize("path", ["completions", "chat/completions"])
+def test_the_text_may_have_its_stop(running: Running, path: str, name: str) -> None:
+    body: dict[str, Any] = {"prompt": PROMPT} if path == "completions" else {"messages": CHAT}
+    body |= {"seed": 1, "max_tokens": 40, "ignore_eos": True}
+
+    def text(**more: Any) -> tuple[str, str]:
+        (choice,) = running.post(path, {**body, **more}).json()["choices"]
+        content = choice["text"] if path == "completions" else choice["message"]["content"]
+        streamed = ""
+        response = running.post(path, {**body, **more, "stream": True})
+        for line in response.text.splitlines():
+            if line.startswith("data: {"):
+                (piece,) = json.loads(line.removeprefix("data: "))["choices"]
+                streamed += piece.get("text", "") + (piece.get("delta", {}).get("content") or "")
+        assert streamed == content
+        return content, choice["finish_reason"]
+
+    whole, _ = text()
+    stop = whole[len(whole) // 2 :][:3]
+    before = whole[: whole.index(stop)]
+    assert text(stop=stop) == (before, "stop")
+    assert text(stop=stop, **{name: True}) == (before + stop, "stop")
 
 
 def test_an_error_names_the_field_at_fault(running: Running) -> None:
@@ -752,6 +835,23 @@ def test_keys_models_health_and_metrics(running: Running, client: openai.OpenAI)
     assert HTTP.get(f"{running.url}/health").json() == {"status": "ok"}
     assert HTTP.get(f"{running.url}/v1/completions").status_code == 405
     assert HTTP.get(f"{running.url}/else").json()["error"]["code"] == 404
+    for method, path, advice in (
+        ("GET", "/v1/completions", "use POST"),
+        ("POST", "/v1/models", "use GET"),
+        ("DELETE", "/health", "use GET"),
+    ):
+        answer = HTTP.request(method, f"{running.url}{path}").json()
+        message = f"{path} does not take {method} requests; {advice}"
+        assert answer["error"]["message"] == message
+    for path, advice in (
+        ("tokenize", "max_tokens=0 and return_token_ids=true"),
+        ("v1/score", "generates and scores text"),
+        ("chat/completions", "the base_url ends in /v1"),
+    ):
+        assert advice in HTTP.post(f"{running.url}/{path}", json={}).json()["error"]["message"]
+    body = {"prompt": PROMPT, "echo": True, "max_tokens": 0, "return_token_ids": True}
+    (choice,) = running.post("completions", body).json()["choices"]
+    assert choice["prompt_token_ids"] == running.served.llm.tokenizer(PROMPT)["input_ids"]
     for route, hint in (
         ("responses", "chat completions"),
         ("embeddings", "computes no embeddings"),

@@ -17,6 +17,7 @@ from treegen.integrations.server.node_types import (
     NodeAnswer,
     ScoreAnswer,
 )
+from treegen.prompts.plan.draws import hash_prompt, row_seed
 from treegen.prompts.tree import Parts
 
 _ERRORS: Final[dict[int, type[TreegenError]]] = {
@@ -124,7 +125,21 @@ def score_of(score: ScoreAnswer) -> Score:
     return Score(tuple(score.token_ids), tuple(score.logprobs), score.is_greedy, top)
 
 
-def output_of(index: str, content: Any, answer: Any, params: SamplingParams) -> RequestOutput:
+def prompt_tokens_of(content: Any, answer: Any) -> list[int]:
+    """Return the token ids of a prompt.
+
+    Args:
+        content: The prompt.
+        answer: The server's answer.
+    """
+    holder = answer if is_chat(content) else answer["choices"][0]
+    tokens: list[int] = holder["prompt_token_ids"]
+    return tokens
+
+
+def output_of(
+    index: str, content: Any, answer: Any, params: SamplingParams, first: int
+) -> RequestOutput:
     """Return the output of one prompt.
 
     Args:
@@ -132,8 +147,11 @@ def output_of(index: str, content: Any, answer: Any, params: SamplingParams) -> 
         content: The prompt.
         answer: The server's answer.
         params: Sampling parameters.
+        first: With a seed, index of the prompt's first sample.
     """
     from_chat, completions = is_chat(content), []
+    tokens = prompt_tokens_of(content, answer)
+    origin = hash_prompt(tokens)
     for choice in answer["choices"]:
         if from_chat:
             logprobs = [token["logprob"] for token in choice["logprobs"]["content"]]
@@ -143,7 +161,10 @@ def output_of(index: str, content: Any, answer: Any, params: SamplingParams) -> 
             Completion(
                 prompt_id=index,
                 sample_index=choice["index"],
-                seed=params.seed or 0,
+                # Without a seed, only the server knows the numbers of the samples.
+                seed=0
+                if params.seed is None
+                else row_seed(params.seed, origin, first + choice["index"]),
                 text=choice["message"]["content"] or "" if from_chat else choice["text"],
                 tokens=tuple(choice["token_ids"]),
                 logprobs=tuple(logprobs),
@@ -151,7 +172,6 @@ def output_of(index: str, content: Any, answer: Any, params: SamplingParams) -> 
                 versions=_versions_of(choice.get("versions", ())),
             )
         )
-    tokens = answer["prompt_token_ids"] if from_chat else answer["choices"][0]["prompt_token_ids"]
     prompt = content if isinstance(content, str) else None
     return RequestOutput(completions, request_id=index, prompt=prompt, prompt_token_ids=tokens)
 

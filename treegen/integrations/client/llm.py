@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from treegen.common.checks import check_int, check_number
@@ -17,12 +18,13 @@ from treegen.integrations.client.conversion import (
     encode_messages,
     is_chat,
     output_of,
+    prompt_tokens_of,
     score_of_choices,
 )
 from treegen.integrations.client.searches import NodeSearches
 from treegen.integrations.server.node_types import RootOperation, sampling_fields
 from treegen.llm.arguments import reject_unknown_arguments
-from treegen.prompts.plan.draws import DrawCounter
+from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.tree import as_list
 from treegen.search.budget import Budget
 from treegen.search.event_loop import gather, run_apart
@@ -252,8 +254,10 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
     ) -> list[RequestOutput]:
         """Return params.n completions of each prompt, all prompts at once.
 
-        The draws are those of `LLM.generate`. The completions have no `stop` and no alternatives,
-        because OpenAI's protocol does not report them.
+        With a seed, the draws are those of `LLM.generate`, also for prompts that appear twice.
+        Without a seed, the server numbers the samples of all its clients in order of arrival. The
+        completions have no `stop` and no alternatives, because OpenAI's protocol does not report
+        them.
 
         Args:
             prompts: Texts, token ids or chat messages.
@@ -272,11 +276,6 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
                 "parameters, or use score"
             )
         fields = {**sampling_fields(params), "n": params.n, "max_tokens": params.max_tokens}
-        include = fields.pop("include_stop", None)
-        if include is not None:
-            raise InputError(
-                "RemoteLLM.generate does not support include_stop; remove include_stop"
-            )
         for name, server_name in _STRUCTURES.items():
             if name in fields:
                 fields["structured_outputs"] = {server_name: fields.pop(name)}
@@ -285,15 +284,14 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         if chat_template_kwargs:
             template["chat_template_kwargs"] = dict(chat_template_kwargs)
 
-        async def call(connection: Connection) -> list[Any]:
-            return await gather(
-                _complete(connection, content, fields, template) for content in contents
-            )
+        async def call(connection: Connection) -> list[tuple[Any, int]]:
+            request = partial(_complete, connection, fields=fields, template=template)
+            return await _complete_all(request, contents, params)
 
         answers = self._run(call) if contents else []
         return [
-            output_of(str(index), content, answer, params)
-            for index, (content, answer) in enumerate(zip(contents, answers, strict=True))
+            output_of(str(index), content, answer, params, first)
+            for index, (content, (answer, first)) in enumerate(zip(contents, answers, strict=True))
         ]
 
     @reject_unknown_arguments
@@ -365,17 +363,64 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         return results[0]
 
 
+async def _complete_all(
+    request: Callable[[Any, int], Coroutine[Any, Any, Any]],
+    contents: Sequence[Any],
+    params: SamplingParams,
+) -> list[tuple[Any, int]]:
+    """Return the answer for each prompt, and the index of the prompt's first sample.
+
+    With a seed, a prompt that appears again gets further samples, as in `LLM.generate`. Prompts are
+    equal if their tokens are, and only the answers have the tokens. So prompts whose contents are
+    equal are numbered before the requests. A prompt is requested again if its tokens turn out to be
+    those of an earlier prompt with another content, such as token ids instead of text.
+
+    Args:
+        request: Requests completions of a prompt, from the index of a sample.
+        contents: The prompts.
+        params: Sampling parameters.
+    """
+    assumed = _first_indices(map(repr, contents), params)
+    answers = await gather(map(request, contents, assumed))
+    tokens = (prompt_tokens_of(*pair) for pair in zip(contents, answers, strict=True))
+    firsts = _first_indices(map(hash_prompt, tokens), params)
+    wrong = [index for index, first in enumerate(firsts) if first != assumed[index]]
+    again = await gather(request(contents[index], firsts[index]) for index in wrong)
+    for index, answer in zip(wrong, again, strict=True):
+        answers[index] = answer
+    return list(zip(answers, firsts, strict=True))
+
+
+def _first_indices(prompts: Iterable[str], params: SamplingParams) -> list[int]:
+    """Return the index of the first sample of each prompt of a call.
+
+    Args:
+        prompts: A text for each prompt; those of equal prompts are equal.
+        params: Sampling parameters. Without a seed, the server numbers the samples.
+    """
+    counter = DrawCounter()
+    return [0 if params.seed is None else counter.advance(text, params.n) for text in prompts]
+
+
 async def _complete(
-    connection: Connection, content: Any, fields: Mapping[str, Any], template: Mapping[str, Any]
+    connection: Connection,
+    content: Any,
+    first: int,
+    *,
+    fields: Mapping[str, Any],
+    template: Mapping[str, Any],
 ) -> Any:
     """Return the answer of a request for completions of one prompt.
 
     Args:
         connection: The connection.
         content: The prompt.
+        first: Index of the first sample.
         fields: Sampling parameters.
         template: Arguments of the chat template.
     """
+    if first:
+        fields = {**fields, "first": first}
     if is_chat(content):
         body = {"messages": encode_messages(content), "logprobs": True, **template}
         path = "chat/completions"

@@ -24,7 +24,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from treegen.common.outputs import Completion, Score
 from treegen.common.params import SamplingParams
@@ -60,12 +60,26 @@ _ROUTES: Final = (
     "this server has POST /v1/chat/completions, POST /v1/completions, GET /v1/models, /v1/nodes "
     "(see GET /openapi.json), /v1/search/METHOD/chat/completions, GET /metrics and GET /health"
 )
-# What clients ask for that know OpenAI's other routes, and what to use.
+_CHATS: Final = "use chat completions, such as client.chat.completions.create(...); "
+_TOKENS: Final = (
+    "for the token ids of a text, POST to /v1/completions with echo=true, max_tokens=0 and "
+    "return_token_ids=true; "
+)
+_ONLY_TEXT: Final = "the server generates and scores text; "
+# Routes of other servers that clients ask for, and what to use.
 _ELSEWHERE: Final = {
-    "/v1/responses": "use chat completions, such as client.chat.completions.create(...); ",
+    "/v1/responses": _CHATS,
+    "/v1/messages": _CHATS,
     "/v1/search": "the base_url of a search is /v1/search/METHOD, for chat completions; ",
     "/v1/weights": "start the server with --weights-dir DIR and an API key to load weights; ",
     "/v1/embeddings": "the server generates text and computes no embeddings; ",
+    "/tokenize": _TOKENS,
+    "/detokenize": _ONLY_TEXT,
+    "/completions": "the base_url ends in /v1; ",
+    "/chat/completions": "the base_url ends in /v1; ",
+    **dict.fromkeys(
+        ("/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank"), _ONLY_TEXT
+    ),
 }
 
 
@@ -248,7 +262,7 @@ class Server:
         if not ask.stream:
             encoding = self._encode_answer(answer, prompts, params if ask.is_sampled else None, how)
             return stream_json(await cancel_on_disconnect(request, encoding))
-        items = served.stream(prompts, params, **how, parts=ask.parses_reply)
+        items = served.stream(prompts, params, **how, parts=ask.parses_reply, first=ask.first)
         # Await the first item, so that an error becomes the status and not part of the stream.
         first = await cancel_on_disconnect(request, anext(items))
         return StreamingResponse(_events(answer, first, items), media_type="text/event-stream")
@@ -329,7 +343,7 @@ class Server:
             read = await self._served.encode(prompts, **how)
             ask.check_told(sum(map(len, read)))
         if params is not None:
-            read, completions = await self._served.generate(prompts, params, **how)
+            read, completions = await self._served.generate(prompts, params, **how, first=ask.first)
             scores = [samples[0].prompt_logprobs for samples in completions]
         answer.prompts = [tokens.tolist() for tokens in read]
         if params is None and ask.num_prompt_top is not None:
@@ -419,4 +433,14 @@ async def _not_found(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         advice = next((hint for start, hint in _ELSEWHERE.items() if path.startswith(start)), "")
         message = f"there is no {request.method} {path} here; {advice}{_ROUTES}"
+    elif error.status_code == 405:
+        routes = (route for route in request.app.routes if isinstance(route, Route))
+        methods = {
+            method
+            for route in routes
+            if route.matches(request.scope)[0] is not Match.NONE
+            for method in route.methods or ()
+        }
+        usable = " or ".join(sorted(methods - {"HEAD"}))
+        message = f"{path} does not take {request.method} requests; use {usable}"
     return error_response(error.status_code, message, error.headers)

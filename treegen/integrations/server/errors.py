@@ -26,8 +26,8 @@ _RETRY_AFTER: Final = 1  # seconds
 _PIECE: Final = 2**20
 _MAX_MESSAGE_CHARS: Final = 1_000  # characters of an error message, which may quote the request
 _ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
-_TEMPLATE: Final = "load the model with chat_template='FILE'"
-_TEMPLATE_OPTION: Final = "start the server with --chat-template FILE"
+_TEMPLATE: Final = "load the model with chat_template='TEMPLATE'"
+_TEMPLATE_OPTION: Final = "start the server with --chat-template TEMPLATE"
 _BETWEEN: Final = re.compile(r"(?:, or |, )(?![^(]*\))")  # between remedies, not in brackets
 _GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}

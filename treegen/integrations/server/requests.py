@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from treegen.common.foreign_names import (
     NEUTRAL_REQUEST,
-    REQUEST_ADVICE,
     advise_foreign,
     drop_neutral,
 )
 from treegen.common.params import REQUEST_FIELDS, SamplingParams
-from treegen.common.spelling import did_you_mean, hint_at_field, hints_at
+from treegen.common.spelling import did_you_mean, hints_at
 from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, TreegenError
+from treegen.integrations.server.field_errors import describe_field_error, hint_field
 from treegen.integrations.server.node_params import Sampling
 from treegen.integrations.server.node_types import Operation
 from treegen.prompts.grammars import REQUESTED, parse_structure
 from treegen.prompts.tree import Message
 
 # Fields of SamplingParams that requests may have under the same names, as in vLLM's server.
-_SAMPLING: Final = {*REQUEST_FIELDS, "n", "allowed_token_ids", "max_thinking_tokens"} - {
-    "logit_bias"
-}
+_SAMPLING: Final = {
+    *REQUEST_FIELDS,
+    "n",
+    "allowed_token_ids",
+    "include_stop",
+    "include_stop_str_in_output",
+    "max_thinking_tokens",
+} - {"logit_bias"}
 # Fields that change no answer, and are ignored.
 _HARMLESS: Final = (
     "user",
@@ -37,6 +42,7 @@ _HARMLESS: Final = (
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
+    "priority",
 )
 _ONLY_COMPLETIONS: Final = ("prompt", "echo", "best_of", "suffix")
 _ONLY_CHATS: Final = (
@@ -49,11 +55,8 @@ _ONLY_CHATS: Final = (
     "chat_template_kwargs",
     "separate_reasoning",
 )
-_INSTEAD: Final = {
-    "reasoning_effort": "pass the effort to the chat template: "
-    'chat_template_kwargs={"reasoning_effort": "low"}, or {"reasoning": "low"} '
-    "if the template uses that name",
-}
+_RENAMED: Final = ("best_of", "max_completion_tokens", "top_logprobs")
+"""Fields of one of both that the other has under another name."""
 _DEFAULT_MAX_TOKENS: Final = 16  # default of /v1/completions, as in OpenAI's API
 
 _NAMED: Final = 8  # maximum unknown fields that an error names
@@ -64,6 +67,7 @@ _MAX_PROMPT_LOGPROBS: Final = (
 
 _Length = Annotated[int, Field(ge=0)]
 _Top = Annotated[int, Field(ge=0, le=20)]
+_Stop = Annotated[str, Field(max_length=1_000)]
 _Token = Annotated[int, Field(strict=False)]  # not strict, because keys of JSON objects are text
 
 
@@ -107,11 +111,7 @@ class CompletionRequest(BaseModel):
     stream: bool = False
     stream_options: _Options = _Options()
     max_tokens: _Length | None = None
-    stop: Annotated[
-        list[Annotated[str, Field(max_length=1_000)]],
-        BeforeValidator(lambda stop: [stop] if isinstance(stop, str) else stop),
-        Field(max_length=64),
-    ] = []
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=64)] = []
     logit_bias: dict[_Token, Any] = {}
     logprobs: bool | _Top | None = None  # a bool in a chat, otherwise a number
     prompt_logprobs: _Top | None = None
@@ -130,6 +130,8 @@ class CompletionRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] = {}
     separate_reasoning: bool = False
     return_token_ids: bool = False
+    request_id: Annotated[str, Field(max_length=256)] = ""  # part of the id of the response
+    first: _Length = 0  # with a seed, index of the first sample of each prompt
 
     @property
     def is_chat(self) -> bool:
@@ -192,6 +194,12 @@ class CompletionRequest(BaseModel):
         return not self.sampling.keys().isdisjoint(STRUCTURES)
 
     @property
+    def includes_stop(self) -> bool:
+        """Whether the text has the stop string that ended it."""
+        names = ("include_stop", "include_stop_str_in_output")
+        return any(self.sampling.get(name) for name in names)
+
+    @property
     def is_sampled(self) -> bool:
         """Whether anything is sampled; otherwise prompts are only echoed."""
         return self.max_tokens != 0
@@ -231,13 +239,14 @@ class CompletionRequest(BaseModel):
             InputError: A sampling parameter cannot be used.
         """
         most = room if self.is_chat else _DEFAULT_MAX_TOKENS
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop
         limits = [self.max_completion_tokens, self.max_tokens, most]
         limit = next(limit for limit in limits if limit is not None)
         params = SamplingParams(
             **{**usual, **self.sampling, **({"grammar": grammar} if grammar else {})},
             reasoning_tags="auto" if self.separate_reasoning else None,
             max_tokens=limit if self.is_sampled else 1,
-            stop=[text for text in self.stop if text],
+            stop=[text for text in stops if text],
             logprobs=self.num_top or 0,
             prompt_logprobs=self.num_prompt_top,
             logit_bias=self.logit_bias or None,
@@ -306,33 +315,30 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         supported.discard("suffix")
     body = drop_neutral(body, supported, NEUTRAL_REQUEST)
     if unknown := [name[:80] for name in body if name not in supported]:
-
-        def hint(name: str) -> str:
-            instead = f"; {_INSTEAD[name]}" if is_chat and name in _INSTEAD else ""
-            return instead or hint_at_field(name, supported, REQUEST_ADVICE) or "; remove it"
-
         verb = "is" if len(unknown) == 1 else "are"
-        hints = hints_at(unknown[:_NAMED], hint)
+        hints = hints_at(unknown[:_NAMED], lambda name: _hint_request(name, supported, is_chat))
         listed = ", ".join(unknown[:_NAMED])
         raise RequestError(f"{listed} {verb} not supported{hints}", unknown[0])
+    if "logprobs" in body and type(body["logprobs"]) is not (bool if is_chat else int):
+        raise RequestError(
+            "logprobs must be true or false in a chat, and a number in a completion; change or "
+            "remove logprobs",
+            "logprobs",
+        )
     sampling = {name: body[name] for name in _SAMPLING if name in body} | parse_structure(body)
     needed: dict[str, Any] = {"messages": []} if is_chat else {}
     try:
         ask = CompletionRequest.model_validate({**needed, **body, "sampling": sampling})
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = [str(part)[:80] for part in first["loc"]]
-        if where[0] == "tool_choice":
-            raise RequestError(
+        message, field, _ = describe_field_error(error)
+        field = (field or "").partition(".")[0]
+        if field == "tool_choice":
+            message = (
                 f"tool_choice {body['tool_choice']!r:.80} is not supported; use auto, none, "
-                'required, or {"type": "function", "function": {"name": NAME}}',
-                "tool_choice",
-            ) from None
-        raise RequestError(f"{'.'.join(where)}: {first['msg']}", where[0]) from None
+                'required, or {"type": "function", "function": {"name": NAME}}'
+            )
+        raise RequestError(message, field) from None
     refused = {
-        "logprobs must be true or false in a chat, and a number in a completion": ask.logprobs
-        is not None
-        and isinstance(ask.logprobs, bool) != is_chat,
         "top_logprobs needs logprobs=true": ask.top_logprobs and not ask.logprobs,
         "logprobs with echo cannot be streamed": ask.echo
         and ask.stream
@@ -343,18 +349,37 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         "tool_choice forces a call, but tools is empty": ask.must_call and not ask.tools,
         "tool_choice and structured output cannot be used together": ask.must_call
         and bool(parse_structure(body)),
+        "first needs a seed": ask.first and "seed" not in sampling,
         "stream_options needs stream=true": ask.stream_options.include_usage and not ask.stream,
         "best_of must equal n": ask.best_of not in (None, body.get("n", 1)),
         # A template could run forever.
         "chat_template_kwargs must not contain chat_template": "chat_template"
         in ask.chat_template_kwargs,
         "return_token_ids cannot be streamed": ask.return_token_ids and ask.stream,
+        "include_stop cannot be used in a chat with tools, separate_reasoning or structured "
+        "output, which are read from the text without its stop": ask.parses_reply
+        and ask.includes_stop,
     }
     for problem, is_so in refused.items():
         if is_so:
             field = problem.split()[0]
             raise RequestError(f"{problem}; change or remove {field}", field)
     return ask
+
+
+def _hint_request(name: str, supported: Collection[str], is_chat: bool) -> str:
+    """Return "; " and what to do about a field that a completion or a chat cannot have.
+
+    Args:
+        name: The field.
+        supported: The fields that it can have.
+        is_chat: Whether it is a chat.
+    """
+    others = _ONLY_COMPLETIONS if is_chat else _ONLY_CHATS
+    if name in others and name not in _RENAMED:
+        kind, path = ("texts", "completions") if is_chat else ("chats", "chat/completions")
+        return f"; POST {kind} to /v1/{path}, or remove it"
+    return hint_field(name, supported)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -408,7 +433,6 @@ def read_message(message: dict[str, Any]) -> Message:
 
 
 _Model = TypeVar("_Model", bound=BaseModel)
-_TYPES: Final = frozenset({"str", "int", "float", "bool", "dict", "list"})
 _OPERATIONS: Final[dict[str, type[BaseModel]]] = {
     get_args(model.model_fields["op"].annotation)[0]: model
     for model in get_args(get_args(Operation)[0])
@@ -429,38 +453,14 @@ def parse_model(kind: type[_Model], fields: Any, name: str = "") -> _Model:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        first, *more_errors = error.errors(include_url=False, include_input=False)
-        param = _name_field(first["loc"], name)
-        if first["type"].endswith("_type"):  # another member of a union may fit better
-            for other in more_errors:
-                if _name_field(other["loc"], name) == param and not other["type"].endswith("_type"):
-                    first = other
-                    break
+        message, param, first = describe_field_error(error, name, _OPERATIONS)
         if first["type"] == "extra_forbidden":
             message = f"{param or 'the body'} is not supported{_hint(kind, first['loc'])}"
         elif first["type"] in ("union_tag_invalid", "union_tag_not_found"):
             tag = first["ctx"].get("tag", "")[:80]
             names = did_you_mean(tag, _OPERATIONS) or f"; use one of {', '.join(_OPERATIONS)}"
             message = f"{param}: the op {tag!r} is not supported{names}"
-        else:
-            message = f"{param or 'body'}: {first['msg']}"
         raise RequestError(message, param) from None
-
-
-def _name_field(place: Sequence[Any], name: str) -> str | None:
-    """Return the name of a field in a request; None for the body.
-
-    Args:
-        place: The names and indices that lead to the field, as pydantic reports them.
-        name: Name of the outermost object in the request; empty for the body.
-    """
-    where: list[str] = [name] if name else []
-    for part in map(str, place):
-        if not part.replace("_", "").isalnum() or part in _TYPES:
-            break  # a member of a union
-        if not (len(where) == 2 and where[0] == "operations" and part in _OPERATIONS):
-            where.append(part[:80])
-    return ".".join(where) or None
 
 
 def _hint(kind: type[BaseModel], place: Sequence[Any]) -> str:
@@ -477,9 +477,10 @@ def _hint(kind: type[BaseModel], place: Sequence[Any]) -> str:
         if name in known:
             return "; pass it outside params"
         known = Sampling.model_fields.keys()
-    elif "params" in known and name in Sampling.model_fields:
-        return "; pass it in params"
-    ours, _ = advise_foreign(name, known)
-    if ours is not None:
-        return f"; did you mean {ours!r}?"
-    return did_you_mean(name[:80], known) or "; remove it"
+    elif "params" in known:
+        if name in Sampling.model_fields:
+            return "; pass it in params"
+        ours, _ = advise_foreign(name, Sampling.model_fields)
+        if ours is not None:
+            return f"; did you mean {f'params.{ours}'!r}?"
+    return hint_field(name, known)

@@ -41,7 +41,7 @@ class CompletionResponse:
         self._num, self._text, self._replies, self._num_completion_tokens = num, text, replies, 0
         kind = "chat.completion" if ask.is_chat else "text_completion"
         self._frame = {
-            "id": f"{'chatcmpl' if ask.is_chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "id": f"{'chatcmpl' if ask.is_chat else 'cmpl'}-{ask.request_id or uuid.uuid4().hex}",
             "object": f"{kind}.chunk" if ask.is_chat and ask.stream else kind,
             "created": int(time.time()),
             "model": model,

@@ -341,7 +341,7 @@ class SearchService:
         usage = asdict(result.usage)
         del usage["started"]
         return {
-            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "id": f"chatcmpl-{request.ask.request_id or uuid.uuid4().hex}",
             "object": "chat.completion",
             "created": int(time.time()),
             "model": self._name,

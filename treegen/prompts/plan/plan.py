@@ -369,8 +369,8 @@ class Plan:
                 f"prompt {request.id!r} ({len(request.tokens):,} tokens, {arg('max_tokens')} "
                 f"{request.max_tokens:,}) needs {needed * page_size:,} cache tokens, but the cache "
                 f"holds only {num_pages * page_size:,} "
-                f"({format_bytes(num_pages * page_size * self.token_bytes)}); increase the cache "
-                f"memory, shorten the prompt or lower {arg('max_tokens')}"
+                f"({format_bytes(num_pages * page_size * self.token_bytes)}); increase "
+                f"{arg('memory=')}, shorten the prompt or lower {arg('max_tokens')}"
             )
         states = [self.alone_states(index) for index in range(len(self.requests))]
         if num_states is not None and max(states, default=0) > num_states:
@@ -379,7 +379,7 @@ class Plan:
                 f"prompt {request.id!r} needs {max(states):,} recurrent states of "
                 f"{format_bytes(self.state_bytes)} (one for each level of its tree, and "
                 f"{('one' if self.delta is None else 'two')} for a sample), but the cache holds "
-                f"only {num_states:,}; increase the cache memory"
+                f"only {num_states:,}; increase {arg('memory=')}, or use a tree with fewer levels"
             )
 
 

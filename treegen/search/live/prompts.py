@@ -156,7 +156,7 @@ def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache
         raise CacheFullError(
             f"{name} ({segment.stop:,} tokens, {arg('max_tokens')} {spec.max_tokens:,}) needs "
             f"{needed * size:,} cache tokens, but the cache holds only "
-            f"{cache.pool.num_pages * size:,}; increase the cache memory or lower "
+            f"{cache.pool.num_pages * size:,}; increase {arg('memory=')}, or lower "
             f"{arg('max_tokens')}"
         )
     if cache.states is None:
@@ -166,7 +166,8 @@ def check_fits(name: str, segment: LiveSegment, spec: Request, cache: PagedCache
     if states > cache.states.num_slots:
         raise CacheFullError(
             f"{name} needs {states:,} recurrent states, but the cache holds only "
-            f"{cache.states.num_slots:,}; increase the cache memory"
+            f"{cache.states.num_slots:,}; increase {arg('memory=')}, or use a tree with "
+            "fewer levels"
         )
 
 
