@@ -64,8 +64,8 @@ def hint_field(name: str, known: Iterable[str]) -> str:
     """
     hint = Message(hint_at_field(name[:80], known, {**REQUEST_ADVICE, **_INSTEAD}))
     _, reason, advice = hint.partition(" not supported; ")
-    hint = f"; {advice}" if reason else hint
-    return hint.replace("remove this argument", "remove it") or "; remove it"
+    text = f"; {advice}" if reason else str(hint)
+    return text.replace("remove this argument", "remove it") or "; remove it"
 
 
 def describe_field_error(
