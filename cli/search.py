@@ -1,7 +1,8 @@
 """`treegen search`: search for solutions step by step, and write run directories."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import Any, Final
 
 import click
@@ -14,6 +15,7 @@ from treegen.errors import InputError
 from treegen.evals.search.methods import METHODS, methods_with_setting
 
 _SHOWN_ERRORS: Final = 3
+_FEW_RUNS: Final = 4
 _BUDGET: Final = {"tokens": int, "calls": int, "seconds": float, "nodes": int, "actions": int}
 
 
@@ -101,9 +103,13 @@ def _describe_arguments() -> str:
     multiple=True,
 )
 @option("--verifier-memory SIZE", "Size of the verifier's KV cache. Default: 1GiB.")
-@option("--prune-below", _of("prune_below", "prune states with a lower value."), type=float)
-@option("--exploration", _of("exploration", "constant c of UCT."), type=float)
-@option("--iterations", _of("iterations", "maximum number of visits."), type=int)
+@option(
+    "--prune-below",
+    _of("prune_below", "prune states with a lower value. Default: the task's."),
+    type=float,
+)
+@option("--exploration", _of("exploration", "constant c of UCT. Default: 1.4."), type=float)
+@option("--iterations", _of("iterations", "maximum number of visits. Default: 1000."), type=int)
 @option(
     "--rollouts",
     _of(
@@ -185,12 +191,24 @@ def command(
     for result in results:
         render.echo(f"run: {result.path}")
     if len(results) > 1 and not any(result.missing for result in results):
-        first, second, *others = (shlex.quote(str(result.path)) for result in results)
-        which = " of two runs" if others else ""
-        render.echo(f"paired test{which}: treegen compare {first} {second}")
+        pairs = _pair_runs([shlex.quote(str(result.path)) for result in results])
+        for first, second in pairs:
+            render.echo(f"paired test: treegen compare {first} {second}")
+        if len(pairs) > 1:
+            render.echo(
+                f"adjust the p-values of these {len(pairs)} tests with the function holm of "
+                "treegen.evals.statistics.estimators"
+            )
     runs = [{"run": str(r.path), **render.without_parts(r.results)} for r in results]
     render.json_line({"runs": runs})
     render.exit_with_complaints(describe_missing(results))
+
+
+def _pair_runs(paths: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of runs to test: all pairs of a few runs, otherwise each with the first."""
+    if len(paths) <= _FEW_RUNS:
+        return list(combinations(paths, 2))
+    return [(paths[0], path) for path in paths[1:]]
 
 
 def _collect_choices(params: dict[str, Any]) -> dict[str, Any]:

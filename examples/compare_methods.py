@@ -74,7 +74,7 @@ def main(folder: Path, budgets: str, methods: str, more: tuple[str, ...]) -> Non
                 mark = "**" if row.low > 0 or row.high < 0 else ""
                 cells[-1] += f": {mark}{row.value:+.2f}{mark} ({row.low:+.2f} to {row.high:+.2f})"
         print(f"|{method}|{'|'.join(cells)}|")
-    if len(tested) > 2:
+    if len(tested) > 1:
         clear = [cell for cell, p in adjusted.items() if p is not None and p < 0.05]
         significant = ", ".join(f"{method} at {limit:,}" for method, limit in clear)
         print(f"\nAdjusted p < 0.05: {significant or 'none'}")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from cli_cases import Command, edit_config, run_command, write_jsonl
 
+from treegen.cli.search import _pair_runs
 from treegen.evals.search.methods import METHODS
 from treegen.runs import SearchRunDir
 from treegen.search.tree.records import SearchTree
@@ -68,6 +69,7 @@ def test_what_a_comparison_prints_and_stores(compared: Path) -> None:
     assert [row[2] for row in cells] == ["0.000", "0.000"]
     assert cells[0][3] == "0.000 to 0.755"
     assert f"paired test: treegen compare {compared / 'sample'} {compared / 'tot-bfs'}" in out
+    assert "adjust the p-values" not in out
     assert "Seconds is the time of the whole run." in out
     assert f"preparing {compared / 'sample'}, {compared / 'tot-bfs'}: reading" in err
     assert err.index("preparing") < err.index("run directory")
@@ -226,3 +228,10 @@ def test_puzzles_are_an_ordinary_task_too(treegen: Command, tiny: Path, tmp_path
 def test_help_names_every_method(treegen: Command) -> None:
     text = re.sub(r"-\n\s+", "-", treegen("search", "--help").out)
     assert all(name in text for name in METHODS)
+
+
+def test_the_tests_of_a_few_runs_are_of_all_pairs() -> None:
+    assert _pair_runs(["a", "b"]) == [("a", "b")]
+    assert _pair_runs(["a", "b", "c"]) == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert len(_pair_runs(list("abcd"))) == 6
+    assert _pair_runs(list("abcde")) == [("a", "b"), ("a", "c"), ("a", "d"), ("a", "e")]

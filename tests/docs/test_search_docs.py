@@ -122,3 +122,8 @@ def test_the_own_task_of_the_tutorial_is_searched(
     (run,) = done.document["runs"]
     assert run["settings"]["method"] == "best-first" and run["settings"]["evaluate"] == "nearness"
     assert run["num_solved"] == 4 and not run["errors"]
+    listed = treegen(*args[:-3], tmp_path / "listed", "--propose", "all", *args[-2:])
+    assert listed.code == 0, listed.err
+    (run,) = listed.document["runs"]
+    assert run["num_solved"] == 4 and not run["errors"]
+    assert run["cost"]["tokens_decoded"]["mean"] == 0, "given steps are not decoded"

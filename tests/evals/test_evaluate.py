@@ -344,3 +344,10 @@ def test_importing_the_calls_needs_no_torch() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
     assert Run.__mro__[1].__name__ == "Frames"
+
+
+def test_a_method_that_is_a_function_is_named_by_its_file() -> None:
+    async def follow(root: object) -> None: ...
+
+    with pytest.raises(InputError, match=r"method must be text, .*'path/to/file\.py:follow'"):
+        search_task("countdown", method=follow, limit=1)  # type: ignore[arg-type]

@@ -160,7 +160,9 @@ def test_holms_p_values() -> None:
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, 0.9, 0.8]) == [1.0, 1.0, 1.0]
     assert holm([0.01, None, 0.02, 0.03]) == pytest.approx([0.03, None, 0.04, 0.04])
-    assert holm([0.01, 0.02]) == [None, None] and holm([]) == []
+    assert holm([0.0105, 0.0075]) == pytest.approx([0.015, 0.015])
+    assert holm([0.01, 0.04]) == pytest.approx([0.02, 0.04])
+    assert holm([0.01]) == [0.01] and holm([None]) == [None] and holm([]) == []
     # Of ten true null hypotheses one is found in 39% of cases without it.
     rng = np.random.default_rng(0)
     wrong = [
@@ -221,6 +223,21 @@ def test_runs_of_other_sizes_are_compared_by_what_both_have(tmp_path: Path) -> N
     one = load_run(make_run(tmp_path / "c", num_samples=1))
     (first, *_) = compare_runs(one, one).differences
     assert (first.metric, first.p_value) == ("accuracy", 1.0)
+
+
+def test_two_lines_are_adjusted_and_a_single_one_is_not(tmp_path: Path) -> None:
+    views = [
+        load_run(make_run(tmp_path / name, num_problems=30, num_samples=1, seed=seed))
+        for seed, name in enumerate("ab")
+    ]
+    for num in (1, 2):
+        a, b = (replace(view, filters=view.filters[:num]) for view in views)
+        found = compare_runs(a, b)
+        p_values = [row.p_value for row in found.differences]
+        assert len(p_values) == num and None not in p_values
+        adjusted = [row.p_holm for row in found.differences]
+        assert adjusted == (holm(p_values) if num > 1 else [None])
+        assert ("p (Holm): adjusted for the 2 lines" in str(found)) == (num > 1)
 
 
 def other_task(a: Path, b: Path) -> None:

@@ -299,7 +299,7 @@ def test_searches_are_shown_and_compared(treegen: Command, tmp_path: Path) -> No
     assert view.report.value("solved", "solved") == pytest.approx(sum(solved) / 12)
     shown = treegen("show", run)
     assert "|Search|Solved|" in shown.out and "|Right|" not in shown.out
-    assert "prompt tokens computed: 1,080 instead of 11,880" in shown.out
+    assert "prompt tokens computed: 1,080 instead of 10,800" in shown.out
     # Five examples come with the puzzles.
     assert "|     5|solved|" in shown.out and "12 of 12 searches" in shown.out
     tables = shown.out.rpartition("\n{")[0]

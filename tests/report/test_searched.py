@@ -10,6 +10,7 @@ from cli_cases import Command
 from report_cases import HOSTILE, make_run, make_search_run
 
 from treegen.evals.statistics.estimators import estimate
+from treegen.report.compare import compare_runs
 from treegen.report.load import load_run
 from treegen.report.plots.searches import (
     cost_listing,
@@ -65,6 +66,13 @@ def test_a_table_says_what_runs_cost(runs: list[RunView], tmp_path: Path) -> Non
     listing = cost_listing([none])
     assert listing is not None and "n/a" in listing.rows[0]
     assert cost_listing([load_run(make_run(tmp_path / "run", num_problems=2))]) is None
+
+
+def test_show_and_compare_have_one_name_for_the_share_that_is_solved(runs: list[RunView]) -> None:
+    (row,) = compare_runs(runs[0], runs[1]).differences
+    assert runs[0].report is not None
+    assert row.metric == runs[0].report.metrics[0].metric == "solved"
+    assert row.p_holm is None, "a single p-value needs no adjustment"
 
 
 def test_curves_over_tokens(runs: list[RunView]) -> None:

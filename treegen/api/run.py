@@ -302,8 +302,8 @@ def search_task(
     Args:
         task: As for `evaluate`, but a task with steps.
         model: As for `evaluate`.
-        method: A name such as "beam" or "tot-dfs", or path/to/file.py:function; by default the
-            task's.
+        method: A name such as "beam" or "tot-dfs", or path/to/file.py:function for a function of
+            your own; by default the task's.
         output: As for `evaluate`.
         resume: As for `evaluate`.
         progress: Whether to draw a bar, and print notices to stderr.
@@ -319,6 +319,13 @@ def search_task(
         InputError: an argument cannot be used, or is not known.
         TreegenError: as for the LLM, the data and the run directory.
     """
+    if callable(method):
+        name = getattr(method, "__name__", "function")
+        raise InputError(
+            f"{arg('method')} must be text, got {method!r:.60}; save the function in a file and "
+            f"pass {arg('method=')}'path/to/file.py:{name}'. The file is run to load the function, "
+            "so call search_task in another file"
+        )
     instance = _instantiate_task(task)
     choices, models = _choices(model, settings, task_args)
     if instance is not None:

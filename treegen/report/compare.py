@@ -279,7 +279,10 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     tokens = _tokens(spent[0], spent[1], clusters) if all(map(sum, spent)) else None
     number = {problem.id: number for number, problem in enumerate(a.problems)}
     places = tuple(number[i] for i in ids)
-    adjusted = holm([row.p_value for row in differences])
+    p_values = [row.p_value for row in differences]
+    # A single p-value needs no adjustment.
+    several = sum(p is not None for p in p_values) > 1
+    adjusted = holm(p_values) if several else [None] * len(p_values)
     rows = tuple(replace(row, p_holm=p) for row, p in zip(differences, adjusted, strict=True))
     settings = KeySettings.of(a), KeySettings.of(b)
     is_alike = not settings[0].searches_unlike(settings[1])
@@ -381,6 +384,8 @@ def _compare_verdicts(
     most = min(a.fixed or a.num_samples, b.fixed or b.num_samples)
     stops = a.voters is not None or b.voters is not None
     votes = all(view.report is not None and view.report.majority for view in (a, b))
+    # The name in `treegen show`.
+    correctness = "solved" if a.searched or b.searched else "accuracy"
     differences: list[Difference] = []
     for filter in filters:
         first, second = (view.verdicts(filter, fixed=True) for view in (a, b))
@@ -392,7 +397,7 @@ def _compare_verdicts(
         task_metrics = _task_metrics(
             [verdict for run in (first, second) for p in ids for verdict in run[p]]
         )
-        for metric in task_metrics if task_metrics is not None else ["accuracy"]:
+        for metric in task_metrics if task_metrics is not None else [correctness]:
             values = [[_mean(metric, run[p]) for p in ids] for run in (first, second)]
             differences.append(_difference(metric, filter, values[0], values[1], clusters))
         least = min(len(run[p]) for run in (first, second) for p in ids)

@@ -119,11 +119,10 @@ def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
 
     seconds = math.fsum(float(part.get("seconds") or 0) for part in load_attempts(run))
     tokens = sum(tree.num_tokens for tree in trees)
-    prefilled = total("tokens_prefilled")
     return {
-        "prompt_tokens_computed": prefilled,
-        # The tokens that would have been computed if each call had computed its whole prompt.
-        "prompt_tokens_unshared": prefilled + total("tokens_reprompted"),
+        "prompt_tokens_computed": total("tokens_prefilled"),
+        # The whole cost of calls that each compute their whole prompt, so nothing is added to it.
+        "prompt_tokens_unshared": total("tokens_reprompted"),
         "sample_tokens": tokens,
         "decoded_tokens": tokens,
         "seconds": seconds,

@@ -281,7 +281,7 @@ def sharing(view: RunView) -> PrintableTable | None:
     usage, plan = view.usage, view.usage.get("plan")
     if not usage.get("prompt_tokens_computed"):
         return None
-    sentence = format_sharing(usage)
+    sentence = format_sharing(usage, unit=view.unit)
     lines = [f"{sentence[0].upper()}{sentence[1:]}."]
     read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
     if read and plan:

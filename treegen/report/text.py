@@ -76,7 +76,7 @@ def run_text(
     usage = results["usage"]
     if thinking := results.get("thinking"):
         lines.append(thinking_line(thinking))
-    lines.append(format_sharing(usage))
+    lines.append(format_sharing(usage, unit=unit))
     if line := attention_line(usage):
         lines.append(safe_text(line))
     if line := speculation_line(usage):
@@ -98,8 +98,8 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with one line for each run.
 
     Costs are means over problems. They are in tokens, except for calls, nodes and actions.
-    Re-prompting is the cost of prefilling the whole context of each call again. Seconds are those
-    of the whole run.
+    Re-prompting is what Prefilled would be if each call computed its whole context again. Seconds
+    are those of the whole run.
 
     Args:
         results: The content of each results.json.

@@ -188,7 +188,9 @@ class _RequestBackend:
         content = repr((context.tokens, context.text, list(texts))).encode()
         name = f"{search.name}/score {hashlib.blake2b(content, digest_size=8).hexdigest()}"
         request = ScoreRequest(name, search.name, context, tuple(texts))
-        return await self._answer(request, search) or []
+        scores: Sequence[Score] = await self._answer(request, search) or []
+        search.usage.tokens_prefilled += sum(len(score.tokens) for score in scores)
+        return list(scores)
 
     def release(self, context: Context) -> None:
         """Do nothing, because a context holds no memory."""

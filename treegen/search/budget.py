@@ -61,9 +61,11 @@ class SearchUsage:
     """Generated tokens, including those of cancelled samples. Under a budget of tokens a cancelled
     sample counts at most as many as the longest sample that arrived while it was being drawn."""
     tokens_prefilled: int = 0
-    """Given or recomputed tokens that went through the model, each counted once."""
+    """Given, scored or recomputed tokens that went through the model, each counted once."""
     tokens_reprompted: int = 0
-    """Tokens that would be computed if every call prefilled its whole context again."""
+    """Tokens that would be prefilled if every call computed its whole context again; a call to
+    `score` also computes its texts. So this is the whole cost without a cache: it includes what
+    `tokens_prefilled` counts."""
     calls: int = 0
     """Sample and score calls."""
     nodes: int = 0

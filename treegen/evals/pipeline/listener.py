@@ -85,7 +85,8 @@ class BarListener(Listener):
             bar.update(now.done - bar.n)
             parts = [f"tokens/s={now.tokens_per_second:,.0f}"] if now.num_pages else []
             if now.estimate is not None:
-                parts.append(f"accuracy={now.estimate.value:.3f}")
+                name = "solved" if now.unit == "searches" else "accuracy"
+                parts.append(f"{name}={now.estimate.value:.3f}")
             bar.set_postfix_str(", ".join(filter(None, (*parts, now.time_left))), refresh=False)
         if bar is not None:
             bar.close()

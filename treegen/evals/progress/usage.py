@@ -252,8 +252,14 @@ def format_decoding(usage: Mapping[str, Any]) -> str:
     return f"{line}; not counted: the last seconds before a kill" if is_partial else line
 
 
-def format_sharing(usage: Mapping[str, Any]) -> str:
-    """Return one sentence on the prompt tokens that sharing saved."""
+def format_sharing(usage: Mapping[str, Any], *, unit: str = "samples") -> str:
+    """Return one sentence on the prompt tokens that sharing saved.
+
+    Args:
+        usage: The usage of a run, as from `sum_usage`.
+        unit: The unit of what is drawn for a problem. For "searches" the sentence names what is
+            compared: one prompt for each call, whatever its number of samples.
+    """
     computed, unshared = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
     if usage["samples_accounted"] < usage["samples"]:
         return (
@@ -266,14 +272,14 @@ def format_sharing(usage: Mapping[str, Any]) -> str:
         return f"prompt tokens computed: {computed:,}; no sample has ended yet"
     return (
         f"prompt tokens computed: {computed:,} instead of {unshared:,} "
-        f"({_times(unshared / computed)})"
+        f"({_times(unshared / computed, ' than one prompt per call' * (unit == 'searches'))})"
     )
 
 
-def _times(fewer: float) -> str:
+def _times(fewer: float, baseline: str) -> str:
     if fewer >= 1.05:
-        return f"{fewer:,.1f} times fewer"
-    return "nothing saved" if fewer > 0.95 else f"{1 / fewer:,.1f} times more"
+        return f"{fewer:,.1f} times fewer{baseline}"
+    return "nothing saved" if fewer > 0.95 else f"{1 / fewer:,.1f} times more{baseline}"
 
 
 def workers_line(parts: Sequence[Mapping[str, Any]]) -> str:

@@ -297,12 +297,13 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         p_values: The p-value of each comparison; None for a comparison without a p-value.
 
     Returns:
-        The adjusted p-values; all None if there are fewer than three p-values.
+        The adjusted p-values; None for a comparison without a p-value. A single p-value is its own
+        adjusted p-value.
     """
     sorted_p = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for place, (p, i) in enumerate(sorted_p if len(sorted_p) > 2 else []):
+    for place, (p, i) in enumerate(sorted_p):
         largest = max(largest, min(1.0, p * (len(sorted_p) - place)))
         adjusted[i] = largest
     return adjusted

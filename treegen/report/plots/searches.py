@@ -113,7 +113,7 @@ _COSTS_NOTE = (
     "Costs are means per search. Tokens counts decoded tokens, and Max those of the largest "
     "search; Tokens per solution divides the tokens of all searches by the number of solved "
     "searches. Prefilled counts prompt tokens that were computed; Reprompted counts prompt tokens "
-    "if each call had prefilled its whole context.",
+    "if each call had prefilled its whole context: one prompt per call, whatever its samples.",
 )
 
 

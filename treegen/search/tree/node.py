@@ -375,6 +375,7 @@ class SearchNode(TextNode):
             scores = await self.search.backend.score(context, texts, self.search)
         if len(scores) < len(texts):
             self.search.check()
+        self.search.usage.tokens_reprompted += sum(len(score.tokens) for score in scores)
         return scores
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
