@@ -31,10 +31,20 @@ def test_a_pass_keeps_what_it_needs_of_a_small_gpu(free: list[int]) -> None:
     assert memory.default_bytes(GPU, 1 << 30) == free[0] - int(free[0] * 0.15)
     free[0] = 8 << 30
     assert memory.default_bytes(GPU, 2 << 30) == (8 << 30) - (5 << 29) - (1 << 28)
-    assert memory.default_bytes(GPU, 1 << 20) == (8 << 30) - (3 << 29)  # for logits of a prefill
     free[0] = 1 << 30
-    assert memory.default_bytes(GPU, 1 << 20) == (3 << 28) - (5 << 18)
     assert memory.default_bytes(GPU, 2 << 30) == 0
+
+
+def test_the_logits_of_a_pass_fit_beside_the_cache(
+    free: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 << 28)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 28)
+    most = []
+    for free[0] in (0, 1 << 29, 3 << 28, 3 << 29, 100 << 30):
+        most.append(memory.max_prefill_logits(GPU))
+    assert most == [2**26, 2**27, 2**27, 2**28, 2**28]
+    assert memory.max_prefill_logits(torch.device("cpu")) == 2**26
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3n", "gpt2", "mixtral", "phi3"])

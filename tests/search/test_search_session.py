@@ -579,7 +579,7 @@ def test_what_ends_while_its_search_is_stopped_is_dropped(
 def test_scores_are_computed_a_bounded_number_of_logits_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(prefilling, "_LOGITS", 32 * 24)
+    monkeypatch.setattr(prefilling, "max_prefill_logits", lambda device: 32 * 24)
     model = HistoryModel()
     rows: list[int] = []
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from treegen.model.model import Model
     from treegen.model.options import EngineOptions
 
-_LOGITS: Final = 2**28  # bytes to leave for the logits of a decode step, beside activations
-_PREFILL_LOGITS: Final = 3 * 2**29  # bytes that the logits of a prefill pass take after its layers
+_LOGITS: Final = 2**28  # bytes to leave for logits
+_PREFILL_LOGITS: Final = 2**26, 2**28  # fewest and most elements of the logits of a prefill pass
+_BYTES_PER_LOGIT: Final = 8  # of a prefill pass: the logits and copies of them
 _ROW_TOKENS: Final = 512  # tokens of keys that a row is assumed to have next to its state
 _SPARE_STATES: Final = 64  # for the segments above the rows
 _FEWEST_STATES: Final = 4
@@ -72,9 +73,28 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
     if device.type == "cuda":
         empty_device_cache(device)
         free, _ = torch.cuda.mem_get_info(device)
-        logits = min(_PREFILL_LOGITS, free // 4)
-        return max(free - max(int(free * 0.15), activations * 5 // 4 + _LOGITS, logits), 0)
+        return max(free - max(int(free * 0.15), activations * 5 // 4 + _LOGITS), 0)
     return min(2**30, total_bytes(device) // 8)
+
+
+def max_prefill_logits(device: torch.device) -> int:
+    """Return how many logits a prefill pass may have, which bounds how many tokens it scores.
+
+    On a GPU this depends on the memory beside the cache. With few logits, scoring would need many
+    passes, and the host takes longer to launch a short pass than the GPU to compute it.
+
+    Args:
+        device: The device of the model.
+    """
+    fewest, most = _PREFILL_LOGITS
+    if device.type != "cuda":
+        return fewest
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    # A power of two, so that small differences of the free memory do not change the passes.
+    while most > fewest and most * _BYTES_PER_LOGIT > free:
+        most //= 2
+    return most
 
 
 def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:

@@ -26,7 +26,7 @@ from treegen.model.batch import Batch
 from treegen.ops.attention.gpu.state import StaticState, TritonState
 
 _TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, MOST_TOKENS)
-_LOGITS: Final = (16, 64, 128, 256, 512)  # padded logits must not exceed a pass's limit by much
+_LOGITS: Final = (16, 64, 128, 256, 512, 768, MOST_TOKENS)
 _MAX_GRAPHS: Final = 24
 _WASTE: Final = 2  # a graph serves passes with at least 1/_WASTE of its tokens
 

@@ -29,6 +29,7 @@ from treegen.engine.segments.scores import (
 )
 from treegen.engine.segments.segment import LiveRequest, LiveSegment, StateSpan
 from treegen.engine.segments.store import SegmentStore
+from treegen.model.memory import max_prefill_logits
 from treegen.ops.cache.pool import table_slots
 from treegen.ops.cache.state_cache import NO_STATE
 from treegen.ops.sampling.draw import AsyncDraws, draw
@@ -123,8 +124,6 @@ def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logi
     )
 
 
-_LOGITS = 2**26  # maximum number of elements in the logits of a pass on a CPU
-_LOGITS_GPU = 2**28  # on a GPU, where a pass of few tokens would be slow
 _MIN_ROWS = 16  # rows of logits that a pass may have for any vocabulary size
 
 
@@ -194,8 +193,8 @@ class PrefillPasses:
         """
         self._run, self._queue, self._features = run, queue, features
         self._chunk = chunk
-        most = _LOGITS if run.model.device.type == "cpu" else _LOGITS_GPU
         vocab_size = max(len(run.param_sets[0].stopping.may_end), 1)
+        most = max_prefill_logits(run.model.device)
         self._max_logits = max(most // vocab_size, _MIN_ROWS)
 
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> InFlightPrefill:

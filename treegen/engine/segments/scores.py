@@ -29,8 +29,8 @@ class PendingScores:
     """The segment."""
     at: Ints
     """Indices of the tokens in the segment, [N]."""
-    fetches: Sequence[tuple[AsyncHostCopy, Ints]]
-    """Copies that contain the scores, and the indices of the scores in each copy.
+    fetches: Sequence[tuple[AsyncHostCopy, slice]]
+    """Copies that contain the scores, and where the scores are in each copy.
 
     A copy has log-probabilities, and whether each token is the most likely one. If requested, it
     also has the K most likely tokens of each place, and their log-probabilities [.., K].
@@ -42,7 +42,7 @@ class PendingScores:
         if target.logprobs is None or target.is_best is None:
             target.logprobs = np.full(len(target.tokens), np.nan, np.float32)
             target.is_best = np.zeros(len(target.tokens), np.bool_)
-        parts = [[array[index] for array in fetch.wait()] for fetch, index in self.fetches]
+        parts = [[array[part] for array in fetch.wait()] for fetch, part in self.fetches]
         arrays = [np.concatenate(part) for part in zip(*parts, strict=True)]
         target.logprobs[self.at], target.is_best[self.at], *top = arrays
         if top:
@@ -103,44 +103,59 @@ def score_tokens(
     """
     num_rows = max(_CHUNK // logits_SV.shape[1], 1)
     lse_parts: list[Tensor] = []
-    fetches: list[list[tuple[AsyncHostCopy, Ints]]] = [[] for _ in targets]
+    fetches: list[list[tuple[AsyncHostCopy, slice]]] = [[] for _ in targets]
     for low in range(0, max(len(logits_SV), 1), num_rows):
         logits_PV = logits_SV[low : low + num_rows].float()
         lse_P = log_sum_exp(logits_PV)
         lse_parts.append(lse_P)
-        bounds = [np.searchsorted(t.rows, (low, low + num_rows)) for t in targets]
+        bounds = [np.searchsorted(target.rows, (low, low + num_rows)) for target in targets]
         by_top: dict[int, list[int]] = {}
         for index, (first, stop) in enumerate(bounds):
             if first < stop:
                 by_top.setdefault(targets[index].segment.top, []).append(index)
-        best_P = argmax_tokens(logits_PV) if by_top else None
         for top, indices in by_top.items():
-            parts = [(targets[i], slice(*bounds[i])) for i in indices]
-            row_N, token_N = to_device_together(
-                [
-                    np.concatenate([t.rows[part] for t, part in parts]) - low,
-                    np.concatenate(
-                        [t.segment.tokens[t.at[part]] for t, part in parts], dtype=np.int64
-                    ),
-                ],
-                logits_PV.device,
-            )
-            assert best_P is not None
-            lse_N = lse_P[row_N]
-            results = [logits_PV[row_N, token_N] - lse_N, best_P[row_N] == token_N]
-            if top:
-                logit_PK, token_PK = topk_logits(logits_PV, min(top, logits_PV.shape[1]))
-                results += [token_PK.int()[row_N], logit_PK[row_N] - lse_N[:, None]]
-            fetch, begin = AsyncHostCopy(results), 0
+            parts = [(targets[index], slice(*bounds[index])) for index in indices]
+            rows_N = np.concatenate([target.rows[part] for target, part in parts]) - low
+            tokens_N = np.concatenate([t.segment.tokens[t.at[part]] for t, part in parts])
+            fetch = AsyncHostCopy(_score_rows(logits_PV, lse_P, rows_N, tokens_N, top))
+            begin = 0
             for index, (_, part) in zip(indices, parts, strict=True):
                 end = begin + part.stop - part.start
-                fetches[index].append((fetch, np.arange(begin, end)))
+                fetches[index].append((fetch, slice(begin, end)))
                 begin = end
     pending = [
         PendingScores(target.segment, target.at, fetch)
         for target, fetch in zip(targets, fetches, strict=True)
     ]
     return AsyncHostCopy([torch.cat(lse_parts)]), pending
+
+
+def _score_rows(
+    logits_PV: Tensor, lse_P: Tensor, rows_N: Ints, tokens_N: NDArray[Any], top: int
+) -> list[Tensor]:
+    """Return what `PendingScores.fetches` describes for tokens after some rows of logits.
+
+    Args:
+        logits_PV: Logits, float32.
+        lse_P: Their log-sum-exp.
+        rows_N: Row of each token; rows may repeat.
+        tokens_N: The tokens.
+        top: Number of most likely tokens to return for each token.
+    """
+    used_R, index_N = np.unique(rows_N, return_inverse=True)
+    row_R, at_N, token_N = to_device_together(
+        [used_R, index_N, tokens_N.astype(np.int64)], logits_PV.device
+    )
+    if used_R[-1] - used_R[0] + 1 == len(used_R):  # no copy
+        logits_RV = logits_PV[int(used_R[0]) : int(used_R[-1]) + 1]
+    else:
+        logits_RV = logits_PV[row_R]
+    lse_N = lse_P[row_R][at_N]
+    results = [logits_RV[at_N, token_N] - lse_N, argmax_tokens(logits_RV)[at_N] == token_N]
+    if top:
+        logit_RK, token_RK = topk_logits(logits_RV, min(top, logits_RV.shape[1]))
+        results += [token_RK.int()[at_N], logit_RK[at_N] - lse_N[:, None]]
+    return results
 
 
 def collect_score(request: LiveRequest) -> Score:
