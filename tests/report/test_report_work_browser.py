@@ -285,6 +285,20 @@ def test_a_formula_in_a_table_is_a_text(tmp_path: Path, visit: Open) -> None:
 # Search trees
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_pruned_node_is_a_ring_in_both_themes(page_path: Path, visit: Open, scheme: str) -> None:
+    """The darkest score does not hide the dashes of the outline."""
+    page = (opened := visit(page_path, color_scheme=scheme)).page
+    pruned = page.locator(".searches .picture .dot.pruned")
+    opened.wait(lambda: pruned.count() > 0)
+    style = "dot => [getComputedStyle(dot).fill, getComputedStyle(dot).strokeDasharray]"
+    paper = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    for dot in pruned.all():
+        assert dot.evaluate(style) == [paper, "3px, 2px"]
+    assert page.locator(".searches .picture .edge.pruned").count() == pruned.count()
+    opened.check()
+
+
 def test_a_tree_is_a_picture(page_path: Path, visit: Open) -> None:
     tree = load_run(page_path.parent).trees[0]
     page = (opened := visit(page_path)).page
