@@ -1,4 +1,4 @@
-"""Hooks of `make docs`: write generated tables, and mark the words of code in table cells."""
+"""Hooks of `make docs`: write generated tables, and mark what stays whole in table cells."""
 
 import re
 from inspect import cleandoc
@@ -9,7 +9,15 @@ import click
 # In help texts, this character keeps click from filling a paragraph.
 _NO_FILL = re.compile("\b")
 _CELL = re.compile("<td.*?</td>", re.DOTALL)
-_CELL_CODE = re.compile("<code>([^<]* [^<]*)</code>")
+_CELL_CODE = re.compile("<code>([^<]+)</code>")
+_CELL_TEXT = re.compile(">[^<]+<")
+_RANGE = re.compile(
+    r"\(?\b\d[\d,.]*-\d[\d,.-]*\b\)?"
+)  # a range of numbers, or a date
+_BLOCK = re.compile("(<pre.*?</pre>)", re.DOTALL)
+_INLINE_CODE = re.compile("<code>[^<]+</code>")
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+_SHORT = 12  # characters of a word that fits into a column of a phone
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
@@ -26,13 +34,36 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Mark the words of code in table cells, so that lines break only between them."""
-    return _CELL.sub(lambda cell: _CELL_CODE.sub(_mark_words, cell[0]), html)
+    """Mark options, and words, ranges and dates in table cells; lines do not break in them."""
+    marked = _CELL.sub(lambda cell: _mark_cell(cell[0]), html)
+    parts = _BLOCK.split(marked)  # every second part is a block of code
+    parts[::2] = [_INLINE_CODE.sub(_mark_options, part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _mark_cell(cell: str) -> str:
+    marked = _CELL_TEXT.sub(
+        lambda text: _RANGE.sub(r'<span class="range">\g<0></span>', text[0]),
+        cell,
+    )
+    return _CELL_CODE.sub(_mark_words, marked)
+
+
+def _mark_options(code: re.Match[str]) -> str:
+    return _OPTION.sub(r'<span class="option">\g<0></span>', code[0])
 
 
 def _mark_words(code: re.Match[str]) -> str:
-    words = " ".join(f"<span>{word}</span>" for word in code[1].split(" "))
-    return f"<code>{words}</code>"
+    words = code[1].split(" ")
+    if len(words) == 1 and len(words[0]) > _SHORT:
+        return code[0]  # a long name alone may break
+    marked = (
+        f'<span class="short">{word}</span>'
+        if len(word) <= _SHORT
+        else f"<span>{word}</span>"
+        for word in words
+    )
+    return f"<code>{' '.join(marked)}</code>"
 
 
 def commands() -> str:

@@ -226,6 +226,22 @@ def test_the_written_pages_have_each_command_option_and_family(repository: Path)
     assert "| `llama` | exact | text |  |" in hooks.on_page_markdown(page)
 
 
+def test_the_site_keeps_short_words_options_and_ranges_whole(repository: Path) -> None:
+    hooks = _module(repository, "hooks")
+    page = (
+        "<table><td>5 (3-7), 2026-11-23</td><td><code>gsm8k</code> <code>a_very_long_name</code> "
+        "<code>few16, x</code></td></table><p>Pass <code>run.py --max-rows 9</code>, 3-7.</p>"
+        "<pre><code>run.py --max-rows\n</code></pre>"
+    )
+    assert hooks.on_page_content(page) == (
+        '<table><td>5 <span class="range">(3-7)</span>, <span class="range">2026-11-23</span></td>'
+        '<td><code><span class="short">gsm8k</span></code> <code>a_very_long_name</code> '
+        '<code><span class="short">few16,</span> <span class="short">x</span></code></td></table>'
+        '<p>Pass <code>run.py <span class="option">--max-rows</span> 9</code>, 3-7.</p>'
+        "<pre><code>run.py --max-rows\n</code></pre>"
+    )
+
+
 def test_the_readme_is_short(repository: Path) -> None:
     text = (repository / "README.md").read_text()
     assert len(text.splitlines()) <= 120 and len(text.split()) <= 1000

@@ -285,6 +285,20 @@ def test_a_formula_in_a_table_is_a_text(tmp_path: Path, visit: Open) -> None:
 # Search trees
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_pruned_node_is_a_ring_in_both_themes(page_path: Path, visit: Open, scheme: str) -> None:
+    """The darkest score does not hide the dashes of the outline."""
+    page = (opened := visit(page_path, color_scheme=scheme)).page
+    pruned = page.locator(".searches .picture .dot.pruned")
+    opened.wait(lambda: pruned.count() > 0)
+    style = "dot => [getComputedStyle(dot).fill, getComputedStyle(dot).strokeDasharray]"
+    paper = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    for dot in pruned.all():
+        assert dot.evaluate(style) == [paper, "3px, 2px"]
+    assert page.locator(".searches .picture .edge.pruned").count() == pruned.count()
+    opened.check()
+
+
 def test_a_tree_is_a_picture(page_path: Path, visit: Open) -> None:
     tree = load_run(page_path.parent).trees[0]
     page = (opened := visit(page_path)).page
@@ -462,6 +476,54 @@ def test_ten_runs_are_shown_one_at_a_time(ten_path: Path, visit: Open) -> None:
     opened.check()
 
 
+def test_an_address_names_a_run_or_is_refused(ten_path: Path, visit: Open) -> None:
+    """A run has its name, and run-N by its place; an unknown name opens no other run."""
+    page = (opened := visit(ten_path)).page
+    shown, notice = page.locator("article:visible"), page.locator(".unknown")
+    base = ten_path.resolve().as_uri()
+    named = page.locator("nav.runs a", has_text="seed-7/beam")
+    assert named.get_attribute("href") == "#run=seed-7%2Fbeam"
+    page.goto(f"{base}#run=seed-7%2Fbeam&problem=countdown-1&search=0")
+    opened.wait(lambda: shown.locator("h2").inner_text() == "seed-7/beam")
+    opened.wait(lambda: shown.locator(".searches h4").first.inner_text() == "countdown-1")
+    assert not notice.is_visible()
+    for at, text in (
+        ("#run=mcts", "This page has no run named mcts. Its runs: seed-0/beam, seed-1/beam, "),
+        ("#run=seed-7%2Fbeam&problem=nil", "The run seed-7/beam has no problem nil."),
+        ("#problem=nil", "No run of this page has a problem nil."),
+        (
+            "#run=run-2&problem=countdown-1&search=4",
+            "Problem countdown-1 of the run seed-1/beam has no search 4.",
+        ),
+    ):
+        for is_new in (False, True):
+            page.goto(f"{base}{at}")
+            if is_new:
+                page.reload()
+            opened.wait(lambda text=text: notice.inner_text().startswith(text))  # type: ignore[misc]
+            assert shown.count() == (0 if at == "#run=mcts" else 1)
+            assert opened.place() == at
+            of_runs = page.locator(".beside" if at == "#problem=nil" else ".detail")
+            assert of_runs.locator("visible=true").count() == 0
+    page.goto(f"{base}#run=mcts")
+    opened.wait(lambda: shown.count() == 0)
+    named.click()
+    opened.wait(lambda: shown.count() == 1)
+    assert shown.locator("h2").inner_text() == "seed-7/beam" and not notice.is_visible()
+    assert opened.complaints == []
+
+
+def test_an_unknown_sample_opens_no_other(page_path: Path, visit: Open) -> None:
+    opened = visit(page_path, at="#problem=p3&sample=99")
+    notice = opened.page.locator(".unknown")
+    opened.wait(notice.is_visible)
+    assert notice.inner_text().endswith(" has no sample 99.")
+    assert opened.page.locator(".samples .detail").is_hidden()
+    opened.page.locator(".samples .row").first.click()
+    opened.wait(notice.is_hidden)
+    opened.check()
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_samples_of_two_runs_stand_side_by_side(
     treegen: Command, tmp_path: Path, visit: Open
@@ -556,7 +618,7 @@ def headings(page: "Page") -> list[int]:
 def test_headings_leave_no_level_out(
     page_path: Path, ten_path: Path, visit: Open, several: bool
 ) -> None:
-    at = "#run=run-2&problem=puzzle-0" if several else "#problem=p3&sample=1"
+    at = "#run=run-2&problem=countdown-0" if several else "#problem=p3&sample=1"
     page = (opened := visit(ten_path if several else page_path, at=at)).page
     opened.wait(lambda: page.locator(".detail:visible").count() > 0)
     opened.wait(lambda: page.locator(".picture:visible").count() == 1)

@@ -9,6 +9,7 @@ from importlib.resources import files
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from treegen.common.files import file_name, replace_file
 from treegen.common.formatting import safe_text
@@ -213,14 +214,20 @@ def render_page(views: Sequence[RunView], *, live: Live | None = None) -> str:
 
 
 def _named_apart(views: Sequence[RunView]) -> list[RunView]:
-    """Return the runs with unique names: equal names are prefixed by the parent folder."""
-    names = Counter(view.name for view in views)
+    """Return the runs with unique names.
+
+    Equal names are prefixed by the parent folder. Names that are still equal get a number.
+    """
+    counts = Counter(view.name for view in views)
+    seen: Counter[str] = Counter()
     renamed = []
     for view in views:
         above = view.path.resolve().parent.name
-        renamed.append(
-            view if names[view.name] == 1 else replace(view, name=f"{above}/{view.name}")
-        )
+        name = view.name if counts[view.name] == 1 else f"{above}/{view.name}"
+        seen[name] += 1
+        if seen[name] > 1:
+            name = f"{name} ({seen[name]})"
+        renamed.append(view if name == view.name else replace(view, name=name))
     return renamed
 
 
@@ -304,6 +311,7 @@ def _section(
     section = {
         "key": key,
         "name": view.name,
+        "address": urlencode({"run": safe_text(view.name)}),
         "what": describe_view(view),
         "subtitle": f"{done}{source}; begun {view.info.created}",
         "notices": view.notices,

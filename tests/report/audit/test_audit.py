@@ -4,14 +4,17 @@ import gzip
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_runs import load_job, run_job, walker
 from audit_cases import import_run
 from cli_cases import Command
 from click.testing import CliRunner
+from report_cases import make_search_run
 
 from treegen import evaluate
 from treegen.cli.main import cli
@@ -32,6 +35,7 @@ from treegen.report.audit.sample_checks import is_repetition
 from treegen.report.html_page import write_page
 from treegen.report.load import load_run
 from treegen.report.view import RunView
+from treegen.runs.record_lines import encode_record
 from treegen.runs.settings import _comparable_fields, _fingerprint
 from treegen.tasks.gsm8k import GSM8K
 
@@ -302,6 +306,88 @@ def test_published_problems_under_another_name_are_found(repository: Path, tmp_p
         found = [f for f in audit_run(run).findings if f.kind == "published-elsewhere"]
         assert len(found) == want
     assert all(f.severity == "low" and f.count == 1 for f in found)
+
+
+# Search runs, of which the model's own texts are checked
+
+
+def _search(path: Path, change: Callable[[dict[str, Any]], None]) -> Audit:
+    """The audit of a search run whose records are changed."""
+    run = make_search_run(path)
+    trees = []
+    for tree in load_run(run).trees:
+        record = {
+            "problem_id": tree.problem_id,
+            "sample_index": tree.repeat,
+            "method": tree.method,
+            "solved": tree.solved,
+            "answer": tree.answer,
+            "best": tree.best,
+            "nodes": [dict(node) for node in tree.nodes],
+        }
+        change(record)
+        trees.append(record)
+    (run / "trees.jsonl").write_bytes(b"".join(map(encode_record, trees)))
+    return audit_run(run)
+
+
+def _leave_unsolved(record: dict[str, Any]) -> None:
+    record.update(best=None, solved=False, answer=None, candidates=[])
+
+
+def test_a_search_without_a_solution_is_no_empty_sample(tmp_path: Path) -> None:
+    audit = _search(tmp_path / "unsolved", _leave_unsolved)
+    assert audit.findings == ()
+    text = str(audit)
+    assert "countdown: 12 searches; findings: 0 high" in text
+    assert "not available" not in text, "the problems are bundled"
+    assert "of a search run, the audit does not check answers and prompts" in text
+
+    def write_nothing(record: dict[str, Any]) -> None:
+        _leave_unsolved(record)
+        for node in record["nodes"][1:]:
+            node["text"] = "\n"
+
+    (finding,) = _search(tmp_path / "silent", write_nothing).findings
+    assert (finding.kind, finding.share) == ("empty-sample", "12 of 12 searches")
+    assert finding.place == "problem countdown-0, search 0"
+
+
+def test_texts_between_the_turns_of_an_agent_are_not_the_models(tmp_path: Path) -> None:
+    turn = "<|im_end|>\n<|im_start|>tool\nYou see a box.<|im_end|>\n<|im_start|>assistant\n"
+
+    def talk(record: dict[str, Any], *, by_model: bool = False) -> None:
+        nodes = record["nodes"] = record["nodes"][:4]
+        for place, node in enumerate(nodes):
+            node.update(parent_id=place - 1 if place else None, text="open the box", pruned=False)
+        nodes[2].update(text=turn, finish_reason="stop" if by_model else "given")
+        record["best"] = nodes[-1]["id"]
+
+    assert _search(tmp_path / "given", talk).findings == ()
+    (finding,) = _search(tmp_path / "own", lambda record: talk(record, by_model=True)).findings
+    assert (finding.kind, finding.share) == ("end-token-in-text", "12 of 12 searches")
+
+
+def test_a_run_of_an_agent_has_no_findings(tmp_path: Path) -> None:
+    extra = {"problems": "3", "level": "easy"}
+    for name, noise in (("beam", 0.5), ("sample", 0.9)):
+        job = load_job("text-world", name, extra=extra, width=2, expand=3, depth=12)
+        run_job(job, walker(noise), tmp_path / name)
+        assert audit_run(tmp_path / name).findings == ()
+
+
+def test_an_unfinished_path_is_not_cut_off(tmp_path: Path) -> None:
+    def cut(record: dict[str, Any], *, is_finished: bool = True) -> None:
+        record.update(solved=False, answer=None)
+        record["candidates"] = [record["best"]] if is_finished else []
+        record["nodes"][-1]["finish_reason"] = "length"
+
+    unfinished = _search(tmp_path / "a", lambda record: cut(record, is_finished=False))
+    assert unfinished.findings == ()
+    never_ended, finding = sorted(_search(tmp_path / "b", cut).findings, key=lambda f: -len(f.kind))
+    assert never_ended.kind == "end-never-reached"
+    assert (finding.kind, finding.share) == ("cut-off", "12 of 12 searches")
+    assert "12 of all samples ended at max_tokens" in finding.message
 
 
 # Runs from elsewhere with well-formed files that lie: each is audited, or an error in one line

@@ -165,6 +165,7 @@ def _make_audit(
         is_scored=_is_scored(view),
         answers=kind,
         num_samples=view.num_done,
+        unit=view.unit,
         findings=sort_findings(findings),
         rules=tuple(rules),
         notices=tuple(notices),
@@ -188,12 +189,16 @@ def _notices(view: RunView, kind: str, is_read: bool, is_scored: bool) -> Iterat
         yield f"this quick audit did not check the answers ({kind}); run: treegen audit {view.path}"
     if not is_scored and kind == "none":
         yield "the run has no scores, so the audit did not read its answers again"
-    elif kind == "none":
+    elif kind == "none" and not view.searched:
         yield (
             f"no public rule reads the answers of the task {view.task}, so the audit did "
             "not read the answers again"
         )
-    if view.tree is None or view.job is None:
+    if view.searched:
+        yield "of a search run, the audit does not check answers and prompts"
+        if not any(problem.question for problem in view.problems):
+            yield "the problems are not available, so the audit did not check the data"
+    elif view.tree is None or view.job is None:
         yield "the problems are not available, so the audit did not check prompts and data"
     elif "imported" in view.info.identity and not any(
         problem.metadata.get("prompt") for problem in view.job.data.problems

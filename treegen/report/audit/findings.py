@@ -29,7 +29,7 @@ class Finding:
     total: int
     """How many were looked at."""
     unit: str
-    """The unit of both: "samples", "problems" or "runs"."""
+    """The unit of both: "samples", "searches", "problems" or "runs"."""
     message: str
     """What is wrong, as a sentence without a period."""
     advice: str
@@ -46,7 +46,8 @@ class Finding:
         """Where the example is, such as "problem q7, sample 2"; empty without an example."""
         if not self.problem_id:
             return ""
-        sample = "" if self.sample_index is None else f", sample {self.sample_index}"
+        drawn = "search" if self.unit == "searches" else "sample"
+        sample = "" if self.sample_index is None else f", {drawn} {self.sample_index}"
         return f"problem {self.problem_id}{sample}"
 
     @property
@@ -93,6 +94,8 @@ class Audit:
     """What was not checked and why."""
     failure: str | None = None
     """Why the run could not be audited; None if it was."""
+    unit: str = "samples"
+    """The unit of `num_samples`: "samples" or "searches"."""
 
     def count(self, severity: Severity) -> int:
         """Return the number of findings of a severity."""
@@ -185,7 +188,7 @@ class Audit:
             yield from map(safe_line, notes)
 
     def _finding_lines(self) -> Iterator[str]:
-        yield f"{self.task}: {self.num_samples:,} samples; findings: {self.summary}"
+        yield f"{self.task}: {self.num_samples:,} {self.unit}; findings: {self.summary}"
         for finding in self.findings:
             yield ""
             yield f"{finding.severity.upper()} {finding.kind}: {finding.share}"
@@ -226,7 +229,7 @@ def find(
         name: A name of `KINDS`.
         cases: The samples or problems with the defect; the first is the example.
         total: How many were looked at.
-        unit: "samples", "problems" or "runs".
+        unit: "samples", "searches", "problems" or "runs".
         example: The text to show, if it is not that of the first case.
         severity: The severity; by default it follows from the share of cases.
         values: What the message shows, by name.

@@ -4,13 +4,16 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Any, Final
 
 from treegen.report.audit import Severity
 from treegen.report.audit.findings import Finding, find
 from treegen.report.audit.readers import is_bare, next_problem
-from treegen.report.view import RunView, Sample, settings_group
+from treegen.report.view import RunView, Sample, StoredTree, settings_group
+from treegen.search.tree.records import TreeNode
 
 _TAIL: Final = 600  # characters at the end of a text in which a repetition is looked for
 _LEAST_REPEATED: Final = 200
@@ -36,25 +39,84 @@ def audit_samples(view: RunView, kind: str, *, is_scored: bool) -> Iterator[Find
     """
     if view.job is not None and view.job.choices:
         return  # nothing was drawn
-    samples = list(view.samples)
-    num = len(samples)
-    cut = [s for s in samples if s.finish_reason == "length" or _is_open(s)]
+    drawn = list(_drawn(view))
+    num, unit = len(drawn), view.unit
     if is_scored:
-        yield from _cut(view, samples, cut, kind)
+        samples = [d.sample for d in drawn]
+        yield from _cut(view, samples, [d.sample for d in drawn if d.is_cut], kind)
         yield from _reasoning(view, samples, kind)
-    yield from find("empty-sample", [s for s in samples if not s.text.strip()], num)
-    yield from find(
-        "repeats-to-the-end",
-        [s for s in samples if s.finish_reason != "stop" and is_repetition(s.text)],
-        num,
-    )
-    yield from find("end-token-in-text", [s for s in samples if _MARKUP.search(s.text)], num)
-    ran = [s for s in samples if _runs_into_next(s.parts[1])]
+    yield from find("empty-sample", [d.sample for d in drawn if d.is_empty], num, unit=unit)
+    repeated = [d.sample for d in drawn if not d.is_stopped and any(map(is_repetition, d.texts))]
+    yield from find("repeats-to-the-end", repeated, num, unit=unit)
+    ended = [d.sample for d in drawn if any(map(_MARKUP.search, d.texts))]
+    yield from find("end-token-in-text", ended, num, unit=unit)
+    ran = [d.sample for d in drawn if any(map(_runs_into_next, d.answers))]
     # A text without a short answer may have been asked to write problems.
     severity: Severity | None = "low" if kind in ("text", "none") else None
-    yield from find("runs-into-next-problem", ran, num, severity=severity)
+    yield from find("runs-into-next-problem", ran, num, unit=unit, severity=severity)
     yield from _equal(view)
-    yield from _language(view, samples)
+    yield from _language(view, drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """What the model wrote of a sample; of a search, of its best path."""
+
+    sample: Sample
+    texts: tuple[str, ...]
+    """The model's texts. The best path of an agent has one for each turn; text that was given
+    between them, such as results of tools, is not the model's."""
+    answers: tuple[str, ...]
+    """The texts without their reasoning."""
+    is_cut: bool
+    """Whether it ended at max_tokens or during its reasoning."""
+    is_stopped: bool
+    """Whether the model or a stop string ended the last text."""
+    is_empty: bool
+    """Whether the model wrote nothing but empty texts."""
+
+
+def _drawn(view: RunView) -> Iterator[_Drawn]:
+    if view.searched:
+        tree_of = {(tree.problem_id, tree.repeat): tree for tree in view.trees}
+        for sample in view.samples:
+            yield _drawn_by_search(sample, tree_of[sample.problem_id, sample.index])
+        return
+    for sample in view.samples:
+        yield _Drawn(
+            sample,
+            texts=(sample.text,),
+            answers=(sample.parts[1],),
+            is_cut=sample.finish_reason == "length" or _is_open(sample),
+            is_stopped=sample.finish_reason == "stop",
+            is_empty=not sample.text.strip(),
+        )
+
+
+def _drawn_by_search(sample: Sample, tree: StoredTree) -> _Drawn:
+    """Return what the model wrote on the best path of a search.
+
+    A search without a best path found no solution, but its model may have written text. An
+    unfinished path is not cut: a budget, a depth or pruning ended its search.
+    """
+    path = tree.path[1:]
+    runs = [(is_own, list(nodes)) for is_own, nodes in groupby(path, _is_generated)]
+    texts = tuple("".join(node["text"] for node in nodes) for is_own, nodes in runs if is_own)
+    end = path[-1].get("finish_reason") if path else None
+    generated = [node for node in tree.nodes if _is_generated(node)]
+    return _Drawn(
+        sample,
+        texts=texts,
+        answers=texts,
+        is_cut=tree.is_finished and end == "length",
+        is_stopped=end != "length",
+        is_empty=bool(generated) and not any(node["text"].strip() for node in generated),
+    )
+
+
+def _is_generated(node: TreeNode) -> bool:
+    """Return whether the model wrote a node; the root is the prompt."""
+    return node["parent_id"] is not None and node.get("finish_reason") != "given"
 
 
 def _is_open(sample: Sample) -> bool:
@@ -86,7 +148,9 @@ def _reasoning(view: RunView, samples: Sequence[Sample], kind: str) -> Iterator[
     unread = [s for s in samples if s.thinking is None and "</think>" in s.text]
     unread = [s for s in unread if not is_read_after(s)]
     severity: Severity | None = None if kind in ("number", "choice") else "low"
-    yield from find("reasoning-read-as-answer", unread, len(samples), severity=severity)
+    yield from find(
+        "reasoning-read-as-answer", unread, len(samples), unit=view.unit, severity=severity
+    )
 
 
 def _plain(text: str) -> str:
@@ -106,7 +170,7 @@ def _cut(
     """
     num = len(samples)
     thinking = [s for s in cut if _is_open(s)]
-    yield from find("thinking-cut-off", thinking, num)
+    yield from find("thinking-cut-off", thinking, num, unit=view.unit)
 
     def is_unanswered(sample: Sample) -> bool:
         verdict = sample.verdict(view.headline)
@@ -120,11 +184,12 @@ def _cut(
 
     open_ones = {id(sample) for sample in thinking}
     unanswered = [s for s in cut if id(s) not in open_ones and is_unanswered(s)]
-    at_limit = sum(s.finish_reason == "length" for s in samples)
-    yield from find("cut-off", unanswered, num, cut=at_limit)
+    is_searched = view.searched  # the finish reason of a search is not that of its text
+    at_limit = len(cut) if is_searched else sum(s.finish_reason == "length" for s in samples)
+    yield from find("cut-off", unanswered, num, unit=view.unit, cut=at_limit)
     long_samples = [s for s in samples if s.num_tokens >= _LEAST_TOKENS]
     if len(long_samples) >= 5 and len(cut) >= 0.95 * num and len(unanswered) >= num / 2:
-        yield from find("end-never-reached", cut, num)
+        yield from find("end-never-reached", cut, num, unit=view.unit)
 
 
 def is_repetition(text: str) -> bool:
@@ -190,17 +255,17 @@ def _number(sampling: Mapping[str, Any], name: str, default: float) -> float:
     return value if isinstance(value, int | float) and value else default
 
 
-def _language(view: RunView, samples: Sequence[Sample]) -> Iterator[Finding]:
-    num = len(samples)
+def _language(view: RunView, drawn: Sequence[_Drawn]) -> Iterator[Finding]:
     script_of_problem = {p.id: main_script(p.question) for p in view.problems}
     strange = []
-    for sample in samples:
+    for each in drawn:
+        sample = each.sample
         expected = script_of_problem.get(sample.problem_id)
         if expected is not None and not (sample.text.isascii() and expected == "LATIN"):
-            script = main_script(sample.parts[1])
+            script = main_script("\n".join(each.answers))
             if script is not None and script != expected:
                 strange.append(sample)
-    yield from find("other-language", strange, num)
+    yield from find("other-language", strange, len(drawn), unit=view.unit)
 
 
 @lru_cache(maxsize=1 << 13)

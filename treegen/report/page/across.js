@@ -58,6 +58,11 @@ class Across {
   async go({ problem, sample, problems }) {
     if (problems !== undefined) this.table.ask(problems);
     if (problem === undefined) return;
+    if (!this.ids.includes(problem)) {
+      this.detail.hidden = true;
+      this.page.tell(`No run of this page has a problem ${problem}.`);
+      return;
+    }
     this.table.find(this.ids.indexOf(problem));
     await this.open(problem, sample);
     this.detail.scrollIntoView();
@@ -91,7 +96,7 @@ class Across {
     const run = this.runs[side];
     const { samples, filters } = run.index;
     const place = this.places[side].get(problem);
-    const link = make("a", "", "in its run", { href: addressOf({ run: run.key, problem }) });
+    const link = make("a", "", "in its run", { href: addressOf({ run: run.name, problem }) });
     const head = make("div", "controls", [this.selects[at], link]);
     const none = make("p", "faint", "no sample here");
     if (place === undefined) return make("section", "side", [head, none]);

@@ -22,4 +22,7 @@ const noteAddress = (state) => {
     if (address !== location.hash) history.replaceState(null, "", address);
   }, 150);
 };
-window.addEventListener("hashchange", () => clearTimeout(noting));
+
+// Forgets the last place that is not noted yet.
+const stopNoting = () => clearTimeout(noting);
+window.addEventListener("hashchange", stopNoting);

@@ -51,7 +51,7 @@ class RunPage {
   }
 
   get state() {
-    return this.page.several ? { run: this.run.key } : {};
+    return this.page.several ? { run: this.run.name } : {};
   }
 
   shown(sample) {
@@ -73,6 +73,13 @@ class RunPage {
       this.article.querySelector(".problems").scrollIntoView();
     }
     if (problem === undefined) return;
+    const lacking = this.lacking(problem, sample, search);
+    if (lacking) {
+      if (!this.run.index.problems.id.includes(problem)) await this.samples?.go(problem); // lists none
+      for (const part of [this.samples, this.searches]) if (part) part.detail.hidden = true;
+      this.page.tell(lacking);
+      return;
+    }
     const searched = this.searches && (search !== undefined || (sample === undefined && this.run.index.unit === "searches"));
     if (searched) {
       await this.searches.go(problem, Number(search ?? 0));
@@ -81,6 +88,23 @@ class RunPage {
       await this.samples.go(problem, sample);
     }
     this.article.querySelector(searched ? ".searches" : ".samples")?.scrollIntoView();
+  }
+
+  // Says what an address names and the run does not have; nothing if the run has all of it.
+  lacking(problem, sample, search) {
+    const { problems, samples, trees } = this.run.index;
+    const place = problems.id.indexOf(problem);
+    if (place < 0) return `The run ${this.run.name} has no problem ${problem}.`;
+    const drawn = samples.index.slice(samples.first[place], samples.first[place + 1]);
+    // A problem without samples is shown alone.
+    if (sample !== undefined && drawn.length && !drawn.includes(sample)) {
+      return `Problem ${problem} of the run ${this.run.name} has no sample ${sample}.`;
+    }
+    const searches = trees.filter((tree) => tree.problem_id === problem);
+    if (search !== undefined && !searches.some((tree) => tree.index === Number(search))) {
+      return `Problem ${problem} of the run ${this.run.name} has no search ${search}.`;
+    }
+    return "";
   }
 
   // Single letters move on, as in mail programs.
@@ -100,6 +124,9 @@ class Page {
   constructor() {
     this.articles = new Map([...document.querySelectorAll("article")].map((article) => [article.id, article]));
     this.runs = new Map();
+    // The keys of runs by what an address may call them: run-2 is the second, if none is named so.
+    this.keys = new Map([...this.articles.keys()].map((key) => [key, key]));
+    for (const [key, article] of this.articles) this.keys.set(article.dataset.name, key);
     this.several = this.articles.size > 1;
     this.quiet = true; // what is shown at first is no place that one went to
   }
@@ -125,19 +152,45 @@ class Page {
   async show(key) {
     for (const [runKey, article] of this.articles) article.classList.toggle("shown", runKey === key);
     for (const link of document.querySelectorAll("nav.runs a")) {
-      if (link.hash === addressOf({ run: key })) link.setAttribute("aria-current", "page");
+      if (link.dataset.run === key) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
     this.current = await this.open(key);
   }
 
   note(state) {
-    if (!this.quiet) noteAddress(state);
+    if (this.quiet) return;
+    this.tell("");
+    noteAddress(state);
+  }
+
+  // Shows why the address leads nowhere; an empty text hides this.
+  tell(text) {
+    const notice = document.querySelector(".unknown");
+    notice.textContent = text;
+    notice.hidden = text === "";
+    if (text === "") return;
+    stopNoting();
+    notice.scrollIntoView();
+  }
+
+  // Shows no run, because the address names none of this page.
+  refuse(name) {
+    for (const article of this.articles.values()) article.classList.remove("shown");
+    for (const link of document.querySelectorAll("nav.runs a")) link.removeAttribute("aria-current");
+    if (this.several) this.current = undefined;
+    const names = [...this.articles.values()].map((article) => article.dataset.name);
+    this.tell(`This page has no run named ${name}. Its runs: ${names.join(", ")}.`);
   }
 
   async go(state) {
     const [first] = this.articles.keys();
-    const key = this.articles.has(state.run) ? state.run : (this.current?.run.key ?? first);
+    const key = state.run === undefined ? (this.current?.run.key ?? first) : this.keys.get(state.run);
+    if (key === undefined) {
+      this.refuse(state.run);
+      return;
+    }
+    this.tell("");
     await this.show(key);
     if (this.several && state.run === undefined) await this.across?.go(state);
     else if (state.problem !== undefined || state.problems !== undefined) await this.current.go(state);
@@ -157,7 +210,9 @@ class Page {
   async begin() {
     document.body.classList.toggle("several", this.several);
     const state = readAddress();
-    await this.show(this.articles.has(state.run) ? state.run : [...this.articles.keys()][0]);
+    const [first] = this.articles.keys();
+    const key = state.run === undefined || !this.several ? first : this.keys.get(state.run);
+    if (key !== undefined) await this.show(key);
     const box = document.querySelector(".across");
     if (box) {
       this.across = await Across.open(this, box);

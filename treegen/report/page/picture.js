@@ -69,7 +69,7 @@ class TreePicture {
         return swatch;
       }), ` ${short(most)}; `] : []),
       ...(this.visits > 1 ? ["larger: more visits; "] : []),
-      "dashed: pruned or dropped; thick: the best path; double click or Enter: fold; drag, Ctrl and wheel, + and \u2212: move",
+      "dashed and grey: pruned or dropped; thick: the best path; double click or Enter: fold; drag, Ctrl and wheel, + and \u2212: move",
     ];
     return make("p", "faint legend", parts);
   }
@@ -135,8 +135,8 @@ class TreePicture {
       if (node.parent_id !== null && this.at.has(node.parent_id)) {
         const [left, up] = this.at.get(node.parent_id);
         const bend = left + 150; // what is under a label is straight
-        const best = this.best.has(node.id) ? "edge best" : "edge";
-        edges.push(svgElement("path", { class: best, d: `M${left} ${up}H${bend}C${bend + 60} ${up} ${x - 50} ${y} ${x} ${y}` }));
+        const classes = ["edge", ...this.kinds(node)].join(" ");
+        edges.push(svgElement("path", { class: classes, d: `M${left} ${up}H${bend}C${bend + 60} ${up} ${x - 50} ${y} ${x} ${y}` }));
       }
       nodes.push(this.node(node, x, y));
     }
@@ -155,9 +155,11 @@ class TreePicture {
     const [least, most] = this.range;
     const share = most > least ? (node.score - least) / (most - least) : 1;
     const radius = node.visits ? 5 + 6 * Math.sqrt(node.visits / this.visits) : 6;
-    const classes = ["dot", ...(nodeEnd(node) ? [nodeEnd(node).split(":")[0]] : []), ...(this.best.has(node.id) ? ["best"] : [])];
-    const dot = svgElement("circle", { class: classes.join(" "), r: radius });
-    if (node.score !== null) dot.style.fill = cividis(share);
+    const kinds = this.kinds(node);
+    // A score has the darkest colours of both themes, so an ended node is a ring around its score.
+    const dots = [svgElement("circle", { class: ["dot", ...kinds].join(" "), r: radius + (nodeEnd(node) ? 1 : 0) })];
+    if (nodeEnd(node) && node.score !== null) dots.push(svgElement("circle", { class: "core", r: radius - 3 }));
+    if (node.score !== null) dots.at(-1).style.fill = cividis(share);
     const cut = [...words];
     // What has edges to its right has its label above them.
     const inner = this.shownBelow(node).length > 0;
@@ -165,12 +167,17 @@ class TreePicture {
     const label = svgElement("text", { x: left, y: up }, cut.length > 22 ? `${cut.slice(0, 21).join("")}\u2026` : words);
     const more = svgElement("text", { x: left, y: down, class: "facts" }, [facts, ...(hidden ? [`+${count(hidden)}`] : [])].filter(Boolean).join("  "));
     const group = svgElement("g", {
-      class: node === this.picked ? "spot picked" : "spot", transform: `translate(${x} ${y})`, role: "treeitem",
+      class: ["spot", ...kinds, ...(node === this.picked ? ["picked"] : [])].join(" "), transform: `translate(${x} ${y})`, role: "treeitem",
       "aria-label": `${words.slice(0, 80)} ${facts}`, id: `${this.box.id}-node-${node.id}`,
-    }, dot, label, more);
+    }, ...dots, label, more);
     if (this.below.has(node.id)) group.setAttribute("aria-expanded", String(!this.folded.has(node.id)));
     group.dataset.id = node.id;
     return group;
+  }
+
+  // How a node and the edge to it are drawn: pruned or dropped, on the best path.
+  kinds(node) {
+    return [...(nodeEnd(node) ? [nodeEnd(node).split(":")[0]] : []), ...(this.best.has(node.id) ? ["best"] : [])];
   }
 
   // Nodes below one.
