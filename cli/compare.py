@@ -50,15 +50,10 @@ def command(
         all_filters: Whether to show the results of every filter, not only of the first.
         **reading: Options of the "reading" option group; see `load_run`.
     """
-    from treegen.cli.terminal.render import echo, json_line, notice
+    from treegen.cli.terminal.render import echo, json_line
     from treegen.common.files import file_name
     from treegen.common.formatting import safe_text
     from treegen.errors import InputError
-    from treegen.report.certify.document import (
-        FILE,
-        find_other_conditions,
-        load_own_certificate,
-    )
     from treegen.report.compare import compare_runs
     from treegen.report.html_page import check_name, write_page
     from treegen.report.load import load_run
@@ -76,16 +71,7 @@ def command(
     comparison = compare_runs(a, b, partial=partial)
     listing = comparison.listing(all_filters=all_filters, more="--all-filters shows them")
     echo(f"{listing}")
-    first, second = certificates = [load_own_certificate(run) for run in (run_a, run_b)]
-    for run, certificate in zip((run_a, run_b), certificates, strict=True):
-        if certificate is None and os.path.isfile(file := run / FILE):
-            notice(
-                f"Warning: {file} does not belong to the present samples and settings of the run; "
-                f"to see what differs: treegen certify --check {shlex.quote(str(file))}"
-            )
-    conditions = find_other_conditions(first, second) if first and second else []
-    if conditions:
-        notice(f"Warning: the certificates differ in more than the model: {', '.join(conditions)}")
+    conditions = _warn_of_certificates(run_a, run_b)
     files: list[Path] = []
     if not no_plots:
         if (folder := output_path) is None:
@@ -108,3 +94,21 @@ def command(
             "page": None if html is None else str(html),
         }
     )
+
+
+def _warn_of_certificates(run_a: Path, run_b: Path) -> list[str]:
+    """Print warnings about the certificates of two runs; return what differs beside the model."""
+    from treegen.cli.terminal.render import notice
+    from treegen.report.certify.document import FILE, find_other_conditions, load_own_certificate
+
+    first, second = certificates = [load_own_certificate(run) for run in (run_a, run_b)]
+    for run, certificate in zip((run_a, run_b), certificates, strict=True):
+        if certificate is None and os.path.isfile(file := run / FILE):
+            notice(
+                f"Warning: {file} does not belong to the present samples and settings of the run; "
+                f"to see what differs: treegen certify --check {shlex.quote(str(file))}"
+            )
+    conditions = find_other_conditions(first, second) if first and second else []
+    if conditions:
+        notice(f"Warning: the certificates differ in more than the model: {', '.join(conditions)}")
+    return conditions

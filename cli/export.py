@@ -15,7 +15,13 @@ class _Format(click.Choice[str]):
     """A format, whose error says how to write CSV."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return a known format, or fail."""
+        """Return a known format, or fail.
+
+        Args:
+            value: What the user passed.
+            param: The option.
+            ctx: The command's context.
+        """
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter as error:

@@ -127,9 +127,8 @@ def command(
         spreads = ("between", "within")
     rows = wish.rows(spread, ks)
     for view in runs_read:
-        for line in view.notices:
-            if isinstance(line, ChangedNotice):
-                tell(f"{view.path}: {line}")
+        for line in (line for line in view.notices if isinstance(line, ChangedNotice)):
+            tell(f"{view.path}: {line}")
         echo(f"{safe_text(view.name)}: {describe_view(view)}; {len(view.problems):,} problems")
     echo(f"{wish.build_table(spread, rows)}\n")
     json_line(

@@ -198,7 +198,7 @@ class LmEvalTask(Task):
 
     def log_documents(self, settings: "EvalSettings") -> dict[str, dict[str, Any]]:
         """Return what lm-eval logs of each problem, by its id, for `treegen export`."""
-        from treegen.tasks.lm_eval.documents import log_documents
+        from treegen.tasks.lm_eval.requests import log_documents
 
         return log_documents(list(self._parts.values()), settings)
 

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, Unpack
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import InputError, RunError, TreegenError
 from treegen.evals.config.base import OpenRunOptions, overrides_run
-from treegen.evals.judging.command import continue_commands
 from treegen.evals.judging.judgements import JudgementSet
 from treegen.evals.judging.pipeline import load_juries, progress_of
 from treegen.evals.judging.prompts import addresses_judge
 from treegen.evals.judging.settings import JudgeRun
 from treegen.evals.judging.summary import Summary, summarize
+from treegen.evals.judging.summary_tables import continue_commands
 from treegen.evals.progress.usage import load_attempts, read_timeline, sum_usage
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.statistics.tables import Cell, Table

@@ -1,7 +1,9 @@
 """Tables of judgements, with sentences below them on what limits their numbers."""
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -10,6 +12,8 @@ from treegen.evals.judging.components import Cells
 from treegen.evals.judging.interval import FEWEST_LABELS, CorrectedMean, Mean
 from treegen.evals.judging.judgement_files import FILE, FOLDER
 from treegen.evals.judging.judgements import JudgementSet
+from treegen.evals.judging.rubric import BUILT_IN, load_rubric
+from treegen.evals.judging.settings import JudgeRun, JudgeSettings
 from treegen.evals.statistics.estimators import Estimate
 from treegen.evals.statistics.tables import AnnotatedTable, Table
 
@@ -238,3 +242,44 @@ def _mean_mass(judged: JudgementSet) -> float | None:
     """Return the mean total probability of the choices; None without likelihoods."""
     masses = [one.mass for one in judged.judgements if one.mass is not None]
     return float(np.mean(masses)) if masses else None
+
+
+def continue_commands(path: Path, judgings: Iterable[JudgeRun]) -> list[str]:
+    """Return the commands that add the missing judgements, one for each jury.
+
+    Args:
+        path: Directory of the run.
+        judgings: The judge runs with missing judgements.
+    """
+    judges: dict[str, list[str]] = {}
+    for judging in judgings:
+        judges.setdefault(shlex.join(_list_flags(judging.settings)), []).append(judging.judge)
+    return [
+        f"treegen judge {shlex.quote(str(path))} "
+        + " ".join(f"--judge {shlex.quote(name)}" for name in names)
+        + f" {flags}"
+        for flags, names in judges.items()
+    ]
+
+
+def _list_flags(settings: JudgeSettings) -> list[str]:
+    """Return the flags of `treegen judge` that give these settings."""
+    rubric = settings.rubric
+    is_built_in = rubric.name in BUILT_IN and rubric == load_rubric(rubric.name)
+    flags = ["--rubric", rubric.name if is_built_in else f"FILE_OF_{rubric.name}"]
+    if settings.wordings < len(rubric.wordings):
+        flags += ["--wordings", str(settings.wordings)]
+    if settings.chat is not None:
+        flags.append("--apply-chat-template" if settings.chat else "--no-chat-template")
+    if settings.verdicts == "likelihood":
+        return flags
+    flags += ["--verdicts", settings.verdicts]
+    if settings.repeats > 1:
+        flags += ["--repeats", str(settings.repeats)]
+    if settings.decided:
+        flags += ["--stop-when", "decided"]
+    fields = JudgeSettings.__dataclass_fields__
+    for name in ("temperature", "max_tokens", "seed"):
+        if (value := getattr(settings, name)) != fields[name].default:
+            flags += [f"--{name.replace('_', '-')}", str(value)]
+    return flags

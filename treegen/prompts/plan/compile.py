@@ -92,8 +92,7 @@ def compile_plan(
     segments: list[PlanSegment] = []
     layer_bytes = token_bytes / max(num_layers, 1)
     rows = _rows_below(nodes, requests)
-    num_rows = sum(request.readers for request in requests)
-    most_live = min(num_rows, max_rows or num_rows)
+    most_live = min(num_rows := sum(request.readers for request in requests), max_rows or num_rows)
     for index, (node, parent, sequences, first) in enumerate(nodes):
         above = segments[parent] if parent >= 0 else None
         start, base = (above.stop, above.base_below) if above else (0, 0)

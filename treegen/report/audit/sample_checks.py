@@ -39,7 +39,7 @@ def audit_samples(view: RunView, kind: str, *, is_scored: bool) -> Iterator[Find
     """
     if view.job is not None and view.job.choices:
         return  # nothing was drawn
-    drawn = list(_drawn(view))
+    drawn = list(_read_model_texts(view))
     num, unit = len(drawn), view.unit
     if is_scored:
         samples = [d.sample for d in drawn]
@@ -59,7 +59,7 @@ def audit_samples(view: RunView, kind: str, *, is_scored: bool) -> Iterator[Find
 
 
 @dataclass(frozen=True, slots=True)
-class _Drawn:
+class _ModelTexts:
     """What the model wrote of a sample; of a search, of its best path."""
 
     sample: Sample
@@ -76,14 +76,14 @@ class _Drawn:
     """Whether the model wrote nothing but empty texts."""
 
 
-def _drawn(view: RunView) -> Iterator[_Drawn]:
+def _read_model_texts(view: RunView) -> Iterator[_ModelTexts]:
     if view.searched:
         tree_of = {(tree.problem_id, tree.repeat): tree for tree in view.trees}
         for sample in view.samples:
             yield _drawn_by_search(sample, tree_of[sample.problem_id, sample.index])
         return
     for sample in view.samples:
-        yield _Drawn(
+        yield _ModelTexts(
             sample,
             texts=(sample.text,),
             answers=(sample.parts[1],),
@@ -93,7 +93,7 @@ def _drawn(view: RunView) -> Iterator[_Drawn]:
         )
 
 
-def _drawn_by_search(sample: Sample, tree: StoredTree) -> _Drawn:
+def _drawn_by_search(sample: Sample, tree: StoredTree) -> _ModelTexts:
     """Return what the model wrote on the best path of a search.
 
     A search without a best path found no solution, but its model may have written text. An
@@ -104,7 +104,7 @@ def _drawn_by_search(sample: Sample, tree: StoredTree) -> _Drawn:
     texts = tuple("".join(node["text"] for node in nodes) for is_own, nodes in runs if is_own)
     end = path[-1].get("finish_reason") if path else None
     generated = [node for node in tree.nodes if _is_generated(node)]
-    return _Drawn(
+    return _ModelTexts(
         sample,
         texts=texts,
         answers=texts,
@@ -255,7 +255,7 @@ def _number(sampling: Mapping[str, Any], name: str, default: float) -> float:
     return value if isinstance(value, int | float) and value else default
 
 
-def _language(view: RunView, drawn: Sequence[_Drawn]) -> Iterator[Finding]:
+def _language(view: RunView, drawn: Sequence[_ModelTexts]) -> Iterator[Finding]:
     script_of_problem = {p.id: main_script(p.question) for p in view.problems}
     strange = []
     for each in drawn:
