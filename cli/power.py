@@ -29,7 +29,8 @@ _OF_TWO_RUNS: Final = {
 )
 @option(
     "--run RUN",
-    "Run to estimate the variances from. Give it twice to also estimate the correlation.",
+    "Run to estimate the variances from. Give it twice to also estimate the correlation; with "
+    "fewer than 50 problems, the estimates are rough.",
     "runs",
     multiple=True,
     type=PATH,
@@ -108,7 +109,7 @@ def command(
     if half_width is not None:
         _refuse_options_of_two_runs()
     runs_read = [load_run(path, **reading) for path in runs]
-    spread = spread_of_runs(runs_read, between, within, correlation)
+    spread, source = spread_of_runs(runs_read, between, within, correlation)
     num_of_runs, ks_of_runs = size_of_runs(runs_read)
     if num_samples is None:
         ks = sorted({*_SAMPLES, *ks_of_runs})
@@ -118,11 +119,11 @@ def command(
     wish: PowerQuery | PrecisionQuery
     spreads: tuple[str, ...]
     if half_width is None:
-        wish = PowerQuery(difference, target_power, alpha, n_problems)
+        wish = PowerQuery(difference, target_power, alpha, n_problems, source)
         options = {"difference": difference, "power": target_power, "alpha": alpha}
         spreads = ("between", "within", "correlation")
     else:
-        wish = PrecisionQuery(half_width, find_accuracy(runs_read, spread), n_problems)
+        wish = PrecisionQuery(half_width, find_accuracy(runs_read, spread), n_problems, source)
         options = {"half_width": half_width, "accuracy": wish.accuracy}
         spreads = ("between", "within")
     rows = wish.rows(spread, ks)
@@ -136,6 +137,8 @@ def command(
             **options,
             "num_problems": n_problems,
             **{name: getattr(spread, name) for name in spreads},
+            "assumed": [name for name in source.assumed if name in spreads],
+            "num_estimated_from": source.num_problems,
             "rows": rows,
             **({"limits": wish.limits(spread, rows)} if isinstance(wish, PowerQuery) else {}),
         }

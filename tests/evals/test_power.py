@@ -1,10 +1,11 @@
 """Power by the formula against simulated runs, and variances without the noise of samples."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
-from cli_cases import Command
+from cli_cases import Command, Done
 from report_cases import make_run
 from scipy import stats
 
@@ -201,10 +202,7 @@ def test_what_has_no_power() -> None:
             wrong()
 
 
-def test_the_command_takes_variances_from_runs(tmp_path: object, treegen: Command) -> None:
-    from pathlib import Path
-
-    assert isinstance(tmp_path, Path)
+def test_the_command_takes_variances_from_runs(tmp_path: Path, treegen: Command) -> None:
     a, b = (make_run(tmp_path / name, num_problems=20, seed=i) for i, name in enumerate("ab"))
     one = treegen("power", "--run", a, "--n-problems", "20", "--n-samples", "1,8")
     assert one.code == 0 and "Problems for 0.02" in one.out
@@ -212,10 +210,50 @@ def test_the_command_takes_variances_from_runs(tmp_path: object, treegen: Comman
     assert one.document["correlation"] == 0.5
     two = treegen("power", "--run", a, "--run", b, "--difference", "0.1").document
     assert two["correlation"] > 0.5  # both are right about as often as a problem is easy
+    assert (one.document["assumed"], two["assumed"]) == (["correlation"], [])
     assert treegen("power", "--run", a, "--between", "0.2").document["between"] == 0.2
     assert "--run must be one or two runs, got 3" in treegen("power", *["--run", a] * 3).error
     assert "power" in treegen("power", "--power", "0.01").error
     assert "integers" in treegen("power", "--n-samples", "x").error
+
+
+def test_the_command_says_what_is_assumed_or_rough(tmp_path: Path, treegen: Command) -> None:
+    a, b = (make_run(tmp_path / name, num_problems=20, seed=i) for i, name in enumerate("ab"))
+    plain = treegen("power", "-n", "8", "--within", "0.1").out
+    assert "between problems 0.1000 (assumed), within 0.1000, correlation of the runs 0.50 (" in plain
+    assert "rough" not in plain
+    one = treegen("power", "-n", "8", "--run", a)
+    assert "correlation of the runs 0.50 (assumed; two --run estimate it)" in one.out
+    assert "the variances are estimated from only 20 problems" in one.out
+    assert "With correlation" not in one.out
+    two = treegen("power", "-n", "8", "--run", a, "--run", b)
+    assert "the variances and the correlation are estimated from only 20 problems" in two.out
+    assert "assumed" not in two.out and "With correlation 0.50" in two.out
+    (row,), (default,) = (done.document["rows"] for done in (two, _with_correlation(treegen, a, b)))
+    assert row["problems_needed_by_default"] == default["problems_needed"]
+    assert "problems_needed_by_default" not in default
+    given = treegen("power", "-n", "8", "--run", a, "--between", "0.1", "--within", "0.1").out
+    assert "rough" not in given and "(assumed;" in given
+    wide = make_run(tmp_path / "wide", num_problems=50)
+    assert "rough" not in treegen("power", "-n", "8", "--run", wide).out
+    narrow = treegen("power", "--half-width", "0.1", "-n", "8", "--run", a)
+    assert "rough" in narrow.out and narrow.document["assumed"] == []
+
+
+def _with_correlation(treegen: Command, a: Path, b: Path) -> Done:
+    return treegen("power", "-n", "8", "--run", a, "--run", b, "--correlation", "0.5")
+
+
+@pytest.mark.parametrize(("num_problems", "low", "high"), [(10, -0.26, 1.0), (50, 0.21, 0.75)])
+def test_few_problems_give_rough_correlations(num_problems: int, low: float, high: float) -> None:
+    rng, estimates = np.random.default_rng(1), []
+    factor = 2 * math.sin(math.pi * 0.5 / 6)
+    for _ in range(400):
+        normal = rng.multivariate_normal([0, 0], [[1, factor], [factor, 1]], size=num_problems)
+        chances = stats.beta.ppf(stats.norm.cdf(normal), 0.75, 0.75)  # variance 0.1
+        a, b = ([(int(x), 8) for x in rng.binomial(8, column)] for column in chances.T)
+        estimates.append(correlation_of(a, b))
+    assert np.quantile(estimates, [0.025, 0.975]) == pytest.approx([low, high], abs=0.1)
 
 
 def test_the_command_says_what_a_difference_excludes(treegen: Command) -> None:
@@ -233,10 +271,7 @@ def test_the_command_says_what_a_difference_excludes(treegen: Command) -> None:
     assert "allows" not in plain.out and plain.document["limits"][0]["correlation"] == 0.5
 
 
-def test_the_command_gives_the_half_width_of_one_run(tmp_path: object, treegen: Command) -> None:
-    from pathlib import Path
-
-    assert isinstance(tmp_path, Path)
+def test_the_command_gives_the_half_width_of_one_run(tmp_path: Path, treegen: Command) -> None:
     run = make_run(tmp_path / "a", num_problems=20)
     shown = treegen("show", run).document
     row = shown["report"]["metrics"][0]

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Final
 
@@ -22,6 +22,36 @@ from treegen.report.tables import PrintableTable
 from treegen.report.view import RunView
 
 _VISIBLE: Final = 0.005  # smaller changes of variances do not change the table
+_ROUGH: Final = 50  # problems below which estimates of the variances and the correlation are rough
+_VARIANCE: Final = 0.1  # the default of both variances
+_CORRELATION: Final = 0.5  # the default correlation
+
+
+@dataclass(frozen=True, slots=True)
+class SpreadSource:
+    """Which values of `Variances` are given, which are estimated from runs, which are assumed."""
+
+    num_problems: int | None = None
+    """The number of problems that some values are estimated from; None if none is estimated."""
+    estimates_correlation: bool = False
+    """Whether the correlation is estimated."""
+    assumed: tuple[str, ...] = ()
+    """The names of the values that have their default."""
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether some values are estimated from few problems."""
+        return self.num_problems is not None and self.num_problems < _ROUGH
+
+    def describe_roughness(self) -> str:
+        """Return the sentence on estimates from few problems; "" if there are none."""
+        if not self.is_rough:
+            return ""
+        what = "variances and the correlation" if self.estimates_correlation else "variances"
+        return (
+            f"all numbers are rough, because the {what} are estimated from only "
+            f"{self.num_problems} problems"
+        )
 
 
 def spread_of_runs(
@@ -29,7 +59,7 @@ def spread_of_runs(
     between: float | None = None,
     within: float | None = None,
     correlation: float | None = None,
-) -> Variances:
+) -> tuple[Variances, SpreadSource]:
     """Return the variances that are given, else measured on runs, else assumed.
 
     Args:
@@ -38,6 +68,9 @@ def spread_of_runs(
         within: The variance within problems; None measures it, or assumes 0.1.
         correlation: The correlation of the runs' accuracies by problem; None measures it, or
             assumes 0.5.
+
+    Returns:
+        The values, and where each comes from.
     """
     if len(runs) > 2:
         raise InputError(f"{arg('runs=')} must be one or two runs, got {len(runs)}")
@@ -50,15 +83,27 @@ def spread_of_runs(
         rights_of_runs = [{i: rights[i] for i in shared} for rights in rights_of_runs]
     variances = [estimate_variances(list(rights.values())) for rights in rights_of_runs]
     means = [sum(column) / len(variances) for column in zip(*variances, strict=True)]
-    measured = means or [0.1, 0.1]
+    measured = means or [_VARIANCE, _VARIANCE]
+    given = {"between": between, "within": within, "correlation": correlation}
+    num_needed = {"between": 1, "within": 1, "correlation": 2}  # runs that estimate the value
+    source = SpreadSource(
+        num_problems=min(map(len, rights_of_runs), default=None),
+        estimates_correlation=correlation is None and len(rights_of_runs) == 2,
+        assumed=tuple(
+            name
+            for name, value in given.items()
+            if value is None and len(rights_of_runs) < num_needed[name]
+        ),
+    )
     if correlation is None:
         both = [list(rights.values()) for rights in rights_of_runs]
-        correlation = correlation_of(both[0], both[1]) if len(both) == 2 else 0.5
-    return Variances(
+        correlation = correlation_of(both[0], both[1]) if len(both) == 2 else _CORRELATION
+    spread = Variances(
         between=measured[0] if between is None else between,
         within=measured[1] if within is None else within,
         correlation=correlation,
     )
+    return spread, source
 
 
 def size_of_runs(runs: Sequence[RunView]) -> tuple[int | None, list[int]]:
@@ -100,13 +145,27 @@ class PowerQuery:
     alpha: float
     num_problems: int | None = None
     """The number of available problems; None asks only how many are needed."""
+    source: SpreadSource = SpreadSource()
+    """Where the variances and the correlation come from."""
 
     def rows(self, spread: Variances, ks: Iterable[int]) -> list[dict[str, Any]]:
-        """Return the problems needed, and the available ones' power, by number of samples."""
+        """Return the problems needed, and the available ones' power, by number of samples.
+
+        If the correlation is estimated from few problems, each row also has the number of problems
+        that the default correlation gives.
+        """
         rows: list[dict[str, Any]] = []
         for k in ks:
             needed = problems_for(spread, self.difference, k, self.power, self.alpha)
             row: dict[str, Any] = {"num_samples": k, "problems_needed": needed}
+            if self._shows_default:
+                row["problems_needed_by_default"] = problems_for(
+                    replace(spread, correlation=_CORRELATION),
+                    self.difference,
+                    k,
+                    self.power,
+                    self.alpha,
+                )
             if (num := self.num_problems) is not None:
                 row["power"] = power(spread, self.difference, num, k, self.alpha)
                 row["difference_found"] = difference_for(spread, num, k, self.power, self.alpha)
@@ -120,6 +179,10 @@ class PowerQuery:
             for difference in self._list_differences(rows)
         ]
 
+    @property
+    def _shows_default(self) -> bool:
+        return self.source.is_rough and self.source.estimates_correlation
+
     def _list_differences(self, rows: list[dict[str, Any]]) -> list[float]:
         """Return the wanted difference and the largest difference found, if there is one."""
         found = [row["difference_found"] for row in rows if row.get("difference_found") is not None]
@@ -131,12 +194,18 @@ class PowerQuery:
             "Samples each": "{0[num_samples]:,}",
             f"Problems for {self.difference:g}": "{0[problems_needed]:,}",
         }
+        if self._shows_default:
+            columns[f"With correlation {_CORRELATION:.2f}"] = "{0[problems_needed_by_default]:,}"
         if self.num_problems is not None:
             columns[f"Power with {self.num_problems:,}"] = "{0[power]:.3f}"
             columns[f"Difference found with {self.num_problems:,}"] = _format_difference
-        lines = filter(None, (describe_limits(spread, d) for d in self._list_differences(rows)))
+        limits = (describe_limits(spread, d) for d in self._list_differences(rows))
+        lines = filter(None, (self.source.describe_roughness(), *limits))
+        is_assumed = "correlation" in self.source.assumed
+        assumed = " (assumed; two --run estimate it)" if is_assumed else ""
         return (
-            f"{_describe_spread(spread)}, correlation of the runs {spread.correlation:.2f}\n"
+            f"{_describe_spread(spread, self.source)}, "
+            f"correlation of the runs {spread.correlation:.2f}{assumed}\n"
             f"the test of treegen compare, alpha {self.alpha:g}, power {self.power:g}\n\n"
             f"{PrintableTable.of(rows, columns, lines=lines)}"
         )
@@ -180,6 +249,8 @@ class PrecisionQuery:
     accuracy: float
     num_problems: int | None = None
     """The number of available problems; None asks only how many are needed."""
+    source: SpreadSource = SpreadSource()
+    """Where the variances come from."""
 
     def rows(self, spread: Variances, ks: Iterable[int]) -> list[dict[str, Any]]:
         """Return the problems needed, and the available ones' half width, by number of samples."""
@@ -202,15 +273,21 @@ class PrecisionQuery:
         }
         if self.num_problems is not None:
             columns[f"Half width with {self.num_problems:,}"] = "{0[half_width]:.4f}"
+        rough = self.source.describe_roughness()
         return (
-            f"accuracy {self.accuracy:.3f}, {_describe_spread(spread)}\n"
+            f"accuracy {self.accuracy:.3f}, {_describe_spread(spread, self.source)}\n"
             "the 95% interval of the accuracy of one run\n\n"
-            f"{PrintableTable.of(rows, columns)}"
+            f"{PrintableTable.of(rows, columns, lines=filter(None, [rough]))}"
         )
 
 
-def _describe_spread(spread: Variances) -> str:
-    return f"variance between problems {spread.between:.4f}, within {spread.within:.4f}"
+def _describe_spread(spread: Variances, source: SpreadSource) -> str:
+    values = {"between problems": "between", "within": "within"}
+    parts = [
+        f"{label} {getattr(spread, name):.4f}{' (assumed)' if name in source.assumed else ''}"
+        for label, name in values.items()
+    ]
+    return f"variance {', '.join(parts)}"
 
 
 def _format_difference(row: dict[str, Any]) -> str:
