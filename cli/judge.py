@@ -102,7 +102,7 @@ def show_judged(judgings: "Judgings") -> None:
 @JUDGE
 @option(
     "--repeats N",
-    "Sampled verdicts per answer and wording; implies --verdicts samples. Default: 1.",
+    "Sampled verdicts per answer and wording; even 1 implies --verdicts samples. Default: 1.",
     type=int,
 )
 @option(

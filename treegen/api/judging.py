@@ -139,7 +139,7 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
     judge: "str | BaseLLM | Sequence[str | BaseLLM]" = (),
     *,
     wordings: int | None = None,
-    repeats: int = 1,
+    repeats: int | None = None,
     verdicts: Verdicts | None = None,
     stop_when: str | None = None,
     pairs: Sequence[str | Path] = (),
@@ -168,7 +168,7 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
             if there are pairs.
         judge: A model by directory or hub name, "demo", an LLM, or several, which are a jury.
         wordings: How many wordings of the rubric to use; None for all.
-        repeats: The number of sampled verdicts for each wording and answer.
+        repeats: The number of sampled verdicts for each wording and answer. Default: 1.
         verdicts: "likelihood" takes the expected value over the choices; "samples" draws texts with
             reasons. None is samples with repeats, and likelihood without.
         stop_when: "decided" draws no further repeats once the majority of all of them is settled.
@@ -194,7 +194,8 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
     """
     judges = _check_judges(judge, pairs)
     weights = check_jury(len(judges), weights, combine)
-    check_int("repeats", repeats)
+    if repeats is not None:
+        check_int("repeats", repeats)
     _check_listeners(listener, follow, models)
     if stop_when not in (None, "decided"):
         raise InputError(f"{arg('stop_when')} must be 'decided' or None, got {stop_when!r}")
@@ -381,7 +382,10 @@ def _choose_judgements(
 
 def _describe_runs(runs: OpenRuns) -> tuple[str, ...]:
     """Return a line about each run, and how the others differ from the first."""
-    settings = [KeySettings.of_info(run.info) for run in runs.runs]
+    settings = [
+        KeySettings.of_info(run.info, num_fewshot=job.data.num_fewshot)
+        for run, job in zip(runs.runs, runs.jobs, strict=True)
+    ]
     lines = [settings[0].describe(runs.jobs[0].task.name)]
     for run, other in zip(runs.runs[1:], settings[1:], strict=True):
         pairs = ", ".join(differing_settings(settings[0], other)) or NO_SETTING

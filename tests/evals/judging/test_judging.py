@@ -222,6 +222,17 @@ def test_criteria_are_judged_one_by_one_below_the_answer(tmp_path: Path, llm: tr
         assert value == pytest.approx((first + 3 * second) / 4)
     (work,) = found.work.values()
     assert work["prompt_tokens_computed"] <= 1.1 * work["distinct"]
+    (table,) = [table for table in summary.tables if table.title.startswith("Means by criterion")]
+    assert [row[:2] for row in table.rows] == [("short", "1"), ("right", "3")]
+    means = []
+    for number, row in enumerate(table.rows):
+        values = [value for (_, _, criterion), value in by.items() if criterion == number]
+        mean, low, high = (float(str(cell)) for cell in row[2:])
+        assert mean == pytest.approx(sum(filter(None, values)) / 6) and low < mean < high
+        means.append(mean)
+    assert summary.mean is not None
+    assert summary.mean.value == pytest.approx((means[0] + 3 * means[1]) / 4)
+    assert "Each answer has a verdict for each of the 2 criteria." in str(found)
 
 
 def test_a_jury_and_people(tmp_path: Path, treegen: Command, tiny: Path) -> None:
@@ -377,11 +388,14 @@ def test_unreadable_verdicts_are_shown_with_their_file(tmp_path: Path, llm: obje
     import treegen as library
 
     run = small_run(tmp_path / "run", problems=2, samples=1)
-    how = {"verdicts": "samples", "max_tokens": 4, "progress": False}
+    how = {"repeats": 1, "max_tokens": 4, "progress": False}  # repeats imply samples
     found = library.judge(run, rubric_file(tmp_path), llm, **how)  # type: ignore[arg-type]
     (summary,) = found.summaries
     (notice,) = [line for line in summary.notices if "unreadable" in line]
     file = f"judged/{summary.judged[0].judging.name}/judgements.jsonl"
+    assert "treegen expects the last line 'Verdict: X', where X is one of " in notice
+    num_cut = sum(judgement.truncated for judgement in summary.judged[0].judgements)
+    assert f"; {num_cut} of these texts are cut off after --max-tokens 4" in notice
     assert "the first of these texts ends with '" in notice
     assert file in notice and (run / file).exists()
     assert notice[1:] in str(found)

@@ -1,5 +1,6 @@
 """Rubrics: what files may say, how verdicts are read, and how answers are shown."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,21 @@ from judging_cases import RUBRIC, rubric_file
 from treegen.errors import InputError
 from treegen.evals.judging.prompts import addresses_judge, quote_answer
 from treegen.evals.judging.rubric import BUILT_IN, READERS, load_rubric
+
+
+def test_the_page_shows_the_prompt_of_its_rubric(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/judging.md").read_text()
+    found = re.search(r"```yaml\n(name: helpful.*?)```", page, re.DOTALL)
+    assert found is not None
+    rubric = load_rubric(rubric_file(tmp_path, found[1]))
+    fields = {
+        "question": "What is 3 * 4?",
+        "answer": quote_answer("It is 12.", "ANSWER_1f0c2a9b", []),
+        "criterion": rubric.criteria[0][0],
+    }
+    prompt = rubric.templates[0].render(fields)
+    assert f"```text\n{prompt}{rubric.ending(reasons=False)}\n```\n" in page
+    assert f"```text\n{rubric.ending(reasons=True).strip()}\n```\n" in page
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

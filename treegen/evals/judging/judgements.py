@@ -56,6 +56,8 @@ class Judgement:
     """The reply of the judge after its reasoning; empty with likelihoods."""
     too_long: bool = False
     """Whether the prompt was too long for the judge, so that the judge did not run."""
+    truncated: bool = False
+    """Whether the text reached the maximum number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -126,15 +128,22 @@ def _judgements(path: Path, judging: JudgeRun) -> Iterator[Judgement]:
             value = None if verdict is None else rubric.choices[verdict]
             fields = {"verdict": verdict, "value": value, "text": get_answer_text(record)}
             fields["too_long"] = bool(record.get(TOO_LONG))
+            fields["truncated"] = record.get("finish_reason") == "length"
         yield Judgement(record["problem_id"], answer_keys, wording, criterion, repeat, **fields)
 
 
-def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
+def get_cells(
+    judged: JudgementSet, criterion: int | None = None
+) -> dict[tuple[str, Key, int], float]:
     """Return the value of each answer under each wording; see `JudgementSet.values`.
 
     The value of a pair is that of the answer of the run with the lower number: in either order, 1
     means that this answer is better. Repeats count by their mean, or by their majority if they were
     drawn until the majority was settled.
+
+    Args:
+        judged: The judge run.
+        criterion: The number of the only criterion to use; None for all.
     """
     settings = judged.judging.settings
     rubric, span = settings.rubric, settings.rubric.most - settings.rubric.least
@@ -143,14 +152,16 @@ def get_cells(judged: JudgementSet) -> dict[tuple[str, Key, int], float]:
         slot = judgement.problem_id, judgement.shown, judgement.wording, judgement.criterion
         judgements[slot].append(judgement)
     weighted_values: dict[tuple[str, Key, int], list[tuple[float, float]]] = defaultdict(list)
-    for (problem_id, answer_keys, wording, criterion), repeats in judgements.items():
+    for (problem_id, answer_keys, wording, of_slot), repeats in judgements.items():
+        if criterion not in (None, of_slot):
+            continue
         value = _value(repeats, decided=settings.decided, choices=rubric.choices)
         if value is None:
             continue
         value = (value - rubric.least) / span
         if len(answer_keys) == 2 and answer_keys[0] > answer_keys[1]:
             value, answer_keys = 1 - value, answer_keys[::-1]
-        weight = rubric.criteria[criterion][1] if rubric.criteria else 1.0
+        weight = rubric.criteria[of_slot][1] if rubric.criteria else 1.0
         key = (
             answer_keys[0]
             if len(answer_keys) == 1

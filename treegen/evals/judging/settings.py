@@ -118,7 +118,7 @@ def resolve_judge_settings(rubric: Rubric, choices: Mapping[str, Any]) -> JudgeS
     """
     chosen = {name: value for name, value in choices.items() if value is not None}
     check_choices(chosen, JudgeSettings)
-    need_texts = chosen.get("repeats", 1) > 1 or chosen.get("decided") or rubric.has_own_form
+    need_texts = "repeats" in chosen or chosen.get("decided") or rubric.has_own_form
     verdicts = chosen.setdefault("verdicts", "samples" if need_texts else "likelihood")
     if verdicts == "likelihood" and (names := [name for name in _SAMPLING if name in chosen]):
         raise InputError(

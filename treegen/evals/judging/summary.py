@@ -16,7 +16,7 @@ from treegen.evals.judging.components import (
     design_of,
 )
 from treegen.evals.judging.interval import CorrectedMean, Mean, correct_mean, mean_of
-from treegen.evals.judging.judgements import JudgementSet, order_table, pairs_of
+from treegen.evals.judging.judgements import JudgementSet, get_cells, order_table, pairs_of
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.published_scores import official_tables
 from treegen.evals.judging.sample_size import Need, required_numbers
@@ -25,6 +25,7 @@ from treegen.evals.judging.summary_tables import (
     list_notices,
     make_agreement_table,
     make_corrected_table,
+    make_criterion_table,
     make_mean_table,
     make_variance_table,
     make_verdict_table,
@@ -170,6 +171,7 @@ def summarize(
     tables = [
         make_mean_table(judged, _list_means(judged, mean, jury, combine), notices),
         make_verdict_table(judged),
+        *_list_criterion_tables(judged, groups),
         make_variance_table(variances, values, rubric.name),
         *more_tables,
     ]
@@ -238,15 +240,46 @@ def _list_means(
     return [("all", mean), (f"jury, {combine}", jury), *of_judges]
 
 
-def _rows_of(judged: JudgementSet, number: int) -> list[tuple[float, Any, Any, int, Any]]:
+def _list_criterion_tables(
+    judged: Sequence[JudgementSet], groups: Mapping[str, str] | None
+) -> list[Table]:
+    """Return the table of the mean of each criterion; empty for a rubric without several criteria.
+
+    Args:
+        judged: Judge runs that differ only in their judge.
+        groups: As for `summarize`.
+    """
+    rubric = judged[0].judging.settings.rubric
+    if len(rubric.criteria) < 2:
+        return []
+    means: list[Mean | None] = []
+    for criterion in range(len(rubric.criteria)):
+        rows = [row for n, run in enumerate(judged) for row in _rows_of(run, n, criterion)]
+        clusters = None
+        if groups is not None:
+            problem_ids = dict.fromkeys(str(row[1]) for row in rows)
+            clusters = {i: groups.get(p, "") for i, p in enumerate(problem_ids)}
+        means.append(mean_of(cells(rows), clusters) if rows else None)
+    return [make_criterion_table(rubric, means)]
+
+
+def _rows_of(
+    judged: JudgementSet, number: int, criterion: int | None = None
+) -> list[tuple[float, Any, Any, int, Any]]:
     """Return (value, problem, answer, number of the judge, wording) of a judge run.
 
     For pairs these are the values of the first two runs.
+
+    Args:
+        judged: The judge run.
+        number: The number of the judge.
+        criterion: The number of the only criterion to use; None for all.
     """
     pairs = judged.judging.settings.rubric.pairs
+    values = judged.values if criterion is None else get_cells(judged, criterion)
     return [
         (value, problem, (problem, key), number, wording)
-        for (problem, key, wording), value in judged.values.items()
+        for (problem, key, wording), value in values.items()
         if not pairs or key[0] == 1
     ]
 

@@ -12,7 +12,7 @@ from treegen.evals.judging.components import Cells
 from treegen.evals.judging.interval import FEWEST_LABELS, CorrectedMean, Mean
 from treegen.evals.judging.judgement_files import FILE, FOLDER
 from treegen.evals.judging.judgements import JudgementSet
-from treegen.evals.judging.rubric import BUILT_IN, load_rubric
+from treegen.evals.judging.rubric import BUILT_IN, LEAD, Rubric, load_rubric
 from treegen.evals.judging.settings import JudgeRun, JudgeSettings
 from treegen.evals.statistics.estimators import Estimate
 from treegen.evals.statistics.tables import AnnotatedTable, Table
@@ -69,6 +69,9 @@ def make_verdict_table(
     """
     counts = [judge_run.counts() for judge_run in judged]
     by_chance = judged[0].judging.settings.verdicts == "likelihood"
+    lines = list(_to_sentences(notices))
+    if len(criteria := judged[0].judging.settings.rubric.criteria) > 1:
+        lines.append(f"Each answer has a verdict for each of the {len(criteria)} criteria.")
     return AnnotatedTable(
         f"Verdicts: {judged[0].judging.settings.rubric.name}",
         ("Judge", *counts[0], *(["chance of all choices"] if by_chance else [])),
@@ -80,8 +83,23 @@ def make_verdict_table(
             )
             for judge_run, count in zip(judged, counts, strict=True)
         ),
-        _to_sentences(notices),
+        tuple(lines),
     )
+
+
+def make_criterion_table(rubric: Rubric, means: Sequence[Mean | None]) -> Table:
+    """Return the table of the mean of each criterion over all judges.
+
+    Args:
+        rubric: The rubric.
+        means: The mean of each criterion; None without readable verdicts.
+    """
+    rows = tuple(
+        (text, f"{weight:g}", *((mean.value, mean.low, mean.high) if mean else (None,) * 3))
+        for (text, weight), mean in zip(rubric.criteria, means, strict=True)
+    )
+    head = ("Criterion", "Weight", "Mean", "Low", "High")
+    return Table(f"Means by criterion: {rubric.name}", head, rows)
 
 
 def make_variance_table(
@@ -230,10 +248,18 @@ def _describe_texts(run: JudgementSet) -> str:
     texts = [j.text for j in run.judgements if j.verdict is None and not j.too_long]
     if not texts:
         return ""
+    settings, expected, cut = run.judging.settings, "", ""
+    if not settings.rubric.has_own_form:
+        choices = ", ".join(settings.rubric.choices)
+        expected = f"; treegen expects the last line '{LEAD} X', where X is one of {choices}"
+    num_cut = sum(j.truncated for j in run.judgements if j.verdict is None)
+    if num_cut:
+        cut = f"; {num_cut:,} of these texts are cut off after --max-tokens {settings.max_tokens}"
     end = " ".join(texts[0].split())
     end = f"...{end[-_EXCERPT:]}" if len(end) > _EXCERPT else end
+    shown = f"ends with {end!r}" if end else "is empty"
     return (
-        f"; the first of these texts ends with {end!r}; all texts are in "
+        f"{expected}{cut}; the first of these texts {shown}; all texts are in "
         f"{FOLDER}/{run.judging.name}/{FILE} in the run directory"
     )
 
