@@ -30,6 +30,7 @@ from treegen.cli.options.options import (
     option,
 )
 from treegen.common.files import read_text
+from treegen.common.signals import NOTHING_DRAWN, note_on_interrupt
 from treegen.errors import DataError, InputError
 
 if TYPE_CHECKING:
@@ -227,11 +228,12 @@ def command(
         adapter: LoRA adapters saved by peft, merged into the model on load.
         **params: All other options, by parameter name.
     """
-    from treegen.api.judge_plan import JudgingPlan
-    from treegen.cli.terminal import render
-    from treegen.cli.terminal.progress import Terminal
-    from treegen.evals.pipeline.evaluation import evaluate_adapters, evaluate_all
-    from treegen.evals.pipeline.execution import ModelLoader
+    with note_on_interrupt(NOTHING_DRAWN):  # imports take seconds
+        from treegen.api.judge_plan import JudgingPlan
+        from treegen.cli.terminal import render
+        from treegen.cli.terminal.progress import Terminal
+        from treegen.evals.pipeline.evaluation import evaluate_adapters, evaluate_all
+        from treegen.evals.pipeline.execution import ModelLoader
 
     tasks = collect_tasks(params)
     is_checked_first = _pop_lm_eval_options(params, tasks)

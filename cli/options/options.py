@@ -232,7 +232,10 @@ _SAMPLING: Final = (
     ),
     option("--seed", "Seed of samples and of randomly drawn examples. Default: 0.", type=int),
     option("--json-schema FILE", "JSON schema that every sample follows."),
-    option("--apply-chat-template", "Render prompts with the model's chat template."),
+    option(
+        "--apply-chat-template",
+        "Render prompts with the model's chat template. Default: prompts are plain text.",
+    ),
     option(
         "--fewshot-as-multiturn/--no-fewshot-as-multiturn",
         "With a chat template: a user and an assistant turn for each few-shot example, or one "

@@ -169,6 +169,41 @@ def test_a_stopped_run_ends_with_the_samples_of_an_undisturbed_one(
     assert results_of(path)["report"] == results_of(finished)["report"]
 
 
+def test_an_interrupt_before_the_run_says_what_to_do(
+    treegen: Command, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object) -> None:
+        raise Interrupted(2)
+
+    for name in ("load_job", "prepare_runs"):
+        with monkeypatch.context() as patched:
+            patched.setattr(f"treegen.evals.pipeline.evaluation.{name}", interrupt)
+            with pytest.raises(Interrupted) as stopped:
+                treegen("eval", "gsm8k", "-M", tiny, *SMALL, "-o", tmp_path / "run")
+        assert str(stopped.value) == (
+            "stopped by SIGINT; no new sample was drawn; repeat the same command"
+        )
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_chat_template_that_is_not_used_is_mentioned_once(
+    treegen: Command, tiny: Path, tmp_path: Path
+) -> None:
+    without = shutil.copytree(tiny, tmp_path / "without")
+    (without / "chat_template.jinja").unlink()
+    line = "the model has a chat template, which this run does not use; for a chat model, pass "
+    words = ("--limit", "1", "--n-samples", "1", "--max-tokens", "4", "--memory", "4MiB")
+    both = treegen("eval", "gsm8k", "math500", "-M", tiny, *words, "-o", tmp_path / "both")
+    assert both.code == 0 and both.err.count(f"{line}--apply-chat-template\n") == 1
+    assert both.err.index(line) < both.err.index("run directory")
+    chat = ("--apply-chat-template", "-o", tmp_path / "chat")
+    for folder, more in ((tiny, chat), (without, ("-o", tmp_path / "plain"))):
+        done = treegen("eval", "gsm8k", "-M", folder, *words, *more)
+        assert done.code == 0 and line not in done.err
+    assert line not in treegen("eval", "mmlu", "-M", tiny, *words, "-o", tmp_path / "mc").err
+    assert line not in treegen("eval", "--resume", tmp_path / "both").err
+
+
 def test_an_interrupted_run_keeps_its_samples_and_its_account(
     treegen: Command, tiny: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

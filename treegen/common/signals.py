@@ -47,6 +47,21 @@ def expect_second() -> None:
     sys.unraisablehook = hook
 
 
+NOTHING_DRAWN: Final = "no new sample was drawn; repeat the same command"
+"""The note on an interrupt that arrives before a command starts to draw samples."""
+
+
+@contextmanager
+def note_on_interrupt(note: str) -> Iterator[None]:
+    """Add a note to an interrupt that has none, so that its message says what to do."""
+    try:
+        yield
+    except BaseException as stopped:
+        if not isinstance(stopped, Exception) and not getattr(stopped, "__notes__", ()):
+            stopped.add_note(note)
+        raise
+
+
 class StopFlag:
     """The signal that asked the process to stop, or None. Loops call the flag to poll it."""
 

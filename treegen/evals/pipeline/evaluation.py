@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen import demo
 from treegen.common.files import file_name
+from treegen.common.signals import NOTHING_DRAWN, note_on_interrupt
 from treegen.errors import InputError, Message, arg
 from treegen.evals.config.base import check_no_unused, explain_moved_data
 from treegen.evals.config.eval_settings import advice, resolve_eval_settings
@@ -49,6 +50,7 @@ from treegen.evals.scoring.run_verdicts import RunVerdicts
 from treegen.evals.scoring.samples import restore_rounds
 from treegen.evals.statistics.metrics import Report
 from treegen.evals.task import Task
+from treegen.prompts.tree import prompts_of
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
@@ -163,6 +165,27 @@ def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
             )
 
 
+def _describe_unused_template(job: Job, facts: "ModelInfo") -> Message | None:
+    """Return a hint if the tokenizer has a chat template that the prompts do not use, else None.
+
+    Args:
+        job: The job, with its prompts.
+        facts: The facts of the model.
+    """
+    settings = job.settings
+    if settings.apply_chat_template or str(settings.engine.model) in demo.MODELS:
+        return None
+    if is_multiple_choice(job.data) or not getattr(facts.tokenizer, "chat_template", None):
+        return None
+    prompts = prompts_of(job.tree)
+    if not prompts or any(node.has_messages for node in prompts[0].path):
+        return None
+    return Message(
+        "the model has a chat template, which this run does not use; for a chat model, pass "
+        f"{arg('apply_chat_template', True)}"
+    )
+
+
 def evaluate_all(
     tasks: Sequence[str | Task],
     choices: Mapping[str, Any],
@@ -210,7 +233,8 @@ def evaluate_all(
     jobs = []
     for target in targets:
         keeps_data = target.resume and choices.get("data") is None
-        with explain_moved_data(target.settings.options.data if keeps_data else None):
+        moved = explain_moved_data(target.settings.options.data if keeps_data else None)
+        with moved, note_on_interrupt(NOTHING_DRAWN):
             jobs.append(load_job(target.settings))
 
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
@@ -218,12 +242,19 @@ def evaluate_all(
         _tell_large_plans(fresh, listener)
     complete_runs = [(job, to.info) for job, to in zip(jobs, targets, strict=True) if to.whole]
 
+    hinted: set[str] = set()
+
     def prepare(job: Job, facts: "ModelInfo") -> PreparedJob | None:
         is_whole = any(job is other for other, _ in complete_runs)
         prepared = None if is_whole else prepare_job(job, facts)
         hint = advice(job.settings.sampling, facts.spec)
         if hint and not is_multiple_choice(job.data) and any(job is other for other in fresh):
             listener.tell(hint)
+        if prepared and any(job is other for other in fresh):
+            hint = _describe_unused_template(prepared.job, facts)
+            if hint and hint.marked not in hinted:
+                hinted.add(hint.marked)
+                listener.tell(hint)
         if show_prompts:
             fitted = prepared.job if prepared else fit_job(job, facts).job
             listener.show_prompt(first_prompt(fitted, facts))
@@ -236,7 +267,8 @@ def evaluate_all(
     models.threads = next((target.threads for target in targets if target.threads), None)
     # Showing a prompt needs the tokenizer.
     complete = () if show_prompts else complete_runs
-    run_settings, prepared = prepare_runs(jobs, models, listener, prepare, targets, complete)
+    with note_on_interrupt(NOTHING_DRAWN):
+        run_settings, prepared = prepare_runs(jobs, models, listener, prepare, targets, complete)
     settings = [target.settings for target in targets]
     again = listener.resume_command(resume or output or targets[0].path, settings)
     return execute_runs(
