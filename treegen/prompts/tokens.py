@@ -17,7 +17,7 @@ from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.reasoning import check_known, reasoning_arguments
 from treegen.prompts.splice import ID, Splicer, shared_starts
 from treegen.prompts.token_bytes import TokenLowerBound
-from treegen.prompts.tree import Node, Prompt, describe_lone_surrogate, prompts_of
+from treegen.prompts.tree import Node, Prompt, describe_lone_surrogate, name_prompt, prompts_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -98,7 +98,8 @@ def tokenize(
         if table is not None and prompt.id in images:
             ids = table.place(ids, images[prompt.id], prompt.id)
         if not ids.size:
-            raise InputError(f"prompt {prompt.id!r} has no tokens; pass text or token ids")
+            name = name_prompt(prompt.id, len(prompts))
+            raise InputError(f"{name} has no tokens; pass text or token ids")
         result.append(TokenPrompt(prompt.id, ids, prompt.samples, prompt.node))
     return result
 

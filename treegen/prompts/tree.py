@@ -185,6 +185,16 @@ def prompts_of(root: Node) -> list[Prompt]:
     return [Prompt(name, path, path[-1].num_samples) for name, path in paths.items()]
 
 
+def name_prompt(prompt_id: str, num_prompts: int) -> str:
+    """Return what an error message calls a prompt: by its id, unless it is a call's only prompt.
+
+    Args:
+        prompt_id: The id.
+        num_prompts: Number of prompts of the call.
+    """
+    return "the prompt" if num_prompts == 1 and prompt_id == "0" else f"prompt {prompt_id!r}"
+
+
 def as_list(name: str, values: Iterable[Any]) -> list[Any]:
     """Return an argument as a list.
 
