@@ -544,6 +544,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": [10**9]}, 400, "token id"),
     ({"prompt": "\ud800"}, 400, "content"),
     ({"prompt": "a" * 60_000}, 400, "the prompt has 60,001 tokens"),
+    ({"prompt": ["a", "a" * 60_000]}, 400, "prompt '1' has 60,001 tokens"),
     ({"prompt": "a", "wings": 2}, 400, "wings is not supported; remove it"),
     ({"prompt": "a", "temprature": 2}, 400, "is not supported; did you mean 'temperature'?"),
     ({"prompt": "a", "length_penalty": 2}, 400, "length_penalty is not supported; remove it"),

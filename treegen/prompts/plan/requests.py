@@ -26,7 +26,6 @@ from treegen.prompts.tree import (
     Node,
     expansions_of,
     name_prompt,
-    prompts_of,
 )
 
 if TYPE_CHECKING:
@@ -192,9 +191,8 @@ def check_length(
         ContextError: a prompt is too long for the model's context.
     """
     if too_long := longer_prompt(tree, tokenizer, spec.context_length - generates, images):
-        prompt_id, num_tokens = too_long
-        name = name_prompt(prompt_id, len(prompts_of(tree)))
-        raise _too_long(name, num_tokens, spec, least="at least ", generates=generates)
+        prompt, num_tokens = too_long
+        raise _too_long(prompt.name, num_tokens, spec, least="at least ", generates=generates)
 
 
 def _too_long(
