@@ -210,10 +210,14 @@ def command(
             on_start=lambda url: click.echo(f"{name} is served at {url}/v1", err=True),
             on_stop=lambda num_requests: _report_stop(num_requests, drain_seconds),
         )
+        click.echo("stopped", err=True)
 
 
 def _report_stop(num_requests: int, drain_seconds: int) -> None:
     """Print how many requests are in progress, and how long they may take."""
+    if not num_requests:
+        click.echo("stopping: no requests in progress", err=True)
+        return
     requests, them = ("request", "it") if num_requests == 1 else ("requests", "them")
     click.echo(
         f"stopping: {num_requests:,} {requests} in progress, up to {drain_seconds:,} s; press "

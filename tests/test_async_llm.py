@@ -102,6 +102,12 @@ def test_names_of_vllm_get_advice(served: AsyncLLM) -> None:
     assert len(found[0]) == 1
     with pytest.raises(InputError, match="AsyncLLM has no abort: cancel the task"):
         served.abort  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(InputError, match=r"has no from_engine_args: use AsyncLLM\(LLM\(model\)\)"):
+        AsyncLLM.from_engine_args  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(InputError, match="LLM has no from_engine_args: pass the options to LLM"):
+        LLM.from_engine_args  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match="type object 'LLM' has no attribute 'wings'"):
+        LLM.wings  # type: ignore[attr-defined]  # noqa: B018
     assert not hasattr(served, "chat")
 
 
@@ -210,6 +216,22 @@ def test_who_is_cancelled_makes_room_at_once(loaded: LLM) -> None:
         asyncio.run(ask(served))
 
 
+def test_by_default_any_number_of_samples_may_wait() -> None:
+    params, num_calls = SamplingParams(n=16, max_tokens=2), 30
+
+    async def ask(served: AsyncLLM) -> list[int]:
+        calls = [served.generate([f"{place} apples"], params) for place in range(num_calls)]
+        calls.append(served.generate([PROMPT] * num_calls, params))
+        found = [completions for _, completions in await asyncio.gather(*calls)]
+        return [len(each) for each in chain(*found)]
+
+    llm = LLM(str(model_path()), device="cpu", dtype="float32", memory="64MiB", max_rows=32)
+    with AsyncLLM(llm) as served:
+        assert served.max_waiting is None
+        assert asyncio.run(ask(served)) == [16] * (2 * num_calls)
+        served.check()
+
+
 def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
     async def ask() -> None:
         good = asyncio.create_task(served.generate([PROMPT], SamplingParams(max_tokens=100, n=40)))
@@ -219,7 +241,11 @@ def test_mistakes_and_a_crowd_are_refused_alone(served: AsyncLLM) -> None:
         await good
         refused: list[tuple[str | list[int], SamplingParams, str]] = [
             ([10**6], SamplingParams(), "token id 1000000"),
-            (PROMPT, SamplingParams(n=9_999), "a call can request at most"),
+            (
+                PROMPT,
+                SamplingParams(n=9_999),
+                r"at most [\d,]+ samples \(max_waiting plus max_rows\), got 9,999; request fewer",
+            ),
             (PROMPT, SamplingParams(logit_bias={10**6: 1}), "logit_bias contains token"),
         ]
         for prompt, params, message in refused:

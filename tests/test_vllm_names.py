@@ -400,6 +400,9 @@ def test_turns_that_treegen_takes_anyway(chat_llm: LLM) -> None:
         for name, value in other.items():
             with pytest.raises(InputError, match=f"chat has no '{name}'; remove the argument"):
                 call(messages, params, **{name: value})
+    with pytest.raises(InputError) as error:
+        call(begun, params, **answers)
+    assert str(error.value).count("the assistant continues a last message of its own") == 1
     with pytest.raises(InputError, match="add_generation_prompt"):
         call([question, begun], params, add_generation_prompt=True)
 

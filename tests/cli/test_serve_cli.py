@@ -48,9 +48,24 @@ def test_sigterm_answers_what_was_asked_and_ends() -> None:
         asking.join()
         rest = server.stderr.read()
         assert server.wait() == 0, rest
-    assert rest == ("stopping: 1 request in progress, up to 60 s; press Ctrl-C again to end it\n")
+    assert rest == (
+        "stopping: 1 request in progress, up to 60 s; press Ctrl-C again to end it\nstopped\n"
+    )
     assert [choice["finish_reason"] for choice in answers[0]["choices"]] == ["length"] * 4
     assert answers[0]["usage"]["completion_tokens"] == 600
+
+
+def test_an_idle_server_reports_its_end() -> None:
+    for name in ("starlette", "uvicorn", "prometheus_client"):
+        pytest.importorskip(name)
+    options = ["--port", "0", "--memory", "64MiB", "--device", "cpu"]
+    with subprocess.Popen([*SERVE, *options], stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        assert any("demo is served at" in server.stderr.readline() for _ in range(3))
+        server.send_signal(signal.SIGTERM)
+        rest = server.stderr.read()
+        assert server.wait() == 0, rest
+    assert rest == "stopping: no requests in progress\nstopped\n"
 
 
 @pytest.mark.parametrize("command", ["serve", "selfcheck"])

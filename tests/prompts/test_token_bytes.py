@@ -149,7 +149,7 @@ def test_only_a_prompt_that_cannot_fit_is_called_longer(name: str) -> None:
         (prompt,) = tokenize(tree, tokenizer)
         most = draw.randrange(len(prompt.tokens) + 20)
         found = longer_prompt(tree, tokenizer, most)
-        assert found is None or (found[0] == "q" and most < found[1] <= len(prompt.tokens))
+        assert found is None or (found[0].id == "q" and most < found[1] <= len(prompt.tokens))
     found = longer_prompt(Node("a " * 100_000, samples=1, id="q"), tokenizer, 90)
     assert (found is not None) == (name in TELLING)
 

@@ -114,7 +114,7 @@ def hint_at_field(name: str, known: Iterable[str], advice_of: Mapping[str, str])
 
 
 def hints_at(names: Sequence[str], hint: Callable[[str], str], otherwise: str = "") -> str:
-    """Return the hints for unknown names, each after its name if there are several.
+    """Return the hints for unknown names, each after its names if there are several.
 
     Args:
         names: The unknown names.
@@ -124,10 +124,12 @@ def hints_at(names: Sequence[str], hint: Callable[[str], str], otherwise: str = 
     hints = [hint(name) for name in names]
     if len(names) == 1:
         return hints[0] or otherwise
+    names_of: dict[str, list[str]] = {}
+    for name, part in zip(names, hints, strict=True):
+        if part:
+            names_of.setdefault(part, []).append(name)
     text = "".join(
-        f"; {name}: {part.removeprefix('; ')}"
-        for name, part in zip(names, hints, strict=True)
-        if part
+        f"; {' and '.join(group)}: {part.removeprefix('; ')}" for part, group in names_of.items()
     )
     return text if all(hints) else f"{text}{otherwise}"
 

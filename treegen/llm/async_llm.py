@@ -1,10 +1,10 @@
-"""AsyncLLM: one LLM for many concurrent callers in event loops, with a limit on waiting samples."""
+"""AsyncLLM: one LLM for many concurrent callers in event loops."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from treegen.common.checks import CacheMode, check_int
 from treegen.common.lifetimes import Closeable
@@ -12,7 +12,12 @@ from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_params
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
-from treegen.llm.arguments import missing_attribute, read_prompts, reject_unknown_arguments
+from treegen.llm.arguments import (
+    AdvisedCalls,
+    missing_attribute,
+    read_prompts,
+    reject_unknown_arguments,
+)
 from treegen.llm.base import BaseLLM
 from treegen.llm.encoder import AsyncCall, NodeCall, Prompt, PromptEncoder
 from treegen.llm.engine_loop import EngineLoop
@@ -30,10 +35,9 @@ if TYPE_CHECKING:
     from treegen.search.live.pending import AppendedText, LiveContext
 
 T = TypeVar("T")
-_WAITING_PER_ROW: Final = 4
 
 
-class AsyncLLM(Closeable):
+class AsyncLLM(Closeable, metaclass=AdvisedCalls):
     """Accepts calls from any event loop, at any time, and batches all of them in the same steps.
 
     The samples of a call are those that `LLM.generate` would draw if the calls came one by one.
@@ -55,7 +59,7 @@ class AsyncLLM(Closeable):
         Args:
             llm: An LLM. A Cluster is an error, because it assigns only runs known as a whole.
             max_waiting: Maximum number of samples that wait, in addition to those being decoded;
-                further calls raise BusyError. Default: four times the LLM's max_rows.
+                further calls raise BusyError. Default: no limit.
             tool_format: Format of the model's tool calls, a name in
                 `treegen.prompts.replies.TOOL_FORMATS`. Default: the format that its chat template
                 implies.
@@ -81,7 +85,7 @@ class AsyncLLM(Closeable):
         self.llm = llm
         self.text = TokenText(llm.tokenizer)
         self.replies = ReplyReader(llm.tokenizer, tool_format)
-        self.max_waiting, self.has_nodes = max_waiting or _WAITING_PER_ROW * llm.max_rows, nodes
+        self.max_waiting, self.has_nodes = max_waiting, nodes
         self._stepper = EngineLoop(llm, nodes=nodes)
         self._encoder = PromptEncoder(llm, self._stepper.start_call, max_image_pixels)
 
@@ -413,11 +417,18 @@ class AsyncLLM(Closeable):
             self._stepper.cancel(call)
 
     def _check_num(self, num: int, what: str) -> None:
+        if self.max_waiting is None:
+            return
         most = self.max_waiting + self.llm.max_rows
         if num > most:
-            raise InputError(f"a call can request at most {most:,} {what}, got {num:,}")
+            raise InputError(
+                f"a call can request at most {most:,} {what} (max_waiting plus max_rows), got "
+                f"{num:,}; request fewer {what} at once"
+            )
 
     def _check_waiting(self, num_rows: int) -> None:
+        if self.max_waiting is None:
+            return
         waiting = self.num_waiting
         if waiting and waiting + num_rows > self.max_waiting:
             raise BusyError(

@@ -98,14 +98,14 @@ def tokenize(
         if table is not None and prompt.id in images:
             ids = table.place(ids, images[prompt.id], prompt.id)
         if not ids.size:
-            raise InputError(f"prompt {prompt.id!r} has no tokens; pass text or token ids")
+            raise InputError(f"{prompt.name} has no tokens; pass text or token ids")
         result.append(TokenPrompt(prompt.id, ids, prompt.samples, prompt.node))
     return result
 
 
 def longer_prompt(
     root: Node, tokenizer: PreTrainedTokenizerBase, most: int, table: ImageTable | None = None
-) -> tuple[str, int] | None:
+) -> tuple[Prompt, int] | None:
     """Return a prompt that surely has more than `most` tokens, if any.
 
     The bound uses only the lengths of texts; nothing is encoded. So a prompt may have more than
@@ -118,7 +118,7 @@ def longer_prompt(
         table: The model's images; None if it takes none.
 
     Returns:
-        The prompt's id and a lower bound of its number of tokens, or None.
+        The prompt and a lower bound of its number of tokens, or None.
 
     Raises:
         TreeError: the tree has no samples, or generates levels.
@@ -136,7 +136,7 @@ def longer_prompt(
             for run in _runs(prompt, tokenizer, {}, table)
         )
         if num > most:
-            return prompt.id, num
+            return prompt, num
     return None
 
 
@@ -364,7 +364,7 @@ def _runs(
     nodes = [node for node in prompt.path if node.content]
     if prompt.template and not (nodes and nodes[0].has_messages):
         raise InputError(
-            f"prompt {prompt.id!r} sets chat-template arguments ({', '.join(prompt.template)}) but "
+            f"{prompt.name} sets chat-template arguments ({', '.join(prompt.template)}) but "
             "does not start with chat messages; pass messages, or remove the arguments"
         )
     if not nodes:
@@ -390,7 +390,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
     """
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
-            f"prompt {prompt.id!r} has chat messages but the tokenizer has no chat template; load "
+            f"{prompt.name} has chat messages but the tokenizer has no chat template; load "
             f"the model with {arg('chat_template', 'TEMPLATE')}, use a chat model, or pass text"
         )
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
@@ -411,7 +411,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
             return render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
         except (TemplateError, TypeError) as error:  # an argument may have been passed twice
             raise InputError(
-                f"the chat template rejects prompt {prompt.id!r}: {error}; correct the messages"
+                f"the chat template rejects {prompt.name}: {error}; correct the messages"
             ) from error
 
     text = apply_template(arguments)
@@ -419,7 +419,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
         without = {name: value for name, value in arguments.items() if name != "tools"}
         if apply_template(without) == text:
             raise InputError(
-                f"the model's chat template does not render the tools of prompt {prompt.id!r}; "
+                f"the model's chat template does not render the tools of {prompt.name}; "
                 f"remove the tools, or load the model with {arg('chat_template', 'TEMPLATE')} and "
                 "a template that renders tools"
             )

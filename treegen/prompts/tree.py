@@ -114,6 +114,13 @@ class Prompt:
     """The nodes from the root to it."""
     samples: int
     """Completions to draw after it."""
+    num_prompts: int = field(default=0, compare=False)
+    """Number of prompts of the call; 0 if it is not known."""
+
+    @property
+    def name(self) -> str:
+        """What error messages call it."""
+        return name_prompt(self.id, self.num_prompts)
 
     @property
     def node(self) -> Node:
@@ -182,7 +189,18 @@ def prompts_of(root: Node) -> list[Prompt]:
             )
     if not paths:
         raise TreeError("the tree has no samples; set samples >= 1 on at least one node")
-    return [Prompt(name, path, path[-1].num_samples) for name, path in paths.items()]
+    num = len(paths)
+    return [Prompt(name, path, path[-1].num_samples, num) for name, path in paths.items()]
+
+
+def name_prompt(prompt_id: str, num_prompts: int) -> str:
+    """Return what an error message calls a prompt: by its id, unless it is a call's only prompt.
+
+    Args:
+        prompt_id: The id.
+        num_prompts: Number of prompts of the call.
+    """
+    return "the prompt" if num_prompts == 1 and prompt_id == "0" else f"prompt {prompt_id!r}"
 
 
 def as_list(name: str, values: Iterable[Any]) -> list[Any]:

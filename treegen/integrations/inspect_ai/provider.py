@@ -28,7 +28,6 @@ _QUOTE: Final = "'"
 _SAMPLING: Final = ("recommended", "neutral")
 _CONNECTIONS: Final = 1024
 _MAX_TOKENS: Final = 2048  # default length of an answer, as in Inspect's `hf`
-_WAITING: Final = 2**20  # practically unlimited, because Inspect limits the connections itself
 
 
 class TreegenAPI(ModelAPI):
@@ -88,7 +87,7 @@ class TreegenAPI(ModelAPI):
             if tool_format is not None:
                 check_tool_format(tool_format)
             llm = LLM(model_name, chat_template=chat_template, **options)
-            self._served = AsyncLLM(llm, max_waiting=_WAITING, tool_format=tool_format)
+            self._served = AsyncLLM(llm, tool_format=tool_format)
         except TreegenError as error:
             raise PrerequisiteError(_name_model_args(error)) from error
         self._usual = llm.spec.take_recommended() if sampling == "recommended" else {}

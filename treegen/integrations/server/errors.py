@@ -26,8 +26,14 @@ _RETRY_AFTER: Final = 1  # seconds
 _PIECE: Final = 2**20
 _MAX_MESSAGE_CHARS: Final = 1_000  # characters of an error message, which may quote the request
 _ARGUMENT: Final = re.compile(r"\b[a-z_]+=")
-_TEMPLATE: Final = "load the model with chat_template='TEMPLATE'"
-_TEMPLATE_OPTION: Final = "start the server with --chat-template TEMPLATE"
+_OPTIONS: Final = {
+    "load the model with chat_template='TEMPLATE'": (
+        "start the server with --chat-template TEMPLATE"
+    ),
+    "(max_waiting)": "(--max-waiting)",
+    "(max_waiting plus max_rows)": "(--max-waiting plus --max-rows)",
+}
+"""Texts in the library's messages that name arguments, and the same with the server's options."""
 _BETWEEN: Final = re.compile(r"(?:, or |, )(?![^(]*\))")  # between remedies, not in brackets
 _GONE: Final = 499  # status of a request whose client has disconnected, as in nginx
 _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 429: "rate_limit_error"}
@@ -61,7 +67,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
     if isinstance(error, StatusError):
         return {**_make_error(error.status, str(error), error.field), **error.more}
     if isinstance(error, BusyError):
-        return _make_error(429, str(error))
+        return _make_error(429, _name_options(str(error)))
     if isinstance(error, StoppedError):
         return _make_error(503, str(error))
     if isinstance(error, InputError | CapacityError):
@@ -106,11 +112,17 @@ def for_client(message: str) -> str:
     These remedies name an argument of Python, such as `images=True`. The server takes every chat
     only with a template, so its option for one is named.
     """
-    problem, semicolon, advice = message.replace(_TEMPLATE, _TEMPLATE_OPTION).rpartition("; ")
+    problem, semicolon, advice = _name_options(message).rpartition("; ")
     if not semicolon or not _ARGUMENT.search(advice):
         return f"{problem}{semicolon}{advice}"
     remedies = [part for part in _BETWEEN.split(advice) if not _ARGUMENT.search(part)]
     return f"{problem}; {', or '.join(remedies) or 'remove it'}"
+
+
+def _name_options(message: str) -> str:
+    for argument, option in _OPTIONS.items():
+        message = message.replace(argument, option)
+    return message
 
 
 def json_response(

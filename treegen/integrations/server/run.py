@@ -11,7 +11,7 @@ from pathlib import Path
 from socket import socket
 from threading import current_thread, main_thread
 from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 from h11 import LocalProtocolError
@@ -24,6 +24,7 @@ from treegen.integrations.server.node_params import NodeLimits
 from treegen.integrations.server.search import SearchMethods
 from treegen.integrations.server.search_requests import SearchLimits
 from treegen.integrations.server.sockets import prepare_to_listen, url_of
+from treegen.llm import LLM
 from treegen.llm.async_llm import AsyncLLM
 from treegen.llm.base import BaseLLM
 from treegen.model.scorers.verifier import Verifier
@@ -34,6 +35,7 @@ _IDLE_SECONDS: Final = 75
 _HEAD_SECONDS: Final = 30  # for a request's headers; the application itself waits for the body
 _READ_SECONDS: Final = 60  # for a client to read buffered output, a few dozen kilobytes
 _ERROR_SECONDS: Final = 10  # for sending errors to clients whose requests were dropped
+_WAITING_PER_ROW: Final = 4  # samples
 
 MAX_IMAGE_PIXELS: Final = 2**25
 """Default limit on the total number of pixels of the images of one request."""
@@ -149,8 +151,7 @@ class _GracefulServer(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket] | None = None) -> None:
-        if open_requests := len(self.server_state.tasks):
-            self._on_stop(open_requests)
+        self._on_stop(len(self.server_state.tasks))
         timer = self._loop.call_later(self._drain_seconds, self._drop)
         await super().shutdown(sockets)
         timer.cancel()
@@ -166,6 +167,7 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
     *,
     name: str,
     api_key: str | Sequence[str] | None = None,
+    max_waiting: int | None = None,
     max_body: int = 16 * 2**20,
     max_image_pixels: int = MAX_IMAGE_PIXELS,
     drain_seconds: int = 60,
@@ -177,7 +179,7 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
     weights_dir: Path | None = None,
     on_start: Callable[[str], None] = lambda url: None,
     on_stop: Callable[[int], None] = lambda num_requests: None,
-    **options: Any,
+    tool_format: str | None = None,
 ) -> None:
     """Serve a model until SIGTERM, SIGINT or SIGHUP, then answer the open requests and return.
 
@@ -186,6 +188,8 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
         at: Socket to listen on.
         name: Name of the model in requests.
         api_key: Keys; each request must have one of them. None requires none.
+        max_waiting: Maximum number of waiting samples, as for `AsyncLLM`; requests above it get
+            status 429. Default: four times the LLM's max_rows.
         max_body: Maximum size of a request body in bytes.
         max_image_pixels: Maximum total number of pixels of the images of one request.
         drain_seconds: Time for answering open requests after the signal; the rest is dropped.
@@ -198,9 +202,8 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
         weights_dir: Folder of checkpoints that clients may load in place of the weights, which
             needs a key. Default: they may load none.
         on_start: Called with the URL once requests are accepted.
-        on_stop: Called after the signal with the number of open requests, unless there are none.
-        options: `max_waiting` and `tool_format`, as for `AsyncLLM`. Requests above `max_waiting`
-            get 429.
+        on_stop: Called after the signal with the number of open requests.
+        tool_format: As for `AsyncLLM`.
 
     Raises:
         InputError: `llm` is not an LLM, `max_waiting` cannot be used, or another program listens
@@ -208,8 +211,15 @@ def serve(  # noqa: PLR0913 -- users name these settings of a server
     """
     limits = nodes or NodeLimits()
     has_nodes = limits.max_nodes > 0
-    options["nodes"] = has_nodes or searches is not None
-    with AsyncLLM(llm, max_image_pixels=max_image_pixels, **options) as served:
+    if max_waiting is None and isinstance(llm, LLM):
+        max_waiting = _WAITING_PER_ROW * llm.max_rows
+    with AsyncLLM(
+        llm,
+        max_waiting=max_waiting,
+        tool_format=tool_format,
+        max_image_pixels=max_image_pixels,
+        nodes=has_nodes or searches is not None,
+    ) as served:
         usual = llm.spec.take_recommended() if recommended else {}
         server = Server(
             served,

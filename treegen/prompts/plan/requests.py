@@ -20,7 +20,13 @@ from treegen.prompts.plan.draws import hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tokens import TokenPrompt, encode_texts, longer_prompt, tokenize
-from treegen.prompts.tree import MAX_TOKEN_ID, Message, Node, expansions_of
+from treegen.prompts.tree import (
+    MAX_TOKEN_ID,
+    Message,
+    Node,
+    expansions_of,
+    name_prompt,
+)
 
 if TYPE_CHECKING:
     from treegen.common.spec import ModelSpec
@@ -90,7 +96,7 @@ def requests_of_prompts(
             "samples, or use several runs with different seeds"
         )
     return [
-        _request(prompt, prompt_params, spec, images)
+        _request(prompt, prompt_params, spec, images, num_prompts=len(prompts))
         for prompt, prompt_params in zip(prompts, all_params, strict=True)
     ]
 
@@ -185,14 +191,15 @@ def check_length(
         ContextError: a prompt is too long for the model's context.
     """
     if too_long := longer_prompt(tree, tokenizer, spec.context_length - generates, images):
-        raise _too_long(*too_long, spec, least="at least ", generates=generates)
+        prompt, num_tokens = too_long
+        raise _too_long(prompt.name, num_tokens, spec, least="at least ", generates=generates)
 
 
 def _too_long(
     name: str, num_tokens: int, spec: ModelSpec, *, least: str = "", generates: bool = True
 ) -> ContextError:
     return ContextError(
-        f"prompt {name!r} has {least}{num_tokens:,} tokens, "
+        f"{name} has {least}{num_tokens:,} tokens, "
         f"{num_tokens + generates - spec.context_length:,} more than fit into the model's context "
         f"of {spec.context_length:,}{(' with one generated token' if generates else '')}; shorten "
         "the prompt"
@@ -200,7 +207,12 @@ def _too_long(
 
 
 def _request(
-    prompt: TokenPrompt, params: SamplingParams, spec: ModelSpec, images: ImageTable | None
+    prompt: TokenPrompt,
+    params: SamplingParams,
+    spec: ModelSpec,
+    images: ImageTable | None,
+    *,
+    num_prompts: int,
 ) -> Request:
     check_vocabulary(prompt.id, prompt.tokens, spec, images)
     if params.prompt_logprobs is not None and images and images.has_images(prompt.tokens):
@@ -210,7 +222,7 @@ def _request(
         )
     room = spec.context_length - len(prompt.tokens)
     if room < 1:
-        raise _too_long(prompt.id, len(prompt.tokens), spec)
+        raise _too_long(name_prompt(prompt.id, num_prompts), len(prompt.tokens), spec)
     return Request(
         id=prompt.id,
         tokens=prompt.tokens,
