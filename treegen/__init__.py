@@ -4,7 +4,6 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from treegen.common.field_docs import list_fields
 from treegen.common.foreign_imports import ForeignImports, check_attribute
 from treegen.common.version import VERSION
 
@@ -146,8 +145,6 @@ if not TYPE_CHECKING:
             check_attribute(name)
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = getattr(import_module(_MODULE_OF[name]), name)
-        if hasattr(value, "__dataclass_fields__"):
-            list_fields(value)
         globals()[name] = value
         return value
 

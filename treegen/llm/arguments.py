@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from abc import ABCMeta
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -96,8 +95,6 @@ _ASYNC_CALLS: Final = {
     "errored": "failure is the error that ended all service, or None",
     "shutdown": "close it: served.close()",
     "do_log_stats": "usages() has counts",
-    "from_engine_args": "use AsyncLLM(LLM(model)), and pass the options to LLM",
-    "from_vllm_config": "use AsyncLLM(LLM(model)), and pass the options to LLM",
     "search": "close the AsyncLLM and use llm.search, or send nodes to `treegen serve`",
 }
 """Calls of vLLM's `AsyncLLM`, and of treegen's `LLM`, that `AsyncLLM` does not have."""
@@ -163,30 +160,13 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
     return hint_at(name, names)
 
 
-class AdvisedCalls(ABCMeta):
-    """Metaclass of the kinds of LLM. The class attributes of vLLM that a kind lacks get advice."""
-
-    if not TYPE_CHECKING:  # to type checkers a class with __getattr__ has every attribute
-
-        def __getattr__(cls, name: str) -> Any:
-            raise missing_attribute(cls, name)
-
-
 def missing_attribute(owner: object, name: str) -> AttributeError:
-    """Return the error for an attribute that an LLM, or a kind of LLM, lacks.
-
-    A call of vLLM gets advice.
-
-    Args:
-        owner: The LLM or its class.
-        name: The attribute.
-    """
-    kind = owner.__name__ if isinstance(owner, type) else type(owner).__name__
+    """Return the error for an attribute that an LLM lacks; a call of vLLM gets advice."""
+    kind = type(owner).__name__
     advice = {**_CALLS, **_ASYNC_CALLS} if kind == "AsyncLLM" else _CALLS
     if name in advice:
         return MissingNameError(f"{kind} has no {name}: {advice[name]}")
-    what = f"type object {kind!r}" if isinstance(owner, type) else f"{kind!r} object"
-    return AttributeError(f"{what} has no attribute {name!r}")
+    return AttributeError(f"{kind!r} object has no attribute {name!r}")
 
 
 def choose_name(name: str, value: Any, alias: str, other: Any) -> Any:

@@ -12,12 +12,7 @@ from treegen.common.outputs import Completion, Score, Status, Usage
 from treegen.common.params import MAX_COUNT, Params, SamplingParams, check_params
 from treegen.errors import BusyError, InputError, StoppedError
 from treegen.llm import LLM
-from treegen.llm.arguments import (
-    AdvisedCalls,
-    missing_attribute,
-    read_prompts,
-    reject_unknown_arguments,
-)
+from treegen.llm.arguments import missing_attribute, read_prompts, reject_unknown_arguments
 from treegen.llm.base import BaseLLM
 from treegen.llm.encoder import AsyncCall, NodeCall, Prompt, PromptEncoder
 from treegen.llm.engine_loop import EngineLoop
@@ -37,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncLLM(Closeable, metaclass=AdvisedCalls):
+class AsyncLLM(Closeable):
     """Accepts calls from any event loop, at any time, and batches all of them in the same steps.
 
     The samples of a call are those that `LLM.generate` would draw if the calls came one by one.

@@ -17,7 +17,6 @@ from treegen.common.spec import ModelSpec
 from treegen.engine.stream import RunResult, ScoreStream, Stream, run_to_end
 from treegen.errors import InputError, arg
 from treegen.llm.arguments import (
-    AdvisedCalls,
     PromptInput,
     check_node_params,
     choose_name,
@@ -53,7 +52,7 @@ from treegen.prompts.tree import (
 from treegen.search.search_calls import LocalSearchCalls
 
 
-class BaseLLM(LocalSearchCalls, Closeable, NonCopyable, metaclass=AdvisedCalls):
+class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
     """The calls of an LLM, built on four abstract methods that each kind of LLM implements.
 
     Use it in a `with` statement, or `close` it, to release its resources.
