@@ -86,7 +86,7 @@ class ChatTask(TextTask, SearchTask):
         """Steps are paragraphs."""
         step = replace(
             self._params,
-            stop=(self._step_stop, *self._params.stops),
+            stop=(*_join_stops(self._step_stop, self._params.stops), self._step_stop),
             include_stop=True,
             max_tokens=_STEP_TOKENS,
         )
@@ -110,12 +110,23 @@ class ChatTask(TextTask, SearchTask):
         return text if text.strip() or not text else None
 
     def done(self, problem: Problem, text: str) -> bool:
-        """Return False: only the model ends a reply."""
-        return False
+        """Return whether the text has a stop string of the reply, which may span several steps."""
+        return self.cut(text) != text
 
     def answer(self, problem: Problem, text: str) -> str | None:
         """Return the answer that a reply gives; None if it gives none."""
-        return self._read.read(text)
+        return self._read.read(self.cut(text))
+
+    def cut(self, text: str) -> str:
+        """Return a reply up to its first stop string."""
+        stops = self._params.stops
+        # Stop strings within the first min_tokens tokens do not count, and the text does not show
+        # where these tokens end.
+        if self._params.min_tokens:
+            ends = [stop for stop in stops if text.endswith(stop)]
+            return text.removesuffix(max(ends, key=len, default=""))
+        places = [place for stop in stops if (place := text.find(stop)) >= 0]
+        return text[: min(places, default=len(text))]
 
     def is_solved(self, problem: Problem, text: str) -> bool:
         """Return False, because nobody knows the right answer."""
@@ -174,9 +185,7 @@ class ChatSearch:
 
     def text(self, tree: SearchTree, node: int) -> str:
         """Return the reply that ends with a node, without a stop string of the reply."""
-        text = solution_text(self._settings.method, tree, node)
-        ends = [stop for stop in self.params.stops if text.endswith(stop)]
-        return text.removesuffix(max(ends, key=len, default=""))
+        return self._task.cut(solution_text(self._settings.method, tree, node))
 
     def answer(self, text: str) -> str | None:
         """Return the answer of a reply; None if it has none."""
@@ -275,6 +284,27 @@ class ChatSearches:
         assert value_function is not None
         problem = Problem("chat", question, "")
         return ChatSearch(task, problem, settings, value_function, params, self._problems)
+
+
+def _join_stops(step_stop: str, stops: Sequence[str]) -> tuple[str, ...]:
+    """Return the stop strings of a reply, and with them the ends of texts that complete both.
+
+    A token may complete the stop string of a step and one of the reply, such as "\\n" and "\\n\\n".
+    The one that starts first ends the text; of two that start at the same place, the first in order
+    does. So the result has each text in which a stop string of the reply begins within the
+    delimiter of steps or right after it.
+
+    Args:
+        step_stop: Text that ends a step.
+        stops: The stop strings of a reply.
+    """
+    joined = (
+        step_stop[:at] + stop
+        for stop in stops
+        for at in range(len(step_stop) + 1)
+        if stop.startswith(step_stop[at:]) or step_stop[at:].startswith(stop)
+    )
+    return tuple(dict.fromkeys((*stops, *joined)))
 
 
 def _check_counts(options: Mapping[str, Any]) -> None:
