@@ -11,7 +11,6 @@ from typing import Any, Final
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
-from treegen.evals.config.base import check_no_unused
 from treegen.evals.problem import Problem
 from treegen.evals.search.method_types import CHOOSE, TreeSettings, read_values
 from treegen.evals.search.methods import METHODS, TEXT_METHODS, solution_text
@@ -278,7 +277,7 @@ class ChatSearches:
                 **values,
             }
         )
-        check_no_unused({**values, **({} if evaluate is None else {"evaluate": 0})}, [settings])
+        _check_no_unused(method, [*values, *([] if evaluate is None else ["evaluate"])])
         value_function = self._verifier if by_verifier else None
         value_function = value_function or general_value_function(settings.evaluate, {})
         assert value_function is not None
@@ -287,12 +286,11 @@ class ChatSearches:
 
 
 def _join_stops(step_stop: str, stops: Sequence[str]) -> tuple[str, ...]:
-    """Return the stop strings of a reply, and with them the ends of texts that complete both.
+    """Return the stop strings of a reply, and the texts that complete both one of them and a step.
 
-    A token may complete the stop string of a step and one of the reply, such as "\\n" and "\\n\\n".
-    The one that starts first ends the text; of two that start at the same place, the first in order
-    does. So the result has each text in which a stop string of the reply begins within the
-    delimiter of steps or right after it.
+    A token may complete both, such as a line break and a blank line. The one that starts first ends
+    the text; of two that start at the same place, the first in order does. So the result has each
+    text in which a stop string of the reply begins within the delimiter of steps or right after it.
 
     Args:
         step_stop: Text that ends a step.
@@ -305,6 +303,16 @@ def _join_stops(step_stop: str, stops: Sequence[str]) -> tuple[str, ...]:
         if stop.startswith(step_stop[at:]) or step_stop[at:].startswith(stop)
     )
     return tuple(dict.fromkeys((*stops, *joined)))
+
+
+def _check_no_unused(method: str, names: Sequence[str]) -> None:
+    """Raise InputError for an option that a method does not read."""
+    read = [name for name in METHODS[method].knobs if name in _TREE]
+    for name in names:
+        if name in _TREE and name not in read:
+            raise InputError(
+                f"{arg(name + '=')} has no effect on {method}, which reads only {', '.join(read)}"
+            )
 
 
 def _check_counts(options: Mapping[str, Any]) -> None:
