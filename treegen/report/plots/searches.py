@@ -112,8 +112,9 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
 _COSTS_NOTE = (
     "Costs are means per search. Tokens counts decoded tokens, and Max those of the largest "
     "search; Tokens per solution divides the tokens of all searches by the number of solved "
-    "searches. Prefilled counts prompt tokens that were computed; Without sharing is what Prefilled "
-    "would be if each call computed its whole context: one prompt per call, whatever its samples.",
+    "searches. Prefilled counts prompt tokens that were computed; Without sharing is what "
+    "Prefilled would be if each call computed its whole context: one prompt per call, whatever "
+    "its samples.",
 )
 
 
