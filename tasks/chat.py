@@ -11,7 +11,6 @@ from typing import Any, Final
 from treegen.common.params import SamplingParams
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
-from treegen.evals.config.base import check_no_unused
 from treegen.evals.problem import Problem
 from treegen.evals.search.method_types import CHOOSE, TreeSettings, read_values
 from treegen.evals.search.methods import METHODS, TEXT_METHODS, solution_text
@@ -86,7 +85,7 @@ class ChatTask(TextTask, SearchTask):
         """Steps are paragraphs."""
         step = replace(
             self._params,
-            stop=(self._step_stop, *self._params.stops),
+            stop=(*_join_stops(self._step_stop, self._params.stops), self._step_stop),
             include_stop=True,
             max_tokens=_STEP_TOKENS,
         )
@@ -110,12 +109,23 @@ class ChatTask(TextTask, SearchTask):
         return text if text.strip() or not text else None
 
     def done(self, problem: Problem, text: str) -> bool:
-        """Return False: only the model ends a reply."""
-        return False
+        """Return whether the text has a stop string of the reply, which may span several steps."""
+        return self.cut(text) != text
 
     def answer(self, problem: Problem, text: str) -> str | None:
         """Return the answer that a reply gives; None if it gives none."""
-        return self._read.read(text)
+        return self._read.read(self.cut(text))
+
+    def cut(self, text: str) -> str:
+        """Return a reply up to its first stop string."""
+        stops = self._params.stops
+        # Stop strings within the first min_tokens tokens do not count, and the text does not show
+        # where these tokens end.
+        if self._params.min_tokens:
+            ends = [stop for stop in stops if text.endswith(stop)]
+            return text.removesuffix(max(ends, key=len, default=""))
+        places = [place for stop in stops if (place := text.find(stop)) >= 0]
+        return text[: min(places, default=len(text))]
 
     def is_solved(self, problem: Problem, text: str) -> bool:
         """Return False, because nobody knows the right answer."""
@@ -174,9 +184,7 @@ class ChatSearch:
 
     def text(self, tree: SearchTree, node: int) -> str:
         """Return the reply that ends with a node, without a stop string of the reply."""
-        text = solution_text(self._settings.method, tree, node)
-        ends = [stop for stop in self.params.stops if text.endswith(stop)]
-        return text.removesuffix(max(ends, key=len, default=""))
+        return self._task.cut(solution_text(self._settings.method, tree, node))
 
     def answer(self, text: str) -> str | None:
         """Return the answer of a reply; None if it has none."""
@@ -269,12 +277,42 @@ class ChatSearches:
                 **values,
             }
         )
-        check_no_unused({**values, **({} if evaluate is None else {"evaluate": 0})}, [settings])
+        _check_no_unused(method, [*values, *([] if evaluate is None else ["evaluate"])])
         value_function = self._verifier if by_verifier else None
         value_function = value_function or general_value_function(settings.evaluate, {})
         assert value_function is not None
         problem = Problem("chat", question, "")
         return ChatSearch(task, problem, settings, value_function, params, self._problems)
+
+
+def _join_stops(step_stop: str, stops: Sequence[str]) -> tuple[str, ...]:
+    """Return the stop strings of a reply, and the texts that complete both one of them and a step.
+
+    A token may complete both, such as a line break and a blank line. The one that starts first ends
+    the text; of two that start at the same place, the first in order does. So the result has each
+    text in which a stop string of the reply begins within the delimiter of steps or right after it.
+
+    Args:
+        step_stop: Text that ends a step.
+        stops: The stop strings of a reply.
+    """
+    joined = (
+        step_stop[:at] + stop
+        for stop in stops
+        for at in range(len(step_stop) + 1)
+        if stop.startswith(step_stop[at:]) or step_stop[at:].startswith(stop)
+    )
+    return tuple(dict.fromkeys((*stops, *joined)))
+
+
+def _check_no_unused(method: str, names: Sequence[str]) -> None:
+    """Raise InputError for an option that a method does not read."""
+    read = [name for name in METHODS[method].knobs if name in _TREE]
+    for name in names:
+        if name in _TREE and name not in read:
+            raise InputError(
+                f"{arg(name + '=')} has no effect on {method}, which reads only {', '.join(read)}"
+            )
 
 
 def _check_counts(options: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_cases import Command
@@ -221,3 +222,26 @@ def test_only_methods_that_draw_whole_solutions_have_n() -> None:
     assert "n 7" in KeySettings.of_choices(choices, {}).describe("countdown")
     choices["task"] = "mmlu"  # it cannot be searched, in this version
     assert "n 7" in KeySettings.of_choices(choices, {}).describe("mmlu")
+
+
+def test_settings_that_only_one_method_reads_follow_from_the_methods() -> None:
+    def settings(method: str, task: str = "countdown", **choices: Any) -> KeySettings:
+        every = {"task": task, "num_samples": 40, "width": 3, "depth": 3, "expand": 4}
+        return KeySettings.of_choices({**every, "method": method, **choices}, {})
+
+    first = settings("best-of-n")
+    assert differing_settings(first, settings("beam", width=5)) == ("method 'best-of-n' / 'beam'",)
+    beam = settings("beam", width=5, iterations=9)
+    assert differing_settings(beam, settings("tot-bfs", exploration=2)) == (
+        "method 'beam' / 'tot-bfs'",
+        "width 5 / 3",
+    )
+    # Of one method, all settings are compared.
+    assert differing_settings(first, settings("best-of-n", num_samples=4)) == (
+        "num_samples 40 / 4",
+    )
+    own = settings("mine.py:two", "mine.py:Task", width=5)
+    assert "n 40" not in own.describe("mine")
+    assert differing_settings(own, settings("beam")) == ("method 'mine.py:two' / 'beam'",)
+    again = settings("mine.py:two", "mine.py:Task", width=5, num_samples=4)
+    assert differing_settings(own, again) == ("num_samples 40 / 4",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,11 @@ from treegen.search.tree.result import SearchResult
 from treegen.tasks.chat import ChatSearch, ChatSearches
 
 QUESTION = "Question: Tom has 3 apples and buys 5 more. How many apples does Tom have?\nAnswer:"
+STEPS = (
+    "Combine the numbers to reach the target. Use each number once.\n\nInput: 1 4 7\nTarget: 12\n"
+    "Steps:\n4 + 7 = 11 (left: 1 11)\n1 + 11 = 12 (left: 12)\n\nInput: 3 6 9\nTarget: 18\nSteps:\n"
+    "9 + 6 = 15 (left: 3 15)\n15 + 3 = 18 (left: 18)\n\nInput: 2 5 3\nTarget: 10\nSteps:\n"
+)
 PARAMS = SamplingParams(max_tokens=16, seed=3)
 BUDGET = Budget(tokens=60)  # which mcts, rstar and others reach
 
@@ -31,12 +37,16 @@ def _searches() -> ChatSearches:
 
 
 def prepare(
-    searches: ChatSearches, method: str, options: Mapping[str, Any], budget: Budget = BUDGET
+    searches: ChatSearches,
+    method: str,
+    options: Mapping[str, Any],
+    budget: Budget = BUDGET,
+    **params: Any,
 ) -> ChatSearch:
     return searches.prepare(
         method,
         options,
-        params=PARAMS,
+        params=replace(PARAMS, **params),
         budget=budget,
         question=QUESTION,
         instruction=lambda text: f"\n{text}\n",
@@ -114,3 +124,51 @@ def test_temperature_0_is_for_methods_that_draw_once(searches: ChatSearches) -> 
     assert searches.prepare("self-refine", {}, **how).budget == BUDGET
     with pytest.raises(InputError, match="use a temperature above 0"):
         searches.prepare("beam", {}, **how)
+
+
+@pytest.mark.parametrize(
+    ("step_stop", "stop", "before", "text"),
+    [
+        ("\n", ("\n\n",), ("\n\n", "\n\n\n", "\n"), "one\n\n"),
+        (".", ("\n",), ("\n", ".\n", "."), "one.\n"),
+        ("a\n", ("\n\n",), ("\n\n", "a\n\n", "a\n\n\n", "a\n"), "a\n\n"),
+        ("\n\n", ("\n", "END"), ("\n", "END", "\n\n", "\n\n\n", "\n\nEND"), "one\n\nEND"),
+    ],
+)
+def test_stop_strings_of_a_reply_come_before_those_of_steps(
+    searches: ChatSearches,
+    step_stop: str,
+    stop: tuple[str, ...],
+    before: tuple[str, ...],
+    text: str,
+) -> None:
+    search = prepare(searches, "beam", {"step_stop": step_stop}, stop=stop)
+    step = search._settings.step
+    assert set(step.stops) == set(before) and step.stops[: len(stop)] == stop
+    # Of the strings that start first, the first in order ends the text.
+    places = [(text.find(end), order) for order, end in enumerate(step.stops) if end in text]
+    assert any(end in step.stops[min(places)[1]] for end in stop)
+
+
+def test_a_token_that_completes_both_stop_strings_ends_the_reply(
+    llm: LLM, searches: ChatSearches
+) -> None:
+    # For the demo model, a blank line is a single token.
+    assert len(llm.tokenizer.encode("\n\n", add_special_tokens=False)) == 1
+    options = {"step_stop": "\n", "width": 2, "expand": 2}
+    search = prepare(searches, "beam", options, Budget(tokens=400), stop="\n\n", max_tokens=64)
+    (result,) = llm.search(search, [("chat", STEPS)], search.params, budget=search.budget)
+    assert result.candidates and not result.stopped
+    for node in result.candidates:
+        assert result.tree.path_text(node).endswith("\n\n")
+        assert "\n\n" not in search.text(result.tree, node)
+
+
+@pytest.mark.parametrize("stop", ["b\nc", "\nc"])
+def test_a_stop_string_may_span_steps(searches: ChatSearches, stop: str) -> None:
+    search = prepare(searches, "beam", {"step_stop": "\n"}, stop=stop)
+    task: Any = search._task
+    problem: Any = None
+    assert not task.done(problem, "a b\n")
+    assert task.done(problem, "a b\nc d\n")
+    assert task.answer(problem, "a b\nc d\n") == task.answer(problem, "a b\nc d\n".split(stop)[0])

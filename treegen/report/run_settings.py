@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.formatting import safe_line
 from treegen.errors import InputError, RunError
+from treegen.evals.registry import is_builtin_task
 
 if TYPE_CHECKING:
     from treegen.report.view import RunView
@@ -53,6 +54,9 @@ class KeySettings:
     """The hash of the weights."""
     recorded: frozenset[str] | None = None
     """The settings that an imported log contains; None if all are known."""
+    shows_samples: bool = True
+    """Whether the line about the run has num_samples. False if it is unknown whether the run reads
+    this setting, and whether the user chose it."""
 
     @staticmethod
     def of(view: "RunView") -> "KeySettings":
@@ -140,7 +144,9 @@ class KeySettings:
         if not _reads_samples(choices):
             del values["num_samples"]
         if not imported:
-            return KeySettings(name, values, str(facts.get("fingerprint", "")))
+            weights_hash = str(facts.get("fingerprint", ""))
+            is_shown = not _is_own_search(choices)
+            return KeySettings(name, values, weights_hash, shows_samples=is_shown)
         recorded = _list_recorded(choices)
         return KeySettings(
             name, {k: v for k, v in values.items() if k in recorded}, recorded=recorded
@@ -177,6 +183,8 @@ class KeySettings:
             ("min_p", "min_p"),
             ("max_tokens", "max_tokens"),
         ):
+            if name == "num_samples" and not self.shows_samples:
+                continue
             if value(name) is not None and value(name) != _USUAL.get(name, object()):
                 yield f"{label} {value(name)}"
         if value("num_fewshot") is not None:
@@ -197,12 +205,13 @@ class KeySettings:
     def differing(self, other: "KeySettings") -> dict[str, tuple[str, str]]:
         """Return the settings in which another run differs: both values as text, by name."""
         pairs: dict[str, tuple[str, str]] = {}
+        of_methods = self._list_own_settings(other)
         if self.model != other.model and (self.weights != other.weights or not self.weights):
             pairs["model"] = self.model, other.model
         elif self.weights != other.weights and self.weights and other.weights:
             pairs["weights"] = self.weights[:8], other.weights[:8]
         for name in dict.fromkeys((*self.values, *other.values)):
-            if not (self.knows(name) and other.knows(name)):
+            if name in of_methods or not (self.knows(name) and other.knows(name)):
                 continue
             a, b = self.values.get(name), other.values.get(name)
             if isinstance(a or b, Mapping):
@@ -217,6 +226,21 @@ class KeySettings:
             elif a != b and not (_is_off(a) and _is_off(b)):
                 pairs[name] = _text(a), _text(b)
         return pairs
+
+    def _list_own_settings(self, other: "KeySettings") -> set[str]:
+        """Return the tree settings that follow from the methods of two searches.
+
+        These are settings that only one of two methods reads. Which settings a user's own method
+        reads is unknown, so all of them follow from it.
+        """
+        from treegen.evals.search.method_types import TreeSettings
+        from treegen.evals.search.methods import METHODS
+
+        if not self.searches_unlike(other):
+            return set()
+        methods = [METHODS.get(str(side.values.get("method"))) for side in (self, other)]
+        knobs = [set[str]() if method is None else {*method.knobs} for method in methods]
+        return {*TreeSettings.__dataclass_fields__} - (knobs[0] & knobs[1])
 
 
 def describe_view(view: "RunView", *, short: bool = False) -> str:
@@ -312,7 +336,6 @@ def _reads_samples(choices: Mapping[str, Any]) -> bool:
     """
     if (method := choices.get("method")) is None:
         return True
-    from treegen.evals.registry import is_builtin_task
     from treegen.evals.search.methods import METHODS
     from treegen.evals.search.task import get_search_task
 
@@ -326,6 +349,14 @@ def _reads_samples(choices: Mapping[str, Any]) -> bool:
     except InputError:  # a run of a version in which the task could be searched
         return True
     return bool(choices.get("num_samples") != default)
+
+
+def _is_own_search(choices: Mapping[str, Any]) -> bool:
+    """Return whether a method of the user's own searches a task of the user's own."""
+    from treegen.evals.search.methods import METHODS
+
+    task, method = choices.get("task"), choices.get("method")
+    return bool(task and method) and method not in METHODS and not is_builtin_task(str(task))
 
 
 def _plain(value: object) -> Any:

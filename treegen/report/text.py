@@ -31,7 +31,7 @@ _MAX_PROBLEMS: Final = 5
 _COSTS: Final = {
     "Decoded": "tokens_decoded",
     "Prefilled": "tokens_prefilled",
-    "Re-prompting": "tokens_reprompted",
+    "Without sharing": "tokens_reprompted",
     "Calls": "calls",
     "Nodes": "nodes",
     "Actions": "actions",
@@ -98,8 +98,8 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table with one line for each run.
 
     Costs are means over problems. They are in tokens, except for calls, nodes and actions.
-    Re-prompting is what Prefilled would be if each call computed its whole context again. Seconds
-    are those of the whole run.
+    "Without sharing" is what Prefilled would be if each call computed its whole context again.
+    Seconds are those of the whole run.
 
     Args:
         results: The content of each results.json.
@@ -127,8 +127,9 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
         f"{task['name']} with {model}: {done:,} {what} from {task['source']}; "
         f"at most {limits} per {unit}"
         f"\n\n{format_table(head, rows, right=range(1, len(head)))}\n\n"
-        f"Costs are means per {unit}; Decoded, Prefilled and Re-prompting count tokens. Seconds is "
-        "the time of the whole run."
+        f"Costs are means per {unit}; Decoded, Prefilled and Without sharing count tokens. Seconds "
+        "is the time of the whole run.\nWithout sharing is what Prefilled would be with one prompt "
+        "per call."
     )
     return f"{text}\n\n{_pass_table(results)}" if several else text
 

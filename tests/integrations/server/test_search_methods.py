@@ -205,11 +205,11 @@ def test_models_are_listed_below_each_method(running: Running) -> None:
         ("beam", {"budget": [1]}, 400, "budget", "budget must be an object, got a list of 1"),
         ("beam", {"search": [1]}, 400, "search", "search must be an object"),
         ("beam", {"search": {"tree": 1}}, 400, "search", "search.tree must be true or false"),
-        ("beam", {"search": {"width": "2"}}, 400, "search.width", "must be an integer"),
+        ("beam", {"search": {"width": "2"}}, 400, "search.width", "search.width must be an int"),
         ("beam", {"search": {"width": 10**12}}, 400, "search.width", "at most 2,000"),
         ("beam", {"search": {"widht": 2}}, 400, "search.widht", "did you mean 'width'"),
         ("beam", {"search": {"evaluate": "verifier"}}, 400, "search.evaluate", "logprob"),
-        ("mcts", {"search": {"batch": 0}}, 400, "search.batch", "batch cannot be used"),
+        ("mcts", {"search": {"batch": 0}}, 400, "search.batch", "search.batch cannot be used"),
         ("mcts", {"search": {"batch": "8"}}, 400, "search.batch", "must be a number"),
         ("rstar", {"search": {"checks": 3_000_000}}, 400, "search.checks", "at most 2,000"),
         ("self-refine", {"search": {"chains": "3000000"}}, 400, "search.chains", "be a number"),
@@ -231,6 +231,13 @@ def test_models_are_listed_below_each_method(running: Running) -> None:
         ("beam", {"prompt": "Hi"}, 400, "prompt", "prompt is not supported"),
         ("beam", {"search": {"feedback": "Hi"}}, 400, "search.feedback", "no option 'feedback'"),
         ("majority", {"search": {"depth": 3}}, 400, "search.depth", "has no effect on majority"),
+        (
+            "best-first",
+            {"search": {"depth": 3}},
+            400,
+            "search.depth",
+            "search.depth has no effect on best-first, which reads only expand, evaluate",
+        ),
     ],
 )
 def test_errors_name_the_field(

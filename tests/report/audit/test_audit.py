@@ -311,9 +311,9 @@ def test_published_problems_under_another_name_are_found(repository: Path, tmp_p
 # Search runs, of which the model's own texts are checked
 
 
-def _search(path: Path, change: Callable[[dict[str, Any]], None]) -> Audit:
+def _search(path: Path, change: Callable[[dict[str, Any]], None], **settings: Any) -> Audit:
     """The audit of a search run whose records are changed."""
-    run = make_search_run(path)
+    run = make_search_run(path, **settings)
     trees = []
     for tree in load_run(run).trees:
         record = {
@@ -333,6 +333,22 @@ def _search(path: Path, change: Callable[[dict[str, Any]], None]) -> Audit:
 
 def _leave_unsolved(record: dict[str, Any]) -> None:
     record.update(best=None, solved=False, answer=None, candidates=[])
+
+
+def test_puzzles_with_the_same_numbers_and_other_targets_differ(tmp_path: Path) -> None:
+    data = tmp_path / "puzzles.jsonl"
+    puzzles = [{"numbers": [4, 7, 9, 10], "target": target} for target in (40, 29)]
+    data.write_text("".join(f"{json.dumps(puzzle)}\n" for puzzle in puzzles))
+
+    def count(name: str, prompt: str) -> int:
+        def set_prompt(record: dict[str, Any]) -> None:
+            record["nodes"][0]["text"] = prompt.format(record["problem_id"])
+
+        found = _search(tmp_path / name, set_prompt, data=str(data)).findings
+        return sum(f.count for f in found if f.kind == "contradicting-references")
+
+    assert count("same", "4 7 9 10") == 2
+    assert count("other", "Prompt of {}: 4 7 9 10") == 0
 
 
 def test_a_search_without_a_solution_is_no_empty_sample(tmp_path: Path) -> None:

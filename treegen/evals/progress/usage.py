@@ -270,9 +270,11 @@ def format_sharing(usage: Mapping[str, Any], *, unit: str = "samples") -> str:
         return "prompt tokens: none computed"
     if not usage["samples"]:
         return f"prompt tokens computed: {computed:,}; no sample has ended yet"
+    is_search = unit == "searches"
+    times = _times(unshared / computed, " than one prompt per call" * is_search)
     return (
-        f"prompt tokens computed: {computed:,} instead of {unshared:,} "
-        f"({_times(unshared / computed, ' than one prompt per call' * (unit == 'searches'))})"
+        f"prompt tokens computed: {computed:,} instead of {unshared:,}"
+        f"{' without sharing' * is_search} ({times})"
     )
 
 

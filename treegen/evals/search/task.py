@@ -34,7 +34,7 @@ class SearchDefaults:
     `include_stop` it is part of the text."""
     whole: SamplingParams
     """How a whole solution is sampled."""
-    evaluator: str
+    evaluator: str = "logprob"
     """The default way to evaluate states: "logprob", "min-logprob" or a name of `evaluate`."""
     worth: float = 1.0
     """The value of the best state in the task's own ways to evaluate; the worst has 0."""

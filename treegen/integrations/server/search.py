@@ -427,8 +427,16 @@ def _finite(value: float) -> float | None:
 
 def _name_option(error: InputError, request: SearchRequest) -> InputError:
     """Return an error about an option with the field's name in the request."""
+
+    def spell(reference: str) -> str:
+        name, _, value = reference.partition("=")
+        field = f"search.{name}" if name in request.options else name
+        return f"{field}={value}" if value else field
+
     name = error.parameter
     if name is None or name not in request.options:
         named = [option for option in request.options if repr(option[:80]) in str(error)]
         name = named[0] if named else None
-    return error if name is None else RequestError(str(error), f"search.{name[:80]}")
+    if name is None:
+        return error
+    return RequestError(error.message.rename(spell), f"search.{name[:80]}")

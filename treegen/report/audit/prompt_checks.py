@@ -84,6 +84,10 @@ def _prompt_pairs(view: RunView) -> Iterator[tuple[str, str]]:
         for problem in view.job.data.problems:
             if prompt := problem.metadata.get("prompt"):
                 yield problem.id, prompt
+    elif view.searched:
+        for tree in view.trees:
+            if tree.nodes and (text := tree.nodes[0].get("text")):
+                yield tree.problem_id, text
     elif view.tree is not None:
         with suppress(TreegenError):
             for prompt in prompts_of(view.tree):

@@ -176,7 +176,7 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
         for place, (_, shared, apart) in enumerate(pairs):
             for offset, value, colour, label in (
                 (-0.2, shared, GREEN, "with sharing"),
-                (0.2, apart, GREY, "one prompt per sample"),
+                (0.2, apart, GREY, "without sharing"),
             ):
                 bar = axes.barh(
                     place + offset,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Names of costs in records, with their column heads.
 _COSTS = {
     "tokens_prefilled": "Prefilled",
-    "tokens_reprompted": "Reprompted",
+    "tokens_reprompted": "Without sharing",
     "calls": "Calls",
     "nodes": "Nodes",
     "seconds": "Seconds",
@@ -112,8 +112,9 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
 _COSTS_NOTE = (
     "Costs are means per search. Tokens counts decoded tokens, and Max those of the largest "
     "search; Tokens per solution divides the tokens of all searches by the number of solved "
-    "searches. Prefilled counts prompt tokens that were computed; Reprompted counts prompt tokens "
-    "if each call had prefilled its whole context: one prompt per call, whatever its samples.",
+    "searches. Prefilled counts prompt tokens that were computed; Without sharing is what "
+    "Prefilled would be if each call computed its whole context: one prompt per call, whatever "
+    "its samples.",
 )
 
 
