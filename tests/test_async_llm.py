@@ -102,12 +102,6 @@ def test_names_of_vllm_get_advice(served: AsyncLLM) -> None:
     assert len(found[0]) == 1
     with pytest.raises(InputError, match="AsyncLLM has no abort: cancel the task"):
         served.abort  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(InputError, match=r"has no from_engine_args: use AsyncLLM\(LLM\(model\)\)"):
-        AsyncLLM.from_engine_args  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(InputError, match="LLM has no from_engine_args: pass the options to LLM"):
-        LLM.from_engine_args  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match="type object 'LLM' has no attribute 'wings'"):
-        LLM.wings  # type: ignore[attr-defined]  # noqa: B018
     assert not hasattr(served, "chat")
 
 

@@ -118,7 +118,7 @@ def test_a_bad_option_is_told_of(name: str) -> None:
             raise AssertionError(f"{name}: {bad!r} raises {type(error).__name__}") from error
 
 
-@pytest.mark.parametrize("dtype", [-1, {}, [], 3.5, None, True, "float"])
+@pytest.mark.parametrize("dtype", [-1, {}, [], 3.5, None, True, "double"])
 def test_a_dtype_that_is_none_is_not_taken_for_float32(dtype: Any) -> None:
     with pytest.raises(InputError, match="dtype must be auto or one of"):
         load(dtype=dtype)
