@@ -111,21 +111,18 @@ def command(
     runs_read = [load_run(path, **reading) for path in runs]
     spread, source = spread_of_runs(runs_read, between, within, correlation)
     num_of_runs, ks_of_runs = size_of_runs(runs_read)
-    if num_samples is None:
-        ks = sorted({*_SAMPLES, *ks_of_runs})
-    else:
-        ks = sorted({*whole_numbers(num_samples, "--n-samples")})
+    given = whole_numbers(num_samples, "--n-samples") if num_samples is not None else None
+    ks = sorted({*_SAMPLES, *ks_of_runs} if given is None else {*given})
     n_problems = num_of_runs if n_problems is None else n_problems
     wish: PowerQuery | PrecisionQuery
-    spreads: tuple[str, ...]
+    spreads = ["between", "within"]
     if half_width is None:
         wish = PowerQuery(difference, target_power, alpha, n_problems, source)
         options = {"difference": difference, "power": target_power, "alpha": alpha}
-        spreads = ("between", "within", "correlation")
+        spreads.append("correlation")
     else:
         wish = PrecisionQuery(half_width, find_accuracy(runs_read, spread), n_problems, source)
         options = {"half_width": half_width, "accuracy": wish.accuracy}
-        spreads = ("between", "within")
     rows = wish.rows(spread, ks)
     for view in runs_read:
         for line in (line for line in view.notices if isinstance(line, ChangedNotice)):

@@ -31,6 +31,7 @@ from treegen.evals.pipeline.program_scoring import (
     start_program_scoring,
 )
 from treegen.evals.pipeline.targets import (
+    RunTarget,
     destinations,
     is_run,
     named_path,
@@ -54,6 +55,7 @@ from treegen.prompts.tree import prompts_of
 from treegen.runs import RunDir
 
 if TYPE_CHECKING:
+    from treegen.evals.config.eval_settings import EvalSettings
     from treegen.evals.pipeline.execution import Before
     from treegen.evals.progress.run_progress import RunProgress
     from treegen.llm.base import BaseLLM
@@ -165,25 +167,30 @@ def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
             )
 
 
-def _describe_unused_template(job: Job, facts: "ModelInfo") -> Message | None:
-    """Return a hint if the tokenizer has a chat template that the prompts do not use, else None.
+def _tell_unused_template(job: Job, facts: "ModelInfo", told: set[str], listener: Listener) -> None:
+    """Tell the listener once if the model has a chat template that the prompts do not use.
 
     Args:
         job: The job, with its prompts.
         facts: The facts of the model.
+        told: The hints that the listener got; a new one is added.
+        listener: Receives the hint.
     """
     settings = job.settings
     if settings.apply_chat_template or str(settings.engine.model) in demo.MODELS:
-        return None
+        return
     if is_multiple_choice(job.data) or not getattr(facts.tokenizer, "chat_template", None):
-        return None
+        return
     prompts = prompts_of(job.tree)
     if not prompts or any(node.has_messages for node in prompts[0].path):
-        return None
-    return Message(
+        return
+    hint = Message(
         "the model has a chat template, which this run does not use; for a chat model, pass "
         f"{arg('apply_chat_template', True)}"
     )
+    if hint.marked not in told:
+        told.add(hint.marked)
+        listener.tell(hint)
 
 
 def evaluate_all(
@@ -230,13 +237,7 @@ def evaluate_all(
         for judged_by in (target.settings.judged_by for target in targets):
             if judged_by is not None:
                 check_judges(judged_by)
-    jobs = []
-    for target in targets:
-        keeps_data = target.resume and choices.get("data") is None
-        moved = explain_moved_data(target.settings.options.data if keeps_data else None)
-        with moved, note_on_interrupt(NOTHING_DRAWN):
-            jobs.append(load_job(target.settings))
-
+    jobs = [_load_job(target, keeps_data=choices.get("data") is None) for target in targets]
     fresh = [job for job, target in zip(jobs, targets, strict=True) if not target.resume]
     if not choices.keys() & {"limit", "ids", "num_samples"}:
         _tell_large_plans(fresh, listener)
@@ -251,10 +252,7 @@ def evaluate_all(
         if hint and not is_multiple_choice(job.data) and any(job is other for other in fresh):
             listener.tell(hint)
         if prepared and any(job is other for other in fresh):
-            hint = _describe_unused_template(prepared.job, facts)
-            if hint and hint.marked not in hinted:
-                hinted.add(hint.marked)
-                listener.tell(hint)
+            _tell_unused_template(prepared.job, facts, hinted, listener)
         if show_prompts:
             fitted = prepared.job if prepared else fit_job(job, facts).job
             listener.show_prompt(first_prompt(fitted, facts))
@@ -274,6 +272,18 @@ def evaluate_all(
     return execute_runs(
         RunDir, targets, run_settings, work, models, listener, again, unit="samples"
     )
+
+
+def _load_job(target: "RunTarget[EvalSettings]", keeps_data: bool) -> Job:
+    """Load the job of a run.
+
+    Args:
+        target: The run.
+        keeps_data: Whether a resumed run reads the data at the stored path.
+    """
+    data = target.settings.options.data if target.resume and keeps_data else None
+    with explain_moved_data(data), note_on_interrupt(NOTHING_DRAWN):
+        return load_job(target.settings)
 
 
 def plan_tasks(
