@@ -77,8 +77,8 @@ def test_a_run_does_not_count_prefilled_tokens_twice(tmp_path: Path) -> None:
     # Each of 12 searches prefilled 90 tokens, and would have computed 900 without a cache.
     view = load_run(make_search_run(tmp_path / "run"))
     line = (
-        "prompt tokens computed: 1,080 instead of 10,800 (10.0 times fewer than one prompt per "
-        "call)"
+        "prompt tokens computed: 1,080 instead of 10,800 without sharing (10.0 times fewer than "
+        "one prompt per call)"
     )
     assert format_sharing(view.usage, unit=view.unit) == line
     results = {"usage": view.usage, "done": 12, "planned": 12}
