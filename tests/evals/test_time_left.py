@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from treegen.evals.progress.run_progress import RunProgress, TimeForecast, TimeLeft
+from treegen.evals.search.run import limit_forecast
 
 
 def simulate(
@@ -119,3 +120,13 @@ def test_a_resumed_run_knows_the_lengths_of_before() -> None:
         forecast.finish(100, before=True)
     now = forecast.estimate(seconds=10.0, spent=8 * 50, running=8, waiting=0)
     assert now is not None and 5 < now.seconds < 30
+
+
+def test_searches_take_at_most_the_time_of_their_budgets() -> None:
+    far = TimeLeft(514.0)
+    assert limit_forecast(far, 500, 60, 400.0) == TimeLeft(75.0, is_bound=True)
+    assert limit_forecast(None, 500, 60, 400.0) == TimeLeft(75.0, is_bound=True)
+    assert limit_forecast(TimeLeft(20.0), 500, 60, 400.0) == TimeLeft(20.0)
+    for budget, speed in ((None, 400.0), (500, 0.0)):
+        assert limit_forecast(far, budget, 60, speed) == far
+        assert limit_forecast(None, budget, 60, speed) is None

@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from treegen.errors import CacheFullError, Message, arg
 from treegen.evals.problem import Problem
-from treegen.evals.progress.run_progress import AccuracyCounter, RunProgress, TimeForecast
+from treegen.evals.progress.run_progress import (
+    AccuracyCounter,
+    RunProgress,
+    TimeForecast,
+    TimeLeft,
+)
 from treegen.evals.progress.usage import AttemptLog, load_attempts
 from treegen.evals.scoring.results import results_head
 from treegen.evals.search.job import SearchJob
@@ -144,6 +149,9 @@ class _ProgressTracker:
         )
         self._last_seconds = seconds
         self._forecast.finish(search_seconds)
+        forecast = self._forecast.estimate(
+            seconds=seconds, spent=self._spent, running=running, waiting=remaining - running
+        )
         solved = self._tally.estimate(unknown if self._settings.repeats == 1 else 0)
         status = results.status()
         return RunProgress(
@@ -160,10 +168,29 @@ class _ProgressTracker:
             unit="searches",
             unknown=unknown,
             workers=results.workers(),
-            forecast=self._forecast.estimate(
-                seconds=seconds, spent=self._spent, running=running, waiting=remaining - running
+            forecast=limit_forecast(
+                forecast, self._settings.budget.tokens, remaining, self._tokens / max(seconds, 1e-9)
             ),
         )
+
+
+def limit_forecast(
+    forecast: TimeLeft | None, budget: int | None, remaining: int, speed: float
+) -> TimeLeft | None:
+    """Return a forecast that assumes at most the whole budget for each remaining search.
+
+    Args:
+        forecast: The time left, by how long searches took.
+        budget: Maximum number of tokens of a search; None for no limit.
+        remaining: Number of searches that have not finished.
+        speed: Tokens of finished searches per second, at most the speed of all.
+    """
+    if budget is None or speed <= 0:
+        return forecast
+    most = remaining * budget / speed
+    if forecast is not None and forecast.seconds <= most:
+        return forecast
+    return TimeLeft(most, is_bound=True)
 
 
 def _start_searches(

@@ -77,7 +77,8 @@ def estimate_variances(rights: Sequence[tuple[int, int]]) -> tuple[float, float]
     if any(num < 2 for _, num in rights):
         raise InputError(
             "the variance within problems cannot be estimated from one sample per problem; use "
-            f"a run with more samples, or pass {arg('between=')} and {arg('within=')}"
+            "a run with more samples, or with more repeats of each search, or pass "
+            f"{arg('between=')} and {arg('within=')}"
         )
     shares = [right / num for right, num in rights]
     noise = [p * (1 - p) / (num - 1) for p, (_, num) in zip(shares, rights, strict=True)]

@@ -44,7 +44,12 @@ from treegen.runs.records import CorruptLineError
 
 _MAX_NAMES: Final = 3
 _WIDTH: Final = 160
-_OF_MODEL: Final = ("model", "prompts", "redraw")
+_OF_MODEL: Final = {
+    "model": "--model DIR checks it",
+    "prompts": "--model DIR checks it",
+    "redraw": "--model DIR --redraw 20 draws samples again",
+}
+"""The parts that need the model, and the options that check them."""
 _PARTS: Final = (
     "settings",
     "data",
@@ -185,7 +190,7 @@ def _compare_all(
         if "model" in choices:
             of_model = [*_compare_model(certificate, opened, job, listener, drawing)]
         else:
-            of_model = [PartCheck(what, None, "--model DIR checks it") for what in _OF_MODEL]
+            of_model = [PartCheck(what, None, how) for what, how in _OF_MODEL.items()]
         if of_model[0].holds is False:  # the findings on its tokenizer are those of another model
             checks.append(PartCheck("audit", None, _OTHER_MODEL))
         else:
@@ -333,7 +338,7 @@ def _compare_model(
         checked = PartCheck("model", False, error.message.rename(_spell_option))
     yield checked
     if not checked.holds:  # tokenizers and weights are not loaded if others are expected
-        yield from (PartCheck(what, None, _OTHER_MODEL) for what in _OF_MODEL[1:])
+        yield from (PartCheck(what, None, _OTHER_MODEL) for what in [*_OF_MODEL][1:])
         return
     prepared = render_prompts(job)
     prompts = describe_prompts(prepared)
