@@ -500,7 +500,7 @@ _REQUESTED_TURN: Final = ("add_generation_prompt", "continue_final_message")
 def _continues(messages: Any) -> bool | None:
     """Return whether the assistant continues the last message of all conversations, or of none.
 
-    None stands for neither, and for a value that is not messages.
+    The result is None if only some conversations continue, or if the value is not messages.
     """
     if not isinstance(messages, list | tuple) or not messages:
         return None

@@ -97,22 +97,6 @@ def hint_at(
     return f"; did you mean {suggestions}?{describe_value(name)}"
 
 
-def hint_at_field(name: str, known: Iterable[str], advice_of: Mapping[str, str]) -> str:
-    """Return "; did you mean 'NAME'?" for an unknown field of a request, or advice, or "".
-
-    Args:
-        name: The unknown field.
-        known: The known fields.
-        advice_of: Advice on fields of other servers, by name.
-    """
-    known = list(known)
-    ours, advice = advise_foreign(name, known)
-    advice = advice_of.get(name, advice)
-    if advice:
-        return f"; {advice}".replace("remove this argument", "remove it")
-    return f"; did you mean {ours!r}?" if ours else did_you_mean(name, known)
-
-
 def hints_at(names: Sequence[str], hint: Callable[[str], str], otherwise: str = "") -> str:
     """Return the hints for unknown names, each after its names if there are several.
 

@@ -308,7 +308,7 @@ def test_published_problems_under_another_name_are_found(repository: Path, tmp_p
     assert all(f.severity == "low" and f.count == 1 for f in found)
 
 
-# Search runs, of which the model's own texts are checked
+# In search runs, the audit checks only the texts that the model wrote
 
 
 def _search(path: Path, change: Callable[[dict[str, Any]], None], **settings: Any) -> Audit:

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from treegen.common.foreign_names import REQUEST_ADVICE
-from treegen.common.spelling import hint_at_field
+from treegen.common.foreign_names import REQUEST_ADVICE, advise_foreign
+from treegen.common.spelling import did_you_mean
 from treegen.errors import Message
 
 _TYPES: Final = {
@@ -62,10 +62,15 @@ def hint_field(name: str, known: Iterable[str]) -> str:
         name: The field.
         known: The fields that the request can have.
     """
-    hint = Message(hint_at_field(name[:80], known, {**REQUEST_ADVICE, **_INSTEAD}))
-    _, reason, advice = hint.partition(" not supported; ")
-    text = f"; {advice}" if reason else str(hint)
-    return text.replace("remove this argument", "remove it") or "; remove it"
+    known = list(known)
+    ours, advice = advise_foreign(name, known)
+    advice = Message({**REQUEST_ADVICE, **_INSTEAD}.get(name, advice))
+    if advice:
+        _, _, without_reason = advice.partition(" not supported; ")
+        return f"; {without_reason or advice}".replace("remove this argument", "remove it")
+    if ours is not None:
+        return f"; did you mean {ours!r}?"
+    return did_you_mean(name[:80], known) or "; remove it"
 
 
 def describe_field_error(
