@@ -34,6 +34,9 @@ HEAD = """\
 | job | engine | tokens/s | range | seconds | CPU s | tokens | peak memory | versions |
 |---|---|---:|---|---:|---:|---:|---|---|"""
 
+TURN = "PEERS_TURN"
+"""The environment variable that names a file; a program waits until the file exists."""
+
 Generate = Callable[[list[list[int]], int, int], list[list[list[int]]]]
 """(prompts, samples, new tokens) -> the token ids of every sample of every prompt."""
 
@@ -224,8 +227,15 @@ def versions_of(*packages: str) -> dict[str, str]:
     return {name: version(name) for name in packages}
 
 
+def wait_for_turn() -> None:
+    """Wait until this program may use the GPU, if `run_all.py` has started it."""
+    while (turn := os.environ.get(TURN)) and not os.path.exists(turn):
+        time.sleep(0.1)
+
+
 def arguments() -> argparse.ArgumentParser:
-    """Return the arguments that all runners share."""
+    """Return the arguments that all runners share, once this program may run."""
+    wait_for_turn()
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("jobs", help="a job of jobs.json, or more of its shape, by commas")
     parser.add_argument("checkpoint", type=Path, help="what workload.py wrote for this shape")

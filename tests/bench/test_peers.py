@@ -3,7 +3,9 @@
 import json
 import re
 import runpy
+import shlex
 import struct
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -239,6 +241,82 @@ def test_every_job_has_a_shape_that_transformers_knows(workload: Any) -> None:
 def test_an_unknown_job_is_named(workload: Any) -> None:
     with pytest.raises(SystemExit, match=r"JOB must be one of gsm8k, .*, got 'chess'"):
         workload.job_of("chess")
+
+
+PLAN = [
+    {
+        "name": "both",
+        "engine": "treegen",
+        "seconds": 200,
+        "command": "run_treegen.py tiny,structured-cpu --dtype float32 --repeats 1 --warm-ups 0",
+    },
+    {
+        "name": "slow",
+        "engine": "treegen",
+        "seconds": 0.2,
+        "command": "run_treegen.py apps-cpu --dtype float32",
+    },
+    {"name": "absent", "engine": "vllm", "seconds": 9, "command": "run_vllm.py tiny"},
+]
+
+
+def _run_plan(repository: Path, plan: Path, out: Path, *options: str) -> str:
+    script = repository / "examples" / "peers" / "run_all.py"
+    command = [sys.executable, str(script), str(plan), str(out), "--engine", f"vllm={out / 'no'}"]
+    done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
+    return done.stdout
+
+
+@pytest.mark.soak
+def test_a_plan_runs_its_programs_and_continues_where_it_stopped(
+    repository: Path, tmp_path: Path
+) -> None:
+    plan, out = tmp_path / "plan.json", tmp_path / "out"
+    plan.write_text(json.dumps(PLAN))
+    done = _run_plan(repository, plan, out)
+    assert "both: done" in done and "slow: killed" in done
+    assert "absent: not run, vllm is not installed" in done
+    again = _run_plan(repository, plan, out, "--minutes", "0", "--programs", "both,slow")
+    assert "both" not in again and "slow: not run" in again
+    table = (out / "table.md").read_text().splitlines()
+    assert [row.split(" | ")[:2] for row in table[2:]] == [
+        ["| tiny", "treegen"],
+        ["| structured-cpu", "treegen"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "a/b"}, "must have letters"),
+        ({"command": "../x.py tiny"}, "is not a program of"),
+        ({"command": "run_vllm.py unknown"}, "JOB must be one of"),
+        ({"command": ""}, "is not a plan"),
+        ({"limit": 1}, "is not a plan"),
+    ],
+)
+def test_a_mistake_in_a_plan_ends_the_program(
+    change: dict[str, Any], message: str, workload: Any, tmp_path: Path
+) -> None:
+    from run_all import read_plan
+
+    (tmp_path / "plan.json").write_text(json.dumps([PLAN[2] | change]))
+    with pytest.raises(SystemExit, match=message):
+        read_plan(tmp_path / "plan.json")
+
+
+def test_the_published_plan_uses_options_that_the_programs_have(
+    repository: Path, workload: Any
+) -> None:
+    from run_all import read_plan
+
+    folder = repository / "examples" / "peers"
+    shared = (folder / "workload.py").read_text()
+    for program in read_plan(folder / "plan.json"):
+        script, _, *options = shlex.split(program.command)
+        known = shared + (folder / script).read_text()
+        assert all(f'"{option}"' in known for option in options if option.startswith("--"))
+        assert {workload.job_of(job).shape for job in program.jobs} == {program.shape}
 
 
 def _library(entries: list[tuple[int, int, bytes]]) -> bytes:
