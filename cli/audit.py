@@ -1,5 +1,6 @@
 """`treegen audit`: a second opinion on the score of finished runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def command(
         except TreegenError as error:
             errors[name] = safe_text(in_flags(error.message))
             continue
+        audit = replace(audit, notices=tuple(map(in_flags, audit.notices)))
         audits.append(audit)
         echo(f"{name}\n")
         echo(f"{audit}\n")

@@ -96,6 +96,20 @@ def test_the_other_runs_of_a_folder_are_audited(tmp_path: Path, treegen: Command
     assert done.code == 2 and done.err.count("Error: ") == 1 and not done.out
 
 
+def test_notices_name_the_options_of_the_command(tmp_path: Path, treegen: Command) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"question": "2 + 3?", "answer": "#### 5"}\n')
+    run = str(tmp_path / "run")
+    treegen("eval", "gsm8k", "--data", data, "--num-samples", "1", "--output-path", run)
+    data.rename(tmp_path / "moved.jsonl")
+    advice = "if the file has moved, pass its new path with"
+    assert f"{advice} --data\n" in treegen("audit", run).out
+    (audit,) = json.loads(treegen("audit", run, "--json").out)["audits"]
+    assert audit["notices"][0].endswith(f"{advice} --data")
+    assert audit_run(run).notices[0].endswith(f"{advice} data=")
+
+
+
 @pytest.mark.parametrize("minus", ["\u2212", "\uff0d", "\ufe63", "\u2013", "\u2011"])
 @pytest.mark.parametrize(
     "form",

@@ -7,7 +7,7 @@ from typing import Any, Final, Unpack
 
 from treegen.common.files import given_path
 from treegen.common.lifetimes import pause_gc
-from treegen.errors import TreegenError
+from treegen.errors import Message, TreegenError
 from treegen.evals.config.base import OpenRunOptions
 from treegen.evals.scoring.code_execution import ExecutionOptions
 from treegen.evals.task_calls import format_error
@@ -122,7 +122,9 @@ def _audit(
                 if kind == "code":
                     findings += audit_programs(view)
             except TreegenError as error:  # such as a program for formulas that does not start
-                notices.append(f"the audit could not read the answers again: {error}")
+                notices.append(
+                    Message(f"the audit could not read the answers again: {error.message.marked}")
+                )
         notices += limit.notices
     prompts = prompt_texts(view)
     if model is None and not view.searched:
@@ -130,7 +132,9 @@ def _audit(
             model = find_tokenizer(view.info)
         except TreegenError as error:
             if view.info.free.get("model") != "unknown":  # as in imported logs that name none
-                notices.append(f"the audit did not check the tokenizer: {error}")
+                notices.append(
+                    Message(f"the audit did not check the tokenizer: {error.message.marked}")
+                )
     findings += [
         *audit_prompts(view, kind, prompts, model),
         *audit_samples(view, kind, is_scored=is_scored),
@@ -184,7 +188,7 @@ def _is_scored(view: RunView) -> bool:
 
 
 def _notices(view: RunView, kind: str, is_read: bool, is_scored: bool) -> Iterator[str]:
-    yield from map(str, view.notices)
+    yield from view.notices
     if not is_read:
         yield f"this quick audit did not check the answers ({kind}); run: treegen audit {view.path}"
     if not is_scored and kind == "none":
