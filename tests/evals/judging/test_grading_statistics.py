@@ -185,6 +185,7 @@ def test_as_much_as_now_is_needed_for_the_present_interval(clustered: bool) -> N
         (more, *others) = required_numbers(variances, design, width / 3, interval)
         assert more.needed is not None and more.needed > 30
         assert others[-1].needed is None and others[-1].why.startswith("not reachable: ")
+        assert width / 3 < float(others[-1].why.rsplit(" ", 1)[1]) < width * 1.05
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,6 @@ def test_notices_name_the_options_of_the_command(tmp_path: Path, treegen: Comman
     assert audit_run(run).notices[0].endswith(f"{advice} data=")
 
 
-
 @pytest.mark.parametrize("minus", ["\u2212", "\uff0d", "\ufe63", "\u2013", "\u2011"])
 @pytest.mark.parametrize(
     "form",

@@ -121,7 +121,10 @@ def required_numbers(
 
         # A single judge or wording would be treated as fixed.
         needed = _find_least_number(with_number, half_width, least=1 if factor is None else 2)
-        why = "" if needed is not None else "not reachable: the other numbers are too small"
+        why = ""
+        if needed is None:
+            best = with_number(_MOST)
+            why = f"not reachable: the other numbers keep the half width above about {best:.2g}"
         needs.append(Need(what, now, needed, why))
     return needs
 
