@@ -18,7 +18,7 @@ MACHINE_CODE = 2
 """The kind of an entry with machine code; PTX has kind 1."""
 
 
-def fatbin_sections(data: bytes) -> Iterator[tuple[int, int]]:
+def fatbin_sections(data: bytes | bytearray) -> Iterator[tuple[int, int]]:
     """Yield the first and the last offset of the ELF sections that hold containers.
 
     Args:
@@ -33,6 +33,26 @@ def fatbin_sections(data: bytes) -> Iterator[tuple[int, int]]:
             yield offset, offset + length
 
 
+def entries(data: bytes | bytearray) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the kind, the compute capability, and the first and last offset of each entry's code.
+
+    Args:
+        data: The bytes of a 64-bit ELF file.
+    """
+    for at, end in fatbin_sections(data):
+        while at + 16 <= end:
+            magic, _, header, length = struct.unpack_from("<IHHQ", data, at)
+            if magic != MAGIC:  # padding between containers
+                at += 8
+                continue
+            entry, at = at + header, at + header + length
+            while entry < at:
+                kind, _, header, length = struct.unpack_from("<HHIQ", data, entry)
+                (arch,) = struct.unpack_from("<I", data, entry + 28)
+                yield kind, arch, entry + header, entry + header + length
+                entry += header + length
+
+
 def shrink(data: bytearray, capability: int) -> tuple[int, int]:
     """Zero the entries for other GPUs in place.
 
@@ -44,23 +64,12 @@ def shrink(data: bytearray, capability: int) -> tuple[int, int]:
         How many bytes of entries are kept and zeroed.
     """
     kept = zeroed = 0
-    for at, end in list(fatbin_sections(bytes(data))):
-        while at + 16 <= end:
-            magic, _, header, length = struct.unpack_from("<IHHQ", data, at)
-            if magic != MAGIC:  # padding between containers
-                at += 8
-                continue
-            entry, at = at + header, at + header + length
-            while entry < at:
-                kind, _, header, length = struct.unpack_from("<HHIQ", data, entry)
-                (arch,) = struct.unpack_from("<I", data, entry + 28)
-                entry += header
-                if kind == MACHINE_CODE and arch == capability:
-                    kept += length
-                else:
-                    data[entry : entry + length] = bytes(length)
-                    zeroed += length
-                entry += length
+    for kind, arch, start, stop in entries(data):
+        if kind == MACHINE_CODE and arch == capability:
+            kept += stop - start
+        else:
+            data[start:stop] = bytes(stop - start)
+            zeroed += stop - start
     return kept, zeroed
 
 

@@ -4,9 +4,13 @@ import json
 import re
 import runpy
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
+import tarfile
+import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -352,3 +356,119 @@ def test_code_for_other_gpus_is_zeroed_in_place(
     with pytest.raises(SystemExit, match="is not a 64-bit shared library"):
         runpy.run_path(script, run_name="__main__")
     assert other.read_text() == "no library"
+
+
+@pytest.fixture
+def packer(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`pack_engine`, with an engine `tiny` whose wheel is in a folder `wheels`."""
+    monkeypatch.syspath_prepend(str(repository / "examples" / "peers"))
+    import pack_engine
+
+    engine = pack_engine.Engine(
+        shrink="tiny/*.so",
+        remove="tiny/tests */data.*",
+        patches=(pack_engine.optional("tiny/__init__.py", "    import other\n"),),
+    )
+    monkeypatch.setitem(pack_engine.ENGINES, "tiny", engine)
+    monkeypatch.setattr(pack_engine, "HERE", tmp_path)
+    monkeypatch.setattr(pack_engine, "run", lambda *command: None)  # strip needs real libraries
+    monkeypatch.setattr("shutil.which", str)
+    (tmp_path / "tiny.txt").write_text("Tiny_Engine==1.0\n")
+    (tmp_path / "wheels").mkdir()
+    with zipfile.ZipFile(tmp_path / "wheels" / "tiny.whl", "w") as wheel:
+        wheel.writestr("tiny/__init__.py", "if True:\n    import other\n")
+        wheel.writestr("tiny/code.so", _library([(2, 80, b"a" * 24), (2, 90, b"b" * 40)]))
+        wheel.writestr("tiny/data.json", "{}")
+        wheel.writestr("tiny/tests/test_tiny.py", "")
+        wheel.writestr("tiny_engine-1.0.data/scripts/tiny", "")
+        wheel.writestr("tiny_engine-1.0.dist-info/METADATA", "Name: tiny-engine\nVersion: 1.0\n")
+    return pack_engine
+
+
+def _pack(packer: Any, monkeypatch: pytest.MonkeyPatch, folder: Path, engine: str = "tiny") -> None:
+    """Run `pack_engine.py` on the wheels in a folder."""
+    arguments = [engine, str(folder / "out.tar.xz"), "--wheels", str(folder / "wheels")]
+    monkeypatch.setattr(sys, "argv", ["pack_engine.py", *arguments])
+    packer.main()
+
+
+def test_engines_are_packed_without_what_their_table_removes(
+    packer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _pack(packer, monkeypatch, tmp_path)
+    with tarfile.open(tmp_path / "out.tar.xz") as archive:
+        archive.extractall(tmp_path / "out", filter="data")
+        assert {*archive.getnames()} == {
+            "tiny/__init__.py",
+            "tiny/code.so",
+            "tiny_engine-1.0.dist-info/METADATA",
+        }
+    runpy.run_path(str(tmp_path / "out" / "tiny" / "__init__.py"))
+    library = (tmp_path / "out" / "tiny" / "code.so").read_bytes()
+    assert library == _library([(2, 80, bytes(24)), (2, 90, b"b" * 40)])
+    assert "remove tiny/tests: 1 files" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "out.tar.xz", "tiny.txt", "wheels"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "change", "message"),
+    [
+        ("chess", {}, "ENGINE must be one of vllm, sglang, flashinfer, tiny, got 'chess'"),
+        ("tiny", {"tiny.txt": "tiny-engine==1.1"}, "the wheels lack tiny.txt: .*==1.1"),
+        ("tiny", {"tiny.txt": ""}, "the wheels exceed tiny.txt: .*tiny-engine==1.0"),
+        ("tiny", {"which": None}, "strip is missing; install binutils"),
+        ("tiny", {"out.tar.xz": ""}, "out.tar.xz must be a new file"),
+        (
+            "tiny",
+            {"patches": (("tiny/none.py", "a", "b"),)},
+            "tiny/none.py must contain once .*'a'",
+        ),
+        ("tiny", {"remove": "tiny/absent*"}, r"nothing matches tiny/absent\*"),
+    ],
+    ids=["engine", "version", "surplus", "program", "out", "patch", "glob"],
+)
+def test_what_cannot_be_packed_gives_one_line(
+    packer: Any,
+    engine: str,
+    change: dict[str, Any],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in change.items():
+        if "." in name:
+            (tmp_path / name).write_text(value)
+        elif name == "which":
+            monkeypatch.setattr("shutil.which", lambda program: None)
+        else:
+            changed = replace(packer.ENGINES["tiny"], **{name: value})
+            monkeypatch.setitem(packer.ENGINES, "tiny", changed)
+    before = {*tmp_path.iterdir()}
+    with pytest.raises(SystemExit) as failure:
+        _pack(packer, monkeypatch, tmp_path, engine)
+    assert failure.value.code == 2
+    assert re.fullmatch(rf"pack_engine.py: .*{message}.*\n", capsys.readouterr().err)
+    assert {*tmp_path.iterdir()} == before
+
+
+@pytest.mark.skipif(not (shutil.which("c++filt") and shutil.which("zstd")), reason="needs both")
+def test_only_attention_of_the_jobs_stays(packer: Any) -> None:
+    name = (
+        "_ZN5flash25CollectiveMainloopFwdSm90ILi2EN4cute5tupleIJNS1_1CILi1EEEEEENS2_IJNS3_ILi192EEE"
+        "NS3_ILi{}EEEEEELi{}EN7cutlass{}EfNS9_4arch4Sm90ELb1ELb0ELb{}ELb0EE3runEv"
+    )
+    kept = [name.format(64, 64, "10bfloat16_t", 0), "_ZN5flash7combineEv"]
+    others = [
+        name.format(64, 64, "10bfloat16_t", 1),
+        name.format(64, 64, "6half_t", 0),
+        name.format(96, 96, "10bfloat16_t", 0),
+        name.format(192, 128, "10bfloat16_t", 0),
+    ]
+    codes = [text.encode() for text in kept + others]
+    codes += [packer.pipe(code, "zstd", "-c") + bytes(3) for code in (codes[0], codes[2])]
+    zeroed = {2, 3, 4, 5, 7}
+    data = bytearray(_library([(2, 90, code) for code in codes]))
+    assert packer.keep_attention(data) == sum(len(codes[i]) for i in zeroed)
+    codes = [bytes(len(code)) if i in zeroed else code for i, code in enumerate(codes)]
+    assert data == _library([(2, 90, code) for code in codes])
