@@ -27,7 +27,7 @@ from treegen.tasks.sandbox import (
     SandboxPool,
     TestCase,
 )
-from treegen.tasks.sandbox.tiers import TIERS
+from treegen.tasks.sandbox.isolation import TIERS
 
 FOLDER = Path(__file__).parent / "hostile"
 MIB = 1 << 20

@@ -18,7 +18,7 @@ from treegen.evals.pipeline.execution import ModelLoader
 from treegen.evals.search.job import load_search_job
 from treegen.evals.search.settings import resolve_search_settings
 from treegen.runs import RunDir, SearchRunDir
-from treegen.runs.record_lines import encode_record
+from treegen.runs.record_format import encode_record
 
 # What a browser, a terminal or a plot could trip over.
 HOSTILE = (

@@ -26,7 +26,7 @@ from treegen.errors import InputError, TreegenError
 from treegen.evals.early_stopping import parse_stop_rule
 from treegen.evals.judging import published_scores
 from treegen.evals.scoring.universal_self_consistency import parse_pick, question_of
-from treegen.evals.statistics import confidence, majority, replay, weighted
+from treegen.evals.statistics import confidence, maj_at_k, replay, weighted
 from treegen.integrations.score_texts import score_texts
 from treegen.llm.async_llm import AsyncLLM
 from treegen.ops.attention import merge, prepare
@@ -181,8 +181,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "decided_at": (parse_stop_rule, {}),
     "question_of": (question_of, {"problem_id": "a", "question": "q", "texts": {0: "a", 1: "b"}}),
     "picked": (parse_pick, {"text": "1", "samples": [0, 1]}),
-    "maj_at_k": (majority.maj_at_k, {"correct": [2], "wrong": [1], "invalid": 0, "k": 2}),
-    "tie_at_k": (majority.tie_at_k, {"counts": [2, 1], "invalid": 0, "k": 2}),
+    "maj_at_k": (maj_at_k.maj_at_k, {"correct": [2], "wrong": [1], "invalid": 0, "k": 2}),
+    "tie_at_k": (maj_at_k.tie_at_k, {"counts": [2, 1], "invalid": 0, "k": 2}),
     "check_votes": (weighted.check_votes, {"names": ["majority"]}),
     "Confidence": (confidence.Confidence, {}),
     "group_confidences": (confidence.group_confidences, {"confidences": [1.0], "window": 1}),

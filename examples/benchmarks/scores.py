@@ -30,7 +30,7 @@ from treegen.cli.options.options import JSON
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
 from treegen.errors import InputError
 from treegen.llm import LLM
-from treegen.model.hook import ATTENTION
+from treegen.model.attention_hook import ATTENTION
 from treegen.report.tables import PrintableTable
 
 if TYPE_CHECKING:

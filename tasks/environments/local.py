@@ -42,6 +42,7 @@ from treegen.tasks.environments.directories import (
 )
 from treegen.tasks.environments.storage import Storage
 from treegen.tasks.sandbox.canaries import choose_tier
+from treegen.tasks.sandbox.isolation import SandboxTier, Workspace, choose_workspace_uid
 from treegen.tasks.sandbox.pool import decide
 from treegen.tasks.sandbox.process import SandboxProcess
 from treegen.tasks.sandbox.programs import (
@@ -53,7 +54,6 @@ from treegen.tasks.sandbox.programs import (
     TestCase,
 )
 from treegen.tasks.sandbox.runtime import Runtime, find_runtime
-from treegen.tasks.sandbox.tiers import SandboxTier, Workspace, choose_workspace_uid
 
 P = ParamSpec("P")
 T = TypeVar("T")

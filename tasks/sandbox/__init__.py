@@ -5,6 +5,7 @@ sandbox does not protect against exploits of the kernel itself.
 """
 
 from treegen.tasks.sandbox.canaries import SandboxReport
+from treegen.tasks.sandbox.isolation import list_gaps
 from treegen.tasks.sandbox.pool import SandboxPool
 from treegen.tasks.sandbox.programs import (
     Compare,
@@ -16,7 +17,6 @@ from treegen.tasks.sandbox.programs import (
     TestCase,
     TestResult,
 )
-from treegen.tasks.sandbox.tiers import list_gaps
 
 __all__ = [
     "Compare",

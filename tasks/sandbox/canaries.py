@@ -23,6 +23,7 @@ from typing import Any
 from treegen.common.files import create_held, sweep
 from treegen.errors import InputError, arg
 from treegen.tasks.sandbox.child import REPORT
+from treegen.tasks.sandbox.isolation import TIERS, SandboxTier, Workspace
 from treegen.tasks.sandbox.process import SandboxProcess
 from treegen.tasks.sandbox.programs import (
     MIB,
@@ -33,7 +34,6 @@ from treegen.tasks.sandbox.programs import (
     TestCase,
 )
 from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of, unless_killed
-from treegen.tasks.sandbox.tiers import TIERS, SandboxTier, Workspace
 
 MakeWorkspace = Callable[[SandboxTier], Workspace | None]
 

@@ -45,8 +45,8 @@ def _confine(
     """Give up every right that the program must not have.
 
     Args:
-        setup: The helper's setup, as `tiers` builds it: "uid", "keep_read" and "other_threads" are
-            read.
+        setup: The helper's setup, as `isolation` builds it. This process reads "uid", "keep_read"
+            and "other_threads".
         limits: Limits of the program, by their names in `Limits`.
         code: The filter of system calls, if any.
         rules: The descriptor of Landlock's rules, if any.

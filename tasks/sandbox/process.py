@@ -18,6 +18,7 @@ from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError
 from treegen.tasks.sandbox import value_json
 from treegen.tasks.sandbox.helper import KILL
+from treegen.tasks.sandbox.isolation import SandboxTier, Workspace, helper_sources
 from treegen.tasks.sandbox.programs import (
     HelperKilledError,
     Limits,
@@ -26,7 +27,6 @@ from treegen.tasks.sandbox.programs import (
     TestCase,
 )
 from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of
-from treegen.tasks.sandbox.tiers import SandboxTier, Workspace, helper_sources
 
 _MAX_STDERR_BYTES = 4096
 _START_SECONDS = 60.0

@@ -26,7 +26,7 @@ from treegen.errors import ModelError, TreegenError
 from treegen.model.tokenizer import load_tokenizer
 from treegen.prompts.tokens import encode_texts
 from treegen.report.exchange import export_run
-from treegen.runs.record_lines import encode_record
+from treegen.runs.record_format import encode_record
 
 BAD: list[Any] = [
     None,

@@ -24,7 +24,7 @@ from treegen.evals.progress.usage import read_timeline
 from treegen.evals.statistics.estimators import estimate
 from treegen.report import run_document
 from treegen.report.view import StoredTree, read_trees
-from treegen.runs.record_lines import encode_record
+from treegen.runs.record_format import encode_record
 from treegen.search.tree.records import best_path, draw_tree
 
 

@@ -42,7 +42,7 @@ OWN = {
     "treegen/report/audit/__init__.py",
     "treegen/report/html_page.py",
     "treegen/runs/files.py",
-    "treegen/runs/records.py",
+    "treegen/runs/record_file.py",
     "tasks/common/sources.py",
     "tasks/environments/directories.py",
     "treegen/common/bounded/worker_server.py",

@@ -16,7 +16,7 @@ from mixed_models import Mixed
 from tiny_models import EXACT, HYBRID, known, save_tiny_model
 
 from treegen import LLM
-from treegen.ops.attention import selected, selection
+from treegen.ops.attention import key_selection, sparse_attention
 
 pytest.importorskip("llguidance")
 
@@ -58,9 +58,9 @@ def test_whatever_samples_have_they_come_out_as_if_alone(
 def test_likewise_with_selected_keys(
     wide: int, loaded: Callable[[str], LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (selection, selected):
+    for module in (key_selection, sparse_attention):
         monkeypatch.setattr(module, "WIDE", wide, raising=False)
-    monkeypatch.setattr(selected, "MOST_MASKED", 99)
+    monkeypatch.setattr(sparse_attention, "MOST_MASKED", 99)
     Mixed(loaded("glm_moe_dsa"), wide, monkeypatch).run()
 
 
@@ -68,8 +68,8 @@ def test_likewise_with_selected_keys(
 def test_likewise_with_selected_blocks(
     family: str, loaded: Callable[[str], LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selection, "WIDE", 2)
-    monkeypatch.setattr(selected, "MOST_MASKED", 99)
+    monkeypatch.setattr(key_selection, "WIDE", 2)
+    monkeypatch.setattr(sparse_attention, "MOST_MASKED", 99)
     Mixed(loaded(family), 2, monkeypatch).run()
 
 

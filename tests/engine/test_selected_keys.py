@@ -23,7 +23,7 @@ from treegen.errors import ModelWarning
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.options import EngineOptions
-from treegen.ops.attention import selected, selection
+from treegen.ops.attention import key_selection, sparse_attention
 from treegen.prompts.plan.cost_model import CostModel
 from treegen.search import SearchNode
 
@@ -70,7 +70,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def force(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Score and read keys in one way."""
     for name, value in WAYS[way].items():
-        for module in (selection, selected):
+        for module in (key_selection, sparse_attention):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
     # Copies of expanded keys are made for short nodes, and longer rows read latents beside them.
@@ -387,7 +387,7 @@ def test_with_as_many_selected_keys_as_the_context_has_nothing_is_stored(
     llm = load(path)
     assert llm.spec.index_topk == llm.spec.index_bytes_per_token == 0
     assert all(layer.index is None for layer in llm.cache.layers)
-    monkeypatch.setattr(selection, "select_keys", None)
+    monkeypatch.setattr(key_selection, "select_keys", None)
     check_tree(llm, path)
 
 
@@ -396,7 +396,7 @@ def test_short_texts_are_read_like_those_of_other_models(
 ) -> None:
     """Without a row that sees more keys than it selects, nothing is scored."""
     path = saved("deepseek_v32", index_topk=5 * NUM)
-    monkeypatch.setattr(selection, "_score_rows", None)
+    monkeypatch.setattr(key_selection, "_score_rows", None)
     check_tree(load(path), path)
 
 
@@ -413,7 +413,7 @@ def test_index_keys_in_fp8(
     def select(llm: LLM) -> Tensor:
         """Return a mask of the keys that rows of the first layer select, [rows, keys]."""
         selections: list[Tensor] = []
-        stock = selection.select_keys
+        stock = key_selection.select_keys
 
         def record(*args: Any) -> Tensor:
             selections.append(stock(*args))

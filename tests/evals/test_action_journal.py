@@ -16,7 +16,7 @@ from treegen.evals.search.action_journal import Episode
 from treegen.evals.search.agent_search import RunAgent
 from treegen.evals.search.journaled_environment import JournaledEnvironment
 from treegen.prompts.replies.types import ToolCall
-from treegen.runs.record_lines import decode_record, encode_record
+from treegen.runs.record_format import decode_record, encode_record
 from treegen.search.environments.protocol import Observation, describe_failure
 
 NAMES = ("add", "look", "look", "?", "?", "add", "?")

@@ -20,7 +20,7 @@ from treegen.evals.search.settings import SearchSettings, resolve_search_setting
 from treegen.evals.task import TaskOptions
 from treegen.model.options import EngineOptions
 from treegen.runs import RunDir
-from treegen.runs.record_lines import FREE
+from treegen.runs.record_format import FREE
 
 
 def identity_of(settings: EvalSettings) -> dict[str, Any]:

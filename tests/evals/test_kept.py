@@ -23,8 +23,8 @@ from treegen.evals.scoring import run_verdicts, verdict_cache
 from treegen.evals.verdict import MetricVerdict, Verdict
 from treegen.report.load import load_run
 from treegen.runs import RunDir
-from treegen.runs.record_lines import decode_record, encode_record
-from treegen.runs.records import RecordFile
+from treegen.runs.record_file import RecordFile
+from treegen.runs.record_format import decode_record, encode_record
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from treegen.evals.statistics.estimators import (
     mean_interval,
     pass_at_k,
 )
-from treegen.evals.statistics.majority import (
+from treegen.evals.statistics.maj_at_k import (
     _remove_answer,
     _win_probability_float,
     maj_at_k,

@@ -10,7 +10,7 @@ import pytest
 
 from treegen.errors import InputError
 from treegen.evals.scoring.vote_tables import VoteInputs, vote_table
-from treegen.evals.statistics.majority import maj_at_k
+from treegen.evals.statistics.maj_at_k import maj_at_k
 from treegen.evals.statistics.weighted import NUMBERS, VoteRule, weighted_at_k
 from treegen.evals.verdict import SampleScore, Verdict
 

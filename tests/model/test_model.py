@@ -19,11 +19,11 @@ from treegen.common.formatting import format_bytes
 from treegen.errors import InputError, ModelError, ModelWarning
 from treegen.model import hook as model_attention
 from treegen.model import probe
+from treegen.model.attention_hook import ATTENTION, NO_NUMBER, read_call
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.fp4 import dequantize_fp4
 from treegen.model.checkpoint_report import inspect_checkpoint
 from treegen.model.config import load_spec
-from treegen.model.hook import ATTENTION, NO_NUMBER, read_call
 from treegen.model.linear.experts import fused_experts
 from treegen.model.linear.fp4_checkpoint import Mxfp4Experts
 from treegen.model.load import load_model

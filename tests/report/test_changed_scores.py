@@ -17,7 +17,7 @@ from treegen.report.changed_scores import (
     list_changed_scores,
 )
 from treegen.report.load import load_run
-from treegen.runs.record_lines import encode_record
+from treegen.runs.record_format import encode_record
 
 _WORDS = "the samples, the data or the code have changed since the run was scored"
 

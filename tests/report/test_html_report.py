@@ -35,7 +35,7 @@ from treegen.report.load import load_run
 from treegen.report.plots.figures import Plot
 from treegen.report.plots.runs import curves_plot, run_plots
 from treegen.report.view import RunView
-from treegen.runs.record_lines import encode_record
+from treegen.runs.record_format import encode_record
 from treegen.tasks.gsm8k import GSM8K
 
 

@@ -14,12 +14,12 @@ from report_cases import make_run
 
 from treegen.api.run import open_run
 from treegen.evals.scoring.run_verdicts import _VerdictInterner
-from treegen.evals.statistics import majority, votes
+from treegen.evals.statistics import maj_at_k, votes
 from treegen.evals.verdict import Verdict
 from treegen.report.live_server import WatchedPage
 from treegen.report.load import load_run
-from treegen.runs import record_lines
-from treegen.runs.record_lines import check_record
+from treegen.runs import record_format
+from treegen.runs.record_format import check_record
 
 SMALL, LARGE = 20, 160
 SAMPLES = 5
@@ -55,7 +55,7 @@ def work_at_both_sizes(run: Callable[[int], object], decoded: int, monkeypatch: 
         found.append(record)
         check_record(record)
 
-    monkeypatch.setattr(record_lines, "check_record", checking)
+    monkeypatch.setattr(record_format, "check_record", checking)
     run(SMALL)  # imports, and fills what is kept of votes
     work = {}
     for size in (SMALL, LARGE):
@@ -148,7 +148,7 @@ def test_a_run_is_opened_without_decoding(
     with RunDir.open(runs[SMALL][0]) as run:
         known = set(run.done)
         assert known == {(r["problem_id"], r["sample_index"]) for r in run.records()}
-    monkeypatch.setattr(record_lines, "parse_json", lambda text: pytest.fail("it was decoded"))
+    monkeypatch.setattr(record_format, "parse_json", lambda text: pytest.fail("it was decoded"))
     with RunDir.open(runs[SMALL][0]) as run:
         assert set(run.done) == known
 
@@ -190,13 +190,13 @@ def test_equal_verdicts_are_one_object() -> None:
 
 
 def test_votes_of_equal_counts_are_computed_once() -> None:
-    majority._count_wins.cache_clear()
+    maj_at_k._count_wins.cache_clear()
     tallies = [votes.Tally((1, 3), (2,), 2), votes.Tally((3,), (1, 2), 2)]
     for tally in tallies * 2:
         ways = tally.votes_at((1, 4, 8))
         assert ways == tuple((tally.maj_at_k(k), tally.tie_at_k(k)) for k in (1, 4, 8))
     # Of each answer that may win, and of ties: for all k at once.
-    assert majority._count_wins.cache_info().misses == 3
+    assert maj_at_k._count_wins.cache_info().misses == 3
     votes._maj_at_k.cache_clear()
     votes._tie_at_k.cache_clear()
     counts = [((3, 1), (2,)), ((1, 3), (2,)), ((2,), (1, 3)), ((), (1, 2, 3))]

@@ -19,7 +19,7 @@ from treegen.report.compare import compare_runs
 from treegen.report.curves import vote_shares
 from treegen.report.html_page import write_page
 from treegen.report.load import load_run
-from treegen.runs.record_lines import encode_record
+from treegen.runs.record_format import encode_record
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

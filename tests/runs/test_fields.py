@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from treegen.runs.record_lines import RECORD, check_record, check_types
+from treegen.runs.record_format import RECORD, check_record, check_types
 
 _VALUES: list[Any] = [
     "text",

@@ -20,7 +20,7 @@ from treegen.evals.progress.usage import NAME, Timeline, read_timeline
 from treegen.report.exchange import export_run
 from treegen.report.load import load_run
 from treegen.runs.files import Lock, check_no_link, read_json
-from treegen.runs.records import RecordFile
+from treegen.runs.record_file import RecordFile
 
 PRECIOUS = b"the user's own\n"
 

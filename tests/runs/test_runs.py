@@ -34,8 +34,8 @@ from treegen.runs import (
     versions,
 )
 from treegen.runs.files import Lock, check_directory
-from treegen.runs.record_lines import encode_record
-from treegen.runs.records import RecordFile
+from treegen.runs.record_file import RecordFile
+from treegen.runs.record_format import encode_record
 from treegen.runs.settings import SCHEMA, from_json
 
 HOSTILE_IDS = (

@@ -16,7 +16,7 @@ import pytest
 from hostile_cases import judge_all, left_since, load_cases, python_for_everybody, traces
 
 from treegen.tasks.sandbox import ProgramResult
-from treegen.tasks.sandbox.tiers import TIERS
+from treegen.tasks.sandbox.isolation import TIERS
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),

@@ -12,9 +12,9 @@ import pytest
 from hostile_cases import ADD, LIMITS, USABLE, compare, verdict_of
 
 from treegen.tasks.sandbox import Program, ProgramStatus, SandboxPool, TestCase
+from treegen.tasks.sandbox.isolation import TIERS
 from treegen.tasks.sandbox.process import SandboxProcess
 from treegen.tasks.sandbox.runtime import _find_hidden, find_runtime
-from treegen.tasks.sandbox.tiers import TIERS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux")
 

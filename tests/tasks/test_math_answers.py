@@ -11,7 +11,7 @@ from cli_cases import Command, write_jsonl
 from treegen.common.bounded.worker import FileWorker
 from treegen.errors import InputError
 from treegen.evals.verdict import Verdict
-from treegen.runs.record_lines import decode_record, encode_record
+from treegen.runs.record_format import decode_record, encode_record
 from treegen.tasks.answers import MathAnswer
 from treegen.tasks.answers import maths as module
 from treegen.tasks.answers.canonical import MAX_ANSWER

@@ -31,9 +31,9 @@ from treegen.tasks.sandbox import (
     TestResult,
     canaries,
 )
+from treegen.tasks.sandbox.isolation import TIERS, SandboxTier
 from treegen.tasks.sandbox.pool import _ExclusiveGate, _is_starved
 from treegen.tasks.sandbox.runtime import find_runtime
-from treegen.tasks.sandbox.tiers import TIERS, SandboxTier
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="the sandbox needs Linux"),

@@ -26,7 +26,7 @@ from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest
 from treegen.engine.speculative.speculation import DrafterFactory
-from treegen.engine.update_gate import UpdateGate
+from treegen.engine.weight_update_gate import UpdateGate
 from treegen.errors import CapacityError, InputError, arg
 from treegen.model.memory import make_cache
 from treegen.model.model import Model

@@ -18,7 +18,7 @@ from treegen.engine.rows.engine_run import EngineRun
 from treegen.engine.rows.table import RowTable
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.store import SegmentStore
-from treegen.engine.update_gate import UpdateGate
+from treegen.engine.weight_update_gate import UpdateGate
 from treegen.model.batch import ForwardModel
 from treegen.ops.cache.pool import PagedCache
 from treegen.prompts.plan.plan import Plan

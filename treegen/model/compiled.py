@@ -23,10 +23,7 @@ from torch import Tensor, fx, nn
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
 from treegen.errors import ModelError
-from treegen.model.batch import Batch, current_batch
-from treegen.model.checkpoint.text_part import attention_of_text
-from treegen.model.chunked import chunk_of, scale_queries
-from treegen.model.hook import (
+from treegen.model.attention_hook import (
     ATTENTION,
     CHUNK,
     KEYS,
@@ -36,6 +33,9 @@ from treegen.model.hook import (
     write_and_attend,
     write_and_attend_latents,
 )
+from treegen.model.batch import Batch, current_batch
+from treegen.model.checkpoint.text_part import attention_of_text
+from treegen.model.chunked import chunk_of, scale_queries
 from treegen.model.indexer import INDEX_KEYS, write_and_select
 from treegen.model.latent import is_latent_layer, make_subclass
 from treegen.model.linear.experts import GroupedLayers
@@ -43,7 +43,7 @@ from treegen.model.linear.merged import GatedLinears, MergedLinears
 from treegen.model.recurrent.layer_states import forward_options
 from treegen.model.recurrent.layers import RecurrentLayer, wrap_recurrent
 from treegen.model.recurrent.operators import OPERATORS, forward
-from treegen.ops.attention.selection import IndexForm
+from treegen.ops.attention.key_selection import IndexForm
 from treegen.ops.cache.pool import LayerKV, make_proxy, resolve_proxy
 
 # T tokens, H query heads, G key heads, K key dim, V value dim, R rank of latents, P rotated numbers
@@ -71,7 +71,7 @@ def _write_and_attend(  # noqa: PLR0913 -- operators take no structures
     softcap: float | None,
     selected_TS: Tensor | None,
 ) -> Tensor:
-    """Call `treegen.model.hook.write_and_attend` with the batch of this pass."""
+    """Call `treegen.model.attention_hook.write_and_attend` with the batch of this pass."""
     return write_and_attend(
         q_THK,
         k_TGK,
@@ -109,7 +109,7 @@ def _write_and_attend_latents(  # noqa: PLR0913 -- operators take no structures
     softcap: float | None,
     selected_TS: Tensor | None,
 ) -> Tensor:
-    """Call `treegen.model.hook.write_and_attend_latents` with the batch of this pass."""
+    """Call `treegen.model.attention_hook.write_and_attend_latents` with the batch of this pass."""
     return write_and_attend_latents(
         q_THK,
         latent_TGR,

@@ -34,7 +34,7 @@ from treegen.model.batch import current_batch
 from treegen.model.checkpoint.families import recurrent_types, selects_keys
 from treegen.model.chunked import ScaledLayer, is_scaling_layer
 from treegen.model.latent import OURS, LatentLayer, latent_of, make_subclass
-from treegen.ops.attention.selection import (
+from treegen.ops.attention.key_selection import (
     IndexForm,
     completes_block,
     read_blocks,

@@ -20,13 +20,13 @@ from transformers import PreTrainedModel
 from treegen.common.checks import check_bool
 from treegen.common.version import warn_untested
 from treegen.errors import InputError
+from treegen.model.attention_hook import ATTENTION
 from treegen.model.checkpoint.adapter import find_adapter
 from treegen.model.checkpoint.families import refuse_family, refuse_images
 from treegen.model.checkpoint.files import check_weights, fingerprint, locate
 from treegen.model.checkpoint.quantization import quantization_of
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import DTYPES, read_config, resolve_device, resolve_dtype, spec_of
-from treegen.model.hook import ATTENTION
 from treegen.model.indexer import restore_attention
 from treegen.model.linear.fp8_experts import quantize_matrices
 from treegen.model.load_check import check_boundaries, check_model

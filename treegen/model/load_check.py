@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from treegen.common.device import without_autocast
 from treegen.common.version import tested_versions
 from treegen.errors import ModelError, ModelWarning, arg
+from treegen.model.attention_hook import ATTENTION
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.families import is_tested
 from treegen.model.checkpoint.files import summarize_error
@@ -34,7 +35,6 @@ from treegen.model.checkpoint.small_config import (
 )
 from treegen.model.checkpoint.text_part import attention_of_text
 from treegen.model.config import warn_context
-from treegen.model.hook import ATTENTION
 from treegen.model.linear.fp8 import disable_input_rounding
 from treegen.model.recurrent.layer_states import forward_in_two_steps, forward_options
 from treegen.model.recurrent.state_batch import Piece, states_of_pieces, states_of_rows

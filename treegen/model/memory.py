@@ -16,7 +16,7 @@ from treegen.common.spec import ModelSpec, sum_bytes
 from treegen.errors import CacheFullError, CapacityError, arg
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
 from treegen.model.recurrent.state_batch import state_bytes_together
-from treegen.ops.attention.selection import PIECE
+from treegen.ops.attention.key_selection import PIECE
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import StateCache
 

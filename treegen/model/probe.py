@@ -22,6 +22,7 @@ from transformers.integrations import hub_kernels
 
 from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.errors import ModelError, arg
+from treegen.model.attention_hook import NO_NUMBER, PROBE, AttentionCall, Probe
 from treegen.model.checkpoint.families import (
     NO_ATTENTION,
     OTHERS,
@@ -36,7 +37,6 @@ from treegen.model.checkpoint.text_part import (
     drop_parts,
     find_unused_parts,
 )
-from treegen.model.hook import NO_NUMBER, PROBE, AttentionCall, Probe
 from treegen.model.indexer import adapt_attention
 from treegen.model.linear.fp8 import iter_fp8_linears
 from treegen.model.linear.fp8_experts import rounding_experts

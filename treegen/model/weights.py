@@ -21,6 +21,7 @@ from transformers import GgufConfig, PretrainedConfig, PreTrainedModel
 from treegen.common.formatting import format_bytes
 from treegen.common.spec import ModelSpec
 from treegen.errors import ModelError, ModelWarning
+from treegen.model.attention_hook import ATTENTION
 from treegen.model.checkpoint.adapter import Adapter, merge
 from treegen.model.checkpoint.dequantization import dequantize_packed_on_load
 from treegen.model.checkpoint.files import fingerprint, weight_files
@@ -38,7 +39,6 @@ from treegen.model.checkpoint.quantization import (
     unused_names,
 )
 from treegen.model.checkpoint.text_part import attention_of_text, auto_class, drop_parts
-from treegen.model.hook import ATTENTION
 from treegen.model.indexer import adapt_attention
 from treegen.model.linear.fp4_checkpoint import (
     KeptMatrices,

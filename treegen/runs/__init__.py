@@ -2,8 +2,8 @@
 
 from treegen.common.signals import StopFlag, graceful_signals
 from treegen.runs.directory import RunDir, SearchRunDir
-from treegen.runs.record_lines import Key
-from treegen.runs.records import RecordFile, open_for_append
+from treegen.runs.record_file import RecordFile, open_for_append
+from treegen.runs.record_format import Key
 from treegen.runs.settings import RunInfo, RunSettings, model_identity, versions
 
 __all__ = [

@@ -31,8 +31,8 @@ from treegen.runs.files import (
     to_json_value,
     write_json,
 )
-from treegen.runs.record_lines import Key
-from treegen.runs.records import Digest, RecordFile
+from treegen.runs.record_file import Digest, RecordFile
+from treegen.runs.record_format import Key
 from treegen.runs.settings import (
     RunInfo,
     RunSettings,

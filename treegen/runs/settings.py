@@ -13,7 +13,7 @@ from typing import Any, Final
 from treegen.common.formatting import flatten
 from treegen.errors import InputError, RunError, arg
 from treegen.runs.files import check_id, to_json_value
-from treegen.runs.record_lines import FREE, check_types
+from treegen.runs.record_format import FREE, check_types
 
 SCHEMA: Final = 1
 _PACKAGES: Final = ("torch", "transformers", "tokenizers", "numpy")

@@ -328,7 +328,7 @@ def test_answers_that_changed_are_not_mixed(tmp_path: Path, llm: treegen.LLM) ->
     samples.write_bytes(b"")
     with RunDir.open(run) as opened:
         info = opened.info
-    from treegen.runs.record_lines import encode_record
+    from treegen.runs.record_format import encode_record
 
     for record in kept:
         record.pop("crc")

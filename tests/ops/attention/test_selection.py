@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from treegen.ops.attention import Level, prepare, selected, selection
+from treegen.ops.attention import Level, key_selection, prepare, sparse_attention
 
 PAGE = 4
 # Rows of each group, the position of its first key, and its number of keys; by level.
@@ -73,7 +73,7 @@ def test_rows_attend_to_the_keys_with_the_highest_scores(
     num: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in settings.items():
-        for module in (selection, selected):
+        for module in (key_selection, sparse_attention):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
     generator = torch.Generator().manual_seed(num)
@@ -91,13 +91,13 @@ def test_rows_attend_to_the_keys_with_the_highest_scores(
     )
     q_THK, sinks_H = randn(ROWS, 4, 5), randn(4)
     index = index.float()
-    assert selection.count_keys(prepared) == max(LENGTHS)
-    selected_TS = selection.select_keys(
-        q_THD, weights_TH, index, prepared, positions_T, selection.IndexForm(num)
+    assert key_selection.count_keys(prepared) == max(LENGTHS)
+    selected_TS = key_selection.select_keys(
+        q_THD, weights_TH, index, prepared, positions_T, key_selection.IndexForm(num)
     )
     own_slot_T = torch.tensor([row[-1] if row else 0 for row in slots])
-    chosen = selected.SelectedKeys(selected_TS, own_slot_T, prepared)
-    out_THV = selected.attend_selected(q_THK, keys, values, chosen, 0.3, sinks_H)
+    chosen = sparse_attention.SelectedKeys(selected_TS, own_slot_T, prepared)
+    out_THV = sparse_attention.attend_selected(q_THK, keys, values, chosen, 0.3, sinks_H)
     for row, its in enumerate(slots):
         if not its:
             assert (selected_TS[row] == -1).all() and not out_THV[row].any()
@@ -115,7 +115,7 @@ def test_rows_attend_to_the_keys_with_the_highest_scores(
         torch.testing.assert_close(out_THV[row], want_HV)
 
 
-def choose_blocks(scores_HL: Tensor, form: selection.IndexForm) -> list[list[int]]:
+def choose_blocks(scores_HL: Tensor, form: key_selection.IndexForm) -> list[list[int]]:
     """The positions that each head selects, in order, by the score of each token's key."""
     chosen = []
     for scores_L in scores_HL:
@@ -141,20 +141,20 @@ def choose_blocks(scores_HL: Tensor, form: selection.IndexForm) -> list[list[int
 @pytest.mark.parametrize(
     "form",
     [
-        selection.IndexForm(1, 3, is_pooled=True),
-        selection.IndexForm(2, 4, is_pooled=True),
-        selection.IndexForm(3, 1, is_pooled=True),
-        selection.IndexForm(1, 3, local=1),
-        selection.IndexForm(2, 5),
-        selection.IndexForm(3, 4, local=2),
+        key_selection.IndexForm(1, 3, is_pooled=True),
+        key_selection.IndexForm(2, 4, is_pooled=True),
+        key_selection.IndexForm(3, 1, is_pooled=True),
+        key_selection.IndexForm(1, 3, local=1),
+        key_selection.IndexForm(2, 5),
+        key_selection.IndexForm(3, 4, local=2),
     ],
 )
 def test_rows_attend_to_the_blocks_with_the_highest_scores(
-    form: selection.IndexForm, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    form: key_selection.IndexForm, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Levels start and end inside blocks. Blocks have a key, or heads take the best of its keys."""
     for name, value in settings.items():
-        for module in (selection, selected):
+        for module in (key_selection, sparse_attention):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)
     generator = torch.Generator().manual_seed(form.size)
@@ -172,12 +172,12 @@ def test_rows_attend_to_the_blocks_with_the_highest_scores(
     )
     q_THK, index = randn(ROWS, 4, 5), index.float()
     own_slot_T = torch.tensor([row[-1] if row else 0 for row in slots])
-    picked = selection.select_keys(q_THD, weights_TH, index, prepared, positions_T, form)
-    blocks_TBX = selection.read_blocks(
+    picked = key_selection.select_keys(q_THD, weights_TH, index, prepared, positions_T, form)
+    blocks_TBX = key_selection.read_blocks(
         index, prepared, positions_T, own_slot_T, form.size, torch.float32
     )
-    chosen = selected.SelectedKeys(picked, own_slot_T, prepared)
-    out_THV = selected.attend_selected(q_THK, keys, values, chosen, 0.3)
+    chosen = sparse_attention.SelectedKeys(picked, own_slot_T, prepared)
+    out_THV = sparse_attention.attend_selected(q_THK, keys, values, chosen, 0.3)
     for row, its in enumerate(slots):
         if not its:
             assert not out_THV[row].any()
@@ -198,16 +198,16 @@ def test_rows_attend_to_the_blocks_with_the_highest_scores(
 
 
 def test_nothing_is_scored_if_every_key_is_selected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_score_rows", None)
+    monkeypatch.setattr(key_selection, "_score_rows", None)
     levels, slots, num_pages = make_levels(torch.Generator().manual_seed(0))
     positions_T = torch.zeros(ROWS, dtype=torch.int64)
     index = pool_of(slots, num_pages, (3,), 0).float()
-    selected_TS = selection.select_keys(
+    selected_TS = key_selection.select_keys(
         torch.ones(ROWS, 2, 3),
         torch.ones(ROWS, 2),
         index,
         prepare(levels, positions_T),
         positions_T,
-        selection.IndexForm(max(LENGTHS)),
+        key_selection.IndexForm(max(LENGTHS)),
     )
     assert selected_TS.shape == (ROWS, max(LENGTHS))

@@ -35,7 +35,7 @@ from treegen.report.audit.sample_checks import is_repetition
 from treegen.report.html_page import write_page
 from treegen.report.load import load_run
 from treegen.report.view import RunView
-from treegen.runs.record_lines import encode_record
+from treegen.runs.record_format import encode_record
 from treegen.runs.settings import _comparable_fields, _fingerprint
 from treegen.tasks.gsm8k import GSM8K
 

@@ -34,7 +34,7 @@ from treegen.report.certify.document import (
 )
 from treegen.report.exchange import export_run, import_log
 from treegen.runs import RunDir
-from treegen.runs.record_lines import decode_record, encode_record
+from treegen.runs.record_format import decode_record, encode_record
 from treegen.runs.settings import _comparable_fields, _fingerprint
 
 pytestmark = pytest.mark.timeout(600)

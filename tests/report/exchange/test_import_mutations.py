@@ -347,7 +347,7 @@ def test_settings_that_are_none_here_are_left_out(tmp_path: Path, treegen: Comma
 
 def test_a_stored_verdict_has_its_types(tmp_path: Path) -> None:
     """Runs are edited by hand too."""
-    from treegen.runs.record_lines import decode_record, encode_record
+    from treegen.runs.record_format import decode_record, encode_record
 
     (run,) = import_log(
         write_lm_eval(tmp_path / "log", {"task": generated_rows()}), tmp_path / "run"

@@ -17,7 +17,7 @@ from treegen.engine.rows.token_store import grow_arrays
 from treegen.engine.segments.prefix_cache import PrefixCache
 from treegen.engine.segments.segment import LiveRequest, LiveSegment, StateSpan
 from treegen.engine.segments.store import SegmentStore
-from treegen.engine.update_gate import UpdateGate
+from treegen.engine.weight_update_gate import UpdateGate
 from treegen.model.batch import ForwardModel
 from treegen.ops.cache.pool import PagedCache, PagePool
 from treegen.ops.cache.state_cache import Slots

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from treegen.common.checks import check_argument_types
-from treegen.evals.statistics.majority import maj_at_k, tie_at_k, votes_at
+from treegen.evals.statistics.maj_at_k import maj_at_k, tie_at_k, votes_at
 from treegen.evals.verdict import Verdict
 
 T = TypeVar("T")

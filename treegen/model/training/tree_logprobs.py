@@ -22,8 +22,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from treegen.common.checks import check_argument_types
 from treegen.common.device import to_device
 from treegen.errors import ContextError, InputError, ModelError
+from treegen.model.attention_hook import make_keyword_error, read_call
 from treegen.model.checkpoint.text_part import attention_of_text
-from treegen.model.hook import make_keyword_error, read_call
 from treegen.model.load import configs_of, restoring_attention_names
 from treegen.model.recurrent.layer_states import forward_options
 from treegen.model.training.trainable import check_trainable, unwrap

@@ -28,9 +28,9 @@ from torch import Tensor
 from treegen.common.device import to_device
 from treegen.common.spec import LatentSpec
 from treegen.ops.attention.api import AttendOptions, attend, prepare_host
+from treegen.ops.attention.key_selection import read_slots
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.merge import merge
-from treegen.ops.attention.selection import read_slots
 from treegen.ops.attention.types import PreparedLevels
 
 _PIECE: Final = 2**26  # largest number of elements in the keys and values of a chunk

@@ -40,7 +40,7 @@ from treegen.report.certify.document import (
 from treegen.report.certify.signature import signature_path, verify
 from treegen.report.changed_scores import list_changed_scores
 from treegen.runs import RunDir
-from treegen.runs.records import CorruptLineError
+from treegen.runs.record_file import CorruptLineError
 
 _MAX_NAMES: Final = 3
 _WIDTH: Final = 160

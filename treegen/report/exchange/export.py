@@ -24,7 +24,7 @@ from treegen.report.load import load_run
 from treegen.report.view import ProblemView, RunView, settings_group
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.files import check_no_link, format_os_error
-from treegen.runs.record_lines import Key
+from treegen.runs.record_format import Key
 
 
 @dataclass(frozen=True)  # without slots, for cached_property

@@ -1,6 +1,6 @@
 """An append-only file of JSON records that survives being killed at any byte.
 
-One record is one line; see `treegen.runs.record_lines`. The newline is written last, in the same
+One record is one line; see `treegen.runs.record_format`. The newline is written last, in the same
 write() as the record, so a crash can only damage the end of the file:
 
 - a last line with a correct crc is a whole record, with or without its newline (resuming adds it);
@@ -23,7 +23,7 @@ from treegen.common.files import NotRegularError, describe_read_error, is_at, op
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import RunError, arg
 from treegen.runs.files import Lock, format_os_error, sync_directory
-from treegen.runs.record_lines import (
+from treegen.runs.record_format import (
     Key,
     decode_records,
     decode_unchecked,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from treegen.errors import RunError
-from treegen.runs import record_lines as lines_module
-from treegen.runs.record_lines import decode_record, decode_records, encode_record
+from treegen.runs import record_format as lines_module
+from treegen.runs.record_format import decode_record, decode_records, encode_record
 
 
 def line_of(body: str) -> bytes:

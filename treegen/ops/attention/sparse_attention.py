@@ -21,10 +21,7 @@ from torch import Tensor
 
 from treegen.common.device import to_device
 from treegen.common.spec import LatentSpec
-from treegen.ops.attention.latent import expand_stored, rows_to_expand
-from treegen.ops.attention.level import IntArray
-from treegen.ops.attention.merge import add_sinks, merge
-from treegen.ops.attention.selection import (
+from treegen.ops.attention.key_selection import (
     PIECE,
     Group,
     LevelKeys,
@@ -33,6 +30,9 @@ from treegen.ops.attention.selection import (
     keys_by_row,
     read_slots,
 )
+from treegen.ops.attention.latent import expand_stored, rows_to_expand
+from treegen.ops.attention.level import IntArray
+from treegen.ops.attention.merge import add_sinks, merge
 from treegen.ops.attention.types import PreparedLevels
 
 MOST_MASKED: Final = 4

@@ -23,9 +23,13 @@ from treegen.model.indexer import index_dim_of, index_form_of, is_empty, is_sele
 from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
+from treegen.ops.attention.key_selection import IndexForm, count_keys
 from treegen.ops.attention.latent import attend_latents
-from treegen.ops.attention.selected import SelectedKeys, attend_selected, attend_selected_latents
-from treegen.ops.attention.selection import IndexForm, count_keys
+from treegen.ops.attention.sparse_attention import (
+    SelectedKeys,
+    attend_selected,
+    attend_selected_latents,
+)
 from treegen.ops.cache.pool import write_kv
 
 # T tokens, H query heads, G key heads, K key dimension, V value dimension, R rank of latents,
