@@ -17,7 +17,7 @@ from tiny_models import EXACT, config_of, save_tiny_model, tiny_tokenizer
 
 from treegen.common.formatting import format_bytes
 from treegen.errors import InputError, ModelError, ModelWarning
-from treegen.model import hook as model_attention
+from treegen.model import attention_hook as model_attention
 from treegen.model import probe
 from treegen.model.attention_hook import ATTENTION, NO_NUMBER, read_call
 from treegen.model.batch import Batch
