@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +20,7 @@ def _labels(path: Path) -> Mapping[tuple[str, int], float]:
     return labels_of(path, {"bad": 0.0, "good": 1.0}, "mine")
 
 
-READERS: Any = pytest.mark.parametrize(("read", "name"), [(_scores, "score"), (_labels, "label")])
+READERS = pytest.mark.parametrize(("read", "name"), [(_scores, "score"), (_labels, "label")])
 
 
 @READERS
