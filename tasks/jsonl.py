@@ -374,7 +374,7 @@ def _check_fields(
     source: str,
     extra: Mapping[str, str],
 ) -> None:
-    """Raise DataError for a field that no row has.
+    """Raise DataError if there is no row, or for a field that no row has.
 
     Args:
         fields: The names of the fields that the task uses.
@@ -382,6 +382,8 @@ def _check_fields(
         source: The file, for the message.
         extra: The arguments of the task.
     """
+    if not rows:
+        raise DataError(f"{source} has no rows; write a question and its answer in each row")
     field_names = {name for _, row in rows for name in row}
     for name in fields:
         if name not in field_names:

@@ -176,13 +176,22 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path} is not UTF-8; save the file as UTF-8") from None
 
 
-def csv_rows(path: Path) -> Rows:
-    """Return the rows of a CSV file with a header.
+def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line number, row) for every row of a CSV file with a header.
 
     Default ids are made of line numbers: those of csv.DictReader, which after an empty line are the
     number of that line.
+
+    Raises:
+        DataError: The file cannot be read, or a row has more cells than the header.
     """
-    return _number_lines(path, csv.DictReader, 2)
+    for line, row in _number_lines(path, csv.DictReader, 2):
+        if any(row.pop(None, ())):
+            raise DataError(
+                f"{path}, line {line} has more cells than the header; put quotes around each cell "
+                "that contains a comma"
+            )
+        yield line, row
 
 
 def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -15,7 +15,7 @@ from train_demo.puzzles import key
 
 from treegen import demo
 from treegen.cli import demo as tour
-from treegen.errors import TreegenError
+from treegen.errors import InputError, TreegenError
 from treegen.evals.config.eval_settings import resolve_eval_settings
 from treegen.evals.job import load_job
 from treegen.model.checkpoint.files import locate
@@ -84,6 +84,11 @@ def test_the_name_is_the_model_wherever_one_is(
 
 
 # What is taken where a user says nothing
+
+
+def test_arguments_that_are_no_mapping_reach_the_check_of_settings() -> None:
+    with pytest.raises(InputError, match=r"extra must be a mapping of names to text, got \['a'\]"):
+        resolve_eval_settings(demo.fill_defaults({"task": "gsm8k", "extra": ["a"]}))
 
 
 def test_another_model_that_is_named_brings_nothing_with_it() -> None:

@@ -11,7 +11,12 @@ from report_cases import make_run
 
 from treegen.common.outputs import Usage
 from treegen.evals.config.eval_settings import resolve_eval_settings
-from treegen.evals.progress.usage import attention_line, format_decoding, sum_usage
+from treegen.evals.progress.usage import (
+    attention_line,
+    format_decoding,
+    format_sharing,
+    sum_usage,
+)
 from treegen.report.load import load_run
 from treegen.report.tables import cards
 
@@ -56,6 +61,10 @@ def test_decoded_tokens_of_unfinished_samples_are_counted_apart() -> None:
     unsaved = sum_usage([], num_samples=3, unshared=9, kept=80)
     assert format_decoding(unsaved) == (
         "decoded tokens: not recorded; the finished samples have 80 tokens"
+    )
+    assert format_sharing(unsaved) == "prompt tokens: not recorded"
+    assert format_sharing({**partial, "prompt_tokens_computed": 5}) == (
+        "prompt tokens: known for 10 of 12 samples, because a part of the run was killed"
     )
 
 

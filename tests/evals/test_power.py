@@ -187,6 +187,12 @@ def test_what_has_no_power() -> None:
         lambda: power(spread, 0.1, 1, 1),
         lambda: power(spread, 0.1, 10, 0),
         lambda: power(spread, 0.1, 10, 1, alpha=0),
+        lambda: power(spread, 1.5, 10, 1),
+        lambda: power(spread, 0.1, 10**400, 1),
+        lambda: problems_for(spread, 0.0, 1),
+        lambda: problems_for(spread, math.nan, 1),
+        lambda: problems_for(spread, 0.1, 0),
+        lambda: problems_for(spread, 0.1, 1, alpha=0),
         lambda: problems_for(spread, 0.1, 1, wanted=0.01),
         lambda: problems_for(spread, 1e-9, 1),
         lambda: difference_for(spread, 10, 1, wanted=1.0),
@@ -292,7 +298,9 @@ def test_the_command_gives_the_half_width_of_one_run(tmp_path: Path, treegen: Co
         assert f"{flag} has no effect with --half-width" in refused.error
     assert "at most one run" in treegen("power", "--half-width", "0.1", *["--run", run] * 2).error
     assert "above 0 and below 1" in treegen("power", "--half-width", "0").error
-    assert "at least 1" in treegen("power", "--half-width", "0.1", "--n-problems", "0").error
+    for number in ("0", "1" + "0" * 400):
+        refused = treegen("power", "--half-width", "0.1", "--n-problems", number)
+        assert "at least 1 and at most 100,000,000" in refused.error
 
 
 def test_given_variances_suffice_for_one_sample(tmp_path: object, treegen: Command) -> None:

@@ -93,6 +93,16 @@ def test_the_most_confident_vote_alone(share: float) -> None:
             assert weighted_at_k(vote, *case, k) == pytest.approx(slow, abs=1e-9)
 
 
+@pytest.mark.parametrize("exponent", ["400", "1e308", "inf"])
+def test_a_large_exponent_lets_the_best_samples_decide(exponent: str) -> None:
+    vote = VoteRule.of(f"likelihood:borda={exponent}")
+    for best in (0.6, 0.9):
+        numbers = [0.1, 0.2, 0.3, 0.9, 0.5, best, 0.7]
+        answers = ["a", "a", "a", "b", "c", "c", "a"]
+        found = weighted_at_k(vote, numbers, answers, [answer == "b" for answer in answers], 7)
+        assert found == (1.0 if best < 0.9 else 0.5)
+
+
 def test_equal_weights_are_a_majority() -> None:
     for seed in range(20):
         _, answers, correct = _case(seed, 9)

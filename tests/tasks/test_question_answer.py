@@ -222,6 +222,13 @@ def test_the_first_error_of_other_data_names_the_cure(tmp_path: Path) -> None:
     assert data.problems[0].question == "1 + 1?"
 
 
+def test_a_table_without_rows_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "questions.csv"
+    path.write_text("question,answer\n")
+    with pytest.raises(DataError, match="has no rows; write a question and its answer"):
+        get_task("jsonl").load(TaskOptions(data=str(path)))
+
+
 def test_values_are_put_in_as_they_are() -> None:
     assert parse_template("{a}{b}").fill({"a": "{b} {0!r}", "b": "%s"}) == "{b} {0!r}%s"
 

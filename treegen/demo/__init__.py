@@ -83,7 +83,7 @@ def fill_defaults(arguments: Mapping[str, Any], *, search: bool = False) -> dict
     if "data" in arguments or "fewshot_data" in arguments:
         for name in _FILES:
             added.pop(name, None)
-    if "extra" in added:
-        added["extra"] = {**added["extra"], **arguments.get("extra", {})}
-        arguments = {**arguments, "extra": added["extra"]}
+    own = arguments.get("extra", {})
+    if "extra" in added and isinstance(own, Mapping):  # settings check the type
+        arguments = {**arguments, "extra": {**added["extra"], **own}}
     return {**added, **arguments, "model": model}

@@ -343,7 +343,7 @@ def read_texts(path: Path) -> Iterator[InputText]:
 
 def _text_of(line: bytes, where: str, number: int, digest: str) -> InputText:
     try:
-        row = parse_json(line.decode())
+        row = parse_json(line.decode("utf-8-sig"))
     except ValueError as error:
         raise DataError(f"{where} is not JSON ({error}); fix or remove the line") from None
     if not isinstance(row, dict) or not (

@@ -20,6 +20,7 @@ from treegen.common.files import (
     describe_read_error,
     is_at,
     open_regular,
+    read_text,
     replace_file,
     sweep,
     sweep_scratch,
@@ -100,6 +101,32 @@ def parse_json(text: str) -> Any:
         return _decoder.decode(text)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
+
+
+def read_sample_lines(path: Path) -> list[tuple[int, str]]:
+    r"""Return (number from 1, text) for every line of a UTF-8 file that is not blank.
+
+    Only a newline ends a line. `splitlines` would also split at U+2028 and similar characters.
+
+    Raises:
+        OSError: the file cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    lines = read_text(path).removeprefix("\ufeff").split("\n")
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def parse_sample_line(line: str) -> tuple[tuple[str, int], dict[str, Any]]:
+    """Return the (problem, index) of the sample that a line describes, and the line's fields.
+
+    Raises:
+        KeyError, TypeError, ValueError: the line is not an object that names a sample.
+    """
+    row = parse_json(line)
+    index = row["sample_index"]
+    if isinstance(index, bool) or (isinstance(index, float) and not index.is_integer()):
+        raise ValueError(f"sample_index must be a whole number, got {index!r}")
+    return (str(row["problem_id"]), int(index)), row
 
 
 def read_json(path: Path) -> Any:

@@ -16,7 +16,7 @@ from tiny_models import save_tiny_model
 
 from treegen import LLM
 from treegen.errors import DataError, InputError, RunError
-from treegen.integrations.score_texts import Progress, score_texts
+from treegen.integrations.score_texts import Progress, read_texts, score_texts
 
 PROMPT = "Once upon a time there was a tree, and "
 LINES: list[dict[str, Any]] = [
@@ -220,6 +220,12 @@ def test_a_line_that_cannot_be_used_is_named(
     path.write_text(f'{{"text": "fine"}}\n{line}\n')
     with pytest.raises((DataError, InputError), match=message):
         list(score_texts(llm, path, tmp_path / "out", top=2))
+
+
+def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "fine"}\n', encoding="utf-8-sig")
+    assert [text.text for text in read_texts(path)] == ["fine"]
 
 
 def test_the_command_writes_what_datasets_can_read(

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from treegen.common.files import read_text
 from treegen.errors import InputError, RunError, arg
 from treegen.evals.judging.judgement_files import (
     TOO_LONG,
@@ -212,23 +211,20 @@ def labels_of(
     Raises:
         InputError: a line cannot be used.
     """
-    from treegen.runs.files import parse_json
+    from treegen.runs.files import parse_sample_line, read_sample_lines
 
     least, most = min(rubric_choices.values()), max(rubric_choices.values())
     labels: dict[tuple[str, int], float] = {}
     try:
-        lines = read_text(path).splitlines()
+        lines = read_sample_lines(path)
     except (OSError, ValueError) as error:
         raise InputError(
             f"the labels file {path} cannot be read: {error}; use a JSON Lines file in UTF-8"
         ) from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in lines:
         try:
-            row = parse_json(line)
+            key, row = parse_sample_line(line)
             label = row["label"]
-            key = str(row["problem_id"]), int(row["sample_index"])
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
                 f"{path}, line {number}: expected a JSON object with problem_id, sample_index "
@@ -244,7 +240,7 @@ def labels_of(
         if not least <= value <= most:
             raise InputError(
                 f"{path}, line {number}: the label must be from {least:g} to {most:g}, the values "
-                f"of the rubric {rubric}, got {value}; correct the label, or pass the "
+                f"of the rubric {rubric}, got {label!r:.40}; correct the label, or pass the "
                 f"{arg('rubric=')} that has it"
             )
         if key in labels:

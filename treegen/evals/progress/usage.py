@@ -262,6 +262,8 @@ def format_sharing(usage: Mapping[str, Any], *, unit: str = "samples") -> str:
     """
     computed, unshared = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
     if usage["samples_accounted"] < usage["samples"]:
+        if not (usage["samples_accounted"] or computed):  # such as an imported run
+            return "prompt tokens: not recorded"
         return (
             f"prompt tokens: known for {usage['samples_accounted']:,} of {usage['samples']:,} "
             "samples, because a part of the run was killed"

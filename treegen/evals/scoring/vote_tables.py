@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from treegen.common.files import describe_read_error, read_text
+from treegen.common.files import describe_read_error
 from treegen.errors import InputError, Message, RunError, arg
 from treegen.evals.early_stopping import NEVER
 from treegen.evals.problem import Problem
@@ -30,7 +30,7 @@ from treegen.evals.statistics.weighted import (
 )
 from treegen.evals.verdict import SampleScore
 from treegen.runs import Key, RunDir
-from treegen.runs.files import parse_json
+from treegen.runs.files import parse_sample_line, read_sample_lines
 
 if TYPE_CHECKING:
     from treegen.evals.early_stopping import Rounds
@@ -92,21 +92,21 @@ def _read_scores(path: Path) -> dict[Key, float]:
     if not path.exists():
         return scores
     try:
-        lines = read_text(path).splitlines()
+        lines = read_sample_lines(path)
     except OSError as error:
         raise RunError(describe_read_error(path, error)) from None
     except UnicodeDecodeError:
         raise RunError(f"{path} is not in UTF-8; restore the file from a copy") from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, line in lines:
         try:
-            row = parse_json(line)
+            key, row = parse_sample_line(line)
             score = row["score"]
             if isinstance(score, bool) or not math.isfinite(score):
                 raise ValueError("the score is not a finite number")
-            scores[str(row["problem_id"]), int(row["sample_index"])] = float(score)
-        except (ValueError, TypeError, KeyError) as error:
+            if key in scores:
+                raise ValueError("this sample already has a score")
+            scores[key] = float(score)
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise RunError(
                 f"{path}:{number} has no valid score ({error}); each line must be a JSON object "
                 "with problem_id, sample_index and score"

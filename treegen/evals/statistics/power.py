@@ -26,7 +26,8 @@ from treegen.evals.statistics.estimators import AdjustedMean, adjusted_rows
 
 _Floats = npt.NDArray[np.float64]
 
-_MOST: Final = 10**8  # problems
+MOST_PROBLEMS: Final = 10**8
+"""The largest number of problems in these computations."""
 _FEW: Final = 50  # problems up to which the power is simulated
 _MANY: Final = 2000  # problems beyond which the imaginary problems cost no power
 _ROUNDS: Final = 2000
@@ -135,8 +136,8 @@ def power(
         InputError: a value is out of range, or scipy is not installed.
     """
     _check(difference, num_samples, alpha)
-    if num_problems < 2:
-        raise InputError(f"a test needs at least 2 problems, got {num_problems}")
+    if not 2 <= num_problems <= MOST_PROBLEMS:
+        raise InputError(f"a test needs 2 to {MOST_PROBLEMS:,} problems, got {num_problems!r:.40}")
     stats = _scipy()
     spread = limit_variances(spread, difference)
     if num_problems <= _FEW:
@@ -302,23 +303,24 @@ def problems_for(
     Raises:
         InputError: a value is out of range, or no number of problems is enough.
     """
+    _check(difference, num_samples, alpha)
     if not alpha < wanted < 1:
         raise InputError(f"the power must be above alpha ({alpha}) and below 1, got {wanted}")
     too_many = InputError(
-        f"detecting a difference of {difference} needs more than {_MOST:,} problems; choose a "
-        "larger difference"
+        f"detecting a difference of {difference} needs more than {MOST_PROBLEMS:,} problems; "
+        "choose a larger difference"
     )
     low, high = 1, 2
     if spread.of_difference(num_samples) > 0:  # a paired t-test needs fewer problems: a lower bound
         normal = _scipy().norm
         away = normal.isf(alpha / 2) + normal.ppf(wanted)
         least = spread.of_difference(num_samples) * (away / difference) ** 2
-        if least > _MOST:
+        if least > MOST_PROBLEMS:
             raise too_many
         high = max(2, int(least))
     while power(spread, difference, high, num_samples, alpha) < wanted:
         low, high = high, math.ceil(1.25 * high) + 1
-        if high > _MOST:
+        if high > MOST_PROBLEMS:
             raise too_many
     between = range(low + 1, high)
     found = bisect_left(
@@ -396,7 +398,7 @@ def problems_for_half_width(
     if not 0 < half_width < 1:
         raise InputError(f"{arg('half_width')} must be above 0 and below 1, got {half_width}")
     _check_samples(num_samples)
-    numbers = range(1, _MOST + 1)
+    numbers = range(1, MOST_PROBLEMS + 1)
     place = bisect_left(
         numbers,
         True,
@@ -404,7 +406,8 @@ def problems_for_half_width(
     )
     if place == len(numbers):
         raise InputError(
-            f"a half width of {half_width} needs more than {_MOST:,} problems; choose a larger one"
+            f"a half width of {half_width} needs more than {MOST_PROBLEMS:,} problems; choose a "
+            "larger one"
         )
     return numbers[place]
 
@@ -415,8 +418,8 @@ def _check_samples(num_samples: int) -> None:
 
 
 def _check(difference: float, num_samples: int, alpha: float) -> None:
-    if not 0 < abs(difference) < math.inf:
-        raise InputError(f"the difference must be a number other than 0, got {difference}")
+    if not 0 < abs(difference) <= 1:
+        raise InputError(f"the difference must be from -1 to 1 and not 0, got {difference}")
     _check_samples(num_samples)
     if not 0 < alpha < 1:
         raise InputError(f"{arg('alpha')} must be between 0 and 1, got {alpha}")

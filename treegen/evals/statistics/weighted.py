@@ -257,8 +257,10 @@ def _weights(vote: VoteRule, values: _Floats, voters: _Flags) -> _Floats:
         voters: [subsets, samples] whether each sample is in each subset.
     """
     if vote.rule == "borda":
-        points: _Floats = np.where(voters, _borda(values, voters) ** vote.parameter, 0.0)
-        return points
+        # Shares of the most points, because powers of the points themselves may overflow.
+        points = np.where(voters, _borda(values, voters), 0.0)
+        shares = points / np.maximum(points.max(axis=1, keepdims=True), 1.0)
+        return np.where(voters, shares**vote.parameter, 0.0)
     weights = np.broadcast_to(values, voters.shape)
     num = voters.sum(axis=1, keepdims=True)
     if vote.rule == "top":
