@@ -44,6 +44,14 @@ async def lines(root, tools, n: int = 3, how: Literal["few", "many"] = "few", sc
 async def whole(root):
     return await root.sample(4)
 
+async def onwards(root, tools, how: str):
+    for step in await tools.step(root, 8):
+        if tools.is_solved(step):
+            if how == "sample":
+                await step.sample(2)
+            else:
+                assert await tools.finish(step, 2) == [step]
+
 async def endless(root):
     while True:
         await root.sample(1)
@@ -188,6 +196,18 @@ def test_what_it_says_of_its_end_does_not_lose_its_record(
     with SearchRunDir.create(tmp_path / "run", settings) as run:
         list(run_searches(job, run, ToyLLM(puzzle_model())))  # type: ignore[arg-type]
         assert len(list(run.records())) == 2 and run.missing == 0
+
+
+@pytest.mark.parametrize("how", ["sample", "finish"])
+def test_a_solution_counts_if_the_method_continues_it(own: Path, how: str) -> None:
+    puzzle = {"id": "p", "numbers": [2, 3], "target": 5}
+    data = write_jsonl(own.parent / "puzzle.jsonl", [puzzle])
+    (record,) = records_of(
+        load_search_job(settled(own, "onwards", data=str(data), arguments={"how": how}))
+    )
+    best = record["nodes"][record["best"]]
+    assert record["solved"] and record["stopped"] == "solved" and best["depth"] == 1
+    assert best["leaf"] == (how == "finish")
 
 
 def test_its_arguments_shape_the_tree(own: Path) -> None:

@@ -250,8 +250,10 @@ class Searcher:
         stopped = self.root.search.stopped
         if not self.checkable or (stopped and stopped.by is StopReason.INTERRUPTED):
             return None
-        leaves = [node for node in self.root.walk() if node.is_leaf]
-        nodes = sorted(leaves, key=lambda node: node.pruned)
+        # A user's method may have continued a solution.
+        inner = self._method.source is not None
+        nodes = [node for node in self.root.walk() if inner or node.is_leaf]
+        nodes.sort(key=lambda node: node.pruned)
         return next((node for node in nodes if self._check_solved(node)), None)
 
     def _ask(self, method: Callable[P, T]) -> Callable[P, T]:
@@ -297,9 +299,12 @@ class Searcher:
         return self._prune_checked(await draw(node, n))
 
     async def finish(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
-        """Sample whole solutions from a node on, and prune those that are wrong."""
+        """Sample whole solutions from a node on, and prune those that are wrong.
+
+        A node that ends a solution is its own solution.
+        """
         self._check()
-        return self._prune_checked(await node.sample(n))
+        return self._prune_checked([node] if self.done(node) else await node.sample(n))
 
     def instruct(self, node: SearchNode, text: str) -> SearchNode:
         """Append an instruction to a node, such as a request for feedback."""
