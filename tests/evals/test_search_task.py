@@ -370,6 +370,7 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
         ({"temperature": 0.0}, "all samples are the same at temperature 0"),
         ({"top_p": 2.0}, "top_p must be in"),
         ({"budget": {"tokens": 0}}, "budget tokens must be"),
+        ({"budget": {"actions": 3}}, "actions of budget= has no effect on countdown, which is"),
         ({"nonsense": 1}, "there is no setting 'nonsense'"),
         ({"task": "apps"}, "cannot be searched"),
         ({"task": ""}, "no task is given"),

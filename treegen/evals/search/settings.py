@@ -202,6 +202,12 @@ def resolve_search_settings(
     task = get_search_task(choices["task"])
     defaults = task.search_defaults
     environment = _check_environment(task, choices.get("environment"))
+    budget = _budget(choices.get("budget"), defaults)
+    if environment is None and budget.actions is not None and "budget" in requested:
+        raise InputError(
+            f"the limit actions of {arg('budget=')} has no effect on {task.name}, which is solved "
+            "by text; use another limit, such as tokens"
+        )
     if stored and reading:
         method = {name: stored.get(name, _BEFORE.get(name)) for name in ("arguments", "source")}
         method |= {"method": stored["method"], "place": stored.get("place") or stored["method"]}
@@ -233,7 +239,7 @@ def resolve_search_settings(
         evaluate=evaluate,
         prune_below=choices.get("prune_below", prune),
         verifier_args=check_verifier_settings(choices.get("verifier_args", {})),
-        budget=_budget(choices.get("budget"), defaults),
+        budget=budget,
         step=step,
         whole=replace(sample_params, **select(choices, ["max_tokens"])),
         num_samples=choices.get("num_samples", task.defaults.num_samples),
