@@ -324,6 +324,22 @@ def test_solutions_may_vote_with_the_weight_of_their_values(tmp_path: Path, meth
     assert found["vote"]["answer"] == max(votes, key=lambda answer: votes[answer])
 
 
+def test_solutions_without_values_are_evaluated_for_a_vote(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 12"}])
+    own = tmp_path / "mine.py"
+    own.write_text("async def draw(root, tools):\n    return await tools.finish(root, 9)\n")
+    settings = {"task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0}
+    job = load_search_job(
+        resolve_search_settings({**settings, "method": f"{own}:draw", "choose": "vote"})
+    )
+    (record,) = records_of(job, ToyLLM(words_model()))
+    votes: dict[str, float] = {}
+    for node in record["nodes"][1:]:
+        if answer := job.task.answer(job.data.problems[0], node["text"]):
+            votes[answer] = votes.get(answer, 0) + math.exp(node["score"])
+    assert votes and record["votes"] == pytest.approx(votes, abs=1e-3)
+
+
 # Settings
 
 
