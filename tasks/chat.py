@@ -13,7 +13,7 @@ from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, arg
 from treegen.evals.problem import Problem
 from treegen.evals.search.method_types import CHOOSE, TreeSettings, read_values
-from treegen.evals.search.methods import METHODS, TEXT_METHODS, solution_text
+from treegen.evals.search.methods import METHODS, TEXT_METHODS, explain_unread, solution_text
 from treegen.evals.search.searcher import (
     Searcher,
     ValueFunction,
@@ -257,7 +257,6 @@ class ChatSearches:
             instruction=instruction,
         )
         _check_counts(options)
-        unread = {"expand", "num_samples"} - {*METHODS[method].knobs, *options}
         values = {name: v for name, v in chosen.items() if name not in ("step_stop", "answer")}
         evaluate = values.pop("evaluate", None)
         if evaluate is not None:
@@ -273,11 +272,10 @@ class ChatSearches:
                 "arguments": _read_arguments(method, options),
                 "budget": budget,
                 "evaluate": evaluate if evaluate not in (None, VERIFIER) else "logprob",
-                **dict.fromkeys(unread, 1),  # so that other methods accept temperature 0
                 **values,
             }
         )
-        _check_no_unused(method, [*values, *([] if evaluate is None else ["evaluate"])])
+        _check_no_unused(method, [name for name, value in chosen.items() if value is not None])
         value_function = self._verifier if by_verifier else None
         value_function = value_function or general_value_function(settings.evaluate, {})
         assert value_function is not None
@@ -309,10 +307,11 @@ def _check_no_unused(method: str, names: Sequence[str]) -> None:
     """Raise InputError for an option that a method does not read."""
     read = [name for name in METHODS[method].knobs if name in _TREE]
     for name in names:
+        reason = explain_unread(method, name, checkable=False)
         if name in _TREE and name not in read:
-            raise InputError(
-                f"{arg(name + '=')} has no effect on {method}, which reads only {', '.join(read)}"
-            )
+            reason = f"on {method}, which reads only {', '.join(read)}"
+        if reason:
+            raise InputError(f"{arg(name + '=')} has no effect {reason}")
 
 
 def _check_counts(options: Mapping[str, Any]) -> None:

@@ -18,7 +18,8 @@ from treegen.search.tree.records import SearchTree
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
 FEW = ["-L", "2", "--budget", "tokens=300", "-f", "1", "--memory", "4MiB", "--width", "2"]
-FEW += ["--step-tokens", "10", "--max-tokens", "20"]
+FEW += ["--max-tokens", "20"]
+STEPS = [*FEW, "--step-tokens", "10"]
 SPLIT = r"separator=\n"
 
 
@@ -46,7 +47,7 @@ def records_of(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
 def test_values_are_those_of_the_verifier(
     tiny: Path, verifier: Path, treegen: Command, tmp_path: Path
 ) -> None:
-    arguments = ["search", "gsm8k", "-m", "beam", "-M", str(tiny), *FEW, "-q"]
+    arguments = ["search", "gsm8k", "-m", "beam", "-M", str(tiny), *STEPS, "-q"]
     judged = ["--verifier", str(verifier / "tokens"), "--verifier-arg", "reduce=min"]
     run = tmp_path / "run"
     done = treegen(*arguments, *judged, "--verifier-arg", SPLIT, "-o", str(run))

@@ -12,8 +12,9 @@ from cli_cases import write_jsonl
 from puzzle_model import ToyLLM, puzzle_model
 
 from treegen.errors import InputError
+from treegen.evals.config.base import check_no_unused
 from treegen.evals.identity import run_settings
-from treegen.evals.search.custom_method import find_method
+from treegen.evals.search.custom_method import find_method, read_knobs
 from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.method_types import (
     Argument,
@@ -43,6 +44,14 @@ async def lines(root, tools, n: int = 3, how: Literal["few", "many"] = "few", sc
 
 async def whole(root):
     return await root.sample(4)
+
+async def onwards(root, tools, how: str):
+    for step in await tools.step(root, 8):
+        if tools.is_solved(step):
+            if how == "sample":
+                await step.sample(2)
+            else:
+                assert await tools.finish(step, 2) == [step]
 
 async def endless(root):
     while True:
@@ -188,6 +197,73 @@ def test_what_it_says_of_its_end_does_not_lose_its_record(
     with SearchRunDir.create(tmp_path / "run", settings) as run:
         list(run_searches(job, run, ToyLLM(puzzle_model())))  # type: ignore[arg-type]
         assert len(list(run.records())) == 2 and run.missing == 0
+
+
+@pytest.mark.parametrize("how", ["sample", "finish"])
+def test_a_solution_counts_if_the_method_continues_it(own: Path, how: str) -> None:
+    puzzle = {"id": "p", "numbers": [2, 3], "target": 5}
+    data = write_jsonl(own.parent / "puzzle.jsonl", [puzzle])
+    (record,) = records_of(
+        load_search_job(settled(own, "onwards", data=str(data), arguments={"how": how}))
+    )
+    best = record["nodes"][record["best"]]
+    assert record["solved"] and record["stopped"] == "solved" and best["depth"] == 1
+    assert best["leaf"] == (how == "finish")
+
+
+KNOBS = """
+async def none(root, width: int = 3):
+    return await root.sample(width)
+
+async def some(root, tools, depth: int = 2):
+    async def inner(node):
+        return await tools.propose(node)
+    return await inner(root) or tools.knobs.width + tools.knobs.depth
+
+async def other(root, tools):
+    return await none(root, tools)
+
+async def knobs(root, tools):
+    return vars(tools.knobs)
+
+@decorated
+async def wrapped(root, tools):
+    return None
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "knobs"),
+    [
+        ("none", {"evaluate"}),
+        ("some", {"evaluate", "propose", "expand", "width", "depth"}),
+        *((name, None) for name in ("other", "knobs", "wrapped", "absent")),
+    ],
+)
+def test_the_settings_of_a_method_are_read_from_its_code(
+    own: Path, function: str, knobs: set[str] | None
+) -> None:
+    own.write_text(KNOBS)
+    assert read_knobs(f"{own}:{function}") == knobs
+    assert read_knobs(f"{own.parent}/absent.py:{function}") is None
+
+
+def test_settings_that_its_code_does_not_read_are_refused(own: Path) -> None:
+    for function, name, message in (
+        ("whole", "width", "on mine.py:whole, which does not read tools.knobs.width$"),
+        ("lines", "expand", "on mine.py:lines, which does not read tools.knobs.expand$"),
+    ):
+        settings = settled(own, function, **{name: 2})
+        check_no_unused({"evaluate": "judge"}, [settings])
+        with pytest.raises(InputError, match=message):
+            check_no_unused({name: 2}, [settings])
+    own.write_text(KNOBS.replace("@decorated", ""))
+    with pytest.raises(InputError, match="; pass -a width=VALUE to set its argument"):
+        check_no_unused({"width": 2}, [settled(own, "none", width=2)])
+    check_no_unused({"width": 2}, [settled(own, "other", width=2)])
+    assert settled(own, "none", temperature=0.0).expand == 4  # it does not read this number
+    with pytest.raises(InputError, match="temperature 0"):
+        settled(own, "some", temperature=0.0)
 
 
 def test_its_arguments_shape_the_tree(own: Path) -> None:

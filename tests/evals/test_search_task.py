@@ -15,6 +15,7 @@ from puzzle_model import ToyLLM, puzzle_model
 from toy_search import ToyModel
 
 from treegen.errors import InputError, RunError, TaskError
+from treegen.evals.config.base import check_no_unused
 from treegen.evals.identity import run_settings
 from treegen.evals.progress.run_progress import RunProgress
 from treegen.evals.search.job import SearchJob, load_search_job
@@ -324,6 +325,22 @@ def test_solutions_may_vote_with_the_weight_of_their_values(tmp_path: Path, meth
     assert found["vote"]["answer"] == max(votes, key=lambda answer: votes[answer])
 
 
+def test_solutions_without_values_are_evaluated_for_a_vote(tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "d.jsonl", [{"question": "How many?", "answer": "#### 12"}])
+    own = tmp_path / "mine.py"
+    own.write_text("async def draw(root, tools):\n    return await tools.finish(root, 9)\n")
+    settings = {"task": "gsm8k", "data": str(file), "model": "toy", "num_fewshot": 0}
+    job = load_search_job(
+        resolve_search_settings({**settings, "method": f"{own}:draw", "choose": "vote"})
+    )
+    (record,) = records_of(job, ToyLLM(words_model()))
+    votes: dict[str, float] = {}
+    for node in record["nodes"][1:]:
+        if answer := job.task.answer(job.data.problems[0], node["text"]):
+            votes[answer] = votes.get(answer, 0) + math.exp(node["score"])
+    assert votes and record["votes"] == pytest.approx(votes, abs=1e-3)
+
+
 # Settings
 
 
@@ -370,6 +387,7 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
         ({"temperature": 0.0}, "all samples are the same at temperature 0"),
         ({"top_p": 2.0}, "top_p must be in"),
         ({"budget": {"tokens": 0}}, "budget tokens must be"),
+        ({"budget": {"actions": 3}}, "actions of budget= has no effect on countdown, which is"),
         ({"nonsense": 1}, "there is no setting 'nonsense'"),
         ({"task": "apps"}, "cannot be searched"),
         ({"task": ""}, "no task is given"),
@@ -378,6 +396,57 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
 def test_settings_that_cannot_be(choices: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message.replace("(", r"\(")):
         resolve_search_settings({"task": "countdown", "model": "m", **choices})
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "choices", "message"),
+    [
+        ("gsm8k", "best-of-n", {"step_tokens": 5}, "on best-of-n, which draws whole solutions"),
+        ("gsm8k", "self-refine", {"choose": "vote"}, "which evaluates no solutions"),
+        ("gsm8k", "sample", {"choose": "vote"}, "which evaluates no solutions"),
+        ("gsm8k", "rstar", {"choose": "vote"}, "on rstar, which takes a vote of its own"),
+        ("gsm8k", "sample", {"width": 8}, "which draws one solution if the task cannot check"),
+        ("text-world", "sample", {"width": 8}, "which draws one solution if the task"),
+        ("countdown", "sample", {"width": 8}, None),
+        ("countdown", "beam", {"step_tokens": 5, "choose": "vote"}, None),
+        ("gsm8k", "best-first", {"step_tokens": 5}, None),
+    ],
+)
+def test_settings_without_effect_are_refused(
+    task: str, method: str, choices: dict[str, Any], message: str | None
+) -> None:
+    settings = resolve_search_settings({"task": task, "model": "m", "method": method, **choices})
+    if message is None:
+        return check_no_unused(choices, [settings])
+    with pytest.raises(InputError, match=f"{next(iter(choices))}= has no effect .*{message}"):
+        check_no_unused(choices, [settings])
+    beam = resolve_search_settings({"task": task, "model": "m", "method": "beam", **choices})
+    if task != "text-world":
+        check_no_unused(choices, [settings, beam])  # it has an effect on one of the runs
+
+
+@pytest.mark.parametrize(
+    ("method", "greedy", "several"),
+    [
+        ("sample", {}, None),
+        ("self-refine", {}, None),
+        ("best-of-n", {"num_samples": 1}, {"num_samples": 2}),
+        ("beam", {"expand": 1}, {}),
+        ("rebase", {"expand": 1, "width": 1}, {"expand": 1}),
+        ("mcts", {"expand": 1}, {"expand": 1, "rollouts": 2}),
+        ("ab-mcts", None, {}),
+        ("sample", None, {"repeats": 2}),
+    ],
+)
+def test_temperature_0_needs_one_sample_of_each_state(
+    method: str, greedy: dict[str, int] | None, several: dict[str, int] | None
+) -> None:
+    given = {"task": "gsm8k", "model": "m", "method": method, "temperature": 0.0}
+    if greedy is not None:
+        check_no_unused(greedy, [resolve_search_settings({**given, **greedy})])
+    if several is not None:
+        with pytest.raises(InputError, match="all samples are the same at temperature 0"):
+            resolve_search_settings({**given, **several})
 
 
 # Run directories

@@ -241,7 +241,7 @@ def test_the_loop_may_itself_be_in_an_event_loop() -> None:
 def test_wrong_answers_are_refused() -> None:
     with AskTell(by_beam, ["a"], PARAMS) as searches:
         (request,) = searches.ask()
-        for wrong in ([], ["a"] * 4, [Score((1,), (-1.0,), True)] * 3, [None] * 3):
+        for wrong in ([], ["a"] * 4, "abc", [Score((1,), (-1.0,), True)] * 3, [None] * 3):
             with pytest.raises(InputError, match="must be a list of 3 Completion objects"):
                 searches.tell(request, wrong)  # type: ignore[arg-type]
         assert searches.tell(request, ["a", "b", "c"])

@@ -172,8 +172,9 @@ def test_one_run_at_a_time(llm: LLM) -> None:
         llm.session()
     run.close()
     assert llm.cache.pool.num_used == 0
-    with pytest.raises(InputError, match="concurrency"):
-        llm.search(explore, QUESTIONS, concurrency=0)
+    for wrong in ({"concurrency": 0}, {"concurrency": None}, {"rows": None}):
+        with pytest.raises(InputError, match=f"{next(iter(wrong))} must be"):
+            llm.search(explore, QUESTIONS, **wrong)
     with pytest.raises(InputError, match="two problems are named 'a'"):
         llm.search(explore, [("a", "x"), ("a", "y")])
     for _ in range(2):

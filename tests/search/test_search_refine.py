@@ -1,5 +1,6 @@
 """Self-refine, LATS and mutual checking against their papers' rules, written slowly."""
 
+import asyncio
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -310,3 +311,6 @@ def test_a_budget_that_ends_the_checks_leaves_an_order() -> None:
     assert result.stopped == "budget of 7 calls reached" and len(result.candidates) == 4
     with pytest.raises(InputError, match="low and high must be between 0 and 1"):
         find(lambda root: mutual(SearchOutcome(None), lambda _: None, whole, low=0.9, high=0.1))
+    for agree in (-0.1, 2.0):
+        with pytest.raises(InputError, match="agree must be between 0 and 1"):
+            asyncio.run(mutual(SearchOutcome(None), lambda _: None, whole, agree=agree))

@@ -549,6 +549,17 @@ def test_a_stream_of_no_whole_number_is_refused() -> None:
     assert result.value == ["0/0/", "0/1/"]
 
 
+def test_a_stream_of_equal_children_is_refused_as_by_sample() -> None:
+    async def greedy(root: SearchNode) -> list[str]:
+        for call in (root.sample(2, temperature=0), anext(root.stream(2, temperature=0))):
+            with pytest.raises(InputError, match="temperature 0 produces n identical children"):
+                await call
+        return [child.key async for child in root.stream(1, temperature=0)]
+
+    (result,) = run_of(backend_of(HistoryModel()), greedy, 1)
+    assert result.value == ["0/0/"]
+
+
 @pytest.mark.parametrize("steps", range(8))
 @pytest.mark.parametrize("asks_score_first", [False, True])
 def test_what_ends_while_its_search_is_stopped_is_dropped(

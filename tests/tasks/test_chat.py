@@ -92,6 +92,11 @@ def test_each_method_answers_a_chat_within_its_budget(
         ("best-of-n", {"evaluate": "reward:/etc"}, "evaluate", "one of logprob, min-logprob"),
         ("best-of-n", {"evaluate": "verifier"}, "evaluate", "one of logprob, min-logprob"),
         ("majority", {"evaluate": "logprob"}, "evaluate", "evaluate= has no effect on majority"),
+        ("majority", {"choose": "vote"}, "choose", "which takes a vote of its own"),
+        ("self-refine", {"choose": "vote"}, "choose", "which evaluates no solutions"),
+        ("best-of-n", {"step_stop": "."}, "step_stop", "which draws whole solutions"),
+        ("majority", {"step_tokens": 9}, "step_tokens", "which draws whole solutions"),
+        ("sample", {"width": 3}, "width", "which draws one solution if the task cannot check"),
         ("majority", {"answer": "poem"}, "answer", "answer must be one of text, number, letter"),
         ("beam", {"choose": 3}, "choose", "choose must be one of best, vote"),
         ("beam", {"step_tokens": 0}, "step_tokens", "step_tokens must be at least 1"),
@@ -121,9 +126,11 @@ def test_options_are_checked(
 def test_temperature_0_is_for_methods_that_draw_once(searches: ChatSearches) -> None:
     greedy = SamplingParams(temperature=0)
     how: Any = {"params": greedy, "budget": BUDGET, "question": "", "instruction": str}
-    assert searches.prepare("self-refine", {}, **how).budget == BUDGET
-    with pytest.raises(InputError, match="use a temperature above 0"):
-        searches.prepare("beam", {}, **how)
+    for method, options in (("self-refine", {}), ("sample", {}), ("beam", {"expand": 1})):
+        assert searches.prepare(method, options, **how).budget == BUDGET
+    for method in ("beam", "best-of-n", "ab-mcts"):
+        with pytest.raises(InputError, match="use a temperature above 0"):
+            searches.prepare(method, {}, **how)
 
 
 @pytest.mark.parametrize(

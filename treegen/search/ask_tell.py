@@ -363,7 +363,8 @@ class AskTell(Closeable):
         kind: type[Completion | Score] = Score
         if isinstance(request, SampleRequest):
             expected, kind = len(request.indices), Completion
-            if len(answers) == expected:
+            # The characters of one text are not answers.
+            if len(answers) == expected and not isinstance(answers, str):
                 answers = [
                     self._mail.completion(request, place, answer)
                     if isinstance(answer, str)

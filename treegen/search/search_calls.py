@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from treegen.common.checks import check_int
 from treegen.common.params import Params, SamplingParams, check_tree_params
 from treegen.common.spec import ModelSpec
 from treegen.errors import InputError
@@ -13,7 +14,6 @@ from treegen.prompts.plan.requests import expand_requests
 from treegen.prompts.tree import Node, chat_arguments, expansions_of
 from treegen.search.budget import Budget, check_budget
 from treegen.search.run import SearchResults, SearchRun
-from treegen.search.strategies.common import check_counts
 from treegen.search.strategies.expand import expand
 from treegen.search.tree.node import SearchFn, SearchNode
 from treegen.search.tree.result import (
@@ -127,7 +127,8 @@ class SearchCalls(ABC, Generic[Run]):
                 f"fn must be a function `async def fn(root)`, got {fn!r:.60}; call a strategy of "
                 "treegen.search in the function"
             )
-        check_counts(concurrency=concurrency, rows=rows)
+        check_int("concurrency", concurrency, least=1)
+        check_int("rows", rows, least=1)
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
         named = name_problems(problems, lambda content: self._read_prompt(content, template))

@@ -416,6 +416,8 @@ def test_what_cannot_be_taken_is_told(
     with pytest.raises(RunError, match="is not empty"):
         import_log(tmp_path / "m.eval", lost)
     assert (lost / "samples.jsonl").stat().st_size
+    with pytest.raises(RunError, match=r"^cannot write .*too long"):
+        import_log(tmp_path / "m.eval", tmp_path / ("b" * 300))
     done = treegen("import", lm_eval_log / "nothing")
     assert done.code == 2 and done.err.count("\n") == 1
     with RunDir.open(run) as opened:

@@ -1,5 +1,6 @@
 """Custom search methods: functions in Python files, found by `path/to/file.py:function`."""
 
+import ast
 import hashlib
 import inspect
 import os
@@ -88,6 +89,34 @@ def find_method(name: str) -> Method:
         arguments=arguments,
         source=source,
     )
+
+
+def read_knobs(name: str) -> set[str] | None:
+    """Return the settings that path/to/file.py:function reads, by its code; None if unknown.
+
+    The file is not run. If the function passes `tools` on, its settings are unknown.
+    """
+    path, _, function_name = name.rpartition(":")
+    try:
+        module = ast.parse(read_bytes(Path(path)))
+    except (OSError, SyntaxError, ValueError):
+        return None
+    found = [item for item in module.body if getattr(item, "name", None) == function_name]
+    if len(found) != 1 or not isinstance(found[0], ast.AsyncFunctionDef) or found[0].decorator_list:
+        return None
+    knobs = {"evaluate"}  # treegen evaluates solutions that the function does not evaluate
+    num_unknown = 0
+    for node in ast.walk(found[0]):
+        match node:
+            case ast.Name(id="tools"):
+                num_unknown += 1
+            case ast.Attribute(value=ast.Name(id="tools"), attr=tool):
+                num_unknown -= tool != "knobs"
+                knobs |= {"propose", "expand"} if tool == "propose" else set()
+            case ast.Attribute(value=ast.Attribute(ast.Name(id="tools"), "knobs"), attr=knob):
+                num_unknown -= 1
+                knobs.add(knob)
+    return None if num_unknown else knobs
 
 
 def _is_async(function: object) -> bool:

@@ -255,7 +255,7 @@ def get_tree_limits(on: "MethodContext") -> dict[str, Any]:
 
 
 async def _sample(on: MethodContext) -> "SearchOutcome":
-    """Draw one solution; if the task can be checked, draw `width` solutions at once."""
+    """Draw one solution; if the task can check different solutions, draw `width` at once."""
     from treegen.search.budget import BudgetReached
     from treegen.search.strategies.best_of_n import best_of_n
     from treegen.search.tree.result import SearchOutcome
@@ -265,10 +265,10 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
     if not on.checkable:
         (only,) = await on.root.sample(1)
         return SearchOutcome(only, (only,))
+    params = on.root.search.params
     try:
-        fitting = on.root.search.max_fitting_samples(
-            on.knobs.width, on.root.search.params.max_tokens
-        )
+        most = on.knobs.width if params.temperature else 1
+        fitting = on.root.search.max_fitting_samples(most, params.max_tokens)
         samples = await on.root.sample(max(1, fitting))
     except BudgetReached as end:
         return SearchOutcome(None, stopped=str(end))
@@ -410,3 +410,24 @@ def solution_text(method: str, tree: "SearchTree", node: int) -> str:
 def methods_with_setting(knob: str) -> Iterable[str]:
     """Return the names of the methods that read a setting."""
     return (name for name, method in METHODS.items() if knob in method.knobs)
+
+
+def explain_unread(method: str, setting: str, *, checkable: bool) -> str | None:
+    """Return why a setting has no effect on a method, apart from its `knobs`; None if it has one.
+
+    Args:
+        method: The name of a method that comes with treegen.
+        setting: The name of the setting.
+        checkable: Whether the task can check solutions.
+    """
+    knobs = METHODS[method].knobs
+    reason = None
+    if setting in ("step_tokens", "step_stop") and not {"depth", "expand"} & {*knobs}:
+        reason = "which draws whole solutions"
+    elif setting == "choose" and METHODS[method].votes:
+        reason = "which takes a vote of its own"
+    elif setting == "choose" and "evaluate" not in knobs:
+        reason = "which evaluates no solutions"
+    elif setting == "width" and method == "sample" and not checkable:
+        reason = "which draws one solution if the task cannot check solutions"
+    return reason and f"on {method}, {reason}"

@@ -8,6 +8,7 @@ and until then starts again from the root while its budget lasts.
 import asyncio
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
@@ -28,9 +29,10 @@ from treegen.evals.search.settings import SearchSettings
 from treegen.evals.search.task import SearchTask
 from treegen.evals.task import TaskData
 from treegen.evals.task_calls import wrap_task_method
-from treegen.search.budget import StopReason
+from treegen.search.budget import BudgetReached, StopReason
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob
 from treegen.search.propose import sample_step
+from treegen.search.strategies.common import assess
 from treegen.search.strategies.majority import vote
 from treegen.search.tree.node import Search, SearchNode, is_ended
 from treegen.search.tree.result import SearchOutcome
@@ -234,12 +236,19 @@ class Searcher:
                 remaining = tuple(node for node in outcome.candidates if node is not right)
                 return replace(outcome, best=right, candidates=(right, *remaining), stopped=SOLVED)
             if self._settings.choose == "vote" and not self._method.votes:
-                outcome = vote(outcome, self.answer, self._weight)
+                outcome = await self._vote(outcome)
             again = self.checkable and self.root.search.stopped is None
             # Proposed lists of steps do not vary, so a second search would repeat the first.
             if not again or usage.tokens_decoded == spent or self._settings.propose != "sample":
                 return outcome
             self.root.search.restart += 1
+
+    async def _vote(self, outcome: SearchOutcome) -> SearchOutcome:
+        """Let the solutions vote, and evaluate those to which a user's method gave no value."""
+        evaluate = self.chance if self._method.on_scale else self.evaluate
+        with suppress(BudgetReached):
+            await assess([node for node in outcome.candidates if node.value is None], evaluate)
+        return vote(outcome, self.answer, self._weight)
 
     def _right(self) -> SearchNode | None:
         """Return the first correct solution in the tree, if the task can check solutions.
@@ -250,8 +259,10 @@ class Searcher:
         stopped = self.root.search.stopped
         if not self.checkable or (stopped and stopped.by is StopReason.INTERRUPTED):
             return None
-        leaves = [node for node in self.root.walk() if node.is_leaf]
-        nodes = sorted(leaves, key=lambda node: node.pruned)
+        # A user's method may have continued a solution.
+        inner = self._method.source is not None
+        nodes = [node for node in self.root.walk() if inner or node.is_leaf]
+        nodes.sort(key=lambda node: node.pruned)
         return next((node for node in nodes if self._check_solved(node)), None)
 
     def _ask(self, method: Callable[P, T]) -> Callable[P, T]:
@@ -297,9 +308,12 @@ class Searcher:
         return self._prune_checked(await draw(node, n))
 
     async def finish(self, node: SearchNode, n: int) -> Sequence[SearchNode]:
-        """Sample whole solutions from a node on, and prune those that are wrong."""
+        """Sample whole solutions from a node on, and prune those that are wrong.
+
+        A node that ends a solution is its own solution.
+        """
         self._check()
-        return self._prune_checked(await node.sample(n))
+        return self._prune_checked([node] if self.done(node) else await node.sample(n))
 
     def instruct(self, node: SearchNode, text: str) -> SearchNode:
         """Append an instruction to a node, such as a request for feedback."""

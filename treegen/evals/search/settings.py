@@ -1,6 +1,6 @@
 """Settings of a search run: a task, a method, a budget, and how to sample."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -26,6 +26,7 @@ from treegen.evals.search.custom_method import (
     absolute_method,
     find_method,
     is_custom_method,
+    read_knobs,
     short_name,
 )
 from treegen.evals.search.method_types import (
@@ -36,6 +37,7 @@ from treegen.evals.search.method_types import (
     TreeSettings,
     read_values,
 )
+from treegen.evals.search.methods import METHODS, explain_unread
 from treegen.evals.search.task import SearchDefaults, SearchTask, get_search_task
 from treegen.search.budget import Budget
 
@@ -114,12 +116,6 @@ class SearchSettings(BaseSettings, TreeSettings):
             )
         if self.verifier_memory is not None:
             parse_bytes(self.verifier_memory)
-        several = max(self.expand, self.num_samples, self.repeats)
-        if self.step.temperature == 0 and several > 1:
-            raise InputError(
-                "a search requires different samples from the same state, but all samples are "
-                "the same at temperature 0; use a temperature above 0"
-            )
 
     @property
     def runs_code(self) -> bool:
@@ -136,11 +132,38 @@ class SearchSettings(BaseSettings, TreeSettings):
             return None  # it limits every episode
         if name == "step_tokens" and self.environment is not None:
             return "on an agent, because each step of an agent is a complete reply"
+        if self.source is None:
+            checkable = name != "width" or get_search_task(self.task).checkable
+            if reason := explain_unread(self.method, name, checkable=checkable):
+                return reason
         knob = "evaluate" if name == "verifier" else name
-        if self.source is not None or knob not in TreeSettings.__dataclass_fields__:
-            return None  # which settings a custom method reads is unknown
-        knobs = find_method(self.place).knobs
-        return None if knob in knobs else f"on {self.method}, which reads only {', '.join(knobs)}"
+        if knob not in TreeSettings.__dataclass_fields__:
+            return None
+        knobs = self._read_knobs()
+        if knobs is None or knob in knobs:
+            return None
+        if self.source is None:
+            return f"on {self.method}, which reads only {', '.join(knobs)}"
+        argument = f"; pass -a {knob}=VALUE to set its argument" if knob in self.arguments else ""
+        return f"on {self.method}, which does not read tools.knobs.{knob}{argument}"
+
+    def _read_knobs(self) -> Collection[str] | None:
+        """Return the settings that the method reads; None if they are unknown."""
+        return METHODS[self.method].knobs if self.source is None else read_knobs(self.place)
+
+    def check_temperature(self) -> None:
+        """Raise InputError if several samples would continue one state, but be all the same."""
+        knobs = self._read_knobs()
+        expand = self.expand * (self.width if self.method == "rebase" else 1)
+        counts = {"expand": expand, "num_samples": self.num_samples, "rollouts": self.rollouts}
+        several = [num for name, num in counts.items() if knobs is None or name in knobs]
+        if self.method in ("ab-mcts", "rstar"):
+            several.append(2)  # whatever the settings are
+        if self.step.temperature == 0 and max(self.repeats, *several, 1) > 1:
+            raise InputError(
+                "a search requires different samples from the same state, but all samples are "
+                "the same at temperature 0; use a temperature above 0"
+            )
 
     def free_choices(self) -> dict[str, Any]:
         """Return settings that change no search, or only data that identity has hashes of."""
@@ -202,6 +225,12 @@ def resolve_search_settings(
     task = get_search_task(choices["task"])
     defaults = task.search_defaults
     environment = _check_environment(task, choices.get("environment"))
+    budget = _budget(choices.get("budget"), defaults)
+    if environment is None and budget.actions is not None and "budget" in requested:
+        raise InputError(
+            f"the limit actions of {arg('budget=')} has no effect on {task.name}, which is solved "
+            "by text; use another limit, such as tokens"
+        )
     if stored and reading:
         method = {name: stored.get(name, _BEFORE.get(name)) for name in ("arguments", "source")}
         method |= {"method": stored["method"], "place": stored.get("place") or stored["method"]}
@@ -222,7 +251,7 @@ def resolve_search_settings(
     if (step_tokens := choices.get("step_tokens")) is not None:
         check_int("step_tokens", step_tokens, least=1)
         step = replace(step, max_tokens=step_tokens)
-    return build_settings(
+    settings = build_settings(
         SearchSettings,
         choices,
         task.needs_data,
@@ -233,7 +262,7 @@ def resolve_search_settings(
         evaluate=evaluate,
         prune_below=choices.get("prune_below", prune),
         verifier_args=check_verifier_settings(choices.get("verifier_args", {})),
-        budget=_budget(choices.get("budget"), defaults),
+        budget=budget,
         step=step,
         whole=replace(sample_params, **select(choices, ["max_tokens"])),
         num_samples=choices.get("num_samples", task.defaults.num_samples),
@@ -242,6 +271,9 @@ def resolve_search_settings(
             for name in ("width", "depth", "expand")
         },
     )
+    if not reading:
+        settings.check_temperature()
+    return settings
 
 
 def stored_search_choices(info: "RunInfo") -> dict[str, Any]:

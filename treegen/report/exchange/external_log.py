@@ -180,11 +180,11 @@ def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
     places = [path]
     if len(logs) > 1:
         places = [path / path_component(log.task, "a task of the log") for log in logs]
-    for place in places:
-        _check_directory(place)
-    for place in places:
-        _check_free(place)
     try:
+        for place in places:
+            _check_directory(place)
+        for place in places:
+            _check_free(place)
         with ExitStack() as stack:
             scratches = [stack.enter_context(_new_directory(place)) for place in places]
             for log, place, scratch in zip(logs, places, scratches, strict=True):

@@ -54,7 +54,7 @@ async def mutual(
         high: Upper bound of the cut, as a share of the solution's steps.
 
     Raises:
-        InputError: `low` and `high` are not shares in this order.
+        InputError: `agree`, `low` and `high` are not shares, or `low` exceeds `high`.
     """
     check_counts(checks=checks)
     if not 0 <= low <= high <= 1:
@@ -62,6 +62,8 @@ async def mutual(
             f"low and high must be between 0 and 1, and low must not exceed high, got {low} "
             f"and {high}"
         )
+    if not 0 <= agree <= 1:
+        raise InputError(f"agree must be between 0 and 1, got {agree!r}")
     answers = {node: answer(node) for node in found.candidates}
     answered = [node for node in found.candidates if answers[node] is not None]
     share = Counter(answers[node] for node in answered)

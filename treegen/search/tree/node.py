@@ -250,6 +250,7 @@ class SearchNode(TextNode):
             **overrides: As for `sample`.
         """
         check_int("n", n, least=0)
+        self._params_of(n, overrides)  # raises for identical children
         first = self._num_drawn
         self._num_drawn += n
         tasks = [asyncio.ensure_future(self._sample(1, overrides, first + i)) for i in range(n)]
@@ -282,11 +283,8 @@ class SearchNode(TextNode):
         """
         check_int("n", n, least=0)
         await self._end_abandoned()
-        overrides = dict(overrides)
-        context = self._context_of(overrides.pop("llm", None))
-        params = replace(self.search.params, **overrides) if overrides else self.search.params
-        if params.temperature == 0 and n > 1:
-            raise InputError("temperature 0 produces n identical children; use n=1")
+        context = self._context_of(overrides.get("llm"))
+        params = self._params_of(n, overrides)
         if n == 0:
             return []
         check_loop(self.search.backend)
@@ -319,6 +317,14 @@ class SearchNode(TextNode):
                 child.free()
                 child.dropped = self.dropped
         return children
+
+    def _params_of(self, n: int, overrides: Mapping[str, Any]) -> SamplingParams:
+        """Return the sampling parameters of n children; raise InputError for equal children."""
+        fields = {name: value for name, value in overrides.items() if name != "llm"}
+        params = replace(self.search.params, **fields) if fields else self.search.params
+        if params.temperature == 0 and n > 1:
+            raise InputError("temperature 0 produces n identical children; use n=1")
+        return params
 
     def extend(self, content: str | Parts) -> SearchNode:
         """Append given text, such as a tool's result or a question; it is computed when needed.
