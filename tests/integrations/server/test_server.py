@@ -524,6 +524,33 @@ def test_prompts_come_in_all_forms(running: Running, client: openai.OpenAI, refe
     )
 
 
+def test_a_message_has_the_text_of_all_its_parts(running: Running, reference: LLM) -> None:
+    parts = [{"type": "text", "text": "Tom has 3"}, {"type": "text", "text": "apples"}]
+    messages = [{"role": "user", "content": parts}]
+    body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+    got = running.post("chat/completions", body).json()["prompt_token_ids"]
+    (want,) = reference.generate([messages], SamplingParams(max_tokens=1))
+    assert got == want.prompt_token_ids
+    assert "Tom has 3\napples" in reference.tokenizer.decode(got)
+    both = {"type": "image_url", "image_url": IMAGE, "text": "apples"}  # is an image, not a text
+    body["messages"] = [{"role": "user", "content": [both]}]
+    assert running.post("chat/completions", body).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [('{"a": null, "b": {"c": null}}', {"a": None, "b": {"c": None}}), ("", {}), ("{}", {})],
+)
+def test_arguments_of_earlier_calls_stay_as_they_are(
+    written: str, arguments: dict[str, Any]
+) -> None:
+    requests = pytest.importorskip("treegen.integrations.server.requests")
+    function = {"name": "add", "arguments": written}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    message = requests.read_message({"role": "assistant", "content": None, "tool_calls": calls})
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": arguments}
+
+
 FORCED = {
     "messages": CHAT,
     "tool_choice": "required",

@@ -280,23 +280,23 @@ def check_chat_template(tokenizer: Any) -> None:
         )
 
 
-def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:
-    """Return the JSON object in a text, without fields that are null.
-
-    Args:
-        text: The text.
-        name: How error messages call it.
+def read_json(text: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body, without fields that are null.
 
     Raises:
-        RequestError: The text is not a JSON object.
+        RequestError: The body is not a JSON object.
     """
+    return {name: value for name, value in _read_object(text).items() if value is not None}
+
+
+def _read_object(text: bytes, name: str = "the body") -> dict[str, Any]:
     try:
         parsed = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{name} is not JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise RequestError(f"{name} is not a JSON object")
-    return {name: value for name, value in parsed.items() if value is not None}
+    return parsed
 
 
 def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionRequest:
@@ -400,9 +400,10 @@ def read_part(part: Any, field: str = "messages") -> dict[str, Any]:
     Raises:
         RequestError: The part cannot be read.
     """
-    if isinstance(part, dict) and isinstance(text := part.get("text"), str):
-        return {"type": "text", "text": text}
-    if not isinstance(part, dict) or part.get("type") != "image_url":
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "image_url":
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+            return {"type": "text", "text": text}
         raise RequestError(f"only parts of type text and image_url are supported in {field}", field)
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
@@ -413,12 +414,10 @@ def read_part(part: Any, field: str = "messages") -> dict[str, Any]:
 
 
 def read_message(message: dict[str, Any]) -> Message:
-    """Convert a message for chat templates: text in one piece, tool arguments as objects."""
+    """Convert a message: parts as in `treegen.prompts.tree`, tool arguments as objects."""
     converted = {name: value for name, value in message.items() if value is not None}
     if isinstance(content := converted.get("content"), list):
-        parts = list(map(read_part, content))
-        is_text = all(part["type"] == "text" for part in parts)
-        converted["content"] = "".join(part["text"] for part in parts) if is_text else parts
+        converted["content"] = list(map(read_part, content))
     if not isinstance(calls := converted.get("tool_calls", []), list):
         raise RequestError(f"tool_calls must be a list, got {calls!r:.80}", "messages")
     for call in calls:
@@ -426,9 +425,9 @@ def read_message(message: dict[str, Any]) -> Message:
         if not isinstance(function, dict):
             raise RequestError("each item of tool_calls must have a function", "messages")
         if isinstance(arguments := function.get("arguments"), str):
-            function["arguments"] = read_json(
-                arguments.encode("utf-8", "replace"), "a tool call's arguments"
-            )
+            # Some clients send an empty string for no arguments.
+            text = arguments.encode("utf-8", "replace") or b"{}"
+            function["arguments"] = _read_object(text, "a tool call's arguments")
     return converted
 
 
