@@ -521,6 +521,9 @@ def test_nodes_are_gone_once_the_engine_has_failed(
     assert len(client.sample(again, 2, params={"max_tokens": 2})) == 2
 
 
+DEEP: dict[str, Any] = {}
+for _ in range(400):
+    DEEP = {"not": DEEP}
 WRONG: list[tuple[str, Any, str | None]] = [
     ("", {}, "prompt"),
     ("", {"prompt": PROMPT, "messages": [{"role": "user", "content": "x"}]}, "prompt"),
@@ -538,6 +541,8 @@ WRONG: list[tuple[str, Any, str | None]] = [
     ("", {"prompt": "x", "tools": [{}]}, "tools"),
     ("", {"prompt": "x", "params": {"color": 1}}, "params.color"),
     ("", {"prompt": "x", "params": {"temperature": -1}}, None),
+    ("", {"prompt": "x", "params": {"json_schema": DEEP}}, "params"),
+    ("", {"prompt": "x", "stream": True}, "stream"),
     ("", {"messages": [{"role": "user"}]}, None),
     ("", {"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "messages"),
     (
