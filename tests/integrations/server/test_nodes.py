@@ -144,6 +144,21 @@ def test_samples_can_have_a_structure(client: NodeClient) -> None:
     )
 
 
+def test_params_of_a_sample_replace_those_of_its_tree() -> None:
+    tree = SamplingParams(regex="[ab]", stop="x")
+    for name, structure in (
+        ("choice", {"choice": ["yes"]}),
+        ("choice", {"structured_outputs": {"choice": ["yes"]}}),
+        ("json_schema", {"response_format": {"type": "json_object"}}),
+        (None, {"response_format": {"type": "text"}}),
+    ):
+        merged = merge_params(tree, Sampling(**structure))
+        assert (merged.structure or (None,))[0] == name and merged.stops == ("x",)
+    for stop, stops in ((None, ("x",)), ("", ()), ([""], ()), ("y", ("y",))):
+        merged = merge_params(tree, Sampling(stop=stop))
+        assert merged.stops == stops and merged.regex == tree.regex
+
+
 def test_params_can_have_every_name_that_sampling_params_has() -> None:
     names = set(signature(SamplingParams).parameters)
     # A request has n beside params, and the log-probabilities of given text are those of `score`.
