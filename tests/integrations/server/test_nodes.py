@@ -645,6 +645,12 @@ def test_the_metrics_have_the_memory_of_each_key(client: NodeClient) -> None:
     assert f'treegen_node_tokens{{client="1"}} {float(client.memory()["tokens"])}' in text
 
 
+def test_a_wrong_method_is_told_the_methods_of_all_routes(running: Running) -> None:
+    for path, methods in (("nodes", "GET, HEAD, POST"), ("nodes/batch", "DELETE, GET, HEAD, POST")):
+        response = HTTP.request("PUT", f"{running.url}/v1/{path}")
+        assert (response.status_code, response.headers["allow"]) == (405, methods)
+
+
 def test_the_openapi_document_describes_every_route(running: Running) -> None:
     document = HTTP.get(f"{running.url}/openapi.json").json()
     assert document["openapi"].startswith("3.1")

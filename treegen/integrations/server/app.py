@@ -429,7 +429,7 @@ def _is_address(host: str) -> bool:
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    message = f"{request.method} {path}: {error.detail}"
+    message, headers = f"{request.method} {path}: {error.detail}", dict(error.headers or {})
     if error.status_code == 404:
         advice = next((hint for start, hint in _ELSEWHERE.items() if path.startswith(start)), "")
         message = f"there is no {request.method} {path} here; {advice}{_ROUTES}"
@@ -441,6 +441,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
             if route.matches(request.scope)[0] is not Match.NONE
             for method in route.methods or ()
         }
+        headers["Allow"] = ", ".join(sorted(methods))  # Starlette's has those of one route
         usable = " or ".join(sorted(methods - {"HEAD"}))
         message = f"{path} does not take {request.method} requests; use {usable}"
-    return error_response(error.status_code, message, error.headers)
+    return error_response(error.status_code, message, headers)
