@@ -46,6 +46,7 @@ from treegen.integrations.server.requests import (
     CompletionRequest,
     RequestError,
     check_chat_template,
+    check_no_images,
     parse_request,
     read_json,
 )
@@ -257,6 +258,8 @@ class Server:
             ask.prompts(),
             ask.params(self._count_usable_tokens(), self._usual, self._grammar(ask)),
         )
+        for prompt in prompts:
+            check_no_images(prompt, served.llm.images)
         answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:

@@ -22,6 +22,7 @@ from treegen.integrations.server.field_errors import describe_field_error, hint_
 from treegen.integrations.server.node_params import Sampling
 from treegen.integrations.server.node_types import Operation
 from treegen.prompts.grammars import REQUESTED, parse_structure
+from treegen.prompts.images.table import ImageTable
 from treegen.prompts.tree import Message
 
 # Fields of SamplingParams that requests may have under the same names, as in vLLM's server.
@@ -388,6 +389,21 @@ def _no_constant(name: str) -> NoReturn:
 
 def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
+
+
+def check_no_images(prompt: Any, images: ImageTable | None) -> None:
+    """Raise RequestError if token ids stand for an image, which another client may have sent.
+
+    Args:
+        prompt: A prompt; text and messages have no token ids.
+        images: The images of all clients; None if the model takes none.
+    """
+    if images is not None and _is_tokens(prompt) and max(prompt) >= images.vocab_size:
+        raise RequestError(
+            f"prompt has the token id {max(prompt)}, but the token ids of the model are 0 to "
+            f"{images.vocab_size - 1}; send images as data URLs in messages",
+            "prompt",
+        )
 
 
 def read_part(part: Any, field: str = "messages") -> dict[str, Any]:
