@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import chain
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
 from treegen.demo import model_path
 from treegen.errors import BusyError, NumericsError
-from treegen.prompts import grammars
+from treegen.prompts import grammars, stops
 from treegen.search.live.run import LiveRun, SampleDelta
 
 PROMPT = "Tom has 3 apples and buys 5 more. How many apples does Tom have?\n"
@@ -147,21 +148,32 @@ def test_what_a_stream_tells_adds_up(served: AsyncLLM, temperature: float) -> No
     asyncio.run(ask())
 
 
-def test_nobody_waits_for_the_grammar_of_another(
-    served: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("module", "name", "slow_params"),
+    [
+        (grammars, "_compile_structure", {"choice": ["never", "ever"]}),
+        (stops, "word_tokens", {"bad_words": ["apples"]}),
+    ],
+)
+def test_nobody_waits_for_the_grammar_or_the_bad_words_of_another(
+    served: AsyncLLM,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    name: str,
+    slow_params: dict[str, Any],
 ) -> None:
     pytest.importorskip("llguidance")
-    is_served, compiled = threading.Event(), grammars._compile_structure
+    is_served, compiled = threading.Event(), getattr(module, name)
 
-    def slow(kind: str, text: str) -> str:
-        assert is_served.wait(60)
-        return compiled(kind, text)
+    def slow(what: Any, *more: Any) -> Any:
+        assert not what or is_served.wait(60)
+        return compiled(what, *more)
 
-    monkeypatch.setattr(grammars, "_compile_structure", slow)
+    monkeypatch.setattr(module, name, slow)
 
     async def ask() -> str:
-        choice = SamplingParams(choice=["never", "ever"], max_tokens=20)
-        held = asyncio.ensure_future(served.generate([PROMPT], choice))
+        params = SamplingParams(max_tokens=20, **slow_params)
+        held = asyncio.ensure_future(served.generate([PROMPT], params))
         await asyncio.sleep(0.1)
         await served.generate([PROMPT], SamplingParams(max_tokens=3))
         assert not held.done()
@@ -169,7 +181,8 @@ def test_nobody_waits_for_the_grammar_of_another(
         _, [[found]] = await held
         return found.text
 
-    assert asyncio.run(asyncio.wait_for(ask(), 100)) in ("never", "ever")
+    text = asyncio.run(asyncio.wait_for(ask(), 100))
+    assert text in slow_params["choice"] if "choice" in slow_params else "apples" not in text
 
 
 def test_who_leaves_takes_the_samples_along(served: AsyncLLM) -> None:

@@ -160,7 +160,13 @@ class AsyncLLM(Closeable):
         """
         params = check_params(params)
         call = self._call(prompts, params, True, tools, chat_template_kwargs, first)
-        texts = StreamedTexts(self.text, params.stops, self.replies if parts else None, tools)
+        texts = StreamedTexts(
+            self.text,
+            params.stops,
+            self.replies if parts else None,
+            tools,
+            is_structured=params.structure is not None,
+        )
         results = self._results(call)
         try:
             async for place, item in results:

@@ -1,7 +1,7 @@
 """Calls of an AsyncLLM, and threads that encode their prompts in order of arrival.
 
-Grammars are compiled and images decoded first, each kind in a separate thread, so that other calls
-do not wait for a large one.
+Grammars and bad words are compiled and images decoded first, each kind in a separate thread, so
+that other calls do not wait for a large one.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class PromptEncoder:
         self._tokenizer = copy.deepcopy(llm.tokenizer)
         self._appended = AppendedTextEncoder(self._tokenizer, llm.spec, llm.images)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="treegen-encode")
-        # A grammar may take long to compile; calls without one do not wait for it.
+        # A grammar or many bad words may take long to compile; other calls do not wait for them.
         self._grammars = ThreadPoolExecutor(1, thread_name_prefix="treegen-compile")
         self._images = ThreadPoolExecutor(1, thread_name_prefix="treegen-images")
         self._max_image_pixels = max_image_pixels
@@ -129,7 +129,7 @@ class PromptEncoder:
         """
         params = call.params or SamplingParams()
         stages: deque[tuple[ThreadPoolExecutor, Callable[[], object]]] = deque()
-        if params.structure is not None:
+        if _compiles_long(params):
             stages.append((self._grammars, partial(self._llm.stopping_of, params)))
         if has_images(contents):
             stages.append((self._images, partial(self._open_images, contents)))
@@ -143,7 +143,7 @@ class PromptEncoder:
 
     async def prepare(self, params: SamplingParams) -> None:
         """Compile the stop conditions of sampling parameters; for callers in an event loop."""
-        thread = self._thread if params.structure is None else self._grammars
+        thread = self._grammars if _compiles_long(params) else self._thread
         await _run_in(thread, self._llm.stopping_of, params)
 
     async def render_turns(
@@ -226,6 +226,10 @@ class PromptEncoder:
         self._llm.stopping_of(params)  # in this thread, because it may take a while
         call.requests = self._requests(contents, params, template)
         call.prompts = [request.tokens for request in call.requests]
+
+
+def _compiles_long(params: SamplingParams) -> bool:
+    return params.structure is not None or bool(params.banned)
 
 
 async def _run_in(

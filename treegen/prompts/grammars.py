@@ -20,6 +20,7 @@ from treegen.common.synchronization import run_in_daemon
 from treegen.errors import InputError, arg, install
 from treegen.prompts.grammar_termination import has_finite_text, has_finite_value
 from treegen.prompts.token_bytes import ByteSpeller
+from treegen.prompts.tree import describe_lone_surrogate
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -110,6 +111,8 @@ class Grammar:
                 f"{structure[0]} needs llguidance; install it with: {install('structured')}"
             )
         kind, text = structure
+        if problem := describe_lone_surrogate(text):
+            raise InputError(f"{arg(kind)} {problem}")
         tokens, self._names = _tokens_of(tokenizer, len(tokenizer), tuple(eos_ids), vocab_size)
         self._tokens = tokens
         self.num_words = -(-tokens.vocab_size // 32)

@@ -30,6 +30,7 @@ from treegen.prompts.token_text import (
     Detokenizer,
     special_tokens,
 )
+from treegen.prompts.tree import describe_lone_surrogate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -213,10 +214,13 @@ def word_tokens(
         vocab_size: Number of the model's logits per token.
 
     Raises:
-        InputError: a word has no tokens, or a token that the model does not have.
+        InputError: a word has half of a surrogate pair, no tokens, or a token that the model does
+            not have.
     """
     encoded: dict[tuple[int, ...], None] = {}
     for word in words:
+        if problem := describe_lone_surrogate(word):
+            raise InputError(f"{arg('bad_words')}: the word {word!r} {problem}")
         for text in (word, " " + word.lstrip()) if word.strip() else (word,):
             tokens = tuple(tokenizer.encode(text, add_special_tokens=False))
             if not tokens or max(tokens) >= vocab_size:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from serving import HTTP, KEY, TEMPLATE, Running, listening
 from small_searches import exact_demo
@@ -399,7 +400,12 @@ def test_a_server_cannot_make_the_client_wait_for_hours() -> None:
 
 
 def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
-    prompts: list[Any] = [PROBLEMS[0][1], [5, 6, 7], [{"role": "user", "content": "Hello"}]]
+    prompts: list[Any] = [
+        PROBLEMS[0][1],
+        [5, 6, 7],
+        [np.int64(8), 9],
+        [{"role": "user", "content": "Hello"}],
+    ]
     params = SamplingParams(n=2, seed=1, max_tokens=8, stop="\n", top_k=50)
     for got, want in zip(
         remote.generate(prompts, params), local.generate(prompts, params), strict=True
@@ -517,17 +523,30 @@ def test_generate_takes_structures(
         assert got[0].tokens == want[0].tokens
 
 
+def test_calls_of_tools_stay_in_the_text(remote: RemoteLLM, local: LLM) -> None:
+    pytest.importorskip("llguidance")
+    call = '{"name": "add", "arguments": {"a": 1}}'
+    params = SamplingParams(seed=1, max_tokens=60, choice=[call])
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    prompts = [[{"role": "user", "content": "Hello"}]]
+    (got,), (want,) = (llm.generate(prompts, params, tools=tools)[0] for llm in (remote, local))
+    assert (got.text, got.finish_reason) == (want.text, want.finish_reason) == (call, "stop")
+
+
 def test_scores_are_those_of_score(remote: RemoteLLM, local: LLM) -> None:
+    ids = np.array([5, 6]), np.array([7, 8, 9])
     pairs: list[Any] = [("The cat", " sat down."), ([5, 6], [7, 8, 9]), ("a b", "c"), ("x", "x x")]
+    pairs.append(ids)
     for got, want in zip(remote.score(pairs, top=3), local.score(pairs, top=3), strict=True):
         assert (got.tokens, got.is_greedy) == (want.tokens, want.is_greedy)
         assert got.logprobs == pytest.approx(want.logprobs, rel=1e-5, abs=1e-5)
         assert got.top is not None and want.top is not None
         assert (got.top.tokens == want.top.tokens).all()
     assert remote.score([]) == []
-    for pair in [("", "a"), ("a", [1]), ("a", ""), ("a",)]:
+    wrong: list[Any] = [("", "a"), ("a", [1]), ("a", ""), ("a",), "ab", None, ([], [1])]
+    for pair in wrong:
         with pytest.raises(InputError, match="pair 0"):
-            remote.score([pair])  # type: ignore[list-item]
+            remote.score([pair])
 
 
 @pytest.mark.parametrize(

@@ -288,6 +288,8 @@ def test_an_answer_has_the_schema_that_is_asked_for(model: Model) -> None:
     assert texts and all(type(json.loads(text)["ok"]) is bool for text in texts)
     words = asyncio.run(ask(extra_body={"guided_choice": ["yes", "no"]}))
     assert words and set(words) <= {"yes", "no"}
+    tagged = "<think>a</think>b"
+    assert set(asyncio.run(ask(extra_body={"guided_choice": [tagged]}))) == {tagged}
 
 
 def test_what_cannot_be_honoured_is_refused_by_name(model: Model) -> None:

@@ -176,6 +176,10 @@ def test_large_requests_are_refused_before_they_take_long(
     text = "a," * 5_001
     status, error = client.error("POST", f"/v1/nodes/{root['id']}/extend", {"text": text})
     assert status == 400 and "values" in error["message"]
+    status, error = client.error("POST", "/v1/nodes/batch", {"operations": [{}] * 500})
+    assert (status, error["param"]) == (400, "operations") and "can have at most" in error[
+        "message"
+    ]
     # The answers of a batch count together.
     score = {"op": "score", "node": root["id"], "texts": ["a" * 1_000], "top": 20}
     status, error = client.error("POST", "/v1/nodes/batch", {"operations": [score, score]})

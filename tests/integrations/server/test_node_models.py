@@ -91,6 +91,13 @@ def test_nodes_take_images(tmp_path: Path) -> None:
         more = client.post(f"/v1/nodes/{node['id']}/extend", {"messages": turns})["node"]
         assert more["num_context_tokens"] > longer["num_context_tokens"]
         client.sample(more, 2)
+        # Nobody can use the image of another client by guessing its ids.
+        body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+        ids = running.post("chat/completions", body).json()["prompt_token_ids"]
+        assert max(ids) >= llm.spec.vocab_size
+        for path, prompt in (("completions", ids), ("completions", [[5], ids]), ("nodes", ids)):
+            error = running.post(path, {"prompt": prompt}).json()["error"]
+            assert (error["code"], error["param"]) == (400, "prompt")
         assert "[image" not in client.ask("GET", f"/v1/nodes/{made['id']}")[1]["node"]["text"]
         client.http.close()
 

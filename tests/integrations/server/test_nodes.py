@@ -144,6 +144,21 @@ def test_samples_can_have_a_structure(client: NodeClient) -> None:
     )
 
 
+def test_params_of_a_sample_replace_those_of_its_tree() -> None:
+    tree = SamplingParams(regex="[ab]", stop="x")
+    for name, structure in (
+        ("choice", {"choice": ["yes"]}),
+        ("choice", {"structured_outputs": {"choice": ["yes"]}}),
+        ("json_schema", {"response_format": {"type": "json_object"}}),
+        (None, {"response_format": {"type": "text"}}),
+    ):
+        merged = merge_params(tree, Sampling(**structure))
+        assert (merged.structure or (None,))[0] == name and merged.stops == ("x",)
+    for stop, stops in ((None, ("x",)), ("", ()), ([""], ()), ("y", ("y",))):
+        merged = merge_params(tree, Sampling(stop=stop))
+        assert merged.stops == stops and merged.regex == tree.regex
+
+
 def test_params_can_have_every_name_that_sampling_params_has() -> None:
     names = set(signature(SamplingParams).parameters)
     # A request has n beside params, and the log-probabilities of given text are those of `score`.
@@ -521,6 +536,9 @@ def test_nodes_are_gone_once_the_engine_has_failed(
     assert len(client.sample(again, 2, params={"max_tokens": 2})) == 2
 
 
+DEEP: dict[str, Any] = {}
+for _ in range(400):
+    DEEP = {"not": DEEP}
 WRONG: list[tuple[str, Any, str | None]] = [
     ("", {}, "prompt"),
     ("", {"prompt": PROMPT, "messages": [{"role": "user", "content": "x"}]}, "prompt"),
@@ -538,6 +556,8 @@ WRONG: list[tuple[str, Any, str | None]] = [
     ("", {"prompt": "x", "tools": [{}]}, "tools"),
     ("", {"prompt": "x", "params": {"color": 1}}, "params.color"),
     ("", {"prompt": "x", "params": {"temperature": -1}}, None),
+    ("", {"prompt": "x", "params": {"json_schema": DEEP}}, "params"),
+    ("", {"prompt": "x", "stream": True}, "stream"),
     ("", {"messages": [{"role": "user"}]}, None),
     ("", {"messages": [{"role": "user", "content": [{"type": "sound"}]}]}, "messages"),
     (
@@ -623,6 +643,12 @@ def test_the_metrics_have_the_memory_of_each_key(client: NodeClient) -> None:
     text = client.http.get("/metrics").text
     assert 'treegen_nodes{client="1"} 3.0' in text
     assert f'treegen_node_tokens{{client="1"}} {float(client.memory()["tokens"])}' in text
+
+
+def test_a_wrong_method_is_told_the_methods_of_all_routes(running: Running) -> None:
+    for path, methods in (("nodes", "GET, HEAD, POST"), ("nodes/batch", "DELETE, GET, HEAD, POST")):
+        response = HTTP.request("PUT", f"{running.url}/v1/{path}")
+        assert (response.status_code, response.headers["allow"]) == (405, methods)
 
 
 def test_the_openapi_document_describes_every_route(running: Running) -> None:

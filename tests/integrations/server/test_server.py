@@ -524,6 +524,33 @@ def test_prompts_come_in_all_forms(running: Running, client: openai.OpenAI, refe
     )
 
 
+def test_a_message_has_the_text_of_all_its_parts(running: Running, reference: LLM) -> None:
+    parts = [{"type": "text", "text": "Tom has 3"}, {"type": "text", "text": "apples"}]
+    messages = [{"role": "user", "content": parts}]
+    body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+    got = running.post("chat/completions", body).json()["prompt_token_ids"]
+    (want,) = reference.generate([messages], SamplingParams(max_tokens=1))
+    assert got == want.prompt_token_ids
+    assert "Tom has 3\napples" in reference.tokenizer.decode(got)
+    both = {"type": "image_url", "image_url": IMAGE, "text": "apples"}  # is an image, not a text
+    body["messages"] = [{"role": "user", "content": [both]}]
+    assert running.post("chat/completions", body).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [('{"a": null, "b": {"c": null}}', {"a": None, "b": {"c": None}}), ("", {}), ("{}", {})],
+)
+def test_arguments_of_earlier_calls_stay_as_they_are(
+    written: str, arguments: dict[str, Any]
+) -> None:
+    requests = pytest.importorskip("treegen.integrations.server.requests")
+    function = {"name": "add", "arguments": written}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    message = requests.read_message({"role": "assistant", "content": None, "tool_calls": calls})
+    assert message["tool_calls"][0]["function"] == {"name": "add", "arguments": arguments}
+
+
 FORCED = {
     "messages": CHAT,
     "tool_choice": "required",
@@ -555,6 +582,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ),
     ({"prompt": "a", "presence_penalty": 3}, 400, "presence_penalty must be"),
     ({"prompt": "a", "bad_words": "b"}, 400, "bad_words must be"),
+    ({"prompt": "a", "bad_words": ["\ud800"]}, 400, "lone surrogate U+D800"),
     ({"prompt": "a", "best_of": 3}, 400, "best_of"),
     ({"prompt": "a", "suffix": "b"}, 400, "suffix is not supported; remove it"),
     ({"prompt": "a", "n": 10**6}, 400, "samples (--max-waiting plus --max-rows), got 1,000,000"),
@@ -621,6 +649,7 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"messages": CHAT, "response_format": {"type": "json"}}, 400, "response_format"),
     ({"messages": CHAT, "response_format": {"type": "json_schema"}}, 400, "json_schema.schema"),
     ({"prompt": "a", "guided_regex": "[0-9"}, 400, "regex cannot be used"),
+    ({"prompt": "a", "guided_regex": "\ud800"}, 400, "regex has the lone surrogate U+D800"),
     ({"prompt": "a", "guided_regex": "a", "guided_choice": ["a"]}, 400, "cannot be used together"),
     ({"prompt": "a", "structured_outputs": {"wings": 2}}, 400, "wings"),
     ({"messages": CHAT, "tool_choice": {"type": "function"}}, 400, "tool_choice"),

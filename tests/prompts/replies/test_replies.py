@@ -96,6 +96,17 @@ def test_a_thinking_that_is_known_is_taken_off_whatever_its_tags() -> None:
     assert read(open_end, TOOLS, tokenizer).text == ""
 
 
+def test_tags_in_a_structure_are_text_in_streams_too() -> None:
+    text = "<think>Hm.</think>4"
+    said, replies = _said(text, None), ReplyReader(hermes())
+    assert replies.read(said, is_structured=True) == Reply(text, [])
+    reply = replies.start_stream([], None, is_structured=True)
+    assert [*reply.add("<think>Hm.</th"), *reply.end("ink>4", said)] == [
+        TextPart("<think>Hm.</th"),
+        TextPart("ink>4"),
+    ]
+
+
 def test_parts_come_as_soon_as_they_are_known() -> None:
     said = _said(f"<think>\nHm.\n</think>\n\nI add < 3.\n<tool_call>{ADD}</tool_call>\nThen</s>")
     parts = grown(ReplyReader(hermes()), said)

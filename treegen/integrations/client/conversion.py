@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -33,17 +34,26 @@ def error_of(details: ErrorDetails) -> TreegenError:
     return _ERRORS.get(details.code, InputError)(details.message)
 
 
-def check_prompt(content: Any) -> Any:
-    """Return text, token ids or chat messages as JSON has them."""
+def as_text_or_ids(content: Any) -> Any:
+    """Return text or token ids, such as NumPy's, as JSON has them; None for anything else."""
     if isinstance(content, str):
         return content
-    if isinstance(content, Iterable) and not isinstance(content, bytes | Mapping):
-        items = list(content)
-        if items and (
-            all(isinstance(item, int) for item in items)
-            or all(isinstance(item, Mapping) for item in items)
-        ):
-            return items
+    if isinstance(content, bytes | Mapping) or not isinstance(content, Iterable):
+        return None
+    items = list(content)
+    if all(hasattr(item, "__index__") and not isinstance(item, bool) for item in items):
+        return list(map(operator.index, items))
+    return None
+
+
+def check_prompt(content: Any) -> Any:
+    """Return text, token ids or chat messages as JSON has them."""
+    is_list = isinstance(content, list | tuple) and bool(content)
+    if is_list and all(isinstance(message, Mapping) for message in content):
+        return list(content)
+    prompt = as_text_or_ids(content)
+    if prompt or prompt == "":
+        return prompt
     raise InputError(f"a prompt must be a string, token ids or chat messages, got {content!r:.80}")
 
 

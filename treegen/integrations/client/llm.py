@@ -14,6 +14,7 @@ from treegen.common.params import Params, SamplingParams, check_params
 from treegen.errors import InputError
 from treegen.integrations.client.connection import Connection, check_url
 from treegen.integrations.client.conversion import (
+    as_text_or_ids,
     check_prompt,
     encode_messages,
     is_chat,
@@ -25,7 +26,7 @@ from treegen.integrations.client.searches import NodeSearches
 from treegen.integrations.server.node_types import RootOperation, sampling_fields
 from treegen.llm.arguments import reject_unknown_arguments
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
-from treegen.prompts.tree import as_list
+from treegen.prompts.tree import as_list, chat_arguments
 from treegen.search.budget import Budget
 from treegen.search.event_loop import gather, run_apart
 from treegen.search.run import SearchResults
@@ -280,9 +281,9 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             if name in fields:
                 fields["structured_outputs"] = {server_name: fields.pop(name)}
         contents = [check_prompt(prompt) for prompt in as_list("prompts", prompts)]
-        template: dict[str, Any] = {"tools": list(tools)} if tools else {}
-        if chat_template_kwargs:
-            template["chat_template_kwargs"] = dict(chat_template_kwargs)
+        # As a field of the request, tools would make the server take calls out of the text.
+        arguments = chat_arguments(tools or None, chat_template_kwargs)
+        template = {"chat_template_kwargs": arguments} if arguments else {}
 
         async def call(connection: Connection) -> list[tuple[Any, int]]:
             request = partial(_complete, connection, fields=fields, template=template)
@@ -310,17 +311,14 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
         check_int("top", top, least=0, most=20)
         prompts: list[list[Any]] = []
         for index, pair in enumerate(as_list("pairs", pairs)):
-            parts: Any = pair if len(pair) == 2 else (None, None)
-            context, continuation = parts
-            if isinstance(context, str) != isinstance(continuation, str) or not context:
+            is_pair = isinstance(pair, Sequence) and len(pair) == 2 and not isinstance(pair, str)
+            context, continuation = map(as_text_or_ids, pair if is_pair else ("", ""))
+            if type(context) is not type(continuation) or not context:
                 raise InputError(
                     f"pair {index} must be a context and a continuation that are not empty, "
                     f"either both text or both token ids, got {pair!r:.80}"
                 )
-            if isinstance(context, str):
-                prompts.append([context, context + continuation])
-            else:
-                prompts.append([[*context], [*context, *continuation]])
+            prompts.append([context, context + continuation])
 
         async def call(connection: Connection) -> list[Any]:
             fields = {"echo": True, "max_tokens": 0, "return_token_ids": True}

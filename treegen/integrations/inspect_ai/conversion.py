@@ -26,7 +26,7 @@ from treegen.common.outputs import Completion, Score
 from treegen.common.params import REQUEST_FIELDS, SamplingParams
 from treegen.errors import InputError
 from treegen.prompts.grammars import REQUESTED, parse_structure
-from treegen.prompts.replies import ReplyReader
+from treegen.prompts.replies import Reply, ReplyReader
 from treegen.prompts.token_text import TokenText, chat_logprobs
 from treegen.prompts.tree import Message
 
@@ -169,6 +169,7 @@ def output_of(
     *,
     text: TokenText,
     tools: Sequence[Any] | None,
+    is_structured: bool,
     logprobs: bool,
     seconds: float,
 ) -> ModelOutput:
@@ -181,13 +182,15 @@ def output_of(
         replies: Splits completions into reasoning, text and tool calls.
         text: Decodes tokens.
         tools: Tools that the chat template was given.
+        is_structured: Whether the completions have a grammar.
         logprobs: Whether to report log-probabilities.
         seconds: Duration of the generation.
     """
     num_input, num_output = len(prompt), sum(completion.num_tokens for completion in completions)
     choices = []
     for completion in completions:
-        message = _message(model, prompt, completion, replies, tools)
+        reply = replies.read(completion, prompt, tools, is_structured=is_structured)
+        message = _message(model, reply)
         reason = _REASONS.get(completion.finish_reason, "stop")
         choices.append(
             ChatCompletionChoice(
@@ -203,14 +206,7 @@ def output_of(
     return ModelOutput(model=model, choices=choices, usage=usage, time=seconds)
 
 
-def _message(
-    model: str,
-    prompt: Sequence[int],
-    completion: Completion,
-    replies: ReplyReader,
-    tools: Sequence[Any] | None,
-) -> ChatMessageAssistant:
-    reply = replies.read(completion, prompt, tools)
+def _message(model: str, reply: Reply) -> ChatMessageAssistant:
     content: str | list[Any] = reply.text
     if reply.thoughts:
         content = [ContentReasoning(reasoning=reply.thoughts), ContentText(text=reply.text)]

@@ -153,6 +153,7 @@ class TreegenAPI(ModelAPI):
             self._served.replies,
             text=self._served.text,
             tools=tool_specs,
+            is_structured=params.structure is not None,
             logprobs=bool(config.logprobs),
             seconds=time.perf_counter() - start,
         )

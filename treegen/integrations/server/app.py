@@ -46,6 +46,7 @@ from treegen.integrations.server.requests import (
     CompletionRequest,
     RequestError,
     check_chat_template,
+    check_no_images,
     parse_request,
     read_json,
 )
@@ -257,6 +258,8 @@ class Server:
             ask.prompts(),
             ask.params(self._count_usable_tokens(), self._usual, self._grammar(ask)),
         )
+        for prompt in prompts:
+            check_no_images(prompt, served.llm.images)
         answer = CompletionResponse(ask, params.n, self._name, served.text, served.replies)
         how: Any = {"tools": ask.shown_tools, "chat_template_kwargs": ask.chat_template_kwargs}
         if not ask.stream:
@@ -429,7 +432,7 @@ def _is_address(host: str) -> bool:
 async def _not_found(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path
-    message = f"{request.method} {path}: {error.detail}"
+    message, headers = f"{request.method} {path}: {error.detail}", dict(error.headers or {})
     if error.status_code == 404:
         advice = next((hint for start, hint in _ELSEWHERE.items() if path.startswith(start)), "")
         message = f"there is no {request.method} {path} here; {advice}{_ROUTES}"
@@ -441,6 +444,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
             if route.matches(request.scope)[0] is not Match.NONE
             for method in route.methods or ()
         }
+        headers["Allow"] = ", ".join(sorted(methods))  # Starlette's has those of one route
         usable = " or ".join(sorted(methods - {"HEAD"}))
         message = f"{path} does not take {request.method} requests; use {usable}"
-    return error_response(error.status_code, message, error.headers)
+    return error_response(error.status_code, message, headers)

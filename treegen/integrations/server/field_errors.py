@@ -48,6 +48,7 @@ _INSTEAD: Final = {
     "reasoning_effort": "pass the effort to the chat template: "
     'chat_template_kwargs={"reasoning_effort": "low"}, or {"reasoning": "low"} '
     "if the template uses that name",
+    "stream": "remove it: of the requests for nodes, only POST /v1/nodes/ID/sample can stream",
     "top_logprobs": "use logprobs",
     "use_beam_search": "POST chats to /v1/search/beam/chat/completions for a beam search",
 }

@@ -15,6 +15,7 @@ from treegen.integrations.server.nodes import Client, ServedNode
 from treegen.integrations.server.requests import (
     RequestError,
     check_chat_template,
+    check_no_images,
     read_message,
     read_part,
 )
@@ -68,6 +69,7 @@ class GivenText:
                 raise RequestError(
                     "tools and chat_template_kwargs are supported only with messages", "tools"
                 )
+            check_no_images(ask.prompt, self._served.llm.images)
             return RootPrompt("prompt", ask.prompt, (), {})
         check_chat_template(self._served.llm.tokenizer)
         messages = [read_message(message) for message in ask.messages]

@@ -51,11 +51,6 @@ class BatchRunner:
             changes: Records what the batch changes.
         """
         operations = ask.operations
-        most = self._calls.store.limits.max_node_operations
-        if len(operations) > most:
-            raise RequestError(
-                f"a batch can have at most {most:,} operations; send several batches", "operations"
-            )
         for place, operation in enumerate(operations):
             for needed in _find_references(operation):
                 if needed >= place:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from pydantic_core import PydanticSerializationError
 
 from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
@@ -102,7 +103,12 @@ class NodeCalls:
         seed = secrets.randbits(48) if ask.seed is None else ask.seed
         with blaming_params():
             params = merge_params(SamplingParams(seed=seed), ask.params)
-        size = len(ask.params.model_dump_json(exclude_none=True))
+        try:
+            size = len(ask.params.model_dump_json(exclude_none=True))
+        except PydanticSerializationError:
+            raise RequestError(
+                "params are nested too deeply; use a flatter schema", "params"
+            ) from None
         if size > _MOST_PARAMS:
             raise RequestError(
                 f"the parameters of a tree have {size:,} characters, but a tree stores at most "

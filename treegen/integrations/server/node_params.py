@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from treegen.common.checks import check_int, check_number
 from treegen.common.params import MAX_COUNT, MAX_SEED, SamplingParams
+from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, arg
 from treegen.prompts.grammars import REQUESTED, parse_structure
 
@@ -62,7 +63,8 @@ class Sampling(NodeModel):
     grammar: _Structure | None = None
     choice: Annotated[list[_Phrase], Field(max_length=10_000)] | None = None
     response_format: dict[str, Any] | None = None
-    """The structure of a sample in OpenAI's form; see also json_schema, regex, grammar, choice."""
+    """The structure of a sample in OpenAI's form; see also json_schema, regex, grammar, choice. Any
+    of them replaces the structure of the tree; the type text replaces it by none."""
     structured_outputs: dict[str, Any] | None = None
     """The structure of a sample in vLLM's form."""
     confidence: Annotated[int, Field(ge=0, le=1_000)] | None = None
@@ -103,12 +105,12 @@ def merge_params(params: SamplingParams, ask: Sampling) -> SamplingParams:
     """
     fields = ask.model_dump(exclude_none=True)
     structure = parse_structure(fields)
+    if not fields.keys().isdisjoint((*STRUCTURES, *REQUESTED)):
+        fields = dict.fromkeys(STRUCTURES) | fields  # a sample has one structure
     for name in REQUESTED:
         fields.pop(name, None)
-    if isinstance(stop := fields.get("stop"), list):
-        fields["stop"] = [text for text in stop if text]
-    elif stop == "":
-        del fields["stop"]
+    if (stop := fields.get("stop")) is not None:
+        fields["stop"] = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
     fields |= structure
     return replace(params, **fields) if fields else params
 

@@ -297,6 +297,11 @@ class NodeRoutes:
             )
         fields = read_json(body)
         operations = fields.get("operations")
+        most = self.store.limits.max_node_operations
+        if isinstance(operations, list) and len(operations) > most:
+            raise RequestError(
+                f"a batch can have at most {most:,} operations; send several batches", "operations"
+            )
         for part in operations if isinstance(operations, list) else [fields]:
             prompt = part.get("prompt") if isinstance(part, dict) else None
             if isinstance(prompt, list):

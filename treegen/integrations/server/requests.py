@@ -22,6 +22,7 @@ from treegen.integrations.server.field_errors import describe_field_error, hint_
 from treegen.integrations.server.node_params import Sampling
 from treegen.integrations.server.node_types import Operation
 from treegen.prompts.grammars import REQUESTED, parse_structure
+from treegen.prompts.images.table import ImageTable
 from treegen.prompts.tree import Message
 
 # Fields of SamplingParams that requests may have under the same names, as in vLLM's server.
@@ -280,23 +281,23 @@ def check_chat_template(tokenizer: Any) -> None:
         )
 
 
-def read_json(text: bytes, name: str = "the body") -> dict[str, Any]:
-    """Return the JSON object in a text, without fields that are null.
-
-    Args:
-        text: The text.
-        name: How error messages call it.
+def read_json(text: bytes) -> dict[str, Any]:
+    """Return the JSON object in a body, without fields that are null.
 
     Raises:
-        RequestError: The text is not a JSON object.
+        RequestError: The body is not a JSON object.
     """
+    return {name: value for name, value in _read_object(text).items() if value is not None}
+
+
+def _read_object(text: bytes, name: str = "the body") -> dict[str, Any]:
     try:
         parsed = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RequestError(f"{name} is not JSON: {error}") from None
     if not isinstance(parsed, dict):
         raise RequestError(f"{name} is not a JSON object")
-    return {name: value for name, value in parsed.items() if value is not None}
+    return parsed
 
 
 def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionRequest:
@@ -390,6 +391,21 @@ def _is_tokens(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
+def check_no_images(prompt: Any, images: ImageTable | None) -> None:
+    """Raise RequestError if token ids stand for an image, which another client may have sent.
+
+    Args:
+        prompt: A prompt; text and messages have no token ids.
+        images: The images of all clients; None if the model takes none.
+    """
+    if images is not None and _is_tokens(prompt) and max(prompt) >= images.vocab_size:
+        raise RequestError(
+            f"prompt has the token id {max(prompt)}, but the token ids of the model are 0 to "
+            f"{images.vocab_size - 1}; send images as data URLs in messages",
+            "prompt",
+        )
+
+
 def read_part(part: Any, field: str = "messages") -> dict[str, Any]:
     """Convert a part of a message: text, or an image that the request contains as a data URL.
 
@@ -400,9 +416,10 @@ def read_part(part: Any, field: str = "messages") -> dict[str, Any]:
     Raises:
         RequestError: The part cannot be read.
     """
-    if isinstance(part, dict) and isinstance(text := part.get("text"), str):
-        return {"type": "text", "text": text}
-    if not isinstance(part, dict) or part.get("type") != "image_url":
+    kind = part.get("type") if isinstance(part, dict) else None
+    if kind != "image_url":
+        if isinstance(part, dict) and isinstance(text := part.get("text"), str):
+            return {"type": "text", "text": text}
         raise RequestError(f"only parts of type text and image_url are supported in {field}", field)
     image = part.get("image_url")
     url = image.get("url") if isinstance(image, dict) else image
@@ -413,12 +430,10 @@ def read_part(part: Any, field: str = "messages") -> dict[str, Any]:
 
 
 def read_message(message: dict[str, Any]) -> Message:
-    """Convert a message for chat templates: text in one piece, tool arguments as objects."""
+    """Convert a message: parts as in `treegen.prompts.tree`, tool arguments as objects."""
     converted = {name: value for name, value in message.items() if value is not None}
     if isinstance(content := converted.get("content"), list):
-        parts = list(map(read_part, content))
-        is_text = all(part["type"] == "text" for part in parts)
-        converted["content"] = "".join(part["text"] for part in parts) if is_text else parts
+        converted["content"] = list(map(read_part, content))
     if not isinstance(calls := converted.get("tool_calls", []), list):
         raise RequestError(f"tool_calls must be a list, got {calls!r:.80}", "messages")
     for call in calls:
@@ -426,9 +441,9 @@ def read_message(message: dict[str, Any]) -> Message:
         if not isinstance(function, dict):
             raise RequestError("each item of tool_calls must have a function", "messages")
         if isinstance(arguments := function.get("arguments"), str):
-            function["arguments"] = read_json(
-                arguments.encode("utf-8", "replace"), "a tool call's arguments"
-            )
+            # Some clients send an empty string for no arguments.
+            text = arguments.encode("utf-8", "replace") or b"{}"
+            function["arguments"] = _read_object(text, "a tool call's arguments")
     return converted
 
 

@@ -55,8 +55,10 @@ class ReplyReader:
         self.format = chosen or tool_format_of(tokenizer)
         has_template = getattr(tokenizer, "response_template", None) is not None
         self.by_template = chosen is None and has_template
-        tags = tags_of(tokenizer) or KNOWN[0]
+        known = tags_of(tokenizer)
+        tags = known or KNOWN[0]
         self._tags, self._thinking = tags, ThinkingTags(tags, tokenizer)
+        self._knows_tags = known is not None
         form = self.format or USUAL
         marks = (*form.literals, *form.inner, tags.open, tags.close)
         special = special_tokens(tokenizer, Detokenizer(tokenizer))
@@ -146,15 +148,29 @@ class ReplyReader:
             )
         return call_grammar(self.tokenizer, self.format, tools, name=name, is_single=is_single)
 
-    def start_stream(self, prompt: Sequence[int], tools: Sequence[Any] | None) -> StreamingReply:
+    def start_stream(
+        self,
+        prompt: Sequence[int],
+        tools: Sequence[Any] | None,
+        *,
+        is_structured: bool = False,
+    ) -> StreamingReply:
         """Return the reply to a prompt as a stream that grows.
 
         Its parts are those of `read`, with one exception: text before a closing tag without an
         opening tag is text, because it was emitted before the tag arrived.
+
+        Args:
+            prompt: As for `read`.
+            tools: As for `read`.
+            is_structured: As for `read`. Default: False.
         """
         self._warn(tools)
         parser = self._parser(self._thinking.opens(prompt), tools)
-        return StreamingReply(self, parser, prompt, tools)
+        has_channels = self.format is not None and self.format.has_channels
+        if is_structured and not self._knows_tags and not tools and not has_channels:
+            parser = ReplyParser(*self._get_format(tools))  # tags belong to the structure
+        return StreamingReply(self, parser, prompt, tools, is_structured=is_structured)
 
     def _warn(self, tools: Sequence[Any] | None) -> None:
         if self._is_warned or not tools:
@@ -225,6 +241,8 @@ class StreamingReply:
         parser: ReplyParser,
         prompt: Sequence[int],
         tools: Sequence[Any] | None,
+        *,
+        is_structured: bool,
     ) -> None:
         """Use `ReplyReader.start_stream` instead.
 
@@ -233,9 +251,10 @@ class StreamingReply:
             parser: The parser of the growing text.
             prompt: The token ids of the prompt.
             tools: The tools that the chat template received.
+            is_structured: Whether the text has a grammar.
         """
         self._replies, self._parser = replies, parser
-        self._prompt, self._tools = prompt, tools
+        self._prompt, self._tools, self._is_structured = prompt, tools, is_structured
 
     @property
     def waits(self) -> bool:
@@ -259,7 +278,9 @@ class StreamingReply:
         """
         if not self.waits:
             return self._parser.end(piece)
-        reply = self._replies.read(completion, self._prompt, self._tools)
+        reply = self._replies.read(
+            completion, self._prompt, self._tools, is_structured=self._is_structured
+        )
         thoughts = [ReasoningPart(reply.thoughts)] if reply.thoughts else []
         return [*thoughts, *([TextPart(reply.text)] if reply.text else []), *reply.calls]
 

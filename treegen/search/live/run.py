@@ -366,6 +366,8 @@ class StreamedTexts:
         stops: Sequence[str],
         replies: ReplyReader | None = None,
         tools: Sequence[Any] | None = None,
+        *,
+        is_structured: bool = False,
     ) -> None:
         """Start without samples.
 
@@ -374,8 +376,10 @@ class StreamedTexts:
             stops: The stop strings of the call.
             replies: Splits texts into the parts of a SampleDelta; None for no parts.
             tools: Tools of the call.
+            is_structured: Whether the samples have a grammar. Default: False.
         """
         self._text, self._stops, self._replies, self._tools = text, stops, replies, tools
+        self._is_structured = is_structured
         self._prompts: dict[int, list[int]] = {}
         self._growing: dict[tuple[int, int], StreamedText] = {}
         self._replying: dict[tuple[int, int], tuple[StreamedText, StreamingReply]] = {}
@@ -425,7 +429,9 @@ class StreamedTexts:
         if self._replies is None:
             return None
         if (place, sample) not in self._replying:
-            reply = self._replies.start_stream(self._prompts[place], self._tools)
+            reply = self._replies.start_stream(
+                self._prompts[place], self._tools, is_structured=self._is_structured
+            )
             growing = self._start_text(self._replies.text, place)
             self._replying[place, sample] = growing, reply
         return self._replying[place, sample]
