@@ -210,15 +210,7 @@ def resolve_search_settings(
             choose.
         reading: Whether the stored run is only read. Its method is then not imported.
     """
-    if "verifier" in requested:
-        if "evaluate" in requested:
-            raise InputError(
-                f"{arg('verifier=')} and {arg('evaluate=')} cannot be used together; remove "
-                "one of the two arguments"
-            )
-        evaluate = f"{REWARD}{absolute(requested['verifier'])}"
-        requested = {name: value for name, value in requested.items() if name != "verifier"}
-        requested["evaluate"] = evaluate
+    requested = _replace_verifier(requested)
     choices = merge_choices(SearchSettings, requested, stored)
     if not choices.get("task"):
         raise InputError("no task is given; choose a task with steps: countdown, game24 or gsm8k")
@@ -274,6 +266,19 @@ def resolve_search_settings(
     if not reading:
         settings.check_temperature()
     return settings
+
+
+def _replace_verifier(requested: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return choices in which a verifier is a way to evaluate."""
+    if "verifier" not in requested:
+        return requested
+    if "evaluate" in requested:
+        raise InputError(
+            f"{arg('verifier=')} and {arg('evaluate=')} cannot be used together; remove one of the "
+            "two arguments"
+        )
+    others = {name: value for name, value in requested.items() if name != "verifier"}
+    return {**others, "evaluate": f"{REWARD}{absolute(requested['verifier'])}"}
 
 
 def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
