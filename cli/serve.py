@@ -166,20 +166,17 @@ def command(
     from treegen.common.formatting import parse_bytes
     from treegen.integrations.server.node_params import NodeLimits
     from treegen.integrations.server.search_requests import SearchLimits
+    from treegen.integrations.server.sockets import bind_socket
 
     nodes: NodeLimits = _take_limits(params, NodeLimits, "max_node_memory", "max_stored_answers")
-    api_keys = params.pop("api_keys")
     weights_dir: Path | None = params.pop("weights_dir")
     search_limits: SearchLimits = _take_limits(params, SearchLimits)
     load_verifier = _verifier_loader(params)
     engine = make_engine(params)
-    keys = _collect_keys(api_keys, api_key, host, weights_dir)
+    keys = _collect_keys(params.pop("api_keys"), api_key, host, weights_dir)
     _check_limits(max_waiting, max_image_pixels, tool_format)
     body_bytes = parse_bytes(max_body)
     name = served_model_name or Path(engine.model).name or engine.model
-
-    from treegen.integrations.server.sockets import bind_socket
-
     with bind_socket(host, port) as at:
         from treegen.integrations.server.run import serve
         from treegen.llm import LLM
