@@ -98,12 +98,18 @@ class Sequence16:
     """One sequence's queries, keys and values, and attention to them in every arrangement."""
 
     def __init__(self, length: int, heads: tuple[int, int], width: int, dtype: torch.dtype) -> None:
-        """Random numbers that spread the softmax."""
+        """Random numbers that spread the softmax.
+
+        For the interpreter, queries and keys have so few bits that logits are exact in any order of
+        sums. Otherwise, a logit could be rounded to another multiple of 2^-14.
+        """
         random = torch.Generator().manual_seed(length)
         self.q, self.k, self.v = (
             (torch.randn(length, num, width, generator=random) * size).to(DEVICE, dtype)
             for num, size in ((heads[0], 3), (heads[1], 1), (heads[1], 1))
         )
+        if not CUDA:
+            self.q, self.k = ((numbers * 8).round() / 8 for numbers in (self.q, self.k))
         self.length = length
 
     def attend(
