@@ -170,10 +170,10 @@ def command(
 
     nodes: NodeLimits = _take_limits(params, NodeLimits, "max_node_memory", "max_stored_answers")
     weights_dir: Path | None = params.pop("weights_dir")
+    keys = _collect_keys(params.pop("api_keys"), api_key, host, weights_dir)
     search_limits: SearchLimits = _take_limits(params, SearchLimits)
     load_verifier = _verifier_loader(params)
     engine = make_engine(params)
-    keys = _collect_keys(params.pop("api_keys"), api_key, host, weights_dir)
     _check_limits(max_waiting, max_image_pixels, tool_format)
     body_bytes = parse_bytes(max_body)
     name = served_model_name or Path(engine.model).name or engine.model
