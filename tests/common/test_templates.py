@@ -19,7 +19,6 @@ from treegen.common.bounded.templates import (
     read_names,
     read_set,
     render_chat,
-    render_messages,
     render_rubric,
 )
 from treegen.common.bounded.worker import FileWorker
@@ -153,21 +152,6 @@ def test_chats_are_byte_by_byte_those_of_transformers(tokenizer: Any) -> None:
                 assert render_chat(tokenizer, messages, **how) == want, name
                 compared += 1
     assert compared > 10 * len(sources)
-
-
-@pytest.mark.parametrize(
-    "loop",
-    [
-        "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}",
-        "{% for p in m.content | selectattr('type', 'equalto', 'text') %}{{ p.text }}{% endfor %}",
-    ],
-)
-def test_templates_that_read_only_parts_show_texts(tokenizer: Any, loop: str) -> None:
-    tokenizer.chat_template = f"{{% for m in messages %}}{{{{ m.role }}}}: {loop};{{% endfor %}}"
-    system, reply = ({"role": role, "content": "Hi."} for role in ("system", "assistant"))
-    user = {"role": "user", "content": [{"type": "text", "text": "What?"}]}
-    text = render_messages(tokenizer, [system, user, reply, {"role": "tool", "content": None}])
-    assert text == "system: Hi.;user: What?;assistant: Hi.;tool: ;"
 
 
 def test_functions_and_halves_of_characters_come_through(tokenizer: Any) -> None:

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from treegen.common.bounded.templates import TemplateError, render_chat, render_messages
+from treegen.common.bounded.templates import TemplateError, render_chat
 from treegen.errors import InputError, arg
 from treegen.prompts.images.loading import check_pixels, is_image, source_of
 from treegen.prompts.images.table import ImageTable, PlacedImage
@@ -216,7 +216,7 @@ def render_turns(
         arguments.pop("tools", None)
     messages = [*earlier, {"role": "assistant", "content": reply}, *rendered]
     try:
-        text = render_messages(tokenizer, messages, add_generation_prompt=True, **arguments)
+        text = render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
     except (TemplateError, TypeError) as error:
         raise InputError(
             f"the chat template rejects the messages: {error}; correct the messages"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from treegen.common.bounded.templates import TemplateError, render_messages
+from treegen.common.bounded.templates import TemplateError, render_chat
 from treegen.errors import InputError, arg
 from treegen.prompts.bos_eos import find_special_tokens, warn_of_double_bos
 from treegen.prompts.chat_images import expand_image_markers, extract_images, get_reply_prefix
@@ -408,7 +408,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
 
     def apply_template(arguments: dict[str, Any]) -> str:
         try:
-            return render_messages(tokenizer, messages, add_generation_prompt=True, **arguments)
+            return render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
         except (TemplateError, TypeError) as error:  # an argument may have been passed twice
             raise InputError(
                 f"the chat template rejects {prompt.name}: {error}; correct the messages"

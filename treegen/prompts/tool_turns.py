@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from treegen.common.bounded.templates import TemplateError, render_messages
+from treegen.common.bounded.templates import TemplateError, render_chat
 from treegen.common.outputs import Completion
 from treegen.errors import InputError, arg
 from treegen.prompts.reasoning import reasoning_arguments
@@ -114,7 +114,7 @@ class ToolTurns:
     def render_question(self, text: str) -> str:
         """Return a chat of one message without tools, up to where its answer starts."""
         message = {"role": "user", "content": text}
-        return render_messages(
+        return render_chat(
             self._tokenizer, [message], **{**self._template, "add_generation_prompt": True}
         )
 
@@ -185,7 +185,7 @@ class ToolTurns:
     def _chat(self, messages: Sequence[Mapping[str, Any]], *, is_open: bool) -> str:
         more = {"tools": self.tools} if self.tools else {}
         try:
-            return render_messages(
+            return render_chat(
                 self._tokenizer,
                 messages,
                 **{**self._template, **more, "add_generation_prompt": is_open},

@@ -7,7 +7,6 @@ text.
 """
 
 import dataclasses
-import functools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -61,28 +60,8 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: An
         source = tokenizer.get_chat_template(how.pop("chat_template", None), how.get("tools"))
     except Exception as error:  # such as several templates without a default
         raise TemplateError(" ".join(str(error).split())) from error
-    return render_source(source, messages, dict(_special_tokens_of(tokenizer)), **how)
-
-
-def render_messages(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-    """Return what `render_chat` returns, with all text of the messages.
-
-    Some templates of models that take images read only lists of parts, and leave out other texts.
-    They get each text as a part.
-
-    Args:
-        tokenizer: As for `render_chat`.
-        messages: As for `render_chat`.
-        **how: As for `render_chat`.
-
-    Raises:
-        TemplateError: As for `render_chat`.
-    """
-    source = getattr(tokenizer, "chat_template", None)
-    has_source = _is_stock(tokenizer) and isinstance(source, str)
-    if has_source and _reads_only_parts(source, _special_tokens_of(tokenizer)):
-        messages = [_as_parts(message) for message in messages]
-    return render_chat(tokenizer, messages, **how)
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
+    return render_source(source, messages, special, **how)
 
 
 def render_source(
@@ -153,32 +132,6 @@ def read_set(source: str, values: Mapping[str, str], keys: Sequence[str]) -> dic
         return {key: _from_pairs(value) for key, value in _ask(_RUBRICS, request)["set"].items()}
     except TypeError as error:  # a key that no mapping can have
         raise TemplateError(str(error)) from None
-
-
-@functools.lru_cache(maxsize=32)
-def _reads_only_parts(source: str, special: tuple[tuple[str, str], ...]) -> bool:
-    """Return whether a template leaves out the text of a message that is not a part."""
-    message = {"role": "user", "content": "text of a message"}
-
-    def is_shown(message: Mapping[str, Any]) -> bool:
-        try:
-            return "text of a message" in render_source(source, [message], dict(special))
-        except TemplateError:
-            return False
-
-    # A template that reads parts reads their types.
-    return "type" in source and not is_shown(message) and is_shown(_as_parts(message))
-
-
-def _as_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    text = message.get("content")
-    if not isinstance(text, str):
-        return message
-    return {**message, "content": [{"type": "text", "text": text}]}
-
-
-def _special_tokens_of(tokenizer: Any) -> tuple[tuple[str, str], ...]:
-    return tuple((name, str(token)) for name, token in tokenizer.special_tokens_map.items())
 
 
 def _is_stock(tokenizer: Any) -> bool:
