@@ -168,6 +168,7 @@ def run(programs: list[Program], engines: dict[str, str], out: Path, deadline: f
     """Run programs until all have run or the time is over, and say what was not run."""
     pending = [program for program in programs if not is_complete(program, out)]
     prepared: tuple[Program, subprocess.Popen[bytes]] | None = None
+    process: subprocess.Popen[bytes] | None = None
     try:
         while pending:
             # The files of an engine may arrive while others run.
@@ -193,6 +194,7 @@ def run(programs: list[Program], engines: dict[str, str], out: Path, deadline: f
                     prepared = following[0], start(following[0], engines, out)
             code = process.poll()
             end(process)
+            process = None
             seconds, rows = time.time() - begun, find_rows(out / f"{program.name}.log")
             state = "killed" if code is None else "done" if code == 0 else f"failed ({code})"
             print(f"{program.name}: {state} after {seconds:.0f} s", *rows, sep="\n", flush=True)
@@ -202,8 +204,9 @@ def run(programs: list[Program], engines: dict[str, str], out: Path, deadline: f
             while used_mib() > FREE_MIB and time.time() < settled:
                 time.sleep(0.2)
     finally:
-        if prepared:
-            end(prepared[1])
+        for started in (process, prepared and prepared[1]):
+            if started:
+                end(started)
     for program in pending:
         print(f"{program.name}: not run, {program.engine} is not installed")
 

@@ -186,7 +186,7 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         DataError: The file cannot be read, or a row has more cells than the header.
     """
     for line, row in _number_lines(path, csv.DictReader, 2):
-        if any(row.pop(None, ())):
+        if any(cell.strip() for cell in row.pop(None, ())):
             raise DataError(
                 f"{path}, line {line} has more cells than the header; put quotes around each cell "
                 "that contains a comma"

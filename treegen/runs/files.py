@@ -123,8 +123,11 @@ def parse_sample_line(line: str) -> tuple[tuple[str, int], dict[str, Any]]:
         KeyError, TypeError, ValueError: the line is not an object that names a sample.
     """
     row = parse_json(line)
+    if not isinstance(row, dict):
+        raise ValueError("the line is not a JSON object")
     index = row["sample_index"]
-    if isinstance(index, bool) or (isinstance(index, float) and not index.is_integer()):
+    is_fraction = isinstance(index, float) and not index.is_integer()
+    if index is None or isinstance(index, bool) or is_fraction:
         raise ValueError(f"sample_index must be a whole number, got {index!r}")
     return (str(row["problem_id"]), int(index)), row
 

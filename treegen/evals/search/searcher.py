@@ -238,8 +238,9 @@ class Searcher:
             if self._settings.choose == "vote" and not self._method.votes:
                 outcome = await self._vote(outcome)
             again = self.checkable and self.root.search.stopped is None
-            # Proposed lists of steps do not vary, so a second search would repeat the first.
-            if not again or usage.tokens_decoded == spent or self._settings.propose != "sample":
+            # Otherwise a second search would repeat the first.
+            varies = self._settings.propose == "sample" and self._settings.step.temperature > 0
+            if not again or usage.tokens_decoded == spent or not varies:
                 return outcome
             self.root.search.restart += 1
 

@@ -157,7 +157,7 @@ class SearchSettings(BaseSettings, TreeSettings):
         expand = self.expand * (self.width if self.method == "rebase" else 1)
         counts = {"expand": expand, "num_samples": self.num_samples, "rollouts": self.rollouts}
         several = [num for name, num in counts.items() if knobs is None or name in knobs]
-        if self.method in ("ab-mcts", "rstar"):
+        if self.method in ("ab-mcts", "majority", "rstar"):
             several.append(2)  # whatever the settings are
         if self.step.temperature == 0 and max(self.repeats, *several, 1) > 1:
             raise InputError(

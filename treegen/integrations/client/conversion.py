@@ -41,9 +41,12 @@ def as_text_or_ids(content: Any) -> Any:
     if isinstance(content, bytes | Mapping) or not isinstance(content, Iterable):
         return None
     items = list(content)
-    if all(hasattr(item, "__index__") and not isinstance(item, bool) for item in items):
+    if any(isinstance(item, bool) for item in items):
+        return None
+    try:
         return list(map(operator.index, items))
-    return None
+    except TypeError:
+        return None
 
 
 def check_prompt(content: Any) -> Any:

@@ -430,10 +430,12 @@ def read_part(part: Any, field: str = "messages") -> dict[str, Any]:
 
 
 def read_message(message: dict[str, Any]) -> Message:
-    """Convert a message: parts as in `treegen.prompts.tree`, tool arguments as objects."""
+    """Convert a message for chat templates: text in one piece, tool arguments as objects."""
     converted = {name: value for name, value in message.items() if value is not None}
     if isinstance(content := converted.get("content"), list):
-        converted["content"] = list(map(read_part, content))
+        parts = list(map(read_part, content))
+        is_text = all(part["type"] == "text" for part in parts)
+        converted["content"] = "\n".join(part["text"] for part in parts) if is_text else parts
     if not isinstance(calls := converted.get("tool_calls", []), list):
         raise RequestError(f"tool_calls must be a list, got {calls!r:.80}", "messages")
     for call in calls:
