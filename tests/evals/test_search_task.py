@@ -435,6 +435,7 @@ def test_settings_without_effect_are_refused(
         ("rebase", {"expand": 1, "width": 1}, {"expand": 1}),
         ("mcts", {"expand": 1}, {"expand": 1, "rollouts": 2}),
         ("ab-mcts", None, {}),
+        ("majority", None, {"num_samples": 1}),
         ("sample", None, {"repeats": 2}),
     ],
 )
@@ -447,6 +448,12 @@ def test_temperature_0_needs_one_sample_of_each_state(
     if several is not None:
         with pytest.raises(InputError, match="all samples are the same at temperature 0"):
             resolve_search_settings({**given, **several})
+
+
+def test_a_greedy_search_ends_with_its_only_solution(data: str) -> None:
+    job = job_of(data, method="sample", temperature=0.0)
+    for record in records_of(job, ToyLLM(puzzle_model())):
+        assert record["solved"] or len(record["nodes"]) == 2
 
 
 # Run directories

@@ -128,7 +128,7 @@ def test_lines_of_a_csv_file_have_the_numbers_that_ids_were_made_of(tmp_path: Pa
 
 def test_a_csv_row_with_a_comma_outside_quotes_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
-    file.write_text('question,answer\n"One, or two?",2,\nOne, or two?,2\n')
+    file.write_text('question,answer\n"One, or two?",2, \nOne, or two?,2\n')
     rows = csv_rows(file)
     assert next(iter(rows)) == (2, {"question": "One, or two?", "answer": "2"})
     with pytest.raises(DataError, match="line 3 has more cells than the header; put quotes"):

@@ -399,6 +399,12 @@ def test_a_server_cannot_make_the_client_wait_for_hours() -> None:
     assert connection._seconds("Wed, 21 Oct 2026 07:28:00 GMT") == 0
 
 
+@pytest.mark.parametrize("prompt", [np.array([1.5]), np.array([[1, 2]]), [True], []])
+def test_what_is_no_prompt_is_refused(prompt: Any, remote: RemoteLLM) -> None:
+    with pytest.raises(InputError, match="a prompt must be a string, token ids or chat messages"):
+        remote.generate([prompt])
+
+
 def test_samples_are_those_of_generate(remote: RemoteLLM, local: LLM) -> None:
     prompts: list[Any] = [
         PROBLEMS[0][1],
