@@ -65,6 +65,8 @@ def read_plan(path: Path) -> list[Program]:
                 sys.exit(f"{path}: {program.name}: {script} is not a program of {HERE}")
             if not re.fullmatch(r"[\w.-]+", program.name):
                 sys.exit(f"{path}: {program.name!r} must have letters, digits, '.', '_' and '-'")
+            if not isinstance(program.seconds, int | float):
+                sys.exit(f"{path}: {program.name}: seconds must be a number")
             job_of(program.jobs[0])
     except (OSError, ValueError, TypeError, IndexError) as error:
         sys.exit(f"{path} is not a plan: {error}")
@@ -198,6 +200,9 @@ def run(programs: list[Program], engines: dict[str, str], out: Path, deadline: f
             seconds, rows = time.time() - begun, find_rows(out / f"{program.name}.log")
             state = "killed" if code is None else "done" if code == 0 else f"failed ({code})"
             print(f"{program.name}: {state} after {seconds:.0f} s", *rows, sep="\n", flush=True)
+            if code:
+                lines = (out / f"{program.name}.log").read_text(errors="replace").splitlines()
+                print(*lines[-1:], flush=True)
             print(describe_power(out, begun), end="", flush=True)
             save_table(programs, out)
             settled = time.time() + SETTLE_SECONDS

@@ -297,6 +297,7 @@ def test_a_plan_runs_its_programs_and_continues_where_it_stopped(
         ({"command": "run_vllm.py unknown"}, "JOB must be one of"),
         ({"command": ""}, "is not a plan"),
         ({"limit": 1}, "is not a plan"),
+        ({"seconds": "9"}, "seconds must be a number"),
     ],
 )
 def test_a_mistake_in_a_plan_ends_the_program(
