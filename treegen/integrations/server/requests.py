@@ -392,7 +392,7 @@ def _is_tokens(value: Any) -> bool:
 
 
 def check_no_images(prompt: Any, images: ImageTable | None) -> None:
-    """Raise RequestError if token ids stand for an image, which another client may have sent.
+    """Raise RequestError if a prompt contains the internal token ids of an image of any client.
 
     Args:
         prompt: A prompt; text and messages have no token ids.
