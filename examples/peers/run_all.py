@@ -156,7 +156,7 @@ def save_configurations(programs: list[Program], out: Path) -> None:
             if program.shape not in shapes or job_of(name).kind == "structured":
                 shapes[program.shape] = name
     for shape, job in shapes.items():
-        if not (out / "shapes" / shape).exists():
+        if not (out / "shapes" / shape / "config.json").exists():
             command = [sys.executable, str(HERE / "workload.py"), job, str(out / "shapes" / shape)]
             paths = [str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
             subprocess.run(
