@@ -50,15 +50,14 @@ def speed(figures: dict[str, Any]) -> str:
             y += bar + 6
             engine, value = each["engine"], each["tokens_per_second"]
             low, high = each["low"], each["high"]
+            runs = "1 run" if low == high else f"{low:,}-{high:,}"
             parts += [
                 text(left - 10, y, engine, 'text-anchor="end"'),
                 f'<rect x="{left}" y="{y - 16}" width="{scale * value:.1f}" height="{bar}" rx="3" '
                 f'fill="{_COLOURS[engine]}"/>',
                 f'<path d="M{left + scale * low:.1f} {y - 5} H{left + scale * high:.1f}" '
                 'stroke="#202428" stroke-width="2"/>',
-                text(
-                    left + scale * high + 8, y, f"{value:,} ({low:,}-{high:,})"
-                ),
+                text(left + scale * high + 8, y, f"{value:,} ({runs})"),
             ]
         y += 40
     parts.append(
