@@ -1,7 +1,6 @@
 """The `treegen` command, also as `python -m treegen`. A signal during startup ends it quietly."""
 
 import atexit
-import gc
 import os
 import signal
 import sys
@@ -12,10 +11,11 @@ def main() -> int:
     # Until handlers are installed, Ctrl-C would interrupt an import with a traceback, or be lost.
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Imports create many objects that stay; frequent collections take a fifth of their time.
-    gc.set_threshold(50_000)
     codes: list[int] = []
     atexit.register(_exit_early, codes)  # before all other functions, so that it runs last
+    from treegen.common.lifetimes import collect_less_often
+
+    collect_less_often()
     from treegen.cli.main import main as run
 
     try:
