@@ -135,6 +135,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(5_000)
     gc.enable()
+    if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
+        from interpreted import prepare_once
+
+        prepare_once()
 
 
 def pytest_sessionfinish() -> None:
