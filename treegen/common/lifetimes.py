@@ -63,7 +63,7 @@ class NonCopyable:
 
 
 # Collecting fewer new objects than this takes less time than counting the frozen ones.
-_MANY: Final = 10_000
+_MANY: Final = 100_000
 
 
 def collect_less_often() -> None:
