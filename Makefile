@@ -18,9 +18,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 DEMO := .demo
 
-# Tests start hundreds of processes, each of which would compile treegen anew.
-unexport PYTHONDONTWRITEBYTECODE
-
 # torch first: a bare requirement would choose the newest build and all of its CUDA libraries.
 # Without an explicit TORCH, one that is already there stays.
 # Environments made by other tools may lack pip.

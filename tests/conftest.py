@@ -22,6 +22,8 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Test tensors are tiny. Threads that wait for each other take many times as long on busy cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Tests start hundreds of processes, each of which would compile treegen anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Verdicts that one test has kept must not be another's.
 os.environ["TREEGEN_CACHE"] = ""
 
@@ -33,6 +35,7 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+sys.dont_write_bytecode = False
 # A shell's background job starts with SIGINT ignored, nohup with SIGHUP, and so would the commands
 # under test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -132,6 +135,10 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(5_000)
     gc.enable()
+    if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
+        from interpreted import prepare_once
+
+        prepare_once()
 
 
 def pytest_sessionfinish() -> None:

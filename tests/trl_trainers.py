@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -125,6 +126,7 @@ def main(kind: str, folder: Path, size: int) -> None:
     for name in ("datasets", "trl.trainer.grpo_trainer", "trl.trainer.rloo_trainer"):
         import_module(name)
     os.environ["WORLD_SIZE"] = str(size)
+    gc.freeze()  # collections in a fork would copy all pages
     pids = []
     for rank in reversed(range(size)):
         os.environ["RANK"] = os.environ["LOCAL_RANK"] = str(rank)
@@ -140,3 +142,4 @@ def main(kind: str, folder: Path, size: int) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    os._exit(0)  # finalizing the modules takes seconds

@@ -60,6 +60,24 @@ def test_the_module_is_the_command() -> None:
     assert refused.returncode == 2 and "did you mean 'eval'?" in refused.stderr
 
 
+@pytest.mark.parametrize(("typed", "code"), [("--version", 0), ("evaluate", 2)])
+def test_what_libraries_registered_runs_at_the_end(typed: str, code: int) -> None:
+    program = f"""
+import atexit, sys
+class Finder:
+    def find_spec(self, name, *rest):
+        if name == "treegen.cli.main":
+            atexit.register(print, "registered", end="")
+sys.meta_path.insert(0, Finder())
+sys.argv[1:] = [{typed!r}]
+from treegen.__main__ import main
+sys.exit(main())
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code and done.stdout.endswith("registered"), done
+
+
 @pytest.mark.parametrize("module", ["treegen.cli.main", "click", "treegen.errors"])
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "ignored"])
 def test_a_signal_while_the_command_is_imported_prints_nothing(module: str, ignored: bool) -> None:

@@ -23,7 +23,7 @@ def unfrozen() -> Iterator[None]:
 
 def test_what_was_read_counts_as_old() -> None:
     with pause_gc():
-        made = [[number] for number in range(50_000)]
+        made = [[number] for number in range(200_000)]
     assert not any(each is made[-1] for young in (0, 1) for each in gc.get_objects(young))
     assert any(each is made[-1] for each in gc.get_objects(2))
     assert not gc.get_freeze_count()
@@ -88,7 +88,7 @@ class Cycle:
         write(1, b"finalized")
 
 with pause_gc():
-    made = [[number] for number in range(50_000)]
+    made = [[number] for number in range(200_000)]
 left = Cycle()
 """
 

@@ -139,6 +139,7 @@ def test_kept_verdicts_are_those_of_judging_anew(
     assert files(folder)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_is_judged_once(
     folder: Path, judged: list[str], tmp_path: Path, treegen: Command, tiny: Path
 ) -> None:

@@ -57,6 +57,7 @@ def _accuracies(run: Path) -> tuple[str, str]:
     return f"{stored:.3f}", f"{now:.3f}"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_readers_name_the_score_that_changed(
     forged: Path, certified: Path, tmp_path: Path, treegen: Command
 ) -> None:

@@ -29,12 +29,15 @@ from treegen.evals.judging.judgement_files import get_slot, read_records
 from treegen.runs import RunDir
 
 SERVER = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
+gc.disable()
 import treegen.cli.eval, treegen.evals.pipeline.evaluation, treegen.llm.llm
 import treegen.report.plots, treegen.report.text, treegen.tasks.gsm8k
 from transformers.models.llama import modeling_llama
-from treegen.cli.main import main
+from treegen.__main__ import main
 
+gc.freeze()  # collections in a fork would copy all pages
+gc.enable()
 print("ready", flush=True)
 for line in sys.stdin:
     job = json.loads(line)

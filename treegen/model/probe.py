@@ -163,7 +163,7 @@ def probe_layers(
     return _probe_stock(stock, dtype, ranks)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=64)
 def _probe_stock(stock: _StockConfig, dtype: torch.dtype, ranks: int) -> ProbeResult:
     return _probe(stock.config, dtype, False, ranks)
 

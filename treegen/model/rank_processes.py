@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 # exit_with_parent comes first, because importing torch may take a minute on a busy machine.
 _START: Final = (
     "import sys; from treegen.common.signals import exit_with_parent; "
-    "exit_with_parent(int(sys.argv[-1])); from treegen.llm.follower import main; main()"
+    "exit_with_parent(int(sys.argv[-1])); "
+    "from treegen.common.lifetimes import collect_less_often; collect_less_often(); "
+    "from treegen.llm.follower import main; main()"
 )
 _START_SECONDS: Final = 300.0  # for a follower to import its modules
 _SOON: Final = 2.0  # seconds within which a failing follower has reported its error

@@ -38,6 +38,7 @@ def _evaluate(folder: Path, answers: list[str], **options: Any) -> Audit:
     return run.audit()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_audit_that_fails_is_a_notice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,11 +112,13 @@ class _RememberingNearTies(NearTies):
             self._drawn |= zip(new, super()._draw(new), strict=True)
         return [self._drawn[branch] for branch in branches]
 
-    def _list_near(self, drawn: Record, at: int) -> list[int]:
-        key = drawn["problem_id"], drawn["sample_index"], *drawn["tokens"][: at + 1]
-        if key not in self._near:
-            self._near[key] = super()._list_near(drawn, at)
-        return self._near[key]
+    def _list_near(self, drawn: Record, places: Sequence[int]) -> list[list[int]]:
+        sample = drawn["problem_id"], drawn["sample_index"]
+        keys = {at: (*sample, *drawn["tokens"][: at + 1]) for at in places}
+        if new := [at for at in places if keys[at] not in self._near]:
+            found = super()._list_near(drawn, new)
+            self._near |= {keys[at]: near for at, near in zip(new, found, strict=True)}
+        return [self._near[keys[at]] for at in places]
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +134,7 @@ def parted(certified: Path) -> Iterator[tuple[NearTies, Record, Record]]:
         for drawn in records:
             tokens, key = drawn["tokens"], (drawn["problem_id"], drawn["sample_index"])
             for at in range(len(tokens) // 2):
-                for other in ties._list_near(drawn, at):
+                for other in ties._list_near(drawn, [at])[0]:
                     (sample,) = ties._draw([(key, (*tokens[:at], other))])
                     if sample["num_tokens"] > at + 12 and "answer is" in sample["text"]:
                         yield ties, drawn, sample

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from treegen.common.params import SamplingParams
 from treegen.evals.job import PreparedJob
 from treegen.evals.sampling import RecordMaker
 from treegen.prompts.token_text import PARTIAL, Detokenizer
@@ -213,7 +214,7 @@ class NearTies:
             return [branch for _, branch in branches]
         pairs = enumerate(zip(tokens, stored_tokens, strict=False))
         at = next((place for place, (a, b) in pairs if a != b), None)
-        if at is None or at < start or stored_tokens[at] not in self._list_near(redrawn, at):
+        if at is None or at < start or stored_tokens[at] not in self._list_near(redrawn, [at])[0]:
             return []
         return [(*tokens[:at], int(stored_tokens[at]))]
 
@@ -253,9 +254,10 @@ class NearTies:
         places = range(len(tokens))
         first = bisect_left(places, True, key=lambda at: not agrees(read(tokens[: at + 1])))
         last = min(first, len(tokens) - 1)
-        for at in range(last, max(start - 1, last - _BACK), -1):
+        last_places = range(last, max(start - 1, last - _BACK), -1)
+        for at, near in zip(last_places, self._list_near(redrawn, last_places), strict=True):
             before = read(tokens[:at])
-            for other in self._list_near(redrawn, at):
+            for other in near:
                 added = read([*tokens[:at], other])
                 if _may_follow(before, added, other):
                     yield len(added), (*tokens[:at], other)
@@ -277,15 +279,14 @@ class NearTies:
             return Followed(0, why)
         return Followed(1, "", distance)
 
-    def _list_near(self, redrawn: Record, at: int) -> list[int]:
-        """Return the tokens other than the drawn one that rounding could have drawn at a place."""
+    def _list_near(self, redrawn: Record, places: Sequence[int]) -> list[list[int]]:
+        """Return for each place the tokens other than the drawn one that rounding could draw."""
         request, params = self._requests[redrawn["problem_id"]]
         if params.penalties or params.structure or params.max_thinking_tokens is not None:
-            return []  # then a draw depends on more than the text before it
+            return [[] for _ in places]  # then a draw depends on more than the text before it
         one = replace(
             params,
             max_tokens=1,
-            min_tokens=int(at < params.min_tokens),
             stop=(),
             reasoning_tags=None,
             confidence=0,
@@ -293,9 +294,19 @@ class NearTies:
             logprobs=self._llm.spec.vocab_size,
             logprobs_mode="processed_logprobs" if params.temperature else "raw_logprobs",
         )
-        ids = [*request.tokens.tolist(), *redrawn["tokens"][:at]]
-        ((completion,),) = self._llm.generate([ids], one, progress=False)
-        logprobs = dict(completion.top_logprobs[0])
+        all_params = [replace(one, min_tokens=int(at < params.min_tokens)) for at in places]
+        prompt = request.tokens.tolist()
+        prompts = [[*prompt, *redrawn["tokens"][:at]] for at in places]
+        found = self._llm.generate(prompts, all_params, progress=False)
+        return [
+            self._choose_near(redrawn, at, params, dict(completion.top_logprobs[0]))
+            for at, (completion,) in zip(places, found, strict=True)
+        ]
+
+    def _choose_near(
+        self, redrawn: Record, at: int, params: SamplingParams, logprobs: Mapping[int, float]
+    ) -> list[int]:
+        """Return the near tokens at a place, given the log-probabilities of all tokens there."""
         redrawn_token = redrawn["tokens"][at]
         if params.temperature == 0:
             near = (
