@@ -404,6 +404,45 @@ def test_settings_that_cannot_be(choices: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("task", "form", "message"),
+    [
+        ("gsm8k", "cot", "a search of gsm8k requires the task argument form=self-consistency, got"),
+        ("game24", "expression", "a search of game24 requires the task argument form=steps, got"),
+        ("gsm8k", "prose", "task argument form must be one of cot, self-consistency, got 'prose'"),
+    ],
+)
+def test_arguments_of_a_task_that_a_search_cannot_follow(
+    task: str, form: str, message: str
+) -> None:
+    choices = {"task": task, "model": "toy", "data": "a.csv", "budget": BUDGET}
+    with pytest.raises(InputError, match=message):
+        resolve_search_settings({**choices, "extra": {"form": form}})
+
+
+def test_a_run_from_before_an_argument_was_checked_is_continued() -> None:
+    stored = {"task": "gsm8k", "model": "toy", "method": "beam", "extra": {"form": "cot"}}
+    assert resolve_search_settings({}, stored).options.extra == {"form": "cot"}
+
+
+def test_a_search_configures_the_task(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\n"
+        "from treegen.tasks.puzzles.base import Countdown\n"
+        "class Own(Countdown):\n"
+        "    arguments = {'depth': 'steps'}\n"
+        "    depth, whole = 2, True\n"
+        "    @property\n"
+        "    def search_defaults(self):\n"
+        "        return replace(super().search_defaults, depth=self.depth)\n"
+        "    def configure(self, arguments):\n"
+        "        self.depth = int(arguments.get('depth', 2))\n"
+    )
+    choices = {"task": f"{tmp_path}/own.py:Own", "model": "toy", "extra": {"depth": "4"}}
+    job = load_search_job(resolve_search_settings(choices))
+    assert job.settings.depth == job.task.search_defaults.depth == 4
+
+
+@pytest.mark.parametrize(
     ("task", "method", "choices", "message"),
     [
         ("gsm8k", "best-of-n", {"step_tokens": 5}, "on best-of-n, which draws whole solutions"),
