@@ -11,6 +11,7 @@ import os
 import pickle
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,13 @@ class StoredEnvironment:
     async def delete(self, snapshot: str) -> None:
         (self._folder / snapshot).unlink(missing_ok=True)
 
-    async def close(self) -> None: ...
+    async def remove_leftovers(self, keep: Collection[str] = ()) -> int:
+        leftovers = [file for file in self._folder.iterdir() if file.name not in keep]
+        for file in leftovers:
+            file.unlink()
+        return len(leftovers)
+
+    async def close(self, keep: Collection[str] = ()) -> None: ...
 
 
 class LoggedTask(TextWorldTask):

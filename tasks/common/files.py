@@ -8,7 +8,9 @@ import gzip
 import io
 import json
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -68,7 +70,7 @@ def read_data(path: Path) -> bytes:
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
         # By default jsonlines uses a faster decoder if one is installed, which accepts other JSON.
-        row: dict[str, Any] = jsonlines.Reader([line], loads=json.loads).read(type=dict)
+        row: dict[str, Any] = jsonlines.Reader([line], loads=_load).read(type=dict)
     except jsonlines.InvalidLineError as error:
         raise DataError(
             f"{where} {_describe_fault(error.__cause__)}; fix or remove the line"
@@ -78,10 +80,36 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
+class _RepeatedNameError(ValueError):
+    """Two fields of a JSON object have the same name."""
+
+
+def _make_object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(fields)
+    if len(row) < len(fields) and (name := _repeated(name for name, _ in fields)):
+        raise _RepeatedNameError(f"has two fields named {name!r}")
+    return row
+
+
+_load: Final = partial(json.loads, object_pairs_hook=_make_object)
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    """Return a name that occurs twice; None without one. Spreadsheets write unnamed columns."""
+    return next((name for name, num in Counter(names).items() if num > 1 and name.strip()), None)
+
+
+def _check_columns(names: Iterable[str], path: Path) -> None:
+    if name := _repeated(names):
+        raise DataError(f"{path} has two columns named {name!r}; rename or remove one of them")
+
+
 def _describe_fault(cause: BaseException | None) -> str:
     match cause:
         case None:
             return "is not a JSON object"
+        case _RepeatedNameError():
+            return str(cause)
         case UnicodeDecodeError():
             return "is not UTF-8"
         case json.JSONDecodeError():
@@ -136,7 +164,9 @@ def parse_content(content: bytes, source: str) -> Rows:
     if not content.removeprefix(_BOM).lstrip().startswith(b"["):
         return parse_rows(content, source)
     try:
-        value = json.loads(content.removeprefix(_BOM))
+        value = _load(content.removeprefix(_BOM))
+    except _RepeatedNameError as error:
+        raise DataError(f"an object in {source} {error}; rename or remove one of them") from None
     except (ValueError, RecursionError) as error:
         raise DataError(
             f"{source} is not a JSON list: {error}; "
@@ -183,9 +213,16 @@ def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     number of that line.
 
     Raises:
-        DataError: The file cannot be read, or a row has more cells than the header.
+        DataError: The file cannot be read, two columns have the same name, or a row has more cells
+            than the header.
     """
-    for line, row in _number_lines(path, csv.DictReader, 2):
+
+    def read(lines: Iterable[str]) -> Iterable[dict[Any, Any]]:
+        reader = csv.DictReader(lines)
+        _check_columns(reader.fieldnames or (), path)
+        return reader
+
+    for line, row in _number_lines(path, read, 2):
         if any(cell.strip() for cell in row.pop(None, ())):
             raise DataError(
                 f"{path}, line {line} has more cells than the header; put quotes around each cell "
@@ -200,8 +237,9 @@ def csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _number_lines(path: Path, read: Callable[[Iterable[str]], Any], start: int) -> Iterator[Any]:
-    reader = read(io.StringIO(read_text(path), newline=""))
+    text = io.StringIO(read_text(path), newline="")
     try:
+        reader = read(text)
         for row in reader:
             if row:
                 yield start, row
@@ -224,6 +262,7 @@ def _parquet_rows(path: Path) -> Rows:
     try:
         most = most_unpacked(path.stat().st_size)
         with open(open_regular(path), "rb") as stream, parquet.ParquetFile(stream) as file:
+            names = file.schema_arrow.names
             groups = [file.metadata.row_group(at) for at in range(file.num_row_groups)]
             columns = [group.column(at) for group in groups for at in range(group.num_columns)]
             size = _VALUE * sum(column.num_values for column in columns)
@@ -241,6 +280,7 @@ def _parquet_rows(path: Path) -> Rows:
         raise DataError(
             f"{path} could not be read: {reason}; write the Parquet file again"
         ) from None
+    _check_columns(names, path)
     if size > most:
         raise DataError(
             f"{path} unpacks to more than {most >> 20:,} MiB, which is unusual for its size; if "
@@ -262,11 +302,21 @@ def column(row: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return the text of the first column in `names` that a row has, ignoring case.
 
     Raises:
-        ValueError: The row has none of these columns, or the value is blank or not text.
+        ValueError: The row has none of these columns or two of the same name, or the value is blank
+            or not text.
     """
-    value_of = {name.strip().casefold(): value for name, value in row.items() if name is not None}
     for name in names:
-        if (value := value_of.get(name.casefold())) is not None:
+        found = {
+            key: value
+            for key, value in row.items()
+            if value is not None and key.strip().casefold() == name.casefold()
+        }
+        if len(found) > 1:
+            raise ValueError(
+                f"the columns {' and '.join(map(repr, found))} differ only in case or spaces"
+            )
+        if found:
+            (value,) = found.values()
             if isinstance(value, int) and not isinstance(value, bool):
                 value = str(value)
             return text_field({name: value}, name)

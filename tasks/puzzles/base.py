@@ -145,7 +145,7 @@ class PuzzleTask(TextTask, SearchTask):
         num_samples=40,
         num_fewshot=5,
     )
-    search_defaults: Final = SearchDefaults(
+    search_defaults: SearchDefaults = SearchDefaults(
         method="tot-bfs",
         tokens=2000,
         depth=MAX_NUMBERS - 1,

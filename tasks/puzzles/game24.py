@@ -14,7 +14,7 @@ Expressions are parsed without eval: total, exact, and in linear time.
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar, Final
@@ -157,6 +157,7 @@ class Game24(PuzzleTask):
     whole = False
     examples = "game24_fewshot.jsonl"
     arguments: ClassVar = {"form": "how solutions are written: steps or expression; default: steps"}
+    search_defaults = replace(PuzzleTask.search_defaults, arguments={"form": "steps"})
 
     _form = "steps"  # until `load` sets another
 

@@ -12,6 +12,8 @@ from walker_model import EXTRA, save_walker_model
 from treegen.evals.search.run import find_cut, find_failure
 from treegen.runs import RecordFile, SearchRunDir
 from treegen.search.environments.branch import NO_ROOM
+from treegen.tasks.environments.directories import DirectorySize
+from treegen.tasks.environments.storage import Storage
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
 
@@ -222,3 +224,24 @@ def test_files_are_repaired_in_the_sandbox(treegen: Command, walker: Path, tmp_p
     lines = list(RecordFile(run / "actions.jsonl", writable=False).records())
     ends = [line["observation"] for line in lines if "begins" not in line]
     assert all(0 <= shown["reward"] < 1 for shown in ends) and ends
+
+
+def test_a_finished_run_deletes_snapshots_that_a_killed_process_left(
+    treegen: Command, walker: Path, tmp_path: Path
+) -> None:
+    run, allowed = tmp_path / "run", "--allow-code-execution"
+    what = ["repair", "-T", "level=easy", "-T", "problems=1", "--environment", "local"]
+    done = treegen("search", *what, "-M", walker, *FEW, "-n", "2", allowed, "-o", run)
+    assert done.code == 0, done.err
+    assert not (run / "worlds").exists()
+    storage = Storage(run / "worlds", DirectorySize(10, 10_000), 100_000)
+    snapshot = storage.save(storage.create_world(None))
+    storage.close([snapshot])
+    left = run / "worlds" / "snapshots" / snapshot
+    again = treegen("search", "--resume", run)
+    assert f"snapshots in {run / 'worlds'}; resume the run with {allowed} to delete" in again.err
+    assert again.code == 0 and left.exists()
+    again = treegen("search", "--resume", run, allowed)
+    assert again.code == 0 and not list((run / "worlds").iterdir())
+    again = treegen("search", "--resume", run)
+    assert again.code == 0 and "snapshots" not in again.err

@@ -112,8 +112,13 @@ def test_a_tree_holds_no_dead_end_that_is_followed(method: str, data: str) -> No
             if state is None:
                 num_dead += 1
                 assert node.leaf
+                # The budget may end the search after it has drawn the last steps of a node.
+                last = [each for each in tree.nodes if each.parent_id == node.parent_id]
+                is_cut = "budget of" in record["stopped"] and node.restart == tree.nodes[-1].restart
+                is_cut &= all(each.score is None for each in last)
                 # Ends of rollouts are not followed anyway.
-                assert (node.pruned and node.score is not None) or method in ("mcts", "rstar")
+                is_pruned = node.pruned and node.score is not None
+                assert is_pruned or is_cut or method in ("mcts", "rstar")
     assert num_dead > 5
 
 
@@ -396,6 +401,45 @@ def test_settings_come_from_the_task_and_the_user(data: str) -> None:
 def test_settings_that_cannot_be(choices: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message.replace("(", r"\(")):
         resolve_search_settings({"task": "countdown", "model": "m", **choices})
+
+
+@pytest.mark.parametrize(
+    ("task", "form", "message"),
+    [
+        ("gsm8k", "cot", "a search of gsm8k requires the task argument form=self-consistency, got"),
+        ("game24", "expression", "a search of game24 requires the task argument form=steps, got"),
+        ("gsm8k", "prose", "task argument form must be one of cot, self-consistency, got 'prose'"),
+    ],
+)
+def test_arguments_of_a_task_that_a_search_cannot_follow(
+    task: str, form: str, message: str
+) -> None:
+    choices = {"task": task, "model": "toy", "data": "a.csv", "budget": BUDGET}
+    with pytest.raises(InputError, match=message):
+        resolve_search_settings({**choices, "extra": {"form": form}})
+
+
+def test_a_run_from_before_an_argument_was_checked_is_continued() -> None:
+    stored = {"task": "gsm8k", "model": "toy", "method": "beam", "extra": {"form": "cot"}}
+    assert resolve_search_settings({}, stored).options.extra == {"form": "cot"}
+
+
+def test_a_search_configures_the_task(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import replace\n"
+        "from treegen.tasks.puzzles.base import Countdown\n"
+        "class Own(Countdown):\n"
+        "    arguments = {'depth': 'steps'}\n"
+        "    depth, whole = 2, True\n"
+        "    @property\n"
+        "    def search_defaults(self):\n"
+        "        return replace(super().search_defaults, depth=self.depth)\n"
+        "    def configure(self, arguments):\n"
+        "        self.depth = int(arguments.get('depth', 2))\n"
+    )
+    choices = {"task": f"{tmp_path}/own.py:Own", "model": "toy", "extra": {"depth": "4"}}
+    job = load_search_job(resolve_search_settings(choices))
+    assert job.settings.depth == job.task.search_defaults.depth == 4
 
 
 @pytest.mark.parametrize(

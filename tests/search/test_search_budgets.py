@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -147,6 +148,27 @@ def test_no_node_is_made_beyond_the_budget(
     assert len(backend.drawn) <= limit
     with pytest.raises(BudgetReached, match=f"budget of {limit} nodes"):
         search.root.extend("a")
+
+
+def test_a_stream_is_one_call() -> None:
+    async def sampled(root: SearchNode) -> None:
+        await root.sample(3)
+        await root.sample(2)
+
+    async def streamed(root: SearchNode) -> None:
+        for n in (3, 2):
+            async with aclosing(root.stream(n)) as children:
+                async for _ in children:
+                    pass
+
+    found = []
+    for fn in (sampled, streamed):
+        search, _ = start(hashed("abc"), "a", budget=Budget(calls=1))
+        (result,) = run_all([search], fn)
+        assert result.stopped == "budget of 1 calls reached" and result.error is None
+        found.append((result.tree, replace(result.usage, seconds=0.0)))
+    assert found[0] == found[1]
+    assert found[0][1].nodes == 3
 
 
 def test_no_more_samples_are_begun_than_there_are_tokens_left() -> None:

@@ -143,6 +143,43 @@ def test_values_by_prompt_are_means_asked_once_per_question() -> None:
     assert values != at_root(fn, params=SamplingParams(seed=7))
 
 
+@pytest.mark.parametrize("budget", [None, Budget(tokens=1_000)])
+def test_parts_side_by_side_ask_a_question_once(budget: Budget | None) -> None:
+    def ask(text: str) -> float:
+        return text.count("a")
+
+    prompts = value_prompt(lambda node: f"V{node.text}", ask, n=3, max_tokens=9)
+    choices = choice_scores(lambda node: f"V{node.text}", {"a": 1.0, "b": 0.0})
+
+    async def fn(root: SearchNode) -> list[list[float]]:
+        first, second, third = letters_of(root)
+        for evaluate in (prompts, choices):
+            calls = root.search.usage.calls
+            parts = [evaluate([first, second]), evaluate([second]), evaluate([third, second])]
+            found = list(map(list, await gather(parts)))
+            assert root.search.usage.calls - calls == 2
+            assert found == [
+                list(await evaluate(n)) for n in ([first, second], [second], [third, second])
+            ]
+        return found
+
+    run(start(MODEL, budget=budget)[0], fn)
+
+
+def test_a_question_whose_asker_is_cancelled_is_asked_by_another_part() -> None:
+    evaluate = value_prompt(lambda node: "V", lambda text: text.count("a"), n=3, max_tokens=9)
+
+    async def fn(root: SearchNode) -> None:
+        first, second = (asyncio.ensure_future(evaluate([root])) for _ in range(2))
+        await asyncio.sleep(0)
+        first.cancel()
+        values = await second
+        assert first.cancelled() and values == await evaluate([root])
+        assert root.search.usage.calls == 2
+
+    run(start(MODEL)[0], fn)
+
+
 def test_a_value_prompt_made_once_serves_searches_apart() -> None:
     evaluate = value_prompt(lambda node: "V", lambda text: text.count("a"), n=9, max_tokens=9)
 

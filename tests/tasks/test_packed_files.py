@@ -12,7 +12,7 @@ import pytest
 
 from treegen.common.files import most_unpacked
 from treegen.errors import DataError
-from treegen.tasks.common.files import csv_rows, parse_rows, read_any
+from treegen.tasks.common.files import column, csv_rows, parse_rows, read_any
 
 _MIB = 1 << 20
 ROW = b'{"question": "How many?", "answer": "2"}\n'
@@ -133,3 +133,37 @@ def test_a_csv_row_with_a_comma_outside_quotes_is_an_error(tmp_path: Path) -> No
     assert next(iter(rows)) == (2, {"question": "One, or two?", "answer": "2"})
     with pytest.raises(DataError, match="line 3 has more cells than the header; put quotes"):
         list(rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error"),
+    [
+        ("a.csv", "question,answer,answer\n1+1?,2,3\n", "has two columns named 'answer'; rename"),
+        ("a.jsonl", '{"answer": "2", "answer": "3"}', "line 1 has two fields named 'answer'; fix"),
+        ("a.json", '[{"answer": "2", "answer": "3"}]', "has two fields named 'answer'; rename"),
+        ("a.parquet", None, "has two columns named 'answer'; rename"),
+    ],
+)
+def test_two_columns_of_the_same_name_are_an_error(
+    tmp_path: Path, name: str, content: str | None, error: str
+) -> None:
+    file = tmp_path / name
+    if content is None:
+        pq.write_table(pa.table([["2"], ["3"]], names=["answer", "answer"]), file)
+    else:
+        file.write_text(content)
+    with pytest.raises(DataError, match=error):
+        list(read_any(file))
+
+
+def test_a_spreadsheet_may_write_columns_without_a_name(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("question,answer,,\n1+1?,2,,\n")
+    assert next(iter(read_any(file))) == (2, {"question": "1+1?", "answer": "2", "": ""})
+
+
+def test_two_columns_that_differ_in_case_are_an_error_if_a_task_reads_them() -> None:
+    row = {"Answer": "2", " answer": "3", "answer ": None, "question": "1+1?"}
+    assert column(row, ("question", "answer")) == "1+1?"
+    with pytest.raises(ValueError, match="columns 'Answer' and ' answer' differ only in case or"):
+        column(row, ("answer",))

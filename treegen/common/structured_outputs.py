@@ -48,9 +48,9 @@ def read_structured_outputs(value: Any) -> dict[str, Any]:
     parameters: dict[str, Any] = {}
     if parameters_given.pop("json_object", False):
         parameters["json_schema"] = {"type": "object"}
-    if unknown := sorted(parameters_given.keys() - _OF_VLLM.keys()):
+    if unknown := parameters_given.keys() - _OF_VLLM.keys():
         raise InputError(
-            f"{arg('structured_outputs')} does not support {unknown[0]!r:.80}; use one of: "
+            f"{arg('structured_outputs')} does not support {min(unknown)!r:.80}; use one of: "
             f"{', '.join(sorted(_OF_VLLM))}"
         )
     return parameters | {_OF_VLLM[name]: item for name, item in parameters_given.items()}

@@ -67,7 +67,7 @@ class SearchUsage:
     `score` also computes its texts. So this is the whole cost without a cache: it includes what
     `tokens_prefilled` counts."""
     calls: int = 0
-    """Sample and score calls."""
+    """Calls of `sample`, `stream` and `score`."""
     nodes: int = 0
     """Children made; the root does not count."""
     started: float = field(default_factory=time.monotonic, repr=False, compare=False)
@@ -100,7 +100,7 @@ class Budget:
     tokens: int | None = None
     """Decoded tokens, including those of prompts that ask for values."""
     calls: int | None = None
-    """Sample and score calls."""
+    """Calls of `sample`, `stream` and `score`, each for any number of children or texts."""
     seconds: float | None = None
     """Wall time."""
     nodes: int | None = None

@@ -104,15 +104,21 @@ class BudgetedSearch(NonCopyable):
         return max(0, min(n, remaining // max_tokens))
 
     @contextmanager
-    def drawing(self, n: int) -> Iterator[int]:
+    def drawing(self, n: int, *, continues: bool = False) -> Iterator[int]:
         """Draw samples inside; yield how many of n the budget has room for.
 
         Each sample takes a node and at least one token.
 
+        Args:
+            n: Samples to draw.
+            continues: Whether the samples belong to a call that has begun, so that the budget need
+                not have room for another call.
+
         Raises:
             BudgetReached: There is no room for one sample.
         """
-        self.check()
+        if self.stopped is not None or not continues:
+            self.check()
         granted = min(n, self.check_room("nodes", "tokens"))
         self._num_drawing += granted
         with self.count_pending_call():

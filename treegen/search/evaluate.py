@@ -6,6 +6,7 @@ a finite number for each; higher is better. The strategy stores the number as `n
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import math
 import re
@@ -273,6 +274,19 @@ def _once_per_question(
     """Evaluate nodes by a question; a search asks the same question once."""
     # Keyed by search, because a search's draws must not depend on searches that ran before it.
     values_by_search: WeakKeyDictionary[Search, dict[str, float]] = WeakKeyDictionary()
+    asked_by_search: WeakKeyDictionary[Search, dict[str, asyncio.Event]] = WeakKeyDictionary()
+
+    async def ask(search: Search, text: str) -> None:
+        values, asked = values_by_search[search], asked_by_search.setdefault(search, {})
+        while text in asked:  # by another part of the search; if that part fails, ask here
+            await asked[text].wait()
+        if text in values:
+            return
+        asked[text] = asyncio.Event()
+        try:
+            values[text] = await judge(search, text)
+        finally:
+            asked.pop(text).set()
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
         if not nodes:
@@ -281,8 +295,7 @@ def _once_per_question(
         values = values_by_search.setdefault(search, {})
         questions = [prompt_of(node) for node in nodes]
         new = [text for text in dict.fromkeys(questions) if text not in values]
-        judged = await gather(judge(search, text) for text in new)
-        values.update(zip(new, judged, strict=True))
+        await gather(ask(search, text) for text in new)
         return [values[text] for text in questions]
 
     return evaluate

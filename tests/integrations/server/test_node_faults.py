@@ -17,7 +17,7 @@ from serving import HTTP, KEY, Running, listening
 
 from treegen import LLM
 from treegen.errors import InternalError
-from treegen.integrations.server import node_answers, node_calls, node_routes
+from treegen.integrations.server import node_answers, node_calls, requests
 from treegen.integrations.server.errors import StatusError, for_client
 from treegen.integrations.server.node_calls import NodeCalls
 from treegen.integrations.server.node_params import NodeLimits
@@ -170,7 +170,7 @@ def test_large_requests_are_refused_before_they_take_long(
     root = client.root("A")
     monkeypatch.setattr(node_calls, "_MOST_PARAMS", 1_000)
     monkeypatch.setattr(node_answers, "_MAX_LOGPROBS", 30_000)
-    monkeypatch.setattr(node_routes, "_MOST_VALUES", 5_000)
+    monkeypatch.setattr(requests, "_MOST_VALUES", 5_000)
     for body in ({"prompt": [1] * 3_000}, {"prompt": "A", "params": {"regex": "a" * 2_000}}):
         assert client.error("POST", "/v1/nodes", body)[0] == 400
     text = "a," * 5_001

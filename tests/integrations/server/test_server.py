@@ -638,6 +638,13 @@ REFUSED: list[tuple[Any, int, str]] = [
     ({"prompt": "a", "model": "gpt-5"}, 404, "not served"),
     ({"messages": []}, 400, "messages"),
     ({"messages": [5]}, 400, "message"),
+    ({"messages": [5] * 10_001}, 400, "the body has 10,001 values or fields that are not"),
+    ({"prompt": "a", "bad_words": ["a"] * 1_001}, 400, "at most 1,000 words"),
+    (
+        {"messages": CHAT, "chat_template_kwargs": dict.fromkeys(map(str, range(1_001)), 1)},
+        400,
+        "chat_template_kwargs must have at most 1,000 items",
+    ),
     ({"messages": [{"role": "user"}]}, 400, "content"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "a data URL"),
     (

@@ -170,6 +170,8 @@ def _open_agent(
 ) -> _Work:
     """Return the work of a run with its agent, if it needs one.
 
+    A finished run needs one to delete snapshots if its process was killed before it could.
+
     Args:
         work: The work.
         models: Loads the models.
@@ -178,15 +180,27 @@ def _open_agent(
         stack: Closes the agent.
     """
     settings = work.job.settings
-    if settings.environment is None or work.run.missing <= 0:
+    if settings.environment is None:
+        return work
+    from treegen.evals.search.agent_search import list_worlds, open_agent
+
+    if work.run.missing <= 0:
+        worlds = list_worlds(work.run)
+        if worlds and execution is None:
+            listener.tell(
+                Message(
+                    f"a killed process has left snapshots in {worlds[0].parent}; resume the run "
+                    f"with {arg('allow_code_execution', True)} to delete the snapshots"
+                )
+            )
+        elif worlds:
+            stack.enter_context(open_agent(work.job, work.run, execution))
         return work
     if models.on_workers:
         raise InputError(
             f"the environment {settings.environment} is not supported with workers; remove "
             f"{arg('gpus=')}, {arg('workers=')} and {arg('ray=')}"
         )
-    from treegen.evals.search.agent_search import open_agent
-
     agent = stack.enter_context(open_agent(work.job, work.run, execution))
     for line in agent.describe_resume():
         listener.tell(line)

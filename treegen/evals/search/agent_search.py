@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.formatting import replace_surrogates
@@ -164,6 +165,12 @@ class RunAgent:
             return self.assessments.get(result.name, Assessment(False))
         assert result.best is not None
         return self.task.assess(problem, actions_of(result.tree, result.best), self.environment)
+
+
+def list_worlds(run: SearchRunDir) -> list[Path]:
+    """Return what the folder of worlds and snapshots of a run contains."""
+    folder = run.path / WORLDS_FOLDER
+    return list(folder.iterdir()) if folder.is_dir() else []
 
 
 @contextmanager

@@ -51,6 +51,7 @@ def load_search_job(settings: SearchSettings) -> SearchJob:
         TaskError: the task's own code fails.
     """
     task = get_search_task(settings.task)
+    task.configure(settings.options.extra)
     load = None
     if isinstance(task, AgentTask) and settings.environment is not None:
         load = partial(task.load_for, environment=settings.environment)

@@ -215,7 +215,15 @@ def resolve_search_settings(
     if not choices.get("task"):
         raise InputError("no task is given; choose a task with steps: countdown, game24 or gsm8k")
     task = get_search_task(choices["task"])
+    task.configure(choices.get("extra", {}))
     defaults = task.search_defaults
+    for name, value in defaults.arguments.items():
+        given = requested.get("extra", {}).get(name, value)
+        if given.strip() != value:
+            raise InputError(
+                f"a search of {task.name} requires the task argument {name}={value}, got "
+                f"{given!r}; remove {name}"
+            )
     environment = _check_environment(task, choices.get("environment"))
     budget = _budget(choices.get("budget"), defaults)
     if environment is None and budget.actions is not None and "budget" in requested:

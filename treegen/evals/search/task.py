@@ -1,7 +1,8 @@
 """What tree search needs of a task: a prompt, states, their values, and the ends of solutions."""
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from treegen.common.params import SamplingParams
@@ -47,6 +48,8 @@ class SearchDefaults:
     prune_below: float | None = None
     """`tot-dfs` prunes states with a lower value in the task's own ways to evaluate; None prunes
     none."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Values that some of the task's arguments must have in a search if the user gives them."""
 
 
 class SearchTask(Task):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,7 +18,10 @@ from treegen.prompts.grammars import REQUESTED, parse_structure
 
 Token = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 _Phrase = Annotated[str, Field(max_length=10_000)]
-_Structure = Annotated[str, Field(max_length=2**18)]
+_MOST_STRUCTURE: Final = 2**18  # characters of a structure, which is compiled before sampling
+_Structure = Annotated[str, Field(max_length=_MOST_STRUCTURE)]
+Variables = Annotated[dict[str, Any], Field(max_length=1_000)]
+"""Variables of a chat template."""
 _KeyToken = Annotated[int, Field(strict=False)]  # keys of JSON objects are text
 
 
@@ -93,6 +99,28 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     }
 
 
+def read_structure(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of SamplingParams for the structure that a request specifies.
+
+    Args:
+        fields: The fields of the request.
+
+    Raises:
+        InputError: The structure is malformed or too large.
+    """
+    structure = {name: fields[name] for name in STRUCTURES if name in fields}
+    structure |= parse_structure(fields)
+    for name, value in structure.items():
+        with suppress(RecursionError):  # SamplingParams raises an error for it
+            size = len(value if isinstance(value, str) else json.dumps(value))
+            if size > _MOST_STRUCTURE:
+                raise InputError(
+                    f"{arg(name)} has {size:,} characters, more than the limit of "
+                    f"{_MOST_STRUCTURE:,}; simplify the value"
+                )
+    return structure
+
+
 def merge_params(params: SamplingParams, ask: Sampling) -> SamplingParams:
     """Return sampling parameters with those of a request in place of their own.
 
@@ -104,7 +132,7 @@ def merge_params(params: SamplingParams, ask: Sampling) -> SamplingParams:
         InputError: A parameter cannot be used.
     """
     fields = ask.model_dump(exclude_none=True)
-    structure = parse_structure(fields)
+    structure = read_structure(fields)
     if not fields.keys().isdisjoint((*STRUCTURES, *REQUESTED)):
         fields = dict.fromkeys(STRUCTURES) | fields  # a sample has one structure
     for name in REQUESTED:

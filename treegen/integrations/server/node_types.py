@@ -22,6 +22,7 @@ from treegen.common.params import MAX_COUNT, MAX_SEED
 from treegen.integrations.server.node_params import NodeModel as NodeModel
 from treegen.integrations.server.node_params import Sampling as Sampling
 from treegen.integrations.server.node_params import Token as Token
+from treegen.integrations.server.node_params import Variables as Variables
 from treegen.integrations.server.node_params import sampling_fields as sampling_fields
 
 IDEMPOTENCY_HEADER: Final = "Idempotency-Key"
@@ -55,7 +56,7 @@ class RootFields(NodeModel):
     """Chat messages, as for /v1/chat/completions, also with images as data URLs."""
     tools: list[Any] | None = None
     """Tools that the chat template lists."""
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Variables | None = None
     """Further variables of the chat template."""
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
     """Decides every draw, together with the origin and the path; null lets the server choose one,

@@ -14,14 +14,15 @@ from treegen.common.foreign_names import (
     advise_foreign,
     drop_neutral,
 )
+from treegen.common.lifetimes import pause_gc
 from treegen.common.params import REQUEST_FIELDS, SamplingParams
 from treegen.common.spelling import did_you_mean, hints_at
 from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, TreegenError
 from treegen.integrations.server.field_errors import describe_field_error, hint_field
-from treegen.integrations.server.node_params import Sampling
+from treegen.integrations.server.node_params import Sampling, Variables, read_structure
 from treegen.integrations.server.node_types import Operation
-from treegen.prompts.grammars import REQUESTED, parse_structure
+from treegen.prompts.grammars import REQUESTED
 from treegen.prompts.images.table import ImageTable
 from treegen.prompts.tree import Message
 
@@ -62,6 +63,8 @@ _DEFAULT_MAX_TOKENS: Final = 16  # default of /v1/completions, as in OpenAI's AP
 
 _NAMED: Final = 8  # maximum unknown fields that an error names
 _MOST_ECHOED: Final = 2**20  # maximum characters of prompts that are echoed n times
+_MOST_VALUES: Final = 2**20  # values of a JSON text: a million takes about 0.2 s to read
+_MOST_BAD_WORDS: Final = 1_000  # as in the requests for nodes
 _MAX_PROMPT_LOGPROBS: Final = (
     2**21
 )  # maximum prompt log-probabilities of an answer, alternatives included
@@ -128,7 +131,7 @@ class CompletionRequest(BaseModel):
     tools: list[Any] | None = None
     tool_choice: Literal["auto", "none", "required"] | _Named = "auto"
     parallel_tool_calls: bool = True
-    chat_template_kwargs: dict[str, Any] = {}
+    chat_template_kwargs: Variables = {}
     separate_reasoning: bool = False
     return_token_ids: bool = False
     request_id: Annotated[str, Field(max_length=256)] = ""  # part of the id of the response
@@ -285,12 +288,16 @@ def read_json(text: bytes) -> dict[str, Any]:
     """Return the JSON object in a body, without fields that are null.
 
     Raises:
-        RequestError: The body is not a JSON object.
+        RequestError: The body is not a JSON object, or has too many values.
     """
     return {name: value for name, value in _read_object(text).items() if value is not None}
 
 
+@pause_gc()
 def _read_object(text: bytes, name: str = "the body") -> dict[str, Any]:
+    # Nothing else is served while JSON is read.
+    if max(text.count(b","), text.count(b"[") + text.count(b"{")) > _MOST_VALUES:
+        raise RequestError(f"{name} has more than {_MOST_VALUES:,} values; send several requests")
     try:
         parsed = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -300,6 +307,7 @@ def _read_object(text: bytes, name: str = "the body") -> dict[str, Any]:
     return parsed
 
 
+@pause_gc()
 def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionRequest:
     """Parse the body of a request.
 
@@ -326,7 +334,8 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
             "remove logprobs",
             "logprobs",
         )
-    sampling = {name: body[name] for name in _SAMPLING if name in body} | parse_structure(body)
+    structure = read_structure(body)
+    sampling = {name: body[name] for name in _SAMPLING if name in body} | structure
     needed: dict[str, Any] = {"messages": []} if is_chat else {}
     try:
         ask = CompletionRequest.model_validate({**needed, **body, "sampling": sampling})
@@ -349,7 +358,11 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         and (ask.stream or not ask.echo),
         "tool_choice forces a call, but tools is empty": ask.must_call and not ask.tools,
         "tool_choice and structured output cannot be used together": ask.must_call
-        and bool(parse_structure(body)),
+        and bool(structure),
+        f"bad_words can contain at most {_MOST_BAD_WORDS:,} words": isinstance(
+            words := sampling.get("bad_words"), list
+        )
+        and len(words) > _MOST_BAD_WORDS,
         "first needs a seed": ask.first and "seed" not in sampling,
         "stream_options needs stream=true": ask.stream_options.include_usage and not ask.stream,
         "best_of must equal n": ask.best_of not in (None, body.get("n", 1)),
@@ -456,6 +469,7 @@ _OPERATIONS: Final[dict[str, type[BaseModel]]] = {
 }
 
 
+@pause_gc()
 def parse_model(kind: type[_Model], fields: Any, name: str = "") -> _Model:
     """Return a JSON object as its model.
 

@@ -243,7 +243,7 @@ class SearchNode(TextNode):
 
         Leaving the loop cancels the children that have not ended. So the first children may decide
         whether to continue: `async with aclosing(node.stream(40)) as children: async for ...`. It
-        yields the same children as `sample` returns, and raises the same errors.
+        yields the same children as `sample` returns and raises the same errors. It is one call.
 
         Args:
             n: Children to draw.
@@ -253,7 +253,11 @@ class SearchNode(TextNode):
         self._params_of(n, overrides)  # raises for identical children
         first = self._num_drawn
         self._num_drawn += n
-        tasks = [asyncio.ensure_future(self._sample(1, overrides, first + i)) for i in range(n)]
+        # They start one right after another, so nothing ends the call in between.
+        tasks = [
+            asyncio.ensure_future(self._sample(1, overrides, first + i, continues=i > 0))
+            for i in range(n)
+        ]
         num_placed = 0
         try:
             for task in tasks:
@@ -275,11 +279,20 @@ class SearchNode(TextNode):
                     self.search.usage.nodes -= 1
 
     async def _sample(
-        self, n: int, overrides: Mapping[str, Any], first: int | None = None
+        self,
+        n: int,
+        overrides: Mapping[str, Any],
+        first: int | None = None,
+        *,
+        continues: bool = False,
     ) -> list[SearchNode]:
-        """Draw children from index `first` on, by default the next; fewer if the search is stopped.
+        """Draw children, which are not in `children` yet; fewer if the search is stopped.
 
-        They are not in `children` yet.
+        Args:
+            n: Children to draw.
+            overrides: As for `sample`.
+            first: Index of the first child. Default: the next one.
+            continues: Whether the children belong to the same call as those drawn before.
         """
         check_int("n", n, least=0)
         await self._end_abandoned()
@@ -288,13 +301,13 @@ class SearchNode(TextNode):
         if n == 0:
             return []
         check_loop(self.search.backend)
-        with self.search.drawing(n) as granted:
+        with self.search.drawing(n, continues=continues) as granted:
             if first is None:
                 first = self._num_drawn
                 self._num_drawn += granted
-            usage = self.search.usage
-            usage.calls += 1
-            usage.tokens_reprompted += context.num_tokens
+            if not continues:
+                self.search.usage.calls += 1
+                self.search.usage.tokens_reprompted += context.num_tokens
             samples = await self.search.backend.sample(
                 context, self.key, range(first, first + granted), params, self.search
             )
