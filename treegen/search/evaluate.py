@@ -274,19 +274,19 @@ def _once_per_question(
     """Evaluate nodes by a question; a search asks the same question once."""
     # Keyed by search, because a search's draws must not depend on searches that ran before it.
     values_by_search: WeakKeyDictionary[Search, dict[str, float]] = WeakKeyDictionary()
-    asked_by_search: WeakKeyDictionary[Search, dict[str, asyncio.Event]] = WeakKeyDictionary()
+    pending_by_search: WeakKeyDictionary[Search, dict[str, asyncio.Event]] = WeakKeyDictionary()
 
     async def ask(search: Search, text: str) -> None:
-        values, asked = values_by_search[search], asked_by_search.setdefault(search, {})
-        while text in asked:  # by another part of the search; if that part fails, ask here
-            await asked[text].wait()
+        values, pending = values_by_search[search], pending_by_search.setdefault(search, {})
+        while text in pending:  # another part of the search asks; if that part fails, ask here
+            await pending[text].wait()
         if text in values:
             return
-        asked[text] = asyncio.Event()
+        pending[text] = asyncio.Event()
         try:
             values[text] = await judge(search, text)
         finally:
-            asked.pop(text).set()
+            pending.pop(text).set()
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
         if not nodes:
