@@ -28,9 +28,9 @@ class PassTime:
     milliseconds: Spread
     """Time per pass."""
     floor_ms: float | None
-    """The least time of a pass on this device; None if no roofline is available. note: why it is
-    not available."""
+    """The least time of a pass on this device; None if no roofline is available."""
     note: str = ""
+    """Why no roofline is available; empty if one is."""
 
     @property
     def times_floor(self) -> float | None:

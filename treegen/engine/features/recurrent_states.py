@@ -225,13 +225,14 @@ class RecurrentRowStates(RowStates):
 
 
 class InPlaceRowStates(RecurrentRowStates):
-    """Rows that own slots, which are updated in place.
+    """The states of rows that own state slots, which are updated in place.
 
-    Arrays over the slots of the row table: now: slot of the state after the row's last input.
+    The attributes are arrays over the slots of the row table.
 
     Attributes:
-        before: Slot of the state one input earlier.
-        source: Slot of the state after the row's prompt.
+        now: State slot after the row's last input token.
+        before: State slot one input token earlier; NO_STATE if the row owns only one slot.
+        source: State slot after the row's prompt.
     """
 
     def __init__(self, rows: RowTable, cache: StateCache, *, per_row: int) -> None:

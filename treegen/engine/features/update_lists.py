@@ -30,17 +30,18 @@ _NEVER = 1 << 40
 class RowUpdateLists(RecurrentRowStates):
     """The windows, pages and state slots that active rows own.
 
-    Arrays over the slots of the row table: base: slot of the state to which the list applies.
+    The attributes are arrays over the slots of the row table.
 
     Attributes:
+        base: Slot of the state to which the row's list applies.
         listed: Number of updates in the list.
         fold_at: Number of updates at which the list is folded.
         owned: The state slot that the row owns; NO_STATE for none.
-        window: The convolution window that the row owns.
-        window_at: Where its current window is.
+        window: Slot of the convolution window that the row owns.
+        window_at: Slot of the row's current window, which is its prompt's before the first step.
         inputs: Number of tokens that the row has computed.
-        pages: Pages of its list, first those that it owns in addition to its slot.
-        num_pages: Number of pages that it owns in addition to its slot.
+        pages: Pages of the list, first those that the row owns in addition to its slot.
+        num_pages: Number of pages that the row owns in addition to its slot.
     """
 
     per_row = 2  # maximum number of slots that a row takes, its pages included

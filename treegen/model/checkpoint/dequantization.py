@@ -183,7 +183,7 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         Args:
             input_dict: The stored tensors by the ends of their names, or patterns of these, each a
                 tensor or a list of one tensor per expert.
-            *_others: Ignored.
+            *_args: Ignored.
             full_layer_name: The name of the weight in the model.
             model: The model, whose weight has the type to expand to.
             **_options: Ignored.
