@@ -34,7 +34,7 @@ class EngineResources:
     """The paged KV cache."""
     prefix_cache: PrefixCache
     """Prefixes whose pages stay between runs."""
-    executor: ModelRunner
+    model_runner: ModelRunner
     """Computes the passes."""
     max_rows: int
     """Maximum number of rows decoded at once."""
@@ -68,7 +68,7 @@ def new_run(
         samples: Indices of the samples to draw, for each request of the plan.
         rewinds: Whether later requests may need the last token of a segment computed again.
     """
-    cache, executor, images = resources.cache, resources.executor, resources.images
+    cache, model_runner, images = resources.cache, resources.model_runner, resources.images
     first, *further = param_sets
     num_logprobs = max(param_set.params.logprobs for param_set in param_sets)
     cache.pool.peak_used = cache.pool.num_used
@@ -85,14 +85,14 @@ def new_run(
         model=resources.model,
         cache=cache,
         prefix_cache=resources.prefix_cache,
-        executor=executor,
+        model_runner=model_runner,
         max_rows=resources.max_rows,
         store=store,
         rows=RowTable(min(num_logprobs, len(first.stopping.may_end))),
         usage=Usage(
             num_pages=cache.pool.num_pages,
             page_size=cache.page_size,
-            impl=executor.impl,
+            impl=model_runner.impl,
             prompt_tokens_unshared=sum(
                 len(request.tokens) * (len(indices) if request.rows else 1)
                 for request, indices in zip(plan.requests, samples, strict=True)
@@ -109,7 +109,7 @@ def new_run(
         run.param_sets.add(param_set, lambda: range(len(run.param_sets)))
     expanded = None
     if resources.expanded is not None:
-        expanded = ExpandedKVCache(cache, store, executor, resources.expanded)
+        expanded = ExpandedKVCache(cache, store, model_runner, resources.expanded)
     return run, Features(
         states=make_row_states(run.rows, cache.states, rewinds=rewinds),
         budgets=ThinkingBudgets(run),

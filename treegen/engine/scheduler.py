@@ -100,8 +100,10 @@ class Scheduler:
         self._verifies = False  # whether this step verifies draft tokens, if there are any
         self._update: CacheMode | None = None  # how keys follow an update of the weights
         self._error: Exception | None = None  # raised once all samples that had ended are returned
-        scouts = speculation.scouts if speculation else 0
-        self.queue = queue = RowQueue(run, features.states, features.of_rows, scouts=scouts)
+        early_samples = speculation.early_samples if speculation else 0
+        self.queue = queue = RowQueue(
+            run, features.states, features.of_rows, early_samples=early_samples
+        )
         self._chunk = resources.prefill_chunk
         self._passes = PrefillPasses(run, queue, features, chunk=resources.prefill_chunk)
         self._steps = DecodeSteps(run, queue, features)
@@ -265,7 +267,7 @@ class Scheduler:
         self._recorded.clear()
         self._verifies = self._speculation is not None and self._speculation.is_due()
         if isinstance(self.flight, InFlightStep) and (
-            self._verifies or self.flight.guesses is not None
+            self._verifies or self.flight.verify_input is not None
         ):
             # The next draft tokens depend on the tokens of this pass. Rows that are over leave
             # later, when the device has work again.
@@ -324,7 +326,7 @@ class Scheduler:
             case [InFlightStep() as step]:  # the step did nothing else
                 # A step that the host waited for, but that verified no drafts, took longer than a
                 # step launched ahead. Its time is not used.
-                if step.guesses is not None or not (self._verifies and self._run_ahead):
+                if step.verify_input is not None or not (self._verifies and self._run_ahead):
                     self._speculation.measure(step, seconds)
 
     def cancel(self, index: int, sample: int | None = None) -> None:
@@ -420,7 +422,7 @@ class Scheduler:
         if not len(order):
             return None
         if before is None and self._speculation is not None and self._verifies:
-            guesses = self._speculation.propose(order, counts)
-            if guesses is not None:
-                return self._steps.verify(order, counts, guesses)
+            verify_input = self._speculation.propose(order, counts)
+            if verify_input is not None:
+                return self._steps.verify(order, counts, verify_input)
         return self._steps.launch(order, counts, source, before)

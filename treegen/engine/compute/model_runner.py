@@ -170,7 +170,7 @@ class ModelRunner:
         impl: str,
         ranks: Ranks | None = None,
         vocab_size: int = 0,
-        beside: ModelRunner | None = None,
+        draft_runner: ModelRunner | None = None,
         prefills: PrefillGraphs | None = None,
     ) -> None:
         """Set up a runner.
@@ -182,11 +182,11 @@ class ModelRunner:
             impl: The attention implementation.
             ranks: The ranks of a tensor-parallel model, seen from this one. Default: one process.
             vocab_size: Number of logits of a row, of which each of several ranks has a part.
-            beside: Runner of a draft model under the same pages, which also computes the keys of
-                prompts. Default: none.
+            draft_runner: Runner of a draft model whose cache uses the same page tables. It also
+                computes the keys of prompts. Default: none.
             prefills: CUDA graphs of small prefill passes, only without other ranks. Default: none.
         """
-        self._beside = beside
+        self._draft_runner = draft_runner
         spec = model.spec if isinstance(model, Model) else None
         self._index_topk = spec.index_topk if spec is not None else 0
         self._pools_keys = spec is not None and spec.index_pool > 1
@@ -207,7 +207,7 @@ class ModelRunner:
     def num_captured(self) -> int:
         """Number of decode steps captured as CUDA graphs so far; each capture takes long."""
         captured = self.graphs.num_captured if self.graphs is not None else 0
-        return captured + (self._beside.num_captured if self._beside is not None else 0)
+        return captured + (self._draft_runner.num_captured if self._draft_runner is not None else 0)
 
     @functools.cached_property
     def _implementation(self) -> Implementation:
@@ -216,8 +216,8 @@ class ModelRunner:
 
     def prefill(self, inputs: PrefillInputs) -> tuple[Tensor, PreparedLevels]:
         """Compute a prefill pass; return its logits [S, V] and its prepared levels."""
-        if self._beside is not None:
-            self._beside.prefill(
+        if self._draft_runner is not None:
+            self._draft_runner.prefill(
                 replace(inputs, logit_indices=inputs.logit_indices[:0], images=None)
             )
         with self._begin_collective("prefill", inputs):

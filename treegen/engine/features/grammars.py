@@ -139,18 +139,18 @@ class RowGrammars:
             )
 
     def masks(
-        self, slots: Ints, serials: Ints, guesses: VerifyInput | None, num: int
+        self, slots: Ints, serials: Ints, verify_input: VerifyInput | None, num: int
     ) -> Masks | None:
         """Return the masks of a step; all tokens of its rows must be known.
 
         Args:
             slots: Slot of each query row.
             serials: Serial number of each query row's row.
-            guesses: Draft tokens that the step verifies; None for one draw per row.
+            verify_input: Draft tokens that the step verifies; None for one draw per row.
             num: Number of query rows of the step, padding included.
         """
         run, rows = self._run, self._run.rows
-        firsts = np.arange(len(slots)) if guesses is None else guesses.offsets[:-1]
+        firsts = np.arange(len(slots)) if verify_input is None else verify_input.offsets[:-1]
         alive = (rows.serial[slots] == serials) & (rows.phase[slots] == RowPhase.LIVE)
         firsts = firsts[alive[firsts]]
         places, matchers = self._advance_matchers(slots[firsts])
@@ -159,12 +159,12 @@ class RowGrammars:
         at = firsts[places]
         index = np.full(num, _NO_MASK)
         drawing = slots[at]
-        if guesses is None:
+        if verify_input is None:
             chosen, index[at] = self._find_distinct_texts(drawing)
             bits = self._build_masks([matchers[i] for i in chosen], slots=drawing[chosen].tolist())
             self._copy_failures(drawing, drawing[chosen][index[at]])
         else:
-            drafts = [guesses.of_row(int(guesses.row_T[place])) for place in at.tolist()]
+            drafts = [verify_input.of_row(int(verify_input.row_T[place])) for place in at.tolist()]
             at = np.concatenate(
                 [
                     place + np.arange(len(row_drafts) + 1)

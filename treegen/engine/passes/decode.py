@@ -41,7 +41,7 @@ class InFlightStep:
     """Serial numbers of these rows, which show whether a slot still has the same row."""
     fetch: AsyncDraws
     """The draws, being copied to the host."""
-    guesses: VerifyInput | None = None
+    verify_input: VerifyInput | None = None
     """The draft tokens that the step verifies; None if each row draws once."""
     keys: int = 0
     """Number of keys read in each layer."""
@@ -61,7 +61,7 @@ class DeferredStep:
     """The logits to draw from."""
     number: int
     """Number of earlier steps of the run."""
-    guesses: VerifyInput | None
+    verify_input: VerifyInput | None
     """As in `InFlightStep`."""
     keys: int
     """As in `InFlightStep`."""
@@ -79,7 +79,7 @@ class DecodeSteps:
             features: Its optional features.
         """
         self._run, self._queue, self._features = run, queue, features
-        self._graphs = run.executor.graphs
+        self._graphs = run.model_runner.graphs
         self._state: tuple[Ints, int, StepRows, int] | None = None
         self._own_memo: dict[Any, Any] = {}  # expanded levels of the same rows' own tokens
 
@@ -133,7 +133,7 @@ class DecodeSteps:
         inputs = np.stack(
             [rows.last[order], source, ends - 1, slots, rows.seed[order], counts, forced, rotary]
         )
-        draws, levels = run.executor.decode(
+        draws, levels = run.model_runner.decode(
             StepInputs(
                 inputs=inputs,
                 own_level=own_level,
@@ -152,13 +152,15 @@ class DecodeSteps:
 
     def draw(self, pending: DeferredStep) -> InFlightStep:
         """Draw from the logits of a deferred step, once the previous tokens are known."""
-        slots, undrawn, guesses = pending.slots, pending.undrawn, pending.guesses
-        masks = self._features.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
-        draws = self._run.executor.finish(undrawn, masks, pending.number).first(len(slots))
-        return self._in_flight(slots, pending.serials, draws, guesses, pending.keys)
+        slots, undrawn, verify_input = pending.slots, pending.undrawn, pending.verify_input
+        masks = self._features.grammars.masks(
+            slots, pending.serials, verify_input, undrawn.num_rows
+        )
+        draws = self._run.model_runner.finish(undrawn, masks, pending.number).first(len(slots))
+        return self._in_flight(slots, pending.serials, draws, verify_input, pending.keys)
 
     def verify(
-        self, order: Ints, counts: Ints, guesses: VerifyInput
+        self, order: Ints, counts: Ints, verify_input: VerifyInput
     ) -> InFlightStep | DeferredStep:
         """Launch a step in which rows also draw after their draft tokens.
 
@@ -168,24 +170,24 @@ class DecodeSteps:
         Args:
             order: Slots of the rows, from `next_rows`; all their tokens must be known, [rows].
             counts: Number of generated tokens of each row, from `next_rows`, [rows].
-            guesses: The draft tokens of the rows.
+            verify_input: The draft tokens of the rows.
         """
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
-        row_T, offsets, num = guesses.row_T, guesses.offsets, len(guesses.row_T)
+        row_T, offsets, num = verify_input.row_T, verify_input.offsets, len(verify_input.row_T)
         slots_T, base, first = order[row_T], rows.base[order], rows.stop[order] + counts - 1
-        keys_R = first + guesses.num_R + 1 - base
+        keys_R = first + verify_input.num_R + 1 - base
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         same, shared_keys = self._same_rows(order)
         levels = [expand_level(level, offsets) for level in same.levels]
         place = np.arange(len(order) + 1)
         own_level = make_level(place[:-1], place[1:], pages, keys_R, base, causal=True)
         columns_T = np.stack([first, first - base, counts, rows.seed[order]])[:, row_T]
-        columns_T[:3] += guesses.place_T
+        columns_T[:3] += verify_input.place_T
         positions_T, at_T, counts_T, seeds_T = columns_T
         graphs = self._graphs is not None and self._graphs.off is None
         inputs = np.zeros((NUM_INPUTS, pad_num_query_rows(num) if graphs else num), dtype=np.int64)
-        inputs[TOKEN, :num] = guesses.inputs(rows.last[order])
+        inputs[TOKEN, :num] = verify_input.inputs(rows.last[order])
         inputs[SOURCE] = -1
         inputs[POSITION, :num] = positions_T
         page_T = pages[row_T, at_T // page_size].astype(np.int64)
@@ -201,7 +203,7 @@ class DecodeSteps:
                 (len(index), *same.generated_spans.shape[1:]), dtype=np.int64
             )
             generated_spans[:num] = same.generated_spans[row_T]
-        draws, prepared = run.executor.decode(
+        draws, prepared = run.model_runner.decode(
             StepInputs(
                 inputs=inputs,
                 own_level=expand_level(own_level, offsets, self._own_memo),
@@ -216,20 +218,20 @@ class DecodeSteps:
         self._count(prepared, len(order), keys, int(positions_T.sum()) + num)
         usage.drafted_tokens += num - len(order)
         if isinstance(draws, DeferredDraws):
-            return DeferredStep(slots_T, rows.serial[slots_T], draws, number, guesses, keys)
-        return self._in_flight(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
+            return DeferredStep(slots_T, rows.serial[slots_T], draws, number, verify_input, keys)
+        return self._in_flight(slots_T, rows.serial[slots_T], draws.first(num), verify_input, keys)
 
     def _in_flight(
         self,
         slots: Ints,
         serials: Ints,
         draws: Draws,
-        guesses: VerifyInput | None = None,
+        verify_input: VerifyInput | None = None,
         keys: int = 0,
     ) -> InFlightStep:
         """Return a launched step; its arguments are fields of `InFlightStep`."""
         version = self._run.gate.version
-        return InFlightStep(slots, serials, AsyncDraws(draws), guesses, keys, version)
+        return InFlightStep(slots, serials, AsyncDraws(draws), verify_input, keys, version)
 
     def forget(self) -> None:
         """Forget the inputs of the last step, after keys were computed again."""

@@ -254,4 +254,4 @@ def build_prompt_histories(run: EngineRun, requests: Sequence[LiveRequest]) -> T
         place[:-1], place[1:], pad_tables(tables), stop - base, base, causal=True
     )
     levels = [*build_shared_levels(chains, place, run.store.keys_of), own_level]
-    return run.executor.build_histories(levels, stop, find_generated_spans(requests))
+    return run.model_runner.build_histories(levels, stop, find_generated_spans(requests))

@@ -204,7 +204,7 @@ class PrefillPasses:
         inputs = prefill_inputs(run, spans)
         if self._features.images is not None:
             inputs = self._features.images.add_embeddings(inputs, usage)
-        logits, levels = run.executor.prefill(inputs)
+        logits, levels = run.model_runner.prefill(inputs)
         usage.impl = levels.impl
         usage.prefill_steps += 1
         prompts: list[tuple[LiveRequest, int]] = []
@@ -370,7 +370,7 @@ def _compute_some(run: EngineRun, features: Features, spans: list[Span], chunk: 
     inputs = prefill_inputs(run, now)
     if features.images is not None:
         inputs = features.images.add_embeddings(inputs, run.usage)
-    run.executor.prefill(inputs)
+    run.model_runner.prefill(inputs)
     run.usage.prefill_steps += 1
     run.usage.recomputed_tokens += len(inputs.tokens)
     return later

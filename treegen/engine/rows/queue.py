@@ -162,7 +162,12 @@ class RowQueue:
     """
 
     def __init__(
-        self, run: EngineRun, states: RowStates, features: Sequence[RowFeature], *, scouts: int = 0
+        self,
+        run: EngineRun,
+        states: RowStates,
+        features: Sequence[RowFeature],
+        *,
+        early_samples: int = 0,
     ) -> None:
         """Set up a run without rows.
 
@@ -170,11 +175,11 @@ class RowQueue:
             run: Shared state of the run.
             states: Recurrent states of the rows.
             features: Features that set up new rows.
-            scouts: Number of samples of each request that start early, together with the previous
-                request's samples. Their tokens can then be drafts for the request's other samples.
-                0 keeps the requests in order.
+            early_samples: Number of samples of each request that start early, together with the
+                previous request's samples. Their tokens can then be drafts for the request's other
+                samples. 0 keeps the requests in order.
         """
-        self._scouts = scouts
+        self._num_early = early_samples
         self._run, self.states, self.features = run, states, list(features)
         self._pool, self._page_size = run.pool, run.cache.page_size
         self.order: Ints = np.empty(0, dtype=np.int64)
@@ -232,8 +237,8 @@ class RowQueue:
         ranks = np.array([request.rank for request in requests])
         rows.sample[slots_PN] = samples
         rows.key[slots_PN] = (ranks << _KEY_BITS)[:, None] + rows.sample[slots_PN]
-        if self._scouts:
-            rows.key[slots_PN[:, self._scouts :]] += _LATE
+        if self._num_early:
+            rows.key[slots_PN[:, self._num_early :]] += _LATE
         rows.seed[slots_PN] = [
             [self._seed(request, index) for index in sample_indices]
             for request, sample_indices in zip(requests, samples, strict=True)

@@ -124,7 +124,7 @@ class DraftLengthController:
         self._idle = self._streak = 0  # consecutive steps without and with drafts that pay
         # Recent draft tokens that were expected to be accepted, and that were accepted.
         self._expected = self._right = _TRUST
-        self._outlook: _CostEstimate | None = None
+        self._costs: _CostEstimate | None = None
 
     def begin(self) -> None:
         """Propose drafts soon, because another run begins."""
@@ -170,7 +170,7 @@ class DraftLengthController:
 
     def _wait(self) -> None:
         """Pause drafting; each pause is twice as long as the last one, up to a maximum."""
-        self._outlook = None
+        self._costs = None
         self._verified.relax(self._plain)
         self._pause, self._idle, self._streak = self._next_pause, 0, 0
         self._next_pause = min(2 * self._next_pause, _MOST_PAUSE)
@@ -196,11 +196,11 @@ class DraftLengthController:
         chance_RK[:, 0] = chance_R * (1 - 1e-6 * np.arange(len(num_R)))  # breaks ties
         gain_RK = chance_RK.cumprod(axis=1)
         gain_RK[np.arange(most) >= num_R[:, None]] = 0.0
-        outlook = self._get_costs(len(num_R), keys, most)
-        self._outlook = None  # later measurements change it
-        gains_M = np.sort(gain_RK, axis=None)[: -len(outlook.cost_M) - 1 : -1]
+        costs = self._get_costs(len(num_R), keys, most)
+        self._costs = None  # later measurements change it
+        gains_M = np.sort(gain_RK, axis=None)[: -len(costs.cost_M) - 1 : -1]
         sums_M = gains_M.cumsum()
-        best = self._best(outlook, sums_M * (self._right / self._expected))
+        best = self._best(costs, sums_M * (self._right / self._expected))
         if best is None:
             self._idle += 1
             if self._idle >= _PATIENCE:
@@ -214,25 +214,25 @@ class DraftLengthController:
         return chosen, float(sums_M[best])
 
     @staticmethod
-    def _best(outlook: _CostEstimate, sums_M: Floats) -> int | None:
+    def _best(costs: _CostEstimate, sums_M: Floats) -> int | None:
         """Return the index of the best number of draft tokens; None if none pays.
 
         Args:
-            outlook: Expected times of passes.
+            costs: Expected times of passes.
             sums_M: Expected accepted tokens of the 1, 2, ... most likely draft tokens.
         """
         if not len(sums_M):
             return None
-        rate_M = (outlook.num_rows + sums_M) / outlook.cost_M[: len(sums_M)]
+        rate_M = (costs.num_rows + sums_M) / costs.cost_M[: len(sums_M)]
         best = int(rate_M.argmax())
-        return best if rate_M[best] > _GAIN * outlook.now else None
+        return best if rate_M[best] > _GAIN * costs.now else None
 
     def _get_costs(self, num_rows: int, keys: int, most: int) -> _CostEstimate:
         """Return the expected times of passes; they are computed once per step."""
-        outlook = self._outlook
-        if outlook is None or (outlook.num_rows, outlook.most) != (num_rows, most):
-            self._outlook = outlook = self._estimate_costs(num_rows, keys, most)
-        return outlook
+        costs = self._costs
+        if costs is None or (costs.num_rows, costs.most) != (num_rows, most):
+            self._costs = costs = self._estimate_costs(num_rows, keys, most)
+        return costs
 
     def _estimate_costs(self, num_rows: int, keys: int, most: int) -> _CostEstimate:
         rows = np.array([num_rows])

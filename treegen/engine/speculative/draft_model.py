@@ -1,11 +1,11 @@
-"""A drafter that draws from a small model, with the same random numbers as the rows.
+"""A drafter that draws from a draft model, with the same random numbers as the rows.
 
-Its keys and values are in separate pools, under the same page numbers as those of the large model.
+Its keys and values are in separate pools, under the same page numbers as those of the target model.
 So it shares the tree, the copies and the evictions, and needs no page management: both models
 compute each prefill pass. Tokens that a row drew without drafts are computed before its next draft.
 
 A draw looks a random number up in the cumulative distribution, and only row and step determine the
-number. So if both models have similar distributions, the small one draws the same token.
+number. So if both models have similar distributions, the draft model draws the same token.
 
 Legend: R rows, K draft tokens of a row, T query rows of a pass.
 """
@@ -47,7 +47,7 @@ def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dty
 
     Args:
         options: Options of the LLM, which name the draft model.
-        tokenizer: Tokenizer of the large model.
+        tokenizer: Tokenizer of the target model.
         dtype: The type in which both models compute.
 
     Raises:
@@ -95,13 +95,13 @@ class VocabAlignedModel:
 
 
 class ModelDrafter(SingleRateDrafter):
-    """Draws the next tokens of rows from a small model, in K + 1 passes over all rows.
+    """Draws the next tokens of rows from a draft model, in K + 1 passes over all rows.
 
     The last pass only computes the keys of the last draft token, which may be accepted.
     """
 
     def __init__(
-        self, run: EngineRun, queue: RowQueue, features: Features, executor: ModelRunner
+        self, run: EngineRun, queue: RowQueue, features: Features, runner: ModelRunner
     ) -> None:
         """Set up the drafter of a run.
 
@@ -109,11 +109,11 @@ class ModelDrafter(SingleRateDrafter):
             run: Shared state of the run.
             queue: Its rows.
             features: Its optional features.
-            executor: Model runner of the small model.
+            runner: Model runner of the draft model.
         """
         super().__init__()
         self._run, self._queue, self._features = run, queue, features
-        self._executor = executor
+        self._runner = runner
         # By slot: serial number of its last row, and the position up to which keys are computed.
         self._serial = np.empty(0, dtype=np.int64)
         self._done = np.empty(0, dtype=np.int64)
@@ -122,7 +122,7 @@ class ModelDrafter(SingleRateDrafter):
         """Do nothing: this drafter reads the tokens from the rows."""
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
-        """Draw draft tokens from the small model.
+        """Draw draft tokens from the draft model.
 
         Args:
             slots: Slots of the rows, [R].
@@ -143,7 +143,7 @@ class ModelDrafter(SingleRateDrafter):
         return Drafts(tokens_RK, chance_R, kind_R)
 
     def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
-        """Return the tokens that the small model draws, [R, K], on the device."""
+        """Return the tokens that the draft model draws, [R, K], on the device."""
         rows, size, num = self._run.rows, self._run.cache.page_size, len(slots)
         offsets, place = np.arange(num + 1), np.arange(num)
         levels = build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
@@ -171,7 +171,7 @@ class ModelDrafter(SingleRateDrafter):
             own_level = make_level(
                 offsets[:-1], offsets[1:], pages, ends - base, base, causal=False
             )
-            draws, _ = self._executor.decode(
+            draws, _ = self._runner.decode(
                 StepInputs(inputs, own_level, same, goes_on=step > 0, states=None, graphs=True)
             )
             assert isinstance(draws, Draws)
@@ -193,7 +193,7 @@ class ModelDrafter(SingleRateDrafter):
         while len(behind := slots[self._done[slots] < num_needed]):
             missing = rows.stop[behind] + rows.count[behind] - 1 - self._done[behind]
             num_R = np.minimum(missing, max(_CHUNK // len(behind), 1))
-            self._executor.prefill(self._build_catch_up_inputs(behind, num_R))
+            self._runner.prefill(self._build_catch_up_inputs(behind, num_R))
             self._done[behind] += num_R
 
     def _build_catch_up_inputs(self, slots: Ints, num_R: Ints) -> PrefillInputs:
