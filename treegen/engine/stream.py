@@ -117,8 +117,8 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         except BaseException:
             self.close()
             raise
-        if self._graphs is not None and self._graphs.off:
-            self.usage.eager_because = self._graphs.off
+        if self._graphs is not None and self._graphs.eager_because:
+            self.usage.eager_because = self._graphs.eager_because
         self.usage.uncompiled_because = self._model.uncompiled_because
         return finished
 

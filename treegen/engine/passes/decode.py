@@ -102,12 +102,12 @@ class DecodeSteps:
             source = place[order]
             source[flight.serials[source] != rows.serial[order]] = -1
             counts = counts + (source >= 0)
-        goes_on = counts < rows.limit[order]
+        continues = counts < rows.limit[order]
         if budgets.used:
-            goes_on &= budgets.decide(order, counts, source < 0)
-        if goes_on.all():
+            continues &= budgets.decide(order, counts, source < 0)
+        if continues.all():
             return order, counts, source
-        return order[goes_on], counts[goes_on], source[goes_on]
+        return order[continues], counts[continues], source[continues]
 
     def launch(
         self, order: Ints, counts: Ints, source: Ints, before: InFlightStep | None
@@ -138,9 +138,9 @@ class DecodeSteps:
                 inputs=inputs,
                 own_level=own_level,
                 rows=same,
-                goes_on=before is not None,
+                uses_previous_draws=before is not None,
                 states=self._queue.states.step(order),
-                graphs=self._graphs is not None and self._graphs.off is None,
+                graphs=self._graphs is not None and self._graphs.eager_because is None,
                 number=usage.decode_steps,
             )
         )
@@ -185,7 +185,7 @@ class DecodeSteps:
         columns_T = np.stack([first, first - base, counts, rows.seed[order]])[:, row_T]
         columns_T[:3] += verify_input.place_T
         positions_T, at_T, counts_T, seeds_T = columns_T
-        graphs = self._graphs is not None and self._graphs.off is None
+        graphs = self._graphs is not None and self._graphs.eager_because is None
         inputs = np.zeros((NUM_INPUTS, pad_num_query_rows(num) if graphs else num), dtype=np.int64)
         inputs[TOKEN, :num] = verify_input.inputs(rows.last[order])
         inputs[SOURCE] = -1
@@ -208,7 +208,7 @@ class DecodeSteps:
                 inputs=inputs,
                 own_level=expand_level(own_level, offsets, self._own_memo),
                 rows=replace(same, levels=levels, index=index, generated_spans=generated_spans),
-                goes_on=False,
+                uses_previous_draws=False,
                 states=None,
                 graphs=graphs,
                 number=usage.decode_steps,

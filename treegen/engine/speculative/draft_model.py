@@ -153,7 +153,7 @@ class ModelDrafter(SingleRateDrafter):
         tokens_of_steps = []
         for step in range(most + 1):
             # A row without room writes to the padding page, and its draws are not used.
-            goes_on = step <= room_R
+            has_room = step <= room_R
             counts = rows.count[slots] + np.minimum(step, room_R)
             ends = rows.stop[slots] + counts
             inputs = np.stack(
@@ -161,7 +161,7 @@ class ModelDrafter(SingleRateDrafter):
                     rows.last[slots],
                     place if step else np.full(num, -1),
                     ends - 1,
-                    np.where(goes_on, compute_slot_mapping(pages, ends - 1 - base, size), 0),
+                    np.where(has_room, compute_slot_mapping(pages, ends - 1 - base, size), 0),
                     rows.seed[slots],
                     counts,
                     self._features.budgets.get_forced_tokens(slots, counts),
@@ -172,7 +172,9 @@ class ModelDrafter(SingleRateDrafter):
                 offsets[:-1], offsets[1:], pages, ends - base, base, causal=False
             )
             draws, _ = self._runner.decode(
-                StepInputs(inputs, own_level, same, goes_on=step > 0, states=None, graphs=True)
+                StepInputs(
+                    inputs, own_level, same, uses_previous_draws=step > 0, states=None, graphs=True
+                )
             )
             assert isinstance(draws, Draws)
             if step < most:

@@ -277,7 +277,7 @@ class DrafterFactory:
     """Makes drafters, and keeps what was learned about draft lengths between runs.
 
     Attributes:
-        speculate: "ngram", a function, or "off"; None with a draft model.
+        speculate: "ngram", a function, or "off"; None with a draft model or without drafting.
         draft_runner: Computes the passes of the draft model; None without one.
     """
 
