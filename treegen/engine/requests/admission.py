@@ -61,9 +61,11 @@ class AdmissionController:
             self._run.store.attach(request)
         for request in requests:
             self._move(request, WAITING)
-            self._waiting.append(request)
             if request.spec.rows and not request.samples:
-                self.finish(request)
+                self._move(request, OVER)
+                self._end(request)
+            else:
+                self._waiting.append(request)
 
     def admit(self) -> None:
         """Activate ready rows and open requests until enough rows are started.
