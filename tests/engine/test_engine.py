@@ -402,7 +402,9 @@ def test_the_account_says_why_graphs_were_not_used(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert llm.run(tree_of(2), GREEDY).usage.eager_because == ""
-    graphs = SimpleNamespace(eager_because="no capture", run=lambda step: step.compute(llm.model.forward))
+    graphs = SimpleNamespace(
+        eager_because="no capture", run=lambda step: step.compute(llm.model.forward)
+    )
     monkeypatch.setattr(llm.engine, "graphs", graphs)
     assert llm.run(tree_of(2), GREEDY).usage.eager_because == "no capture"
 

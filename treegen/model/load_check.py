@@ -121,31 +121,35 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     if is_stock and any(map(is_tested, names)):
         return
     boundaries = find_boundaries(config, declared)
-    if not boundaries or all(
-        _matches_stock_attention(model, dict.fromkeys(boundaries, low), wrap) for low in _LOW
-    ):
+    if not boundaries or (matches := _matches_beyond(model, [*boundaries], wrap)):
         return
-    uncrossed = {
-        name: length
-        for name, length in boundaries.items()
-        if not all(_matches_stock_attention(model, {name: low}, wrap) for low in _LOW)
-    }
+    results = {name: _matches_beyond(model, [name], wrap) for name in boundaries}
+    uncrossed = {name: length for name, length in boundaries.items() if not results[name]}
     name, length = min((uncrossed or boundaries).items(), key=lambda item: item[1])
+    why = "the logits of a small random copy of the model differ from"
+    if (results[name] if uncrossed else matches) is None:
+        why = "no small random copy of the model can be built or run, to compare its logits with"
+    why += " those with transformers' own attention"
     if length < _LEAST_CONTEXT:
         raise ModelError(
             f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}), "
-            "the logits of a small randomly initialized copy differ from those with "
-            "transformers' own attention, so samples would be wrong; report the model, or pass "
-            f"{arg('check', False)} to skip this check"
+            f"{why}, so samples could be wrong; report the model, or pass {arg('check', False)} to "
+            "skip this check"
         )
-    warn_context(
-        model.spec.name,
-        declared,
-        length,
-        "the logits of a small random copy of the model differ from those with transformers' "
-        f"own attention ({name})",
-    )
+    warn_context(model.spec.name, declared, length, f"{why} ({name})")
     model.spec = replace(model.spec, context_length=length)
+
+
+def _matches_beyond(model: "Model", boundaries: Sequence[str], wrap: _Wrap) -> bool | None:
+    """Return whether random copies in which boundaries are low give the logits of stock attention.
+
+    None is returned if a copy cannot be built or run.
+    """
+    for low in _LOW:
+        matches = _matches_stock_attention(model, dict.fromkeys(boundaries, low), wrap)
+        if not matches:
+            return matches
+    return True
 
 
 def _check_selection(model: "Model", wrap: _Wrap) -> None:
@@ -173,7 +177,7 @@ def _matches_stock_attention(
 ) -> bool | None:
     """Return whether a random copy with these boundaries gives the logits of stock attention.
 
-    None stands for a model of which no copy can be built or run.
+    None is returned if no copy can be built or run.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the copy's own context
