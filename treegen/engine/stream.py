@@ -22,7 +22,7 @@ from treegen.errors import InputError
 from treegen.model.model import Model
 from treegen.prompts.plan.plan import Plan
 
-_NAMED: Final = 8  # maximum ids that an error names
+_MAX_NAMED: Final = 8  # maximum number of ids that an error lists
 
 
 class Stream(Iterator[Completion], Closeable, Synchronized):
@@ -171,7 +171,12 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
                 f"prompt {prompt_id!r} has no sample {sample_index}; use a sample index below "
                 f"{samples}"
             )
-        self.scheduler.cancel(self._place[prompt_id], sample_index)
+        for index in self._live_indices(self._place[prompt_id]):
+            self.scheduler.cancel(index, sample_index)
+
+    def _live_indices(self, place: int) -> list[int]:
+        """Return the scheduler's indices of the unfinished requests of a request of the plan."""
+        return [place]
 
     @synchronized
     def close(self) -> None:
@@ -286,8 +291,8 @@ def _check_id(prompt_id: object, ids: Sequence[str]) -> None:
     """
     if prompt_id in ids:
         return
-    listed = ", ".join(map(repr, ids[:_NAMED])) or "none"
-    more = f" and {len(ids) - _NAMED:,} more" if len(ids) > _NAMED else ""
+    listed = ", ".join(map(repr, ids[:_MAX_NAMED])) or "none"
+    more = f" and {len(ids) - _MAX_NAMED:,} more" if len(ids) > _MAX_NAMED else ""
     near = did_you_mean(str(prompt_id), ids) or "; use one of the ids"
     raise InputError(
         f"no sampled node has the id {prompt_id!r:.60}; the ids are {listed}{more}{near}"
