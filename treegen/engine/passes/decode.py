@@ -80,8 +80,8 @@ class DecodeSteps:
         """
         self._run, self._queue, self._features = run, queue, features
         self._graphs = run.model_runner.graphs
-        self._state: tuple[Ints, int, StepRows, int] | None = None
-        self._own_memo: dict[Any, Any] = {}  # expanded levels of the same rows' own tokens
+        self._cached_rows: tuple[Ints, int, StepRows, int] | None = None
+        self._own_level_memo: dict[Any, Any] = {}  # expanded levels of the same rows' own tokens
 
     def next_rows(self, flight: InFlightStep | None) -> tuple[Ints, Ints, Ints]:
         """Return the rows of the next step, their token counts, and their places in the last step.
@@ -122,7 +122,7 @@ class DecodeSteps:
         """
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
-        same, shared_keys = self._same_rows(order)
+        same, shared_keys = self._get_step_rows(order)
         ends, base = rows.stop[order] + counts, rows.base[order]
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         index = np.arange(len(order) + 1)
@@ -145,7 +145,7 @@ class DecodeSteps:
             )
         )
         keys, number = shared_keys + int((ends - base).sum()), usage.decode_steps
-        self._count(levels, len(order), keys, int(ends.sum()))
+        self._record_usage(levels, len(order), keys, int(ends.sum()))
         if isinstance(draws, DeferredDraws):
             return DeferredStep(order, rows.serial[order], draws, number, None, keys)
         return self._in_flight(order, rows.serial[order], draws, keys=keys)
@@ -178,7 +178,7 @@ class DecodeSteps:
         slots_T, base, first = order[row_T], rows.base[order], rows.stop[order] + counts - 1
         keys_R = first + verify_input.num_R + 1 - base
         pages = rows.table[order, : int(rows.num_pages[order].max())]
-        same, shared_keys = self._same_rows(order)
+        same, shared_keys = self._get_step_rows(order)
         levels = [expand_level(level, offsets) for level in same.levels]
         place = np.arange(len(order) + 1)
         own_level = make_level(place[:-1], place[1:], pages, keys_R, base, causal=True)
@@ -206,7 +206,7 @@ class DecodeSteps:
         draws, prepared = run.model_runner.decode(
             StepInputs(
                 inputs=inputs,
-                own_level=expand_level(own_level, offsets, self._own_memo),
+                own_level=expand_level(own_level, offsets, self._own_level_memo),
                 rows=replace(same, levels=levels, index=index, generated_spans=generated_spans),
                 uses_previous_draws=False,
                 states=None,
@@ -215,7 +215,7 @@ class DecodeSteps:
             )
         )
         keys, number = shared_keys + int(keys_R.sum()), usage.decode_steps
-        self._count(prepared, len(order), keys, int(positions_T.sum()) + num)
+        self._record_usage(prepared, len(order), keys, int(positions_T.sum()) + num)
         usage.drafted_tokens += num - len(order)
         if isinstance(draws, DeferredDraws):
             return DeferredStep(slots_T, rows.serial[slots_T], draws, number, verify_input, keys)
@@ -235,14 +235,16 @@ class DecodeSteps:
 
     def forget(self) -> None:
         """Forget the inputs of the last step, after keys were computed again."""
-        self._state = None
+        self._cached_rows = None
 
     def look_ahead(self) -> None:
         """Prepare the inputs of the rows that are live now, unless the last step had the same."""
         if len(self._queue.order):
-            self._same_rows(self._queue.order)
+            self._get_step_rows(self._queue.order)
 
-    def _count(self, levels: PreparedLevels, num_rows: int, read: int, unshared: int) -> None:
+    def _record_usage(
+        self, levels: PreparedLevels, num_rows: int, read: int, unshared: int
+    ) -> None:
         """Count a step: its rows, the keys it reads, and the keys it would read without sharing."""
         usage = self._run.usage
         usage.impl = levels.impl
@@ -252,11 +254,11 @@ class DecodeSteps:
         usage.peak_rows = max(usage.peak_rows, num_rows)
         usage.decode_steps += 1
 
-    def _same_rows(self, order: Ints) -> tuple[StepRows, int]:
+    def _get_step_rows(self, order: Ints) -> tuple[StepRows, int]:
         """Return the inputs that stay the same for these rows, and the keys of their levels."""
         run = self._run
-        if self._state is not None and self._state[0] is order:  # see `RowQueue.order`
-            _, version, same, read = self._state
+        if self._cached_rows is not None and self._cached_rows[0] is order:  # see `RowQueue.order`
+            _, version, same, read = self._cached_rows
             if version == run.pool.num_taken_back:  # otherwise an expanded copy may be gone
                 return same, read
         chains = run.rows.chain[order]
@@ -265,5 +267,5 @@ class DecodeSteps:
         levels = build_shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of, copy_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
         rows = build_step_rows(run, order, levels)
-        self._state, self._own_memo = (order, run.pool.num_taken_back, rows, keys), {}
+        self._cached_rows, self._own_level_memo = (order, run.pool.num_taken_back, rows, keys), {}
         return rows, keys

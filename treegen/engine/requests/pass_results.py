@@ -172,7 +172,7 @@ class PassResultProcessor:
         return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"
 
 
-_MOST_NAMED: Final = 5  # prompts in a message
+_MAX_NAMED: Final = 5  # prompts in a message
 
 
 def translate_error(run: EngineRun, error: Exception) -> Exception:
@@ -195,9 +195,9 @@ def translate_error(run: EngineRun, error: Exception) -> Exception:
 def make_stall_error(run: EngineRun) -> InternalError:
     """Return the error for a run in which steps make no progress although work is left."""
     names = [repr(request.spec.id) for request in run.requests.values()]
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
     return InternalError(
-        f"the scheduler cannot continue with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
+        f"the scheduler cannot continue with prompts {', '.join(names[:_MAX_NAMED])}{more}; "
         "finished samples are kept; please report this error with the command or program"
     )
 

@@ -167,7 +167,7 @@ class LiveSegment:
         return self.stop // self.align * self.align if self.kept else self.base
 
     @property
-    def reads_on(self) -> bool:
+    def has_folded_parent(self) -> bool:
         """Whether its table begins with keys of the segment above, which is folded into it."""
         return self.base < self.start
 
