@@ -65,8 +65,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
             f"device {device} needs CUDA, but torch finds no GPU; use {arg('device', 'cpu')}"
         )
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
-        there = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
-        raise InputError(f"device {device} does not exist; choose one of {there}")
+        available = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+        raise InputError(f"device {device} does not exist; choose one of {available}")
     return resolved
 
 
