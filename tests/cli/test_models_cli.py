@@ -114,6 +114,7 @@ def test_storage_is_told_apart_from_memory(tmp_path: Path, treegen: Command) -> 
         ),
         ({"model_type": "unheard-of"}, "is not known to transformers"),
         ({"max_position_embeddings": 0}, "has no max_position_embeddings"),
+        ({"text_config": ["llama"]}, "must be an object, got ['llama']"),
     ],
 )
 def test_what_is_refused_is_told_with_why(

@@ -362,7 +362,7 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
         raise refuse(f"the layout {layout} (expected {' or '.join(names)})")
     bits = settings.get("bits", settings.get("w_bit"))
     group_size = settings.get("group_size", settings.get("q_group_size"))
-    settings_of_all = {
+    default_settings = {
         "bits": bits,
         "group_size": group_size,
         "data_type": settings.get("data_type", "int"),
@@ -372,18 +372,21 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
             f"bits {bits!r} and group_size {group_size!r} (bits must be 4, and group_size must "
             "be -1 or a positive integer)"
         )
-    if settings_of_all["data_type"] != "int" or settings.get("pack_dtype", "int32") != "int32":
+    if default_settings["data_type"] != "int" or settings.get("pack_dtype", "int32") != "int32":
         raise refuse("a data_type other than int, or a pack_dtype other than int32")
     if settings.get("rotation"):
         raise refuse("rotation")
     for key in ("dynamic", "extra_config"):
-        for name, overrides in (settings.get(key) or {}).items():
+        by_layer = settings.get(key) or {}
+        if not isinstance(by_layer, Mapping):
+            raise refuse(f"{key} {str(by_layer)[:60]!r} (expected an object of layers)")
+        for layer, overrides in by_layer.items():
+            if not isinstance(overrides, Mapping):
+                raise refuse(f"{key} {str(overrides)[:60]!r} for {layer} (expected an object)")
             if isinstance(overrides.get("bits"), int) and overrides["bits"] >= _UNPACKED_BITS:
                 continue
-            if any(
-                overrides.get(setting, value) != value for setting, value in settings_of_all.items()
-            ):
-                raise refuse(f"separate settings for {name}")
+            if any(overrides.get(name, value) != value for name, value in default_settings.items()):
+                raise refuse(f"separate settings for {layer}")
     shuffled = method == "gptq" and bool(settings.get("desc_act"))
     return Packing(names[layout], group_size, shuffled)
 
