@@ -388,6 +388,9 @@ def test_a_stream_yields_as_samples_finish_and_can_be_left(llm: LLM) -> None:
     assert not gone & tokens_of(rest).keys()
     with pytest.raises(InputError, match="no sampled node has the id 'q9'"):
         stream.cancel("q9")
+    for wrong in ("1", 1.5, True, [1]):
+        with pytest.raises(InputError, match="sample_index must be an integer"):
+            stream.cancel("q1", wrong)  # type: ignore[arg-type]
     with llm.stream(tree_of(8), params) as abandoned:
         next(abandoned)
     assert llm.cache.pool.num_used == used

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from treegen.common.checks import as_int
 from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.progress import show_progress
@@ -166,6 +167,8 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         """
         _check_id(prompt_id, list(self._place))
         samples = self.plan.requests[self._place[prompt_id]].samples
+        if sample_index is not None:
+            sample_index = as_int("sample_index", sample_index)
         if sample_index is not None and not 0 <= sample_index < samples:
             raise InputError(
                 f"prompt {prompt_id!r} has no sample {sample_index}; use a sample index below "
