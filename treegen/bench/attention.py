@@ -94,7 +94,7 @@ class AttentionResult:
     error: float
     """See `Cascade.check`."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """What was not timed, and why."""
+    """The implementations and kernels that were not timed, and why."""
 
 
 def implementations(device: torch.device) -> list[str]:
@@ -322,7 +322,7 @@ class _Case(Cascade):
     def whole_level(self, pages_RP: Tensor) -> Level:
         """Return one level without sharing: each row reads prefix and suffix through its own table.
 
-        This requires a full last page of the prefix, so its keys are rounded up to whole pages.
+        The suffix starts on a new page, so the prefix counts with whole pages of keys.
         """
         row_R = torch.arange(self.rows)
         length = self.prefix_pages * self.page_size + self.suffix

@@ -1,4 +1,4 @@
-"""What all runs of an engine use, and how a run is created from it."""
+"""The resources that all runs of an engine share, and the creation of a run from them."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class EngineResources:
     prefill_chunk: int
     """Maximum number of tokens of a prefill pass."""
     run_ahead: bool = False
-    """Launch each pass before the results of the last one are known, so that a GPU does not wait
-    for the host. A row that turns out to have ended has then been computed once too often."""
+    """Whether each pass is launched before the results of the previous one are known, so that a GPU
+    does not wait for the host. A row that has ended is then computed in one step too many."""
     expanded: ExpandedKVOptions | None = None
-    """Which segments get expanded keys and values in addition to latents; None for none."""
+    """Decides which segments get expanded keys and values in addition to latents; None: none do."""
     images: EncoderCache | None = None
     """Image embeddings of prompts; None for a model that takes no images."""
     gate: UpdateGate = field(default_factory=UpdateGate)

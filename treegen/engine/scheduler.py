@@ -55,7 +55,7 @@ class Scheduler:
     Attributes:
         run: The state that the parts of the engine share.
         features: The optional features of the run.
-        usage, scores, grown: The same objects as in `run`.
+        usage, scores, grown: The attributes of `run` with these names.
         queue: Moves rows between phases.
         flight: The pass whose results are not recorded yet; None if there is none.
         closed: Whether the run is over and its pages are free for another run.
@@ -306,12 +306,14 @@ class Scheduler:
     def _record_time(
         self, last: _InFlight | None, launched: _InFlight | None, start: float
     ) -> None:
-        """Count the time of a step, which has waited for the last pass or else for its own.
+        """Record the time of a step for the pass that the host waited for.
+
+        That is the previous pass or, without one, the pass that this step has launched.
 
         Args:
-            last: The pass launched before; None if there was none.
-            launched: The pass that the step has launched; None if there is none.
-            start: When the step began.
+            last: The pass launched by the previous step; None if there was none.
+            launched: The pass that this step has launched; None if there is none.
+            start: When the step began, by `time.perf_counter`.
         """
         usage, seconds = self.usage, time.perf_counter() - start
         usage.seconds += seconds

@@ -104,7 +104,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
     def step(self) -> list[Completion]:
         """Run one forward pass; return samples that have ended, possibly none.
 
-        It is for callers that act between passes. The iterator does not return its samples again.
+        Use this method to act between passes. The iterator does not return these samples again.
         On a GPU, samples that end together are returned a few per pass.
 
         Samples that ended before an error are returned first. Then the error ends the run, and the
@@ -264,7 +264,7 @@ class RunResult:
     usage: Usage
     """Tokens, pages and seconds used."""
     plan: Plan
-    """What was shared, stored and read."""
+    """The plan of the run: which prompt tokens samples share, and how they are stored and read."""
 
     def __repr__(self) -> str:
         return f"RunResult({len(self.completions):,} completions, {self.plan!r})"

@@ -62,7 +62,7 @@ class CheckpointReport:
     """"fp8" if matrices run in FP8, "nvfp4" if they run in 4 bits, "mxfp4" if experts do; else
     empty."""
     matrices: Mapping[str, StoredSizes] = field(default_factory=dict)
-    """What matrices in NVFP4 and FP8 take, by format and whether they are kept or expanded."""
+    """Sizes of matrices in NVFP4 and FP8, by format and whether they are kept or dequantized."""
     weight_bytes: int = 0
     """Bytes of the loaded weights, as allocated on `device`."""
     small_bytes: int = 0
@@ -138,7 +138,7 @@ class CheckpointReport:
 
     @property
     def _memory(self) -> list[str]:
-        """How much of the memory is quantized, as a line, if there is something to say."""
+        """A line about how much of the memory is quantized; empty if no weights are."""
         if self.small_bytes:
             unquantized = format_bytes(self.weight_bytes - self.small_bytes)
             return [
@@ -276,7 +276,7 @@ class _Quantized(NamedTuple):
     numbers: int
     num_bytes: int
     matrices: Mapping[str, StoredSizes]
-    """What matrices in NVFP4 and FP8 take, by format and whether they are kept or expanded."""
+    """Sizes of matrices in NVFP4 and FP8, by format and whether they are kept or dequantized."""
 
 
 def _find_quantization(

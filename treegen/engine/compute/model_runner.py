@@ -395,10 +395,7 @@ class ModelRunner:
 
 
 class _CollectiveGuard:
-    """A computation that all ranks share.
-
-    If this rank fails, the guard ends the other ranks, which would wait forever.
-    """
+    """Ends the other ranks if this rank fails in a shared computation; they would wait forever."""
 
     def __init__(self, lead: RankLeader | None) -> None:
         self._lead = lead

@@ -181,7 +181,7 @@ class RecurrentSegmentStates(SegmentStates):
 
 
 class RecurrentRowStates(RowStates):
-    """What rows with recurrent states have in common."""
+    """Base class of the states of rows in models with recurrent layers."""
 
     per_row: int
     """Maximum number of slots that a row takes."""

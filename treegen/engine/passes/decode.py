@@ -84,12 +84,12 @@ class DecodeSteps:
         self._own_level_memo: dict[Any, Any] = {}  # expanded levels of the same rows' own tokens
 
     def next_rows(self, flight: InFlightStep | None) -> tuple[Ints, Ints, Ints]:
-        """Return the rows of the next step, their token counts, and their places in the last step.
+        """Return the rows of the next step, their token counts, and their indices in the last step.
 
         Rows that have reached their limit, or reach it in the last step, are left out: the number
         of tokens is known even if the tokens are not. Rows whose thinking budget the last step uses
         up are left out too, because only their tokens show whether the thinking has ended. A row
-        that was not in the last step has the place -1.
+        that was not in the last step has the index -1.
 
         Args:
             flight: The last step, if its tokens are not known yet; None otherwise.
@@ -117,7 +117,7 @@ class DecodeSteps:
         Args:
             order: Slots of the rows, depth first, [rows].
             counts: Number of generated tokens of each row, [rows].
-            source: Place of each row in the last step, or -1, [rows].
+            source: Index of each row in the last step, or -1, [rows].
             before: The last step, if its tokens are not known yet; None otherwise.
         """
         run, usage = self._run, self._run.usage
@@ -164,8 +164,9 @@ class DecodeSteps:
     ) -> InFlightStep | DeferredStep:
         """Launch a step in which rows also draw after their draft tokens.
 
-        It is a decode step with several consecutive query rows for each row. They attend to the
-        same levels; of the row's own keys, each query row sees those up to its own.
+        A row has several consecutive query rows in such a step: its last token and its draft
+        tokens. All of them attend to the same levels; of the row's own keys, a query row sees those
+        up to its own position.
 
         Args:
             order: Slots of the rows, from `next_rows`; all their tokens must be known, [rows].

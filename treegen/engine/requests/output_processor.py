@@ -1,7 +1,8 @@
 """Ends samples: frees their pages at once, and makes their completions over the next steps.
 
 Thousands of samples may reach their limit in one step, and making their completions takes as long
-as many steps. So other rows get their pages at once, but their slots only once they are reported.
+as many steps. So other rows get the pages of ended samples at once, but the slots only once the
+completions have been reported.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class GeneratedSegment:
     """The content of the segment made of a finished sample."""
 
     tokens: Tokens
-    """Its token ids."""
+    """The token ids of the segment."""
     num_generated: int
-    """How many of them, counted from the first, the sample has generated itself."""
+    """Number of leading tokens that the sample has generated itself."""
 
 
 @contextmanager

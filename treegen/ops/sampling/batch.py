@@ -55,7 +55,7 @@ class Biases:
     allowed_UA: Tensor | None = None
     """Ids of the tokens that may be drawn, padded with one of them; None allows all."""
     limited_U: Tensor | None = None
-    """Which kinds allow only these."""
+    """Which kinds allow only the tokens of `allowed_UA`."""
 
     @staticmethod
     def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
