@@ -352,7 +352,7 @@ def _dequantize_first(quantizer: _PackedQuantizer, converter: Any) -> Any:
 
 
 def _after_expansion(operations: Sequence[ConversionOps]) -> list[ConversionOps]:
-    """Return operations of which those that divide experts see expanded weights alone."""
+    """Return operations in which those that divide experts get only the expanded weights."""
     return [
         _WeightsOp(operation)
         if isinstance(operation, ErnieFuseAndSplitTextVisionExperts)

@@ -88,8 +88,9 @@ class BatchInvariantConv1D(Conv1D):  # type: ignore[misc]
 
 
 class BatchInvariantLayers:
-    """The layers of a module whose sums may vary in order; they use `fixed_linear` until `undo`.
+    """The layers of a module whose sums may vary in order.
 
+    They compute by `batch_invariant_linear` until `undo`.
     In addition to linear layers these are modules that call `torch.nn.functional.linear`, as
     routers do.
     """
@@ -131,7 +132,7 @@ class BatchInvariantLayers:
 
 
 def _make_linear_class(kind: type) -> Any:
-    """Return a linear layer's class with `fixed_linear` as its product; always the same one."""
+    """Return a linear layer's class that multiplies by `batch_invariant_linear`; made once."""
     if kind is nn.Linear:
         return BatchInvariantLinear
     if kind not in _kinds:
