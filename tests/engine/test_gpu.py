@@ -38,7 +38,7 @@ FAMILIES += ["qwen3_next", "lfm2", "bamba", "jamba", "minimax", "kimi_linear"]  
 @pytest.fixture
 def graphs_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """No graph serves fewer rows: padding of so small models would never cost a capture."""
-    monkeypatch.setattr(cuda_graphs, "_CAPTURE", 0.0)
+    monkeypatch.setattr(cuda_graphs, "_CAPTURE_SECONDS", 0.0)
 
 
 def tree_of(samples: int) -> Node:
