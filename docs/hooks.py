@@ -118,7 +118,7 @@ def families() -> str:
     from treegen.model.checkpoint.families import all_families
 
     rows = [
-        f"| `{f.model_type}` | {f.way} | {', '.join(f.takes)} | {_cell(f.why or '')} |"
+        f"| `{f.model_type}` | {f.support} | {', '.join(f.takes)} | {_cell(f.why or '')} |"
         for f in all_families()
     ]
     return "\n".join(

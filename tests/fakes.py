@@ -308,7 +308,7 @@ def scheduler_of(
             model=model,
             cache=cache,
             prefix_cache=kept or PrefixCache(cache, cache.pool.num_pages // 2),
-            executor=ModelRunner(model, cache, graphs, impl, prefills=prefills),
+            model_runner=ModelRunner(model, cache, graphs, impl, prefills=prefills),
             **{"max_rows": 64, "prefill_chunk": 64, "run_ahead": False, **resources},
         ),
         [ParamSet(params, stopping_of(params, model.vocab_size))],

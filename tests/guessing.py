@@ -52,5 +52,5 @@ class Knowing:
 
 def guessed(llm: LLM, how: object) -> LLM:
     """The LLM, which guesses from now on."""
-    llm.engine.guesser.how = how  # type: ignore[assignment]
+    llm.engine.drafters.speculate = how  # type: ignore[assignment]
     return llm

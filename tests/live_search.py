@@ -56,7 +56,7 @@ def backend_of(
             model=model,
             cache=cache,
             prefix_cache=PrefixCache(cache, num_pages // 2),
-            executor=ModelRunner(model, cache, None, "reference"),
+            model_runner=ModelRunner(model, cache, None, "reference"),
             max_rows=max_rows,
             prefill_chunk=prefill_chunk,
             run_ahead=run_ahead,

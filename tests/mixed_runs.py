@@ -401,8 +401,8 @@ class MixedRun:
         max_rows, chunk = int(rng.integers(1, 9)), int(rng.choice([2, 4, 8, 30]))
         run_ahead = bool(rng.random() < 0.7)
         drafter = _Knowing(self.model, rng)
-        most, scouts = int(rng.integers(1, 7)), int(rng.choice([0, 1, 4]))
-        speculation = SpeculationOptions(lambda *_: drafter, most, scouts=scouts)
+        most, early_samples = int(rng.integers(1, 7)), int(rng.choice([0, 1, 4]))
+        speculation = SpeculationOptions(lambda *_: drafter, most, early_samples=early_samples)
         # Of a run that is resumed, some samples are there.
         self.wanted = wanted = [
             [i for i in range(request.samples) if rng.random() < 0.8]
@@ -422,7 +422,7 @@ class MixedRun:
                 model=self.model,
                 cache=cache,
                 prefix_cache=kept,
-                executor=ModelRunner(self.model, cache, None, "reference"),
+                model_runner=ModelRunner(self.model, cache, None, "reference"),
                 max_rows=max_rows,
                 prefill_chunk=chunk,
                 run_ahead=run_ahead,

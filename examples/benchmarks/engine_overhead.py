@@ -132,7 +132,7 @@ def _free_scheduler(
             model=model,
             cache=cache,
             prefix_cache=PrefixCache(cache, 1),
-            executor=ModelRunner(model, cache, None, "cpu"),
+            model_runner=ModelRunner(model, cache, None, "cpu"),
             max_rows=max_rows or rows,
             prefill_chunk=8192,
         ),

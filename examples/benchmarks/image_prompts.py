@@ -318,11 +318,11 @@ class ImageBench(Bench):
     def _time_encoder(self, workload: Workload) -> Spread | None:
         """Return the seconds to encode the image of a prefix."""
         assert isinstance(workload, ImageWorkload) and self.llm is not None
-        tower, encodings = self.model.tower, self.llm.engine.encodings
-        if tower is None or encodings is None:
+        tower, encoder_cache = self.model.tower, self.llm.engine.encoder_cache
+        if tower is None or encoder_cache is None:
             return None
-        (image, _), *_ = encodings.table.pieces(np.array([workload.image_id]))
-        inputs, seconds = encodings.table.inputs(image), []
+        (image, _), *_ = encoder_cache.table.pieces(np.array([workload.image_id]))
+        inputs, seconds = encoder_cache.table.inputs(image), []
         for _ in range(1 + self.settings.repeats):
             start = time.perf_counter()
             tower.encode(inputs, image.num)  # the result is on the host, so the work has ended

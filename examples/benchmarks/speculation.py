@@ -240,7 +240,7 @@ def _speed(usage: Usage, samples: int) -> float:
 
 
 def _run(llm: LLM, tree: Node, samples: _Samples, speculate: str) -> Usage:
-    llm.engine.guesser.how = speculate
+    llm.engine.drafters.speculate = speculate
     longest = max(len(tokens) for of_prompt in samples.values() for tokens in of_prompt)
     params = SamplingParams(max_tokens=longest, ignore_eos=True)
     with llm.stream(tree, params) as stream:

@@ -348,6 +348,18 @@ def test_copies_that_do_not_fit_are_left_out_by_name(monkeypatch: pytest.MonkeyP
         list(attention.measure([(64, 64, 9)], heads, CEILINGS, **options))
 
 
+def test_without_any_implementation_that_runs_the_error_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_args: Any, **_options: Any) -> None:
+        raise RuntimeError("out of memory\ntried to allocate much")
+
+    monkeypatch.setattr(attention, "attend", fail)
+    options: dict[str, Any] = {"device": CPU, "dtype": torch.float32, "repeats": 1}
+    with pytest.raises(CapacityError, match=r"\(cpu: out of memory\); use fewer --rows"):
+        list(attention.measure([(8, 64, 2)], attention.Heads(4, 2, 16), CEILINGS, **options))
+
+
 def test_the_levels_of_a_cascade_hold_every_row_once_in_groups_of_even_size() -> None:
     case = attention.Cascade(
         7,

@@ -12,7 +12,14 @@ from quantized_checkpoints import store_in_fp8
 from tiny_models import save_tiny_model
 
 from treegen.common.formatting import format_bytes
-from treegen.model.checkpoint.families import EXACT, ON_TEXT, RECURRENT, REFUSED, WAYS, refusal
+from treegen.model.checkpoint.families import (
+    EXACT,
+    ON_TEXT,
+    RECURRENT,
+    REFUSED,
+    SUPPORT_LEVELS,
+    refusal,
+)
 from treegen.model.load import load_model
 
 
@@ -30,7 +37,7 @@ def edit(directory: Path, **fields: Any) -> None:
 
 def test_families_are_those_of_the_code(treegen: Command) -> None:
     done = treegen("models")
-    assert done.code == 0 and all(f"{way}" in done.out for way in WAYS)
+    assert done.code == 0 and all(level in done.out for level in SUPPORT_LEVELS)
     document = done.document
     ways = {each["type"]: each["way"] for each in document["families"]}
     known = {
@@ -114,6 +121,7 @@ def test_storage_is_told_apart_from_memory(tmp_path: Path, treegen: Command) -> 
         ),
         ({"model_type": "unheard-of"}, "is not known to transformers"),
         ({"max_position_embeddings": 0}, "has no max_position_embeddings"),
+        ({"text_config": ["llama"]}, "must be an object, got ['llama']"),
     ],
 )
 def test_what_is_refused_is_told_with_why(

@@ -232,7 +232,7 @@ def test_where_nothing_can_be_captured_steps_run_eagerly(
     for _ in range(2):
         assert tokens_of(found.run(step(20))) == after(torch.arange(1, 21)).tolist()
     assert found.num_graphs == 0
-    assert found.off == "the step cannot be captured: no way"
+    assert found.eager_because == "the step cannot be captured: no way"
     assert streams == ["current"], "where a capture cannot end, torch leaves its stream current"
 
 
@@ -304,7 +304,7 @@ def test_replayed_steps_draw_what_steps_without_graphs_draw(
             speculation=speculation,
         )
         got = samples_of(drain(scheduler))
-    assert found.off is None and passes.off is None
+    assert found.eager_because is None and passes.eager_because is None
     assert got == want
 
 

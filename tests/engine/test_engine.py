@@ -388,6 +388,9 @@ def test_a_stream_yields_as_samples_finish_and_can_be_left(llm: LLM) -> None:
     assert not gone & tokens_of(rest).keys()
     with pytest.raises(InputError, match="no sampled node has the id 'q9'"):
         stream.cancel("q9")
+    for wrong in ("1", 1.5, True, [1]):
+        with pytest.raises(InputError, match="sample_index must be an integer"):
+            stream.cancel("q1", wrong)  # type: ignore[arg-type]
     with llm.stream(tree_of(8), params) as abandoned:
         next(abandoned)
     assert llm.cache.pool.num_used == used
@@ -402,7 +405,9 @@ def test_the_account_says_why_graphs_were_not_used(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert llm.run(tree_of(2), GREEDY).usage.eager_because == ""
-    graphs = SimpleNamespace(off="no capture", run=lambda step: step.compute(llm.model.forward))
+    graphs = SimpleNamespace(
+        eager_because="no capture", run=lambda step: step.compute(llm.model.forward)
+    )
     monkeypatch.setattr(llm.engine, "graphs", graphs)
     assert llm.run(tree_of(2), GREEDY).usage.eager_because == "no capture"
 

@@ -38,7 +38,7 @@ FAMILIES += ["qwen3_next", "lfm2", "bamba", "jamba", "minimax", "kimi_linear"]  
 @pytest.fixture
 def graphs_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """No graph serves fewer rows: padding of so small models would never cost a capture."""
-    monkeypatch.setattr(cuda_graphs, "_CAPTURE", 0.0)
+    monkeypatch.setattr(cuda_graphs, "_CAPTURE_SECONDS", 0.0)
 
 
 def tree_of(samples: int) -> Node:
@@ -98,7 +98,7 @@ def test_steps_of_recurrent_layers_are_replayed(
         result = llm.run(tree_of(60), params)
         drawn.append([c.tokens for c in result.completions])
         if not eager:
-            assert llm.engine.graphs is not None and llm.engine.graphs.off is None
+            assert llm.engine.graphs is not None and llm.engine.graphs.eager_because is None
             assert 1 < llm.engine.graphs.num_graphs < result.usage.decode_steps / 2
             assert llm.model.uncompiled_because == ""
     assert sum(a != b for a, b in zip(*drawn, strict=True)) <= 4
@@ -125,7 +125,7 @@ def test_small_prefill_passes_are_replayed(how: dict[str, Any], tmp_path: Path) 
                 assert one[0].logprobs == other[0].logprobs, "to the bit"
             assert np.allclose(one[0].logprobs, other[0].logprobs, atol=1e-4)
     prefills = replaying.engine.prefills
-    assert prefills is not None and prefills.off is None and prefills.num_graphs > 2
+    assert prefills is not None and prefills.eager_because is None and prefills.num_graphs > 2
 
 
 def test_recurrent_layers_of_transformers_are_not_reproducible(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_replayed_steps_draw_what_eager_steps_draw(
         graphs = llm.engine.graphs
         assert (graphs is None) == eager
         if graphs is not None:
-            assert graphs.off is None
+            assert graphs.eager_because is None
             assert 1 < graphs.num_graphs < result.usage.decode_steps / 2
     for others in tokens[1:]:
         different = sum(a != b for a, b in zip(tokens[0], others, strict=True))

@@ -121,3 +121,21 @@ def test_what_prompts_share_is_computed_once_though_work_comes_in_rounds(llm: LL
     assert computed[1] - computed[0] == computed[2] - computed[1] == own < computed[0]
     with llm.stream(TREE, params) as stream, pytest.raises(InputError, match=r"LLM\.open_stream"):
         stream.add_work([(0, [0])])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("sample", [None, 1])
+def test_samples_are_cancelled_by_the_prompt_of_the_plan(
+    llm: LLM, temperature: float, sample: int | None
+) -> None:
+    params = SamplingParams(max_tokens=20, seed=1, temperature=temperature, ignore_eos=True)
+    with llm.open_stream(TREE, params) as stream:
+        first, second = stream.plan.requests[2].id, stream.plan.requests[0].id
+        stream.add_work([(2, [0, 1]), (0, [1]), (0, [0])])
+        for _ in range(3):
+            stream.step()
+        stream.cancel(second, sample)
+        found = [(each.prompt_id, each.sample_index) for each in stream]
+    kept = [(second, 0)] if sample is not None else []
+    assert sorted(found) == sorted([(first, 0), (first, 1), *kept])
+    assert llm.cache.pool.num_used == 0

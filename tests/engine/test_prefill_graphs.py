@@ -79,7 +79,7 @@ def test_passes_of_any_size_give_what_they_give_eagerly(patched: pytest.MonkeyPa
             prefill_graphs._fill(entry.memory, len(entry.batch.tokens_T), batch, StagingBuffer(1))
         for tensor in (entry.batch.tokens_T, entry.batch.positions_T, entry.batch.slots_T):
             assert not tensor[3:].any(), "the rest writes to page 0"
-    assert found.off is None and found.num_graphs > 3
+    assert found.eager_because is None and found.num_graphs > 3
 
 
 def test_a_size_is_captured_when_it_comes_again(patched: pytest.MonkeyPatch) -> None:
@@ -128,4 +128,4 @@ def test_where_nothing_can_be_captured_passes_run_eagerly(patched: pytest.Monkey
     for _ in range(4):
         batch = a_pass(rng, [20, 3], 2)
         assert found.run(batch).tolist() == want_of(batch)
-    assert found.num_graphs == 0 and found.off == "the pass cannot be captured: no way"
+    assert found.num_graphs == 0 and found.eager_because == "the pass cannot be captured: no way"

@@ -131,7 +131,7 @@ def test_a_long_prompt_is_computed_in_several_passes(
     sharing: str, page_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the second pass on, keys of earlier ones are a level of their own."""
-    monkeypatch.setattr(passes, "_LONG", 6)
+    monkeypatch.setattr(passes, "_MIN_LEVEL_KEYS", 6)
     params = SamplingParams(max_tokens=3)
     long = [2, 3, 4, 5, 6] * 9
     plan = plan_of([([*long, 7, *long[:20]], 3), ([*long, 8], 2), (long[:7], 1)], params, sharing)

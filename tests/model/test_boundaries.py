@@ -14,6 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.llama import modeling_llama
 
 from treegen.errors import ModelError, ModelWarning
+from treegen.model import load_check
 from treegen.model.checkpoint import families
 from treegen.model.checkpoint.small_config import find_boundaries
 from treegen.model.load import load_model
@@ -111,6 +112,22 @@ def test_an_unknown_family_that_differs_early_is_refused(tmp_path: Path) -> None
     with pytest.raises(ModelError, match=r"beyond 60 tokens \(text_chunk\)"):
         load_model(tmp_path, device="cpu")
     assert load_model(tmp_path, device="cpu", check=False).spec.context_length == 256
+
+
+@pytest.mark.usefixtures("chunky")
+@pytest.mark.parametrize(("length", "error"), [(200, None), (60, ModelError)])
+def test_a_family_of_which_no_copy_can_be_built_is_not_said_to_differ(
+    length: int, error: type[ModelError] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_check, "build_random_model", lambda kind, config: None)
+    directory = save(tmp_path, text_chunk=length, is_exact=True)
+    match = r"beyond .*, no small random copy .* can be built or run.*"
+    if error is not None:
+        with pytest.raises(error, match=match):
+            load_model(directory, device="cpu")
+        return
+    with pytest.warns(ModelWarning, match=match):
+        assert load_model(directory, device="cpu").spec.context_length == length
 
 
 @pytest.mark.usefixtures("chunky")

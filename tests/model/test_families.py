@@ -363,7 +363,7 @@ def test_the_table_of_families_counts_those_listed_below(repository: Path) -> No
     assert len(rows) == 3
     for title, count, how in rows:
         assert f"{count} families" in section(repository, title)
-        assert families.WAYS[title.lower()] == how
+        assert families.SUPPORT_LEVELS[title.lower()] == how
 
 
 def test_the_documented_ways_of_storing_weights_are_those_of_the_code(repository: Path) -> None:

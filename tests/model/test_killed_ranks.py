@@ -77,7 +77,9 @@ def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -
     """Rank 0 would wait for it until gloo's or NCCL's own time limit; the next ranks can join."""
     with monkeypatch.context() as patched:
         patched.setattr(
-            rank_processes, "_START", rank_processes._START.replace("main()", f"{DIE}; main()")
+            rank_processes,
+            "_START_CODE",
+            rank_processes._START_CODE.replace("main()", f"{DIE}; main()"),
         )
         with forked_ranks(), pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
             RankGroup(2, "cpu")

@@ -138,6 +138,8 @@ def test_a_zero_of_zero_that_borrowed_from_the_next_is_read() -> None:
         ("gptq", {"rotation": "hadamard"}, r"weights with rotation"),
         ("gptq", {"dynamic": {"+:.*down.*": {"bits": 8}}}, r"separate settings for \+:"),
         ("gptq", {"dynamic": {"x": {"group_size": 8}}}, r"separate settings for x"),
+        ("gptq", {"dynamic": ["x"]}, r"dynamic \"\['x'\]\" \(expected an object of layers\)"),
+        ("gptq", {"dynamic": {"x": 8}}, r"dynamic '8' for x \(expected an object\)"),
         ("awq", {"version": "gemv"}, r"awq weights with the layout gemv \(expected gemm\)"),
         ("awq", {"version": "marlin"}, r"the layout marlin"),
         ("round-gptq", {"packing_format": "auto_round"}, r"the layout auto_round \(expected"),

@@ -111,7 +111,7 @@ def test_ranks_that_start_do_not_hold_up_ctrl_c(monkeypatch: pytest.MonkeyPatch)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(subprocess.Popen, "wait", waiting)
-    monkeypatch.setattr(FollowerProcesses, "_await", interrupted)
+    monkeypatch.setattr(FollowerProcesses, "_wait_for_start", interrupted)
     with pytest.raises(KeyboardInterrupt):
         RankGroup(2, "cpu")
     assert waits == [None]
@@ -119,9 +119,9 @@ def test_ranks_that_start_do_not_hold_up_ctrl_c(monkeypatch: pytest.MonkeyPatch)
 
 HOLD = """
 import os, sys, time
-from treegen.model import rank_processes
-rank_processes.FollowerProcesses._await = lambda *_: (print("begun", flush=True), time.sleep(600))
-rank_processes.FollowerProcesses(2, "cpu")
+from treegen.model.rank_processes import FollowerProcesses
+FollowerProcesses._wait_for_start = lambda *_: (print("begun", flush=True), time.sleep(600))
+FollowerProcesses(2, "cpu")
 """
 
 

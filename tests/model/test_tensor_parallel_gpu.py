@@ -77,7 +77,7 @@ def prefill_logits(llm: LLM) -> Tensor:
         pieces=None,
     )
     with torch.inference_mode():
-        logits, _ = llm.engine.executor().prefill(given)
+        logits, _ = llm.engine.make_model_runner().prefill(given)
     return logits.float().cpu()
 
 

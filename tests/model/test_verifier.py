@@ -115,6 +115,9 @@ def test_steps_become_one_number(tmp_path: Path) -> None:
         ("sequence", {"mark": "#"}, "remove the mark"),
         ("sequence", {"label": 2}, "label must be less than 2"),
         ("token", {"reduce": "max"}, "reduce must be one of"),
+        ("token", {"label": "1"}, "label must be an integer or None"),
+        ("token", {"batch_size": 0}, "batch_size must be at least 1"),
+        ("causal", {"mark": "#", "tokens": "+-"}, r"tokens must be \(text, text\)"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -130,6 +130,15 @@ def test_a_model_in_use_is_not_loaded_twice(tmp_path: Path) -> None:
     assert load_verifier(tmp_path, device="cpu", label=0).reader is not first.reader
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_a_checkpoint_that_was_overwritten_is_loaded_again(tmp_path: Path, share: bool) -> None:
+    first = load_verifier(save(tmp_path), device="cpu", share=share)
+    again = load_verifier(save(tmp_path, num_labels=3), device="cpu", share=share)
+    assert (first.column, again.column) == (1, 2)
+    pairs = [("How many?", "6")]
+    assert first.values(pairs) != again.values(pairs)
+
+
 def test_models_that_share_nothing_read_whole_texts(tmp_path: Path) -> None:
     save(tmp_path, BertForSequenceClassification, BertConfig)
     with pytest.warns(ModelWarning, match="computes every text from its start"):

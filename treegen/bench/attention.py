@@ -86,7 +86,7 @@ class AttentionResult:
     prefix_flops: float
     """FLOP/s in the prefix's level."""
     prefix_share: float
-    """These as a share of the attention ceiling."""
+    """`prefix_flops` as a share of the attention ceiling."""
     floor_us: float
     """The least time of both levels."""
     share: float
@@ -94,7 +94,7 @@ class AttentionResult:
     error: float
     """See `Cascade.check`."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """What was not timed, and why."""
+    """The implementations and kernels that were not timed, and why."""
 
 
 def implementations(device: torch.device) -> list[str]:
@@ -124,7 +124,7 @@ def measure(
 
     Raises:
         NumericsError: a result is wrong.
-        CapacityError: the keys do not fit.
+        CapacityError: the keys do not fit, or no implementation can run.
     """
     stopwatch = Stopwatch(device)
     for rows, prefix, suffix in grid:
@@ -255,8 +255,8 @@ class Cascade:
         for name in implementations(self.device):
             try:
                 errors.append(self._error(name))
-            except InputError as problem:
-                refused[name] = str(problem)
+            except (InputError, RuntimeError) as problem:  # unsupported shape, or out of memory
+                refused[name] = str(problem).splitlines()[0]
         return max(errors, default=0.0), refused
 
     def times(
@@ -280,10 +280,11 @@ class Cascade:
 
     def _error(self, impl: str) -> float:
         rows = torch.linspace(0, self.rows - 1, min(self.rows, _CHECKED_ROWS)).long()
-        got = self.call(self.levels(), impl)()[rows.to(self.device)].float()
+        out = self.call(self.levels(), impl)()[rows.to(self.device)].float()
         q_RHD = self.q_RHD[rows.to(self.device)]
-        want = attend(q_RHD, self.keys, self.values, self.levels(rows), impl="reference").float()
-        error = ((got - want).abs().max() / want.abs().max()).item()
+        expected = attend(q_RHD, self.keys, self.values, self.levels(rows), impl="reference")
+        expected = expected.float()
+        error = ((out - expected).abs().max() / expected.abs().max()).item()
         if not error <= _TOLERANCE[self.dtype]:
             parts = ", ".join(f"{part.keys} x {part.groups}" for part in self.parts)
             raise NumericsError(
@@ -315,13 +316,13 @@ class _Case(Cascade):
         self.prefix_pages = self.tables[0].shape[1]
 
     def suffix_tables(self) -> Tensor:
-        """The pages [R, P] of the suffixes."""
+        """Return the pages [R, P] of the suffixes."""
         return self.tables[1] if self.suffix else torch.empty(self.rows, 0, dtype=torch.int64)
 
     def whole_level(self, pages_RP: Tensor) -> Level:
         """Return one level without sharing: each row reads prefix and suffix through its own table.
 
-        This requires a full last page of the prefix, so its keys are rounded up to whole pages.
+        The suffix starts on a new page, so the prefix counts with whole pages of keys.
         """
         row_R = torch.arange(self.rows)
         length = self.prefix_pages * self.page_size + self.suffix
@@ -336,6 +337,12 @@ def _measure(
 
     error, skipped = case.check()
     shared = case.times(stopwatch, repeats, skipped)
+    if not shared:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+        raise CapacityError(
+            f"no implementation can attend {case.rows:,} rows to {case.prefix:,} and "
+            f"{case.suffix:,} keys ({reasons}); use fewer --rows or fewer keys"
+        )
     fastest = min(shared, key=lambda name: shared[name].median)
     prefix_us = time(case.call(case.levels()[:1], fastest))
     unshared: dict[str, Spread] = {}

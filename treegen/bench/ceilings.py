@@ -90,14 +90,14 @@ def _fp8_matmul(device: torch.device, seconds: float) -> float:
     size = 8192
     left, right = (torch.randn(size, size, device=device).to(FP8) for _ in range(2))
     scale = torch.ones(size, 1, device=device)
-    taken = time_sustained(
+    seconds_per_call = time_sustained(
         lambda: torch._scaled_mm(
             left, right.t(), scale, scale.t(), out_dtype=torch.bfloat16, use_fast_accum=True
         ),
         device,
         seconds,
     )
-    return 2 * size**3 / taken
+    return 2 * size**3 / seconds_per_call
 
 
 def _copy(device: torch.device, seconds: float, size: int) -> float:

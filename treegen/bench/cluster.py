@@ -80,8 +80,8 @@ class RandomModelFactory:
 
     def __call__(self, options: dict[str, Any]) -> LLM:
         """Return the model, on the device in `options`."""
-        how = {name: options[name] for name in ("dtype", "device", "quantization")}
-        model, tokenizer = build_model(shape_of(self.shape), **how)
+        loading = {name: options[name] for name in ("dtype", "device", "quantization")}
+        model, tokenizer = build_model(shape_of(self.shape), **loading)
         engine = {key: options[key] for key in options if key not in LOADING and key != "model"}
         return LLM(model, tokenizer=tokenizer, **engine)
 
@@ -117,10 +117,10 @@ class ClusterBench(Closeable):
             make=from_checkpoint if shape is None else RandomModelFactory(shape),
         )
         try:
-            begun = time.perf_counter()
-            self.startup_seconds = begun - start
+            loaded = time.perf_counter()
+            self.startup_seconds = loaded - start
             self._run(job)
-            self.warm_up_seconds = time.perf_counter() - begun
+            self.warm_up_seconds = time.perf_counter() - loaded
         except BaseException:
             self.close()
             raise

@@ -36,12 +36,12 @@ _WARM_TOKENS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to measure."""
+    """Settings of the measurement."""
 
     repeats: int = 3
     """Timed runs of each mode."""
     time_limit: float = TIME_LIMIT
-    """Seconds. A run whose least time is longer is skipped."""
+    """Seconds; a run whose roofline is longer is skipped."""
     memory: str | None = None
     """Memory of the key-value cache, as for `LLM`."""
     eager: bool = False
@@ -133,7 +133,7 @@ class Bench:
             model: The model; nothing else may use it until `close`.
             tokenizer: Its tokenizer.
             ceilings: The device's sustained rates.
-            settings: How to measure.
+            settings: Settings of the measurement.
         """
         self.model, self.tokenizer = model, tokenizer
         self.ceilings, self.settings = ceilings, settings

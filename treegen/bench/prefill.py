@@ -28,9 +28,9 @@ class PassTime:
     milliseconds: Spread
     """Time per pass."""
     floor_ms: float | None
-    """The least time of a pass on this device; None if no roofline is available. note: why it is
-    not available."""
+    """The least time of a pass on this device; None if no roofline is available."""
     note: str = ""
+    """Why no roofline is available; empty if one is."""
 
     @property
     def times_floor(self) -> float | None:
@@ -63,21 +63,21 @@ def measure(
     with llm.keep(Node(shared)):
         for tokens in sizes:
             llm.engine.prefill_chunk = tokens  # a pass has one prompt
-            took = []
+            milliseconds = []
             for _ in range(repeats + 1):
                 leaves = [
                     Node(rng.integers(2, llm.spec.vocab_size, tokens).tolist(), id=str(number))
                     for number in range(passes)
                 ]
                 usage = llm.run(Node(shared, children=leaves, samples=0), params).usage
-                took.append(usage.prefill_seconds / passes * 1e3)
+                milliseconds.append(usage.prefill_seconds / passes * 1e3)
             floor, note = None, ""
             if isinstance(size, str):
                 note = f"no roofline: {size}"
             else:
                 states = 2 * llm.spec.state_bytes  # one state is read, one written
                 floor = _floor(size, ceilings, tokens, prefix, states)
-            yield PassTime(tokens, prefix, passes, Spread.of(took[1:]), floor, note)
+            yield PassTime(tokens, prefix, passes, Spread.of(milliseconds[1:]), floor, note)
 
 
 def pass_table(times: Sequence[PassTime]) -> PrintableTable:

@@ -58,7 +58,7 @@ class ExpertSize:
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """What a decode step of a model reads and computes."""
+    """The sizes that decide how much a decode step of a model reads and computes."""
 
     layer_weights: int
     """Numbers in the matrices of all layers."""

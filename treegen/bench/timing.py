@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from treegen.model.model import Model
 
 _FLUSH_BYTES = 2**29  # written between timed calls; larger than any L2 cache
-_SLICE = 0.05  # seconds of work queued on a GPU between reads of the clock
+_BATCH_SECONDS = 0.05  # seconds of work queued on a GPU between reads of the clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def time_sustained(call: Callable[[], object], device: torch.device, seconds: fl
     start = time.perf_counter()
     call()
     synchronize(device)
-    batch = max(int(_SLICE / max(time.perf_counter() - start, 1e-6)), 1)
+    batch = max(int(_BATCH_SECONDS / max(time.perf_counter() - start, 1e-6)), 1)
     if device.type == "cpu":
         batch = 1
 

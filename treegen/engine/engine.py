@@ -50,15 +50,15 @@ class Engine:
         prefix_cache: Prefixes whose pages stay between runs.
         graphs: CUDA graphs of decode steps; None computes them eagerly.
         prefills: CUDA graphs of small prefill passes; None computes them eagerly.
-        guesser: Makes the drafters of runs.
-        encodings: Image embeddings of prompts; None for a model that takes no images.
+        drafters: Makes the drafters of runs.
+        encoder_cache: Image embeddings of prompts; None for a model that takes no images.
         impl: The attention implementation.
         align: Attention levels begin at multiples of this number of positions.
         sharing: Which tree levels become attention levels of their own.
         max_rows: Maximum number of rows decoded at once.
         prefill_chunk: Maximum number of tokens of a prefill pass.
         run_ahead: Whether runs launch each pass before the tokens of the previous one are known.
-        searches_ahead: The same for searches.
+        searches_run_ahead: The same for searches.
         gate: Separates steps from updates of the weights.
     """
 
@@ -91,7 +91,7 @@ class Engine:
             if on_gpu:
                 self.impl, self.align = IMPL, ALIGN
                 model.make_reproducible()
-        self.guesser = DrafterFactory(model, options, tokenizer)
+        self.drafters = DrafterFactory(model, options, tokenizer)
         self.graphs: DecodeGraphs | None = None
         self.prefills: PrefillGraphs | None = None
         if on_gpu and not eager:
@@ -101,8 +101,8 @@ class Engine:
             model.watch_weights()
         _, self.max_rows, self.prefill_chunk = options.sizes(model.device.type)
         self.sharing: Sharing = options.sharing
-        self.cache: PagedCache = make_cache(model, options, self.guesser.kv_bytes_per_token)
-        self.guesser.attach_cache(self.cache, graphs=self.graphs is not None)
+        self.cache: PagedCache = make_cache(model, options, self.drafters.kv_bytes_per_token)
+        self.drafters.attach_cache(self.cache, graphs=self.graphs is not None)
         if self._ranks is not None and self._ranks.lead is not None:
             self.cache.on_copy = functools.partial(self._ranks.lead.call_followers, "copy_tokens")
         if on_gpu and (not eager if options.compile is None else options.compile):
@@ -112,10 +112,10 @@ class Engine:
         # A row that ran ahead past its end has lost the recurrent state from which a search
         # continues, so this state would have to be computed again.
         is_hybrid = bool(model.spec.states)
-        self.searches_ahead = self.run_ahead and not (is_hybrid and options.run_ahead is None)
-        self.encodings: EncoderCache | None = None
+        self.searches_run_ahead = self.run_ahead and not (is_hybrid and options.run_ahead is None)
+        self.encoder_cache: EncoderCache | None = None
         if model.images is not None and model.tower is not None:
-            self.encodings = EncoderCache(model.images, model.tower)
+            self.encoder_cache = EncoderCache(model.images, model.tower)
         self.prefix_cache = PrefixCache(self.cache, max_pages=self.cache.pool.num_pages // 2)
         self._version: tuple[int, ...] = model.check_weights()
         self.gate = UpdateGate()
@@ -164,7 +164,7 @@ class Engine:
         """Raise CacheFullError if a single prompt of a plan is too long for the cache."""
         plan.check_fits(self.cache.pool.num_pages, self.cache.page_size, self.num_states)
 
-    def scheduler(
+    def make_scheduler(
         self,
         plan: Plan,
         param_sets: Sequence[ParamSet],
@@ -193,12 +193,12 @@ class Engine:
                 model=self.model,
                 cache=self.cache,
                 prefix_cache=self.prefix_cache,
-                executor=self.executor(),
+                model_runner=self.make_model_runner(),
                 max_rows=self.max_rows,
                 prefill_chunk=self.prefill_chunk,
-                run_ahead=self.searches_ahead if searches else self.run_ahead,
+                run_ahead=self.searches_run_ahead if searches else self.run_ahead,
                 expanded=self._expanded,
-                images=self.encodings,
+                images=self.encoder_cache,
                 gate=self.gate,
             )
             scheduler = Scheduler(
@@ -206,14 +206,14 @@ class Engine:
                 resources,
                 param_sets,
                 samples,
-                speculation=self.guesser.make_options(),
+                speculation=self.drafters.make_options(),
                 **options,
             )
             # The reference is weak, so that an abandoned run is collected and ends.
             self._running, self._user = weakref.ref(scheduler), user
         return scheduler
 
-    def executor(self) -> ModelRunner:
+    def make_model_runner(self) -> ModelRunner:
         """Return the model runner that computes the passes of a run."""
         return ModelRunner(
             self.model,
@@ -222,7 +222,7 @@ class Engine:
             self.impl,
             self._ranks,
             self.model.spec.vocab_size,
-            self.guesser.executor,
+            self.drafters.draft_runner,
             self.prefills,
         )
 
@@ -272,8 +272,8 @@ class Engine:
                 weights.write()
                 if self.model.device.type == "cuda":
                     torch.cuda.synchronize()
-                if self.encodings is not None:
-                    self.encodings.clear()
+                if self.encoder_cache is not None:
+                    self.encoder_cache.clear()
                 running = self._running() if self._is_running() and self._running else None
                 if running is not None:
                     running.note_update(mode)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import numpy as np
 
 from treegen.common.outputs import LevelRows, Score
+from treegen.common.synchronization import synchronized
 from treegen.engine.compute.decode_graphs import DecodeGraphs
 from treegen.engine.scheduler import Scheduler
 from treegen.engine.segments.segment import LiveSegment
@@ -15,8 +16,8 @@ from treegen.engine.stream import Stream
 from treegen.model.model import Model
 from treegen.prompts.plan.plan import Plan
 
-Dealt = tuple[int, list[int]]
-"""Index of a request in the plan, and some of its samples; none if the request is scored."""
+Work = tuple[int, list[int]]
+"""Index of a request in the plan, and indices of samples to draw; none if the request is scored."""
 
 
 class OnDemandStream(Stream):
@@ -47,15 +48,16 @@ class OnDemandStream(Stream):
         self._params_of = params_of
         self._rank = np.argsort(plan.order).tolist()
         self._live: dict[int, LiveSegment] = {}  # by index in the plan
-        self._place_of: dict[int, int] = {}  # from the scheduler's request to its index in the plan
+        self._place_of: dict[int, int] = {}  # index in the plan, by the scheduler's index
         self._scores: dict[int, Score] = {}
-        # Segments with segments below them. When no added work needs them, they stay as idle
-        # segments, so that later work does not compute them again.
-        self._trunks = {segment.parent for segment in plan.segments}
+        # Indices of segments with segments below them. When no added work needs such a segment, it
+        # stays as an idle segment, so that later work does not compute it again.
+        self._parents = {segment.parent for segment in plan.segments}
         self._floors: dict[int, float] = {}
 
+    @synchronized
     def add_work(
-        self, work: Iterable[Dealt], floors: Mapping[int, float] = MappingProxyType({})
+        self, work: Iterable[Work], floors: Mapping[int, float] = MappingProxyType({})
     ) -> None:
         """Add work, which the next steps batch with the running work.
 
@@ -78,11 +80,12 @@ class OnDemandStream(Stream):
             self._place_of[request.index] = place
             self.usage.prompt_tokens_unshared += len(spec.tokens) * max(len(samples), 1)
 
-    def withdraw(self, most: int) -> list[Dealt]:
+    @synchronized
+    def withdraw(self, max_count: int) -> list[Work]:
         """Drop work that has not started, or that waits for pages, last requests first.
 
         Args:
-            most: Maximum number of samples, or of requests without samples, to drop.
+            max_count: Maximum number of samples, or of requests without samples, to drop.
 
         Returns:
             The dropped work.
@@ -91,10 +94,10 @@ class OnDemandStream(Stream):
         waiting: dict[int, list[int]] = {}
         for slot in ready.tolist():
             waiting.setdefault(int(run.rows.request[slot]), []).append(int(run.rows.sample[slot]))
-        withdrawn: list[Dealt] = []
+        withdrawn: list[Work] = []
         for index, request in sorted(run.requests.items(), reverse=True):
             spec = request.spec
-            if most <= 0:
+            if max_count <= 0:
                 break
             if request.slots is None:
                 samples = request.samples.copy()
@@ -103,13 +106,13 @@ class OnDemandStream(Stream):
             else:  # Greedy samples of one prompt are one row.
                 continue
             if spec.rows == spec.samples:
-                samples = samples[-most:]
+                samples = samples[-max_count:]
             for sample in samples:
                 self.scheduler.cancel(index, sample)
             if not samples:
                 self.scheduler.cancel(index)
             self.usage.prompt_tokens_unshared -= len(spec.tokens) * max(len(samples), 1)
-            most -= max(len(samples), 1)
+            max_count -= max(len(samples), 1)
             withdrawn.append((self._place_of[index], samples))
         return withdrawn
 
@@ -121,10 +124,15 @@ class OnDemandStream(Stream):
         scores.clear()
         return self._scores
 
+    @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
         """Return the tree levels that the rows being decoded read now."""
         live = self.scheduler.run.rows.request[self.scheduler.queue.order].tolist()
         return self._levels_of(np.array([self._place_of[index] for index in live], dtype=np.int64))
+
+    def _live_indices(self, place: int) -> list[int]:
+        requests = self.scheduler.run.requests
+        return [index for index in requests if self._place_of[index] == place]
 
     def _segment_of(self, place: int) -> LiveSegment:
         """Return the live segment at the end of a request's prompt; add missing segments above."""
@@ -136,7 +144,7 @@ class OnDemandStream(Stream):
                 live = self._live[segment.index] = store.new(
                     parent, segment.tokens, kept=segment.kept
                 )
-                if score_from is None and segment.index in self._trunks:
+                if score_from is None and segment.index in self._parents:
                     store.retain(live)
             parent = live
         assert parent is not None
@@ -146,8 +154,8 @@ class OnDemandStream(Stream):
         self, live: LiveSegment, parent: LiveSegment | None, score_from: int | None
     ) -> bool:
         """Return whether a segment still exists below a parent, with all logits to be scored."""
-        there = self.scheduler.run.store.segments.get(live.index) is live
-        if not there or live.parent is not parent:
+        exists = self.scheduler.run.store.segments.get(live.index) is live
+        if not exists or live.parent is not parent:
             return False
         # Logits exist only while a segment is being computed.
         needs_logits = score_from is not None and live.stop >= score_from

@@ -16,7 +16,7 @@ from treegen.ops.sampling.batch import NO_END, Bias
 from treegen.prompts.stops import StopConditions
 
 _Ints = NDArray[np.int64]
-_FEW: Final = 256  # parameters of a run up to which none loses its index
+_MIN_CAPACITY: Final = 256  # unused parameter sets keep their index while a run has fewer sets
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ParamTable(list[ParamSet]):
         super().__init__([first])
         self._index = {first.params.drawing: 0}
         self._free: list[int] = []
-        self._most = _FEW
+        self._capacity = _MIN_CAPACITY
         # The tokens that may end a row, for each StopConditions, and the index of each set's.
         self._stoppings: dict[StopConditions, int] = {first.stopping: 0}
         self._may_end: NDArray[np.bool_] = first.stopping.may_end[None]
@@ -97,7 +97,7 @@ class ParamTable(list[ParamSet]):
         key = param_set.params.drawing
         if key in self._index:
             return self._index[key]
-        if len(self._index) >= self._most:
+        if len(self._index) >= self._capacity:
             self._drop_all_but({0, *in_use()})
         if self._free:
             index = self._free.pop()
@@ -116,7 +116,7 @@ class ParamTable(list[ParamSet]):
     def _drop_all_but(self, needed: Collection[int]) -> None:
         self._index = {key: index for key, index in self._index.items() if index in needed}
         self._free = [index for index in range(len(self)) if index not in needed]
-        self._most = max(2 * len(self._index), _FEW)
+        self._capacity = max(2 * len(self._index), _MIN_CAPACITY)
         for index in self._free:
             self[index] = self[0]
             self._stopping_of[index] = 0

@@ -1,4 +1,4 @@
-"""What all runs of an engine use, and how a run is created from it."""
+"""The resources that all runs of an engine share, and the creation of a run from them."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class EngineResources:
     """The paged KV cache."""
     prefix_cache: PrefixCache
     """Prefixes whose pages stay between runs."""
-    executor: ModelRunner
+    model_runner: ModelRunner
     """Computes the passes."""
     max_rows: int
     """Maximum number of rows decoded at once."""
     prefill_chunk: int
     """Maximum number of tokens of a prefill pass."""
     run_ahead: bool = False
-    """Launch each pass before the results of the last one are known, so that a GPU does not wait
-    for the host. A row that turns out to have ended has then been computed once too often."""
+    """Whether each pass is launched before the results of the previous one are known, so that a GPU
+    does not wait for the host. A row that has ended is then computed in one step too many."""
     expanded: ExpandedKVOptions | None = None
-    """Which segments get expanded keys and values in addition to latents; None for none."""
+    """Decides which segments get expanded keys and values in addition to latents; None: none do."""
     images: EncoderCache | None = None
     """Image embeddings of prompts; None for a model that takes no images."""
     gate: UpdateGate = field(default_factory=UpdateGate)
@@ -68,7 +68,7 @@ def new_run(
         samples: Indices of the samples to draw, for each request of the plan.
         rewinds: Whether later requests may need the last token of a segment computed again.
     """
-    cache, executor, images = resources.cache, resources.executor, resources.images
+    cache, model_runner, images = resources.cache, resources.model_runner, resources.images
     first, *further = param_sets
     num_logprobs = max(param_set.params.logprobs for param_set in param_sets)
     cache.pool.peak_used = cache.pool.num_used
@@ -85,14 +85,14 @@ def new_run(
         model=resources.model,
         cache=cache,
         prefix_cache=resources.prefix_cache,
-        executor=executor,
+        model_runner=model_runner,
         max_rows=resources.max_rows,
         store=store,
         rows=RowTable(min(num_logprobs, len(first.stopping.may_end))),
         usage=Usage(
             num_pages=cache.pool.num_pages,
             page_size=cache.page_size,
-            impl=executor.impl,
+            impl=model_runner.impl,
             prompt_tokens_unshared=sum(
                 len(request.tokens) * (len(indices) if request.rows else 1)
                 for request, indices in zip(plan.requests, samples, strict=True)
@@ -109,7 +109,7 @@ def new_run(
         run.param_sets.add(param_set, lambda: range(len(run.param_sets)))
     expanded = None
     if resources.expanded is not None:
-        expanded = ExpandedKVCache(cache, store, executor, resources.expanded)
+        expanded = ExpandedKVCache(cache, store, model_runner, resources.expanded)
     return run, Features(
         states=make_row_states(run.rows, cache.states, rewinds=rewinds),
         budgets=ThinkingBudgets(run),

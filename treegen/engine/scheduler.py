@@ -55,7 +55,7 @@ class Scheduler:
     Attributes:
         run: The state that the parts of the engine share.
         features: The optional features of the run.
-        usage, scores, grown: The same objects as in `run`.
+        usage, scores, grown: The attributes of `run` with these names.
         queue: Moves rows between phases.
         flight: The pass whose results are not recorded yet; None if there is none.
         closed: Whether the run is over and its pages are free for another run.
@@ -100,8 +100,10 @@ class Scheduler:
         self._verifies = False  # whether this step verifies draft tokens, if there are any
         self._update: CacheMode | None = None  # how keys follow an update of the weights
         self._error: Exception | None = None  # raised once all samples that had ended are returned
-        scouts = speculation.scouts if speculation else 0
-        self.queue = queue = RowQueue(run, features.states, features.of_rows, scouts=scouts)
+        early_samples = speculation.early_samples if speculation else 0
+        self.queue = queue = RowQueue(
+            run, features.states, features.of_rows, early_samples=early_samples
+        )
         self._chunk = resources.prefill_chunk
         self._passes = PrefillPasses(run, queue, features, chunk=resources.prefill_chunk)
         self._steps = DecodeSteps(run, queue, features)
@@ -265,7 +267,7 @@ class Scheduler:
         self._recorded.clear()
         self._verifies = self._speculation is not None and self._speculation.is_due()
         if isinstance(self.flight, InFlightStep) and (
-            self._verifies or self.flight.guesses is not None
+            self._verifies or self.flight.verify_input is not None
         ):
             # The next draft tokens depend on the tokens of this pass. Rows that are over leave
             # later, when the device has work again.
@@ -304,12 +306,14 @@ class Scheduler:
     def _record_time(
         self, last: _InFlight | None, launched: _InFlight | None, start: float
     ) -> None:
-        """Count the time of a step, which has waited for the last pass or else for its own.
+        """Record the time of a step for the pass that the host waited for.
+
+        That is the previous pass or, without one, the pass that this step has launched.
 
         Args:
-            last: The pass launched before; None if there was none.
-            launched: The pass that the step has launched; None if there is none.
-            start: When the step began.
+            last: The pass launched by the previous step; None if there was none.
+            launched: The pass that this step has launched; None if there is none.
+            start: When the step began, by `time.perf_counter`.
         """
         usage, seconds = self.usage, time.perf_counter() - start
         usage.seconds += seconds
@@ -324,7 +328,7 @@ class Scheduler:
             case [InFlightStep() as step]:  # the step did nothing else
                 # A step that the host waited for, but that verified no drafts, took longer than a
                 # step launched ahead. Its time is not used.
-                if step.guesses is not None or not (self._verifies and self._run_ahead):
+                if step.verify_input is not None or not (self._verifies and self._run_ahead):
                     self._speculation.measure(step, seconds)
 
     def cancel(self, index: int, sample: int | None = None) -> None:
@@ -420,7 +424,7 @@ class Scheduler:
         if not len(order):
             return None
         if before is None and self._speculation is not None and self._verifies:
-            guesses = self._speculation.propose(order, counts)
-            if guesses is not None:
-                return self._steps.verify(order, counts, guesses)
+            verify_input = self._speculation.propose(order, counts)
+            if verify_input is not None:
+                return self._steps.verify(order, counts, verify_input)
         return self._steps.launch(order, counts, source, before)

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from treegen.common.checks import as_int
 from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.progress import show_progress
@@ -22,7 +23,7 @@ from treegen.errors import InputError
 from treegen.model.model import Model
 from treegen.prompts.plan.plan import Plan
 
-_NAMED: Final = 8  # maximum ids that an error names
+_MAX_NAMED: Final = 8  # maximum number of ids that an error lists
 
 
 class Stream(Iterator[Completion], Closeable, Synchronized):
@@ -103,7 +104,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
     def step(self) -> list[Completion]:
         """Run one forward pass; return samples that have ended, possibly none.
 
-        It is for callers that act between passes. The iterator does not return its samples again.
+        Use this method to act between passes. The iterator does not return these samples again.
         On a GPU, samples that end together are returned a few per pass.
 
         Samples that ended before an error are returned first. Then the error ends the run, and the
@@ -117,8 +118,8 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         except BaseException:
             self.close()
             raise
-        if self._graphs is not None and self._graphs.off:
-            self.usage.eager_because = self._graphs.off
+        if self._graphs is not None and self._graphs.eager_because:
+            self.usage.eager_because = self._graphs.eager_because
         self.usage.uncompiled_because = self._model.uncompiled_because
         return finished
 
@@ -166,12 +167,19 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         """
         _check_id(prompt_id, list(self._place))
         samples = self.plan.requests[self._place[prompt_id]].samples
+        if sample_index is not None:
+            sample_index = as_int("sample_index", sample_index)
         if sample_index is not None and not 0 <= sample_index < samples:
             raise InputError(
                 f"prompt {prompt_id!r} has no sample {sample_index}; use a sample index below "
                 f"{samples}"
             )
-        self.scheduler.cancel(self._place[prompt_id], sample_index)
+        for index in self._live_indices(self._place[prompt_id]):
+            self.scheduler.cancel(index, sample_index)
+
+    def _live_indices(self, place: int) -> list[int]:
+        """Return the scheduler's indices of the unfinished requests of a request of the plan."""
+        return [place]
 
     @synchronized
     def close(self) -> None:
@@ -256,7 +264,7 @@ class RunResult:
     usage: Usage
     """Tokens, pages and seconds used."""
     plan: Plan
-    """What was shared, stored and read."""
+    """The plan of the run: which prompt tokens samples share, and how they are stored and read."""
 
     def __repr__(self) -> str:
         return f"RunResult({len(self.completions):,} completions, {self.plan!r})"
@@ -286,8 +294,8 @@ def _check_id(prompt_id: object, ids: Sequence[str]) -> None:
     """
     if prompt_id in ids:
         return
-    listed = ", ".join(map(repr, ids[:_NAMED])) or "none"
-    more = f" and {len(ids) - _NAMED:,} more" if len(ids) > _NAMED else ""
+    listed = ", ".join(map(repr, ids[:_MAX_NAMED])) or "none"
+    more = f" and {len(ids) - _MAX_NAMED:,} more" if len(ids) > _MAX_NAMED else ""
     near = did_you_mean(str(prompt_id), ids) or "; use one of the ids"
     raise InputError(
         f"no sampled node has the id {prompt_id!r:.60}; the ids are {listed}{more}{near}"

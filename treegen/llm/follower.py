@@ -36,7 +36,7 @@ class Follower:
         self._ranks = ranks
         self._model: Model | None = None
         self._llm: LLM | None = None
-        self._executor: ModelRunner | None = None
+        self._runner: ModelRunner | None = None
 
     def load(self, make: Callable[..., Model]) -> None:
         """Load this rank's part of a model."""
@@ -45,9 +45,9 @@ class Follower:
     def engine(self, options: dict[str, Any]) -> None:
         """Create a cache, and compile the model, with the options of rank 0's LLM."""
         assert self._model is not None
-        self._llm = self._executor = None
+        self._llm = self._runner = None
         self._llm = llm = LLM(self._model, tokenizer=(), **options)
-        self._executor = llm.engine.executor()
+        self._runner = llm.engine.make_model_runner()
 
     def update(self, path: Path) -> None:
         """Read this rank's part of new weights from a checkpoint."""
@@ -60,8 +60,8 @@ class Follower:
         if name in ("load", "engine", "update"):
             getattr(self, name)(*arguments)
         else:
-            assert self._executor is not None
-            getattr(self._executor, name)(*arguments)
+            assert self._runner is not None
+            getattr(self._runner, name)(*arguments)
 
 
 def main() -> None:

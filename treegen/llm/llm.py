@@ -223,7 +223,7 @@ class LLM(BaseLLM):
             insert_prefix(request, keep_as, self.engine.cache, self.engine.prefix_cache)
 
         sets, params_of = param_sets(params, self.stopping_of)
-        scheduler = self.engine.scheduler(
+        scheduler = self.engine.make_scheduler(
             plan,
             sets,
             samples,
@@ -249,7 +249,7 @@ class LLM(BaseLLM):
         sets, params_of = param_sets(params, self.stopping_of)
         nothing = np.empty(0, dtype=np.int64)
         empty = replace(plan, requests=(), segments=(), segment_of=nothing, order=nothing)
-        scheduler = self.engine.scheduler(empty, sets)
+        scheduler = self.engine.make_scheduler(empty, sets)
         return OnDemandStream(plan, scheduler, self.model, self.engine.graphs, params_of)
 
     def close(self) -> None:
@@ -279,7 +279,7 @@ class LLM(BaseLLM):
             scheduler = backend.scheduler
         else:
             sets, _ = param_sets([], self.stopping_of)
-            scheduler = self.engine.scheduler(self._plan([]), sets, user=user)
+            scheduler = self.engine.make_scheduler(self._plan([]), sets, user=user)
         return LiveRun(
             scheduler, self.spec, stopping_of=self.stopping_of, before=self._before, backend=backend
         )
@@ -354,7 +354,7 @@ class LLM(BaseLLM):
             params=params,
             max_rows=self.max_rows,
             stopping_of=self.stopping_of,
-            make_scheduler=lambda stopping, on_grown: self.engine.scheduler(
+            make_scheduler=lambda stopping, on_grown: self.engine.make_scheduler(
                 empty, [ParamSet(params, stopping)], searches=searches, user=user, on_grown=on_grown
             ),
             make_plan=self._plan,

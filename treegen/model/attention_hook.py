@@ -20,7 +20,7 @@ from treegen.errors import ModelError
 from treegen.model.batch import Batch
 from treegen.model.chunked import chunk_of, scale_queries, scaling_of
 from treegen.model.indexer import index_dim_of, index_form_of, is_empty, is_selecting_layer
-from treegen.model.latent import OURS, get_up_projection, is_latent_layer, latent_of
+from treegen.model.latent import TREEGEN_ATTENTION, get_up_projection, is_latent_layer, latent_of
 from treegen.ops.attention import attend
 from treegen.ops.attention.api import AttendOptions
 from treegen.ops.attention.key_selection import IndexForm, count_keys
@@ -36,7 +36,7 @@ from treegen.ops.cache.pool import write_kv
 # P rotated numbers of a key, X numbers of a head's key and value that are made from a latent, S
 # selected keys
 
-ATTENTION, PROBE = OURS
+ATTENTION, PROBE = TREEGEN_ATTENTION
 NO_NUMBER: Final = -1
 """The layer number of a module without one, such as a module that several layers share."""
 KEYS: Final = "treegen_keys"

@@ -15,7 +15,13 @@ from transformers import PretrainedConfig
 from treegen.common.formatting import format_bytes, format_table, safe_text
 from treegen.common.spec import ModelSpec
 from treegen.errors import InputError, ModelError, TreegenError
-from treegen.model.checkpoint.families import WAYS, Family, all_families, get_support, inputs_of
+from treegen.model.checkpoint.families import (
+    SUPPORT_LEVELS,
+    Family,
+    all_families,
+    get_support,
+    inputs_of,
+)
 from treegen.model.checkpoint.files import locate, read_raw_config, weight_files
 from treegen.model.checkpoint.fp4 import StoredSizes
 from treegen.model.checkpoint.generation_config import format_sampling
@@ -42,8 +48,8 @@ class CheckpointReport:
     """The name that the user gave."""
     model_type: str
     """The model family; empty if it could not be read."""
-    way: str
-    """The support of the family, one of `families.WAYS`."""
+    support: str
+    """The support of the family, one of `families.SUPPORT_LEVELS`."""
     refused: str = ""
     """Why the checkpoint cannot be used; empty if it can."""
     spec: ModelSpec | None = None
@@ -62,7 +68,7 @@ class CheckpointReport:
     """"fp8" if matrices run in FP8, "nvfp4" if they run in 4 bits, "mxfp4" if experts do; else
     empty."""
     matrices: Mapping[str, StoredSizes] = field(default_factory=dict)
-    """What matrices in NVFP4 and FP8 take, by format and whether they are kept or expanded."""
+    """Sizes of matrices in NVFP4 and FP8, by format and whether they are kept or dequantized."""
     weight_bytes: int = 0
     """Bytes of the loaded weights, as allocated on `device`."""
     small_bytes: int = 0
@@ -79,7 +85,7 @@ class CheckpointReport:
 
     def __str__(self) -> str:
         """Return the report as lines of text."""
-        title = f"{self.name}: {self.model_type or 'of no known family'}, {self.way}"
+        title = f"{self.name}: {self.model_type or 'of no known family'}, {self.support}"
         if (spec := self.spec) is None:
             return safe_text(f"{title}\nrefused: {self.refused}")
         inside = {kind: f", matrices in {kind}" for kind in ("fp8", "nvfp4")}
@@ -114,7 +120,7 @@ class CheckpointReport:
                 f"{spec.index_topk:,} keys"
             )
         lines = [
-            f"{title} (on a GPU {WAYS[self.way]})",
+            f"{title} (on a GPU {SUPPORT_LEVELS[self.support]})",
             f"weights: {spec.num_weights:,} numbers; in memory on {self.device} "
             f"{format_bytes(self.weight_bytes)} in {kind}{stored}",
             *self._memory,
@@ -138,7 +144,7 @@ class CheckpointReport:
 
     @property
     def _memory(self) -> list[str]:
-        """How much of the memory is quantized, as a line, if there is something to say."""
+        """A line about how much of the memory is quantized; empty if no weights are."""
         if self.small_bytes:
             unquantized = format_bytes(self.weight_bytes - self.small_bytes)
             return [
@@ -164,7 +170,7 @@ class CheckpointReport:
         document: dict[str, Any] = {
             "name": self.name,
             "type": self.model_type,
-            "way": self.way,
+            "way": self.support,
             "refused": self.refused or None,
         }
         if (spec := self.spec) is None:
@@ -239,8 +245,8 @@ def inspect_checkpoint(
         )
         quantized = _find_quantization(options, directory, config, spec, device, dtype)
     except ModelError as error:
-        way = get_support(model_type) if model_type else "refused"
-        return CheckpointReport(options.model, model_type, way, refused=str(error))
+        support = get_support(model_type) if model_type else "refused"
+        return CheckpointReport(options.model, model_type, support, refused=str(error))
     takes, image_tokens, no_images = inputs_of(config.model_type), {}, ""
     if "images" in takes:
         try:
@@ -250,7 +256,7 @@ def inspect_checkpoint(
     return CheckpointReport(
         name=options.model,
         model_type=model_type,
-        way=get_support(model_type),
+        support=get_support(model_type),
         spec=spec,
         dtype=str(dtype).removeprefix("torch."),
         stored=info.stores if info is not None else stored,
@@ -276,7 +282,7 @@ class _Quantized(NamedTuple):
     numbers: int
     num_bytes: int
     matrices: Mapping[str, StoredSizes]
-    """What matrices in NVFP4 and FP8 take, by format and whether they are kept or expanded."""
+    """Sizes of matrices in NVFP4 and FP8, by format and whether they are kept or dequantized."""
 
 
 def _find_quantization(
@@ -397,17 +403,15 @@ class FamilyReport:
     def __str__(self) -> str:
         """Return the report as lines of text."""
         counts = [
-            [way, str(sum(family.way == way for family in self.families)), how]
-            for way, how in WAYS.items()
+            [level, str(sum(family.support == level for family in self.families)), how]
+            for level, how in SUPPORT_LEVELS.items()
         ]
         lines = [format_table(["Families", "Number", "On a GPU they run"], counts, right=(1,)), ""]
-        for way in WAYS:
-            for why in sorted({family.why for family in self.families if family.way == way}):
-                alike = [
-                    family for family in self.families if (family.way, family.why) == (way, why)
-                ]
-                names = ", ".join(family.model_type for family in alike)
-                lines += [f"{way}{': ' + why if why else ''}", _wrap_text(names), ""]
+        for level in SUPPORT_LEVELS:
+            families = [family for family in self.families if family.support == level]
+            for why in sorted({family.why for family in families}):
+                names = ", ".join(family.model_type for family in families if family.why == why)
+                lines += [f"{level}{': ' + why if why else ''}", _wrap_text(names), ""]
         for kind in ("images", "sound"):
             if names := ", ".join(
                 family.model_type for family in self.families if kind in family.takes
@@ -423,7 +427,7 @@ class FamilyReport:
             "families": [
                 {
                     "type": family.model_type,
-                    "way": family.way,
+                    "way": family.support,
                     "takes": list(family.takes),
                     "why": family.why or None,
                 }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from treegen.model.checkpoint.families import CHUNKED
-from treegen.model.latent import OURS
+from treegen.model.latent import TREEGEN_ATTENTION
 
 
 class ScaledLayer(nn.Module):
@@ -24,7 +24,7 @@ class ScaledLayer(nn.Module):
     @property
     def attn_temperature_tuning(self) -> bool:
         """Whether the layer scales its queries itself."""
-        return self.config._attn_implementation not in OURS
+        return self.config._attn_implementation not in TREEGEN_ATTENTION
 
 
 def chunk_of(layer: nn.Module) -> int | None:

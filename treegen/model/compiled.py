@@ -235,7 +235,7 @@ class CompiledLayers:
             wrapped.module.__class__ = make_subclass(_SlotStateLayer, kind)
         inductor_options: dict[str, Any] | None = None
         if backend == "inductor":
-            inductor_options = {"post_grad_custom_pre_pass": LARGEST, **(options or {})}
+            inductor_options = {"post_grad_custom_pre_pass": TOP_K_PASS, **(options or {})}
         for layer in self._layers:
             layer.compile(backend=backend, dynamic=True, fullgraph=True, options=inductor_options)
 
@@ -341,7 +341,7 @@ def _(scores: Tensor, num: int) -> tuple[Tensor, Tensor]:
 
 
 class TopKPass(CustomGraphPass):
-    """Replaces `torch.topk` of short rows by `largest` in a compiled graph."""
+    """Replaces `torch.topk` of short rows by `topk_rows` in a compiled graph."""
 
     def __call__(self, graph: fx.Graph) -> None:
         """Replace the calls that fit."""
@@ -355,7 +355,7 @@ class TopKPass(CustomGraphPass):
         return get_hash_for_files((__file__,))
 
 
-LARGEST: Final = TopKPass()
+TOP_K_PASS: Final = TopKPass()
 """One instance for all layers, so that they share compiled graphs."""
 
 

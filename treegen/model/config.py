@@ -65,8 +65,8 @@ def resolve_device(device: str | torch.device) -> torch.device:
             f"device {device} needs CUDA, but torch finds no GPU; use {arg('device', 'cpu')}"
         )
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
-        there = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
-        raise InputError(f"device {device} does not exist; choose one of {there}")
+        available = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+        raise InputError(f"device {device} does not exist; choose one of {available}")
     return resolved
 
 
@@ -138,6 +138,11 @@ def read_config(
         local=Path(path).expanduser().is_dir(),
         trust=trust_remote_code,
     )
+    if not isinstance(text := raw.get("text_config", {}), Mapping | None):
+        raise ModelError(
+            f"text_config in {directory / 'config.json'} must be an object, got {text!r:.60}; "
+            "download the file again"
+        )
     model_type = raw.get("model_type")
     is_in_transformers = isinstance(model_type, str) and model_type in CONFIG_MAPPING
     if not is_in_transformers and not raw.get("auto_map"):

@@ -33,7 +33,7 @@ from treegen.errors import ModelError
 from treegen.model.batch import current_batch
 from treegen.model.checkpoint.families import recurrent_types, selects_keys
 from treegen.model.chunked import ScaledLayer, is_scaling_layer
-from treegen.model.latent import OURS, LatentLayer, latent_of, make_subclass
+from treegen.model.latent import TREEGEN_ATTENTION, LatentLayer, latent_of, make_subclass
 from treegen.ops.attention.key_selection import (
     IndexForm,
     completes_block,
@@ -58,7 +58,7 @@ class _DenseIndexer(nn.Module):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return an empty selection if treegen computes attention."""
-        if self.treegen_config._attn_implementation in OURS:
+        if self.treegen_config._attn_implementation in TREEGEN_ATTENTION:
             return _make_empty(hidden_states)
         selected: Tensor = super().forward(hidden_states, *args, **kwargs)
         return selected
@@ -82,7 +82,7 @@ class _SelectingIndexer(_DenseIndexer):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Return the positions of the selected keys [1, T, S] if treegen computes attention."""
-        if self.treegen_config._attn_implementation != OURS[0]:
+        if self.treegen_config._attn_implementation != TREEGEN_ATTENTION[0]:
             return super().forward(hidden_states, *args, **kwargs)
         return self.select(hidden_states, *args, **kwargs)[None]
 
@@ -315,13 +315,13 @@ class _DenseLayer(nn.Module):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the layer, with an empty mask if treegen computes attention."""
-        if self.config._attn_implementation in OURS:
+        if self.config._attn_implementation in TREEGEN_ATTENTION:
             kwargs["attention_mask"] = _make_empty(hidden_states)
         return super().forward(hidden_states, *args, **kwargs)
 
     def build_attention_mask_from_topk(self, **kwargs: Any) -> Tensor | None:
         """Return no mask if treegen computes attention. Only some families call this method."""
-        if self.config._attn_implementation in OURS:
+        if self.config._attn_implementation in TREEGEN_ATTENTION:
             return None
         mask: Tensor = super().build_attention_mask_from_topk(**kwargs)  # type: ignore[misc]
         return mask
@@ -349,7 +349,7 @@ class _AveragedLayer(_SelectingLayer):
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor], **kwargs: Any
     ) -> Any:
         """Run the layer, and pass the positions of the selected keys to treegen's attention."""
-        if self.config._attn_implementation == OURS[0]:
+        if self.config._attn_implementation == TREEGEN_ATTENTION[0]:
             kwargs["indices"] = self.indexer.select(hidden_states, position_embeddings)[None]
         return super().forward(hidden_states, position_embeddings, **kwargs)
 

@@ -19,7 +19,7 @@ from treegen.common.spec import LatentSpec
 
 # H heads, X numbers of a head's key and value that are made from a latent, R rank
 
-OURS: Final = ("treegen", "treegen_probe")
+TREEGEN_ATTENTION: Final = ("treegen", "treegen_probe")
 """Names of the attention functions that take latents."""
 
 
@@ -30,7 +30,7 @@ class LatentLayer(nn.Module):
 
     def expand_kv(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         """Return the latents and rotated parts unchanged if treegen computes attention."""
-        if self.config._attn_implementation in OURS:
+        if self.config._attn_implementation in TREEGEN_ATTENTION:
             return kv_nope, k_rot
         expanded: tuple[Tensor, Tensor] = super().expand_kv(kv_nope, k_rot)  # type: ignore[misc]
         return expanded

@@ -73,7 +73,7 @@ _PAGE: Final = 64
 # Allowed distance from stock attention as a share of the logits' own spread.
 TOLERANCE: Final = {torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
 # The most that rounding may excuse. Unrelated logits differ by 1.4 of their spread.
-_MOST: Final = 0.7
+_MAX_LIMIT: Final = 0.7
 
 
 def check_model(model: "Model") -> None:
@@ -121,31 +121,35 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     if is_stock and any(map(is_tested, names)):
         return
     boundaries = find_boundaries(config, declared)
-    if not boundaries or all(
-        _matches_stock_attention(model, dict.fromkeys(boundaries, low), wrap) for low in _LOW
-    ):
+    if not boundaries or (matches := _matches_beyond(model, [*boundaries], wrap)):
         return
-    uncrossed = {
-        name: length
-        for name, length in boundaries.items()
-        if not all(_matches_stock_attention(model, {name: low}, wrap) for low in _LOW)
-    }
+    results = {name: _matches_beyond(model, [name], wrap) for name in boundaries}
+    uncrossed = {name: length for name, length in boundaries.items() if not results[name]}
     name, length = min((uncrossed or boundaries).items(), key=lambda item: item[1])
+    why = "the logits of a small random copy of the model differ from"
+    if (results[name] if uncrossed else matches) is None:
+        why = "no small random copy of the model can be built or run, to compare its logits with"
+    why += " those with transformers' own attention"
     if length < _LEAST_CONTEXT:
         raise ModelError(
             f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}), "
-            "the logits of a small randomly initialized copy differ from those with "
-            "transformers' own attention, so samples would be wrong; report the model, or pass "
-            f"{arg('check', False)} to skip this check"
+            f"{why}, so samples could be wrong; report the model, or pass {arg('check', False)} to "
+            "skip this check"
         )
-    warn_context(
-        model.spec.name,
-        declared,
-        length,
-        "the logits of a small random copy of the model differ from those with transformers' "
-        f"own attention ({name})",
-    )
+    warn_context(model.spec.name, declared, length, f"{why} ({name})")
     model.spec = replace(model.spec, context_length=length)
+
+
+def _matches_beyond(model: "Model", boundaries: Sequence[str], wrap: _Wrap) -> bool | None:
+    """Return whether random copies in which boundaries are low give the logits of stock attention.
+
+    None is returned if a copy cannot be built or run.
+    """
+    for low in _LOW:
+        matches = _matches_stock_attention(model, dict.fromkeys(boundaries, low), wrap)
+        if not matches:
+            return matches
+    return True
 
 
 def _check_selection(model: "Model", wrap: _Wrap) -> None:
@@ -173,7 +177,7 @@ def _matches_stock_attention(
 ) -> bool | None:
     """Return whether a random copy with these boundaries gives the logits of stock attention.
 
-    None stands for a model of which no copy can be built or run.
+    None is returned if no copy can be built or run.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the copy's own context
@@ -184,11 +188,13 @@ def _matches_stock_attention(
                     continue
                 small = wrap(module)
                 sequences = _sequences(small, _COPY_TOY)
-                want = _stock_logits(small, sequences)
-                got = _tree_logits(small, sequences, _COPY_TOY)
+                stock = _stock_logits(small, sequences)
+                computed = _tree_logits(small, sequences, _COPY_TOY)
             except Exception:  # the family cannot be built in this size, or does not run
                 continue
-            return max(rows.max().item() for rows in _row_errors(got, want)) <= _COPY_TOLERANCE
+            return (
+                max(rows.max().item() for rows in _row_errors(computed, stock)) <= _COPY_TOLERANCE
+            )
     return None
 
 
@@ -197,18 +203,18 @@ def _error_and_limit(model: "Model") -> tuple[float, float]:
     sequences = _sequences(model, _TOY)
     limit = TOLERANCE[model.dtype]
     with _toy_window(model), disable_input_rounding(model.module):
-        want = _stock_logits(model, sequences)
-        if not all(bool(logits.isfinite().all()) for logits in want):
+        stock = _stock_logits(model, sequences)
+        if not all(bool(logits.isfinite().all()) for logits in stock):
             raise ModelError(
                 f"{model.spec.name} returns logits that are not finite in {model.dtype} with "
                 "transformers' own attention; try dtype float32, or another checkpoint"
             )
-        error = _relative_error(_tree_logits(model, sequences, _TOY), want)
+        error = _relative_error(_tree_logits(model, sequences, _TOY), stock)
         if error > limit and model.dtype != torch.float32:
             # In deep models with many experts, rounding alone routes tokens to other experts, with
             # stock attention too.
-            noise = _relative_error(_stock_logits(model, sequences, perturb=True), want)
-            limit = min(max(limit, 3 * noise), _MOST)
+            noise = _relative_error(_stock_logits(model, sequences, perturb=True), stock)
+            limit = min(max(limit, 3 * noise), _MAX_LIMIT)
     return error, limit
 
 
@@ -431,7 +437,7 @@ def _forward_at_once(module: nn.Module, ids_1N: Tensor) -> Tensor:
     return logits_NV
 
 
-def _relative_error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
+def _relative_error(computed: Sequence[Tensor], stock: Sequence[Tensor]) -> float:
     """Return the distance between logits of the toy as a share of their spread.
 
     Rows belong to three parts: the prefix, the branches, and the decoded tokens. The error of a
@@ -439,16 +445,16 @@ def _relative_error(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
     routed to other experts. The largest error of the three parts is returned.
     """
     parts: list[list[Tensor]] = [[], [], []]
-    for error_N in _row_errors(got, want):
+    for error_N in _row_errors(computed, stock):
         lengths = [_TOY.prefix, len(error_N) - _TOY.prefix - 1, 1]
         for part, rows in zip(parts, error_N.split(lengths), strict=True):
             part.append(rows)
     return max(torch.cat(part).median().item() for part in parts)
 
 
-def _row_errors(got: Sequence[Tensor], want: Sequence[Tensor]) -> list[Tensor]:
+def _row_errors(computed: Sequence[Tensor], stock: Sequence[Tensor]) -> list[Tensor]:
     """Return the distance of each row [N] as a share of the spread; NaN counts as infinity."""
-    spread = torch.cat(list(want)).double().std(dim=-1).mean().clamp_min(1e-12)
-    pairs = [(a.double(), b.double()) for a, b in zip(got, want, strict=True)]
+    spread = torch.cat(list(stock)).double().std(dim=-1).mean().clamp_min(1e-12)
+    pairs = [(a.double(), b.double()) for a, b in zip(computed, stock, strict=True)]
     errors = [(a - b).square().mean(dim=-1).sqrt() / spread for a, b in pairs]
     return [error_N.nan_to_num(nan=float("inf")) for error_N in errors]

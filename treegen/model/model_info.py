@@ -43,7 +43,7 @@ class ModelInfo:
     align: int = 1
     """Attention parts begin at multiples of this many positions."""
     quantization: str | None = None
-    """How matrices are computed, such as "fp8"; None if they are computed in `dtype`."""
+    """Type in which matrices are multiplied, such as "fp8"; None for `dtype`."""
 
     def plan(self, requests: Sequence[Request]) -> Plan:
         """Return the plan of requests; raise CacheFullError if one of them can never fit."""

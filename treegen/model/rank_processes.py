@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     import torch
 
 # exit_with_parent comes first, because importing torch may take a minute on a busy machine.
-_START: Final = (
+_START_CODE: Final = (
     "import sys; from treegen.common.signals import exit_with_parent; "
     "exit_with_parent(int(sys.argv[-1])); "
     "from treegen.common.lifetimes import collect_less_often; collect_less_often(); "
     "from treegen.llm.follower import main; main()"
 )
 _START_SECONDS: Final = 300.0  # for a follower to import its modules
-_SOON: Final = 2.0  # seconds within which a failing follower has reported its error
+_REPORT_SECONDS: Final = 2.0  # seconds within which a failing follower has reported its error
 _FOLDER: Final = "treegen-ranks-"
-_GRACE: Final = 10.0  # seconds for a follower to end on its own
+_EXIT_SECONDS: Final = 10.0  # seconds for a follower to end on its own
 
 
 class FollowerProcesses:
@@ -78,7 +78,9 @@ class FollowerProcesses:
         self._closing = False
         self._processes: list[subprocess.Popen[bytes]] = []
         self._connections: list[Connection] = []
-        self._watch = threading.Thread(target=self._wait, name="treegen-ranks", daemon=True)
+        self._watcher = threading.Thread(
+            target=self._watch_connections, name="treegen-ranks", daemon=True
+        )
         path = [entry for entry in sys.path if entry]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
         try:
@@ -86,7 +88,7 @@ class FollowerProcesses:
                 local_end, remote_end = Pipe()
                 arguments = [remote_end.fileno(), rank, size, device_type, self.folder, os.getpid()]
                 process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _START, *map(str, arguments)],
+                    [sys.executable, "-P", "-c", _START_CODE, *map(str, arguments)],
                     env=environment,
                     pass_fds=[remote_end.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -96,11 +98,11 @@ class FollowerProcesses:
                 self._processes.append(process)
                 self._connections.append(local_end)
             for rank, connection in enumerate(self._connections, start=1):
-                self._await(rank, connection)
+                self._wait_for_start(rank, connection)
         except BaseException:
             self.close(now=True)
             raise
-        self._watch.start()
+        self._watcher.start()
 
     @property
     def pids(self) -> list[int]:
@@ -136,8 +138,8 @@ class FollowerProcesses:
 
     def fail(self, reason: str) -> None:
         """End all other ranks; further calls raise errors. Only the first reason is kept."""
-        if threading.current_thread() is not self._watch:
-            self._watch.join(_SOON)  # the thread may know the actual reason
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(_REPORT_SECONDS)  # the thread may know the actual reason
         # Set this first: killing the ranks ends the collectives that this process waits for,
         # without valid results.
         self.failed = self.failed or reason
@@ -147,7 +149,7 @@ class FollowerProcesses:
         with contextlib.suppress(Exception):
             leave(self)
 
-    def _await(self, rank: int, connection: Connection) -> None:
+    def _wait_for_start(self, rank: int, connection: Connection) -> None:
         """Wait until a follower is about to join.
 
         Raises:
@@ -166,7 +168,7 @@ class FollowerProcesses:
     def _describe_exit(self, rank: int) -> str:
         """Describe how a follower died whose connection has closed, with its signal if any."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._processes[rank - 1].wait(_GRACE)
+            self._processes[rank - 1].wait(_EXIT_SECONDS)
         code = self._processes[rank - 1].returncode
         return f"rank {rank} has died" + (f" by signal {-code}" if code and code < 0 else "")
 
@@ -174,12 +176,12 @@ class FollowerProcesses:
         """Return which follower a signal has ended, and which signal; empty if none has."""
         for rank, process in enumerate(self._processes, start=1):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_SOON)
+                process.wait(_REPORT_SECONDS)
             if (process.returncode or 0) < 0:
                 return self._describe_exit(rank)
         return ""
 
-    def _wait(self) -> None:
+    def _watch_connections(self) -> None:
         """Wait until a follower reports a failure or dies."""
         ready = wait(self._connections)
         if self._closing:
@@ -208,12 +210,12 @@ class FollowerProcesses:
                 connection.send_bytes(pickle.dumps(("end", ())))
         for process in self._processes:
             try:
-                process.wait(_GRACE)
+                process.wait(_EXIT_SECONDS)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if self._watch.is_alive() and threading.current_thread() is not self._watch:
-            self._watch.join(_GRACE)  # it still reads the connections
+        if self._watcher.is_alive() and threading.current_thread() is not self._watcher:
+            self._watcher.join(_EXIT_SECONDS)  # it still reads the connections
         for connection in self._connections:
             connection.close()
         self.failed = self.failed or "the LLM was closed"
@@ -238,9 +240,9 @@ def devices_of(size: int, device: str) -> torch.device:
             f"the first {size} visible GPUs; set device to 'cuda', and select the GPUs with "
             "CUDA_VISIBLE_DEVICES"
         )
-    if size > (there := torch.cuda.device_count()):
+    if size > (num_visible := torch.cuda.device_count()):
         raise InputError(
-            f"{arg('tensor_parallel_size', size)} requires {size} GPUs, but only {there} are "
+            f"{arg('tensor_parallel_size', size)} requires {size} GPUs, but only {num_visible} are "
             "visible; check CUDA_VISIBLE_DEVICES"
         )
     return torch.device("cuda", 0)

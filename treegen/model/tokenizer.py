@@ -59,20 +59,20 @@ def load_tokenizer(
         if (directory / name).is_file() and (with_config or name != "config.json"):
             settings = read_object(directory / name)
             check_trust(settings, name, revision, local=local, trust=trust_remote_code)
-    in_one = gguf_arguments(directory)
-    if not in_one and not any((directory / name).is_file() for name in TOKENIZER_FILES):
+    gguf = gguf_arguments(directory)
+    if not gguf and not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise ModelError(
             f"{directory} has no tokenizer (tokenizer.json); save a tokenizer in this directory"
         )
-    if not in_one:
+    if not gguf:
         check_growth(directory)
     try:
         # AutoTokenizer is untyped.
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            directory.parent if in_one else directory,
+            directory.parent if gguf else directory,
             trust_remote_code=trust_remote_code,
             local_files_only=True,
-            **in_one,
+            **gguf,
         )
         if tokenizer.is_fast:
             tokenizer("a", verbose=False)  # also applies what tokenizer.json adds to a text
@@ -80,7 +80,7 @@ def load_tokenizer(
         # A panic in the library of fast tokenizers is not raised as an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        if with_config and not in_one and (directory / "config.json").is_file():
+        if with_config and not gguf and (directory / "config.json").is_file():
             # transformers reads config.json for a tokenizer too, so the error may be there.
             read_config(path, directory, revision=revision, trust_remote_code=trust_remote_code)
         check_fields(directory)
@@ -219,7 +219,7 @@ MOST_ADDED: Final = 4096
 """Maximum characters that normalizing may prepend, and in a prefix or suffix of word parts."""
 _MOST_COPIES: Final = 8  # of a text in the result with special tokens
 _PARTS: Final = ("normalizers", "decoders", "processors")
-_AROUND: Final = ("continuing_subword_prefix", "end_of_word_suffix")
+_AFFIXES: Final = ("continuing_subword_prefix", "end_of_word_suffix")
 
 
 def check_growth(directory: Path) -> None:
@@ -253,8 +253,8 @@ def check_growth(directory: Path) -> None:
             f"{_MOST_COPIES} times are supported; use another tokenizer"
         )
     model = settings.get("model")
-    around = {name: model.get(name) for name in _AROUND} if isinstance(model, Mapping) else {}
-    for name, text in around.items():
+    affixes = {name: model.get(name) for name in _AFFIXES} if isinstance(model, Mapping) else {}
+    for name, text in affixes.items():
         if isinstance(text, str) and len(text) > MOST_ADDED:
             raise ModelError(
                 f"{file}: {name} must have at most {MOST_ADDED:,} characters, got "

@@ -65,9 +65,9 @@ _open: list[_CachedBase] = []
 
 @contextmanager
 def share_base_weights() -> Iterator[None]:
-    """Read the base weights of models with adapters only once inside. Models share no tensor.
+    """While open, read the base weights of models with adapters only once.
 
-    The host keeps one copy of the weights in 16 or 32 bits.
+    The host keeps one copy of the weights in 16 or 32 bits. Each model gets tensors of its own.
     """
     _open.append(_CachedBase())
     try:

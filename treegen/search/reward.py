@@ -67,8 +67,13 @@ def load_verifier(
     where: dict[str, Any] = {"revision": revision, "device": device, "form": form}
     if not share:
         return Verifier(scorer=load_scorer(name, **where), **settings)
-    output_settings = tuple(str(settings.get(setting)) for setting in ("label", "tokens"))
-    key = (*map(str, (name, *where.values(), memory)), *output_settings)
+    from treegen.model.checkpoint.files import check_weights, fingerprint, locate
+
+    directory = locate(name, revision, weights=True)
+    check_weights(directory)
+    output_settings = (settings.get(setting) for setting in ("label", "tokens"))
+    identity = directory, fingerprint(directory)  # a checkpoint may have been overwritten
+    key = tuple(map(str, (*identity, *where.values(), memory, *output_settings)))
     reader = _in_use.get(key)
     if reader is not None:
         return Verifier(scorer=reader.scorer, reader=reader, **settings)

@@ -92,7 +92,7 @@ def test_a_slot_that_another_row_has_taken_is_that_rows() -> None:
 
 
 def test_a_full_log_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngrams, "_MOST_ENTRIES", 60)
+    monkeypatch.setattr(ngrams, "_MAX_ENTRIES", 60)
     rows, rng = Rows({0: [1, 2]}), np.random.default_rng(0)
     for _ in range(30):
         rows.draw(0, {0: rng.integers(3, 9, 5).tolist(), 1: rng.integers(3, 9, 2).tolist()})

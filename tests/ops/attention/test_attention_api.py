@@ -15,6 +15,7 @@ from treegen.errors import InputError
 from treegen.ops.attention import Level, attend, prepare, register
 from treegen.ops.attention.reference import Reference
 from treegen.ops.attention.registry import LOADERS, choose
+from treegen.ops.attention.types import Implementation
 
 
 def arguments() -> dict[str, Any]:
@@ -183,3 +184,22 @@ def test_a_registered_implementation_runs_or_raises() -> None:
             register("elsewhere", Elsewhere)
     finally:
         del LOADERS["elsewhere"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ImportError("undefined symbol: cuFly"), "cannot be imported: undefined symbol: cuFly"),
+        (ModuleNotFoundError("No module named 'fly'", name="fly"), "fly is not installed"),
+    ],
+)
+def test_an_implementation_that_cannot_be_imported_is_not_chosen(
+    error: ImportError, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> Implementation:
+        raise error
+
+    monkeypatch.setitem(LOADERS, "cpu", load)
+    assert prepare(arguments()["levels"]).impl != "cpu"
+    with pytest.raises(InputError, match=reason):
+        prepare(arguments()["levels"], impl="cpu")

@@ -89,7 +89,7 @@ CHOICES: list[dict[str, Any]] = [
 def test_penalties_are_those_of_plain_python(
     seed: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "_AT_ONCE", at_once)
+    monkeypatch.setattr(drawing, "_MAX_LOGITS", at_once)
     rng, rows = np.random.default_rng(seed), 17
     texts, lists, drawn = made_texts(rng, rows)
     logits = torch.from_numpy(rng.normal(size=(rows, VOCAB)).astype(np.float32) * 3)

@@ -139,7 +139,7 @@ def test_rows_are_drawn_in_slices_that_fit_in_memory(
     seeds, steps = torch.randint(0, 2**62, (11, 3)), torch.randint(0, 9, (11, 3))
     batch = SamplingBatch.of(params, torch.arange(11) % len(params))
     want = draw(logits, seeds, steps, batch)
-    monkeypatch.setattr(sampling, "_AT_ONCE", at_once)
+    monkeypatch.setattr(sampling, "_MAX_LOGITS", at_once)
     got = draw(logits, seeds, steps, batch)
     for field in fields(want):
         actual, whole = getattr(got, field.name), getattr(want, field.name)
@@ -275,7 +275,7 @@ def test_biases_are_added_while_they_hold_and_logprobs_stay_the_models(
         assert int(drawn.tokens_PN[row]) == int(want)
         unbiased = logits[row].log_softmax(-1)[int(want)]
         assert float(drawn.logprobs_PN[row]) == pytest.approx(float(unbiased), abs=1e-5)
-    monkeypatch.setattr(sampling, "_AT_ONCE", 7 * size)
+    monkeypatch.setattr(sampling, "_MAX_LOGITS", 7 * size)
     assert torch.equal(draw(logits, seeds, steps, batch).tokens_PN, drawn.tokens_PN)
 
 
@@ -316,7 +316,7 @@ def test_only_allowed_tokens_are_drawn_and_logprobs_stay_the_models(
         assert kind.allowed is None or want in kind.allowed
         of_model = float(logits[row].log_softmax(-1)[want])
         assert float(drawn.logprobs_PN[row]) == pytest.approx(of_model, abs=1e-5)
-    monkeypatch.setattr(sampling, "_AT_ONCE", 7 * size)
+    monkeypatch.setattr(sampling, "_MAX_LOGITS", 7 * size)
     assert torch.equal(draw(logits, seeds, steps, batch).tokens_PN, drawn.tokens_PN)
 
 

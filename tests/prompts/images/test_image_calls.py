@@ -71,11 +71,11 @@ def test_one_image_in_every_form_is_one_image(llm: LLM, tmp_path: Path) -> None:
     ]
     openai = image_question(url(image))
     openai[0]["content"][0] = {"type": "image_url", "image_url": {"url": url(image)}}
-    before = llm.engine.encodings.num_encoded if llm.engine.encodings else 0
+    before = llm.engine.encoder_cache.num_encoded if llm.engine.encoder_cache else 0
     texts = [c.token_ids for (c,) in llm.chat([*forms, openai], GREEDY)]
     assert len(set(texts)) == 1
-    assert llm.engine.encodings is not None
-    assert llm.engine.encodings.num_encoded == before + 1
+    assert llm.engine.encoder_cache is not None
+    assert llm.engine.encoder_cache.num_encoded == before + 1
 
 
 def test_samples_of_one_image_compute_its_tokens_once(llm: LLM) -> None:

@@ -99,8 +99,8 @@ def test_answers_and_scores_are_those_of_hf_multimodal(
     assert len(set(texts)) == 3
     assert scores == expected_scores
     assert isinstance(own.llm, LLM)
-    assert own.llm.engine.encodings is not None
-    assert own.llm.engine.encodings.num_encoded == 2
+    assert own.llm.engine.encoder_cache is not None
+    assert own.llm.engine.encoder_cache.num_encoded == 2
 
 
 def test_a_model_loaded_for_text_says_what_to_do(model: Path, tasks: TaskManager) -> None:

@@ -178,8 +178,8 @@ def check_mix(made: tuple[Path, LLM], seed: int) -> None:
             # Digits of a sum are as coarse as its largest part: at -20 a step of float32 is 2e-6.
             coarse = max(1.0, -min(expected, default=0.0) / 10)
             assert not actual or far(actual, expected) < limit * coarse, options
-    assert tight.engine.encodings is not None
-    assert tight.engine.encodings.num_encoded <= len(mix.pictures)
+    assert tight.engine.encoder_cache is not None
+    assert tight.engine.encoder_cache.num_encoded <= len(mix.pictures)
     pool = tight.cache.pool
     assert pool.num_free == pool.num_pages
 

@@ -48,8 +48,8 @@ def check_same(one: LLM, two: LLM) -> None:
         for actual, expected in zip(got.completions, want.completions, strict=True):
             assert actual.token_ids == expected.token_ids
             assert far(actual.logprobs, expected.logprobs) < LIMIT
-    assert two.engine.encodings is not None
-    assert two.engine.encodings.num_encoded == 2
+    assert two.engine.encoder_cache is not None
+    assert two.engine.encoder_cache.num_encoded == 2
     pairs = [(prompts[name], " the house") for name in ("b", "other", "none")]
     for scored, expected_score in zip(two.score(pairs), one.score(pairs), strict=True):
         assert far(scored.logprobs, expected_score.logprobs) < LIMIT

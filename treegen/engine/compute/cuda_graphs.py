@@ -1,11 +1,11 @@
 """Captures computations of a model as CUDA graphs that share memory, and pads them to few sizes.
 
-There are few numbers of rows, so that few graphs are captured. Capturing a graph takes as long as
-many steps. Until then a larger graph is used, whose additional rows are wasted. A graph is captured
-once padding has cost as much as a capture. Together both then cost at most twice the optimum (the
-ski rental problem). Both costs are estimated from the size of the model and never measured. So
+Batches are padded to a few sizes, so that few graphs are captured. Capturing a graph takes as long
+as many steps. Until then a larger graph is replayed, whose additional rows are padding. A graph is
+captured once padding has cost as much as a capture, so both together cost at most twice the optimum
+(the ski rental problem). Both costs are estimated from the size of the model and never measured. So
 equal runs of a new LLM capture the same graphs, and the rows of their products have the same bits.
-A later run of the LLM finds the graphs of earlier runs, and may use different ones.
+A later run of the same LLM also has the graphs of earlier runs, and may use different ones.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _Entry = TypeVar("_Entry")
 
 
 class GraphPool(Generic[_Entry]):
-    """Graphs of one model and one kind. They share memory, so only one runs at a time.
+    """Graphs of one model and one kind of pass. They share memory, so only one runs at a time.
 
     Attributes:
-        off: Why graphs are not used; None while they are used.
+        eager_because: Why passes are computed without graphs; None while graphs are used.
     """
 
     _kind: str  # what is captured, for messages
@@ -48,7 +48,7 @@ class GraphPool(Generic[_Entry]):
         self._graphs: list[_Entry] = []
         self._pool: Any = None
         self._staging = StagingBuffer()
-        self.off: str | None = None
+        self.eager_because: str | None = None
 
     @property
     def num_graphs(self) -> int:
@@ -57,7 +57,7 @@ class GraphPool(Generic[_Entry]):
 
     def can_capture(self, implementation: Implementation) -> bool:
         """Return whether passes with this attention implementation are captured."""
-        return self.off is None and can_capture(implementation)
+        return self.eager_because is None and can_capture(implementation)
 
     def _drop_graphs(self) -> None:
         """Drop all graphs and their pool; torch raises an error for a pool without graphs."""
@@ -92,7 +92,9 @@ class GraphPool(Generic[_Entry]):
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(device.index, self._pool)
             self._drop_graphs()
-            self.off = f"the {self._kind} cannot be captured: {str(error).splitlines()[0]}"
+            self.eager_because = (
+                f"the {self._kind} cannot be captured: {str(error).splitlines()[0]}"
+            )
             torch.cuda.synchronize()
             return None
         return graph, out
@@ -132,13 +134,14 @@ def weak_ref_tensor(tensor: Tensor) -> Tensor:
     return torch.as_tensor(raw, device=tensor.device).view(tensor.dtype)
 
 
-MOST_TOKENS: Final = 1024
+MAX_CAPTURED_TOKENS: Final = 1024
 """Maximum number of tokens of a prefill pass that may be captured."""
-_SEVERAL: Final = 32
-_CAPTURE: Final = 0.08  # seconds that the GPU loses by a capture
-# A row takes two operations per weight, as many as a 16-bit weight has bytes. An 8-bit weight has
-# half of the bytes, and its operations are twice as fast.
-_BYTES: Final = 650e12  # bytes of weights with which one row is computed in a second
+_QUERY_ROW_MULTIPLE: Final = 32  # query rows of verification steps are padded to multiples of this
+_CAPTURE_SECONDS: Final = 0.08  # time that the GPU idles during a capture
+# Bytes of weights per second with which the GPU computes one more row of a large pass. A row takes
+# two operations per weight, as many as a 16-bit weight has bytes. An 8-bit weight has half of the
+# bytes, and its operations are twice as fast.
+_WEIGHT_BYTES_PER_SECOND: Final = 650e12
 
 
 def pad_num_rows(num_rows: int) -> int:
@@ -152,8 +155,12 @@ def pad_num_rows(num_rows: int) -> int:
 
 
 def pad_num_query_rows(num_rows: int) -> int:
-    """Return the same for rows with several query rows, whose number differs from step to step."""
-    return -(-num_rows // _SEVERAL) * _SEVERAL
+    """Return the number of query rows of the graph that verifies draft tokens.
+
+    Args:
+        num_rows: Number of query rows of the step, which differs from step to step.
+    """
+    return -(-num_rows // _QUERY_ROW_MULTIPLE) * _QUERY_ROW_MULTIPLE
 
 
 class CaptureBudget:
@@ -166,7 +173,7 @@ class CaptureBudget:
 
     def should_capture(self, size: int, graph_size: int) -> bool:
         """Return whether a step of `size` rows costs too much in a graph of `graph_size` rows."""
-        return self._cost + self._cost_of(size, graph_size) > _CAPTURE
+        return self._cost + self._cost_of(size, graph_size) > _CAPTURE_SECONDS
 
     def add_padding_cost(self, size: int, graph_size: int) -> None:
         """Count a step of `size` rows that a graph of `graph_size` rows has computed."""
@@ -188,4 +195,4 @@ def estimate_row_seconds(model: Model) -> float:
         weight.nbytes * (min(experts / len(weight), 1.0) if weight.dim() == 3 else 1.0)
         for weight in model.module.parameters()
     )
-    return num_bytes / _BYTES
+    return num_bytes / _WEIGHT_BYTES_PER_SECOND

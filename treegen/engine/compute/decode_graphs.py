@@ -36,7 +36,7 @@ from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.draw import Draws
 
 _MAX_GRAPHS = 48
-_FIRST_ROOM = 4096  # initial capacity for drawn tokens
+_MIN_DRAWN_ROWS = 4096  # initial number of rows in the tensor of drawn tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -59,8 +59,8 @@ class _Graph:
     """The sampling parameters copied last."""
     size: int
     """Number of rows."""
-    several: bool
-    """Whether items have several rows each."""
+    is_verification: bool
+    """Whether the step verifies draft tokens, so that items have several query rows each."""
 
 
 class DecodeGraphs(GraphPool[_Graph]):
@@ -80,10 +80,10 @@ class DecodeGraphs(GraphPool[_Graph]):
             row_seconds: Seconds that one row takes in a pass of many.
         """
         super().__init__(forward)
-        self._patience = CaptureBudget(row_seconds)
+        self._capture_budget = CaptureBudget(row_seconds)
         # `_drawn_P1` has the tokens of the last step at the address that graphs read.
-        # `_known_as` is the caller's tensor of these tokens.
-        self._drawn_P1 = self._known_as = torch.empty(0, 1, dtype=torch.int64)
+        # `_last_draws_P1` is the tensor of these tokens that the caller passes to the next step.
+        self._drawn_P1 = self._last_draws_P1 = torch.empty(0, 1, dtype=torch.int64)
         self.num_captured = 0
 
     @torch.inference_mode()
@@ -93,7 +93,7 @@ class DecodeGraphs(GraphPool[_Graph]):
         The inputs of a step that may be captured must be on the host.
         """
         state = step.levels.state
-        if self.off is not None or not isinstance(state, TritonState):
+        if self.eager_because is not None or not isinstance(state, TritonState):
             return step.on_device().compute(self._forward)
         self._copy_last_tokens(step, state.device)
         entry = self._find(step, state)
@@ -112,10 +112,10 @@ class DecodeGraphs(GraphPool[_Graph]):
         if rows > len(self._drawn_P1):
             self._drop_graphs()
             self._drawn_P1 = torch.zeros(
-                max(2 * rows, _FIRST_ROOM), 1, dtype=torch.int64, device=device
+                max(2 * rows, _MIN_DRAWN_ROWS), 1, dtype=torch.int64, device=device
             )
-            self._known_as = self._drawn_P1
-        if drawn_P1 is not None and drawn_P1 is not self._known_as:
+            self._last_draws_P1 = self._drawn_P1
+        if drawn_P1 is not None and drawn_P1 is not self._last_draws_P1:
             self._drawn_P1[: len(drawn_P1)] = drawn_P1
 
     def _find(self, step: DecodeStep, state: TritonState) -> _Graph | None:
@@ -123,12 +123,12 @@ class DecodeGraphs(GraphPool[_Graph]):
 
         Return None if capturing a graph of the step's size costs less than further padding.
         """
-        size, several = _size_of(step, state), _draws_several(state)
+        size, is_verification = _padded_size(step, state), _is_verification(state)
         usable = [
             graph
             for graph in self._graphs
             if size <= graph.size
-            and graph.several == several
+            and graph.is_verification == is_verification
             and (graph.copies is None) == (step.levels.copies is None)
             and graph.step.cache is step.cache
             and graph.step.sampling.is_plain == step.sampling.is_plain
@@ -136,11 +136,13 @@ class DecodeGraphs(GraphPool[_Graph]):
         usable.sort(key=lambda graph: graph.size)
         for entry in usable:
             # All ranks must compute the same number of rows, whichever graphs each of them has.
-            must_fit = step.ranks is not None or self._patience.should_capture(size, entry.size)
+            must_fit = step.ranks is not None or self._capture_budget.should_capture(
+                size, entry.size
+            )
             if must_fit and entry.size > size:
                 return None
             if self._load_levels(entry, step, state):
-                self._patience.add_padding_cost(size, entry.size)
+                self._capture_budget.add_padding_cost(size, entry.size)
                 self._graphs.remove(entry)
                 self._graphs.append(entry)  # it is now the last to be dropped
                 return entry
@@ -156,8 +158,8 @@ class DecodeGraphs(GraphPool[_Graph]):
         return entry.state.load(state, self._staging)
 
     def _capture(self, step: DecodeStep, state: TritonState) -> Draws | DeferredDraws:
-        size = _size_of(step, state)
-        self._patience.reset()
+        size = _padded_size(step, state)
+        self._capture_budget.reset()
         self.num_captured += 1
         if self.num_graphs >= _MAX_GRAPHS:
             del self._graphs[0]
@@ -175,7 +177,7 @@ class DecodeGraphs(GraphPool[_Graph]):
         graph, out = captured
         if isinstance(out, Tensor):
             out = weak_ref_tensor(out)
-        several = _draws_several(state)
+        is_verification = _is_verification(state)
         self._graphs.append(
             _Graph(
                 static,
@@ -186,7 +188,7 @@ class DecodeGraphs(GraphPool[_Graph]):
                 step.num_rows,
                 step.sampling,
                 size,
-                several,
+                is_verification,
             )
         )
         return draws
@@ -214,7 +216,7 @@ class DecodeGraphs(GraphPool[_Graph]):
             inputs_8T = static.inputs_8T[:, : step.num_rows]
             return replace(step, inputs_8T=inputs_8T).draw(out[: step.num_rows])
         draws = out.first(step.num_rows)
-        self._known_as = draws.tokens_PN
+        self._last_draws_P1 = draws.tokens_PN
         return draws
 
     def _fill(self, entry: _Graph, step: DecodeStep) -> None:
@@ -223,9 +225,9 @@ class DecodeGraphs(GraphPool[_Graph]):
         inputs_8T = step.inputs_8T.numpy()
 
         def write(flat: NDArray[np.int64]) -> None:
-            there_8T = flat.reshape(NUM_INPUTS, -1)
-            there_8T[:, :num_rows] = inputs_8T
-            there_8T[:, num_rows:] = 0
+            target_8T = flat.reshape(NUM_INPUTS, -1)
+            target_8T[:, :num_rows] = inputs_8T
+            target_8T[:, num_rows:] = 0
 
         self._staging.fill(static.inputs_8T, static.inputs_8T.numel(), write)
         if step.states is not None and step.states.rows is not None:
@@ -240,14 +242,14 @@ class DecodeGraphs(GraphPool[_Graph]):
             entry.sampling = step.sampling
 
 
-def _draws_several(state: TritonState) -> bool:
-    """Return whether rows have several query rows each, which see keys causally."""
+def _is_verification(state: TritonState) -> bool:
+    """Return whether items have several query rows each, which see the items' keys causally."""
     return any(level.causal for level in state.levels)
 
 
-def _size_of(step: DecodeStep, state: TritonState) -> int:
+def _padded_size(step: DecodeStep, state: TritonState) -> int:
     """Return the number of rows of the graph of a step."""
-    if not _draws_several(state):
+    if not _is_verification(state):
         return pad_num_rows(step.num_rows)
     return pad_num_query_rows(step.num_rows)
 

@@ -60,7 +60,7 @@ class DecodeStep:
     """Size of the vocabulary, of which each rank has the logits of a part."""
 
     @property
-    def draws_in_parts(self) -> bool:
+    def draws_vocab_parallel(self) -> bool:
         """Whether each rank draws from its part of the logits."""
         if self.ranks is None or not self.sampling.is_plain:
             return False
@@ -94,7 +94,7 @@ class DecodeStep:
             tokens_T = torch.where(source_T >= 0, drawn_T, tokens_T)
         rows_T = torch.arange(self.num_rows, device=inputs.device)
         positions_T, slots_T = inputs[POSITION], inputs[SLOT]
-        gathers_logits, layers = not self.draws_in_parts, self.cache.layers
+        gathers_logits, layers = not self.draws_vocab_parallel, self.cache.layers
         self.cache.note_tokens(slots_T, tokens_T)
         batch = Batch(
             tokens_T,
@@ -111,8 +111,8 @@ class DecodeStep:
 
     def draw(self, logits_TV: Tensor) -> Draws | DeferredDraws:
         """Draw one token for each row from its logits, [T, V]; deferred if masks are pending."""
-        follows = self.ranks is not None and self.ranks.rank > 0
-        if self.sampling.masked and not follows:
+        is_follower = self.ranks is not None and self.ranks.rank > 0
+        if self.sampling.masked and not is_follower:
             return DeferredDraws(self, logits_TV)
         return self.draw_now(logits_TV)
 
@@ -125,7 +125,7 @@ class DecodeStep:
         """
         inputs, ranks = self.inputs_8T, self.ranks
         row_inputs = inputs[SEED, :, None], inputs[COUNT, :, None], self.sampling, inputs[FORCED]
-        if ranks is not None and self.draws_in_parts:
+        if ranks is not None and self.draws_vocab_parallel:
             part = ranks.get_vocab_range(self.vocab_size)
             draws = draw_vocab_parallel(
                 logits_TV, *row_inputs, part, ranks.all_gather, ranks.all_reduce
@@ -137,8 +137,8 @@ class DecodeStep:
         if ranks is not None and ranks.rank:
             # Rank 0 draws. The other ranks need only the tokens, as inputs of the next step.
             tokens_T1 = ranks.broadcast(inputs.new_empty(len(logits_TV), 1))
-            nothing_T = logits_TV.new_zeros(len(logits_TV))
-            return Draws(tokens_T1, nothing_T[:, None], nothing_T, None, None)
+            zeros_T = logits_TV.new_zeros(len(logits_TV))
+            return Draws(tokens_T1, zeros_T[:, None], zeros_T, None, None)
         draws = draw(logits_TV, *row_inputs, self.texts, masks)
         if ranks is not None:
             ranks.broadcast(draws.tokens_PN.clone(memory_format=torch.contiguous_format))

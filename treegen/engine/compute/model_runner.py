@@ -18,7 +18,7 @@ from torch import Tensor
 
 from treegen.common.device import AsyncHostCopy, to_device, to_device_together
 from treegen.common.params import SamplingParams
-from treegen.engine.compute.cuda_graphs import MOST_TOKENS
+from treegen.engine.compute.cuda_graphs import MAX_CAPTURED_TOKENS
 from treegen.engine.compute.decode_step import POSITION, DecodeStep, DeferredDraws
 from treegen.engine.compute.levels import Ints
 from treegen.errors import ModelError, WorkerError, arg
@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from treegen.model.parallel.ranks import RankLeader, Ranks
 
 
-STEPS: Final = 64
-"""Decode steps between two comparisons."""
-_FACTOR: Final = 0x9E3779B97F4A7C15 - 2**64  # odd, so that no bit of an earlier step is lost
+_CHECKSUM_STEPS: Final = 64
+"""Decode steps between two comparisons of checksums."""
+# The factor is odd, so that no bit of an earlier step is lost.
+_CHECKSUM_FACTOR: Final = 0x9E3779B97F4A7C15 - 2**64
 
 
 class TokenChecksum:
@@ -57,7 +58,7 @@ class TokenChecksum:
 
     def update(self, tokens: Tensor) -> None:
         """Add the tokens of a step to the sum."""
-        self._sum.mul_(_FACTOR).add_(tokens.sum())
+        self._sum.mul_(_CHECKSUM_FACTOR).add_(tokens.sum())
 
     def compare_ranks(self) -> None:
         """Compare with the other ranks, which must all call this, and restart from zero.
@@ -143,7 +144,7 @@ class StepInputs:
     """The level of the rows' own tokens."""
     rows: StepRows | None
     """Inputs that depend on the rows only; None if the rows are those of the previous step."""
-    goes_on: bool
+    uses_previous_draws: bool
     """Whether some input tokens are those that the previous step draws."""
     states: StateInputs | None
     """State slots of the rows; None for a model without recurrent layers."""
@@ -170,7 +171,7 @@ class ModelRunner:
         impl: str,
         ranks: Ranks | None = None,
         vocab_size: int = 0,
-        beside: ModelRunner | None = None,
+        draft_runner: ModelRunner | None = None,
         prefills: PrefillGraphs | None = None,
     ) -> None:
         """Set up a runner.
@@ -182,11 +183,11 @@ class ModelRunner:
             impl: The attention implementation.
             ranks: The ranks of a tensor-parallel model, seen from this one. Default: one process.
             vocab_size: Number of logits of a row, of which each of several ranks has a part.
-            beside: Runner of a draft model under the same pages, which also computes the keys of
-                prompts. Default: none.
+            draft_runner: Runner of a draft model whose cache uses the same page tables. It also
+                computes the keys of prompts. Default: none.
             prefills: CUDA graphs of small prefill passes, only without other ranks. Default: none.
         """
-        self._beside = beside
+        self._draft_runner = draft_runner
         spec = model.spec if isinstance(model, Model) else None
         self._index_topk = spec.index_topk if spec is not None else 0
         self._pools_keys = spec is not None and spec.index_pool > 1
@@ -196,7 +197,7 @@ class ModelRunner:
         self._sampling: SamplingBatch | None = None
         self.sampling = SamplingBatchCache(model.device)
         self._drawn_P1: Tensor | None = None
-        self._agreement: TokenChecksum | None = None
+        self._checksum: TokenChecksum | None = None
 
     def check(self) -> None:
         """Raise WorkerError if results may be wrong because a rank has failed."""
@@ -207,7 +208,7 @@ class ModelRunner:
     def num_captured(self) -> int:
         """Number of decode steps captured as CUDA graphs so far; each capture takes long."""
         captured = self.graphs.num_captured if self.graphs is not None else 0
-        return captured + (self._beside.num_captured if self._beside is not None else 0)
+        return captured + (self._draft_runner.num_captured if self._draft_runner is not None else 0)
 
     @functools.cached_property
     def _implementation(self) -> Implementation:
@@ -216,8 +217,8 @@ class ModelRunner:
 
     def prefill(self, inputs: PrefillInputs) -> tuple[Tensor, PreparedLevels]:
         """Compute a prefill pass; return its logits [S, V] and its prepared levels."""
-        if self._beside is not None:
-            self._beside.prefill(
+        if self._draft_runner is not None:
+            self._draft_runner.prefill(
                 replace(inputs, logit_indices=inputs.logit_indices[:0], images=None)
             )
         with self._begin_collective("prefill", inputs):
@@ -230,14 +231,14 @@ class ModelRunner:
                 has_images or not prefills.can_capture(self._implementation)
             ):
                 prefills = None
-            # The inputs of a graph are copied from the host.
-            place = device if prefills is None else torch.device("cpu")
-            tokens_T, positions_T, slots_T, wanted_S = to_device_together(arrays, place)
+            # A graph's inputs are copied from the host.
+            input_device = device if prefills is None else torch.device("cpu")
+            tokens_T, positions_T, slots_T, logits_at_S = to_device_together(arrays, input_device)
             states = None
             if inputs.pieces is not None and cache.states is not None:
                 states = states_of_pieces(inputs.pieces, cache.states.layers)
             # A captured pass reads latents unexpanded, so that all passes of its size are alike.
-            expands = prefills is None or len(inputs.tokens) > MOST_TOKENS
+            expands = prefills is None or len(inputs.tokens) > MAX_CAPTURED_TOKENS
             levels, windowed = (
                 None
                 if group is None
@@ -250,7 +251,7 @@ class ModelRunner:
                 tokens_T,
                 positions_T,
                 slots_T,
-                wanted_S,
+                logits_at_S,
                 levels,
                 cache.layers,
                 states,
@@ -299,18 +300,18 @@ class ModelRunner:
                     self._sampling = replace(self._sampling, masked=True)
             rows, sampling = self._rows, self._sampling
             assert rows is not None and sampling is not None
-            # The inputs of a graph are copied from the host.
-            is_filled = (
+            # A graph's inputs are copied from the host.
+            may_capture = (
                 graphs is not None and inputs.graphs and graphs.can_capture(self._implementation)
             )
-            inputs_8T = to_device(inputs.inputs, torch.device("cpu") if is_filled else device)
+            inputs_8T = to_device(inputs.inputs, torch.device("cpu") if may_capture else device)
             levels = [*rows.levels, inputs.own_level]
             prepared = prepare_host(levels, inputs_8T[POSITION], device, self._implementation)
             states = None
             if inputs.states is not None and cache.states is not None:
                 fold_lists(cache.states, inputs.states.folds)
                 states = states_of_rows(inputs.states.inputs, cache.states.layers)
-            drawn_P1 = self._drawn_P1 if inputs.goes_on else None
+            drawn_P1 = self._drawn_P1 if inputs.uses_previous_draws else None
             texts = None
             if rows.generated_spans is not None and (self._ranks is None or not self._ranks.rank):
                 texts = self.build_histories(
@@ -327,11 +328,10 @@ class ModelRunner:
                 self._ranks,
                 self._vocab_size,
             )
-            if graphs is not None and inputs.graphs and graphs.off and self._ranks is not None:
+            if graphs is not None and inputs.graphs and graphs.eager_because and self._ranks:
                 # The other ranks replay graphs, whose rows are padded, and this rank cannot.
-                raise ModelError(
-                    f"a rank cannot use CUDA graphs: {graphs.off}; try {arg('eager', True)}"
-                )
+                why = graphs.eager_because
+                raise ModelError(f"a rank cannot use CUDA graphs: {why}; try {arg('eager', True)}")
             if graphs is None or not inputs.graphs:
                 draws = step.compute(self._model.forward)
             else:
@@ -364,12 +364,12 @@ class ModelRunner:
             self._update_checksum(self._ranks, number, draws.tokens_PN)
 
     def _update_checksum(self, ranks: Ranks, number: int, tokens: Tensor) -> None:
-        """Add the tokens of a step to the checksum, and compare it every `STEPS` steps."""
-        if self._agreement is None or number == 0:
-            self._agreement = TokenChecksum(ranks)
-        self._agreement.update(tokens)
-        if number % STEPS == STEPS - 1:
-            self._agreement.compare_ranks()
+        """Add a step's tokens to the checksum, and compare it every `_CHECKSUM_STEPS` steps."""
+        if self._checksum is None or number == 0:
+            self._checksum = TokenChecksum(ranks)
+        self._checksum.update(tokens)
+        if number % _CHECKSUM_STEPS == _CHECKSUM_STEPS - 1:
+            self._checksum.compare_ranks()
 
     def write_copies(self, slots: Ints, targets: Ints) -> None:
         """Expand the latents in some cache slots, and write the keys and values into copies.
@@ -395,10 +395,7 @@ class ModelRunner:
 
 
 class _CollectiveGuard:
-    """A computation that all ranks share.
-
-    If this rank fails, the guard ends the other ranks, which would wait forever.
-    """
+    """Ends the other ranks if this rank fails in a shared computation; they would wait forever."""
 
     def __init__(self, lead: RankLeader | None) -> None:
         self._lead = lead

@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.common.device import StagingBuffer, to_device_together
-from treegen.engine.compute.cuda_graphs import MOST_TOKENS, GraphPool, weak_ref_tensor
+from treegen.engine.compute.cuda_graphs import MAX_CAPTURED_TOKENS, GraphPool, weak_ref_tensor
 from treegen.model.batch import Batch
 from treegen.ops.attention.gpu.state import StaticState, TritonState
 
-_TOKENS: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, MOST_TOKENS)
-_LOGITS: Final = (16, 64, 128, 256, 512, 768, MOST_TOKENS)
+_TOKEN_SIZES: Final = (16, 32, 64, 128, 192, 256, 384, 512, 768, MAX_CAPTURED_TOKENS)
+_LOGIT_SIZES: Final = (16, 64, 128, 256, 512, 768, MAX_CAPTURED_TOKENS)
 _MAX_GRAPHS: Final = 24
-_WASTE: Final = 2  # a graph serves passes with at least 1/_WASTE of its tokens
+_MAX_PADDING: Final = 2  # maximum ratio of a graph's number of tokens to a pass's
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class _Graph:
     batch: Batch
     """Its inputs, which are views of `memory`."""
     memory: Tensor
-    """Tokens, positions, slots and indices of wanted logits, concatenated."""
+    """Tokens, positions, slots and indices of the tokens with logits, concatenated."""
     state: StaticState
     """Work list of its attention."""
     graph: torch.cuda.CUDAGraph
@@ -63,7 +63,7 @@ class PrefillGraphs(GraphPool[_Graph]):
     def run(self, batch: Batch) -> Tensor:
         """Run a pass with inputs on the host; return logits [S, V], valid until the next pass."""
         state, size = batch.levels.state, _size_of(batch)
-        if self.off or size is None or batch.states or not isinstance(state, TritonState):
+        if self.eager_because or size is None or batch.states or not isinstance(state, TritonState):
             return self._forward(_on_device(batch))
         entry = self._find(batch, state, size)
         if entry is not None:
@@ -81,7 +81,8 @@ class PrefillGraphs(GraphPool[_Graph]):
     def _find(self, batch: Batch, state: TritonState, size: tuple[int, int]) -> _Graph | None:
         """Return the smallest graph that fits a pass, with its levels copied in."""
         tokens, logits = size
-        most = max(_WASTE * tokens, _TOKENS[3])  # with few tokens, reading weights dominates
+        # With few tokens, reading the weights dominates.
+        most = max(_MAX_PADDING * tokens, _TOKEN_SIZES[3])
         usable = [
             graph
             for graph in self._graphs
@@ -124,7 +125,7 @@ def _size_of(batch: Batch) -> tuple[int, int] | None:
     """Return the numbers of tokens and logits of a pass's graph; None if the pass is too large."""
     tokens, logits = (
         next((size for size in sizes if len(tensor) <= size), None)
-        for sizes, tensor in ((_TOKENS, batch.tokens_T), (_LOGITS, batch.logits_at_S))
+        for sizes, tensor in ((_TOKEN_SIZES, batch.tokens_T), (_LOGIT_SIZES, batch.logits_at_S))
     )
     return None if tokens is None or logits is None else (tokens, logits)
 
@@ -134,14 +135,14 @@ def _inputs(batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _with_inputs(batch: Batch, inputs: Sequence[Tensor]) -> Batch:
-    tokens_T, positions_T, slots_T, wanted_S = inputs
+    tokens_T, positions_T, slots_T, logits_at_S = inputs
     levels = replace(batch.levels, positions_T=positions_T)
     return replace(
         batch,
         tokens_T=tokens_T,
         positions_T=positions_T,
         slots_T=slots_T,
-        logits_at_S=wanted_S,
+        logits_at_S=logits_at_S,
         levels=levels,
     )
 

@@ -19,7 +19,7 @@ from treegen.engine.rows.engine_run import EngineRun, RowFeature
 from treegen.engine.segments.segment import LiveRequest
 
 _NEVER: Final = -1
-_FAR: Final = 2**62
+_NO_CHECK: Final = 2**62
 
 
 class ThinkingBudgets(RowFeature):
@@ -75,15 +75,15 @@ class ThinkingBudgets(RowFeature):
         ready = due & is_known
         for slot in order[ready].tolist():
             self._check(slot)
-        going_on: NDArray[np.bool_] = ~due | ready
-        return going_on
+        continues: NDArray[np.bool_] = ~due | ready
+        return continues
 
     def get_check_counts(self, order: Ints, counts: Ints) -> Ints | int:
         """Return the number of tokens at which to check each row; a large number if never."""
         if not self.used:
-            return _FAR
+            return _NO_CHECK
         due = self._due[order]
-        return np.where(due > counts, due, _FAR)
+        return np.where(due > counts, due, _NO_CHECK)
 
     def _check(self, slot: int) -> None:
         rows = self._run.rows

@@ -16,12 +16,12 @@ from treegen.prompts.stops import Ending
 class ConfidenceStops(RowFeature):
     """The confidence floors of the rows of one run.
 
-    Arrays over the slots of the row table: floor: the row ends once its mean confidence over its
-    last `window` tokens is lower.
+    The attributes are arrays over the slots of the row table.
 
     Attributes:
-        window: Number of these tokens; 0 for a row without a floor.
-        total: The sum of their confidences.
+        floor: A row ends once its mean confidence over its last `window` tokens is below this.
+        window: Number of tokens over which the mean is taken; 0 for a row without a floor.
+        total: Sum of the confidences of the row's last `window` tokens.
         is_low: Whether the row ends because of its floor.
     """
 
@@ -66,8 +66,8 @@ class ConfidenceStops(RowFeature):
         total = self.total[slots] + latest.astype(np.float64)
         sliding = np.flatnonzero((window > 0) & (count > window))  # a token leaves the window
         if len(sliding):
-            gone = count[sliding] - 1 - window[sliding]
-            total[sliding] -= store.at(confidences, slots[sliding], gone)
+            leaving = count[sliding] - 1 - window[sliding]
+            total[sliding] -= store.at(confidences, slots[sliding], leaving)
         self.total[slots] = total
         is_whole = (window > 0) & (count >= window)
         is_low: NDArray[np.bool_] = is_whole & (total / np.maximum(window, 1) < self.floor[slots])

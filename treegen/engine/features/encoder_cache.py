@@ -16,7 +16,7 @@ from treegen.model.batch import ImageRows
 from treegen.model.vision import ImageEmbedding, VisionTower
 from treegen.prompts.images.table import ImageTable, MRopePositions, PlacedImage
 
-_MOST_BYTES: Final = 2**32  # on the host; the least recently used image is dropped first
+_MAX_BYTES: Final = 2**32  # on the host; the least recently used image is dropped first
 
 
 class EncoderCache:
@@ -83,8 +83,8 @@ class EncoderCache:
             embedding = self._tower.encode(self.table.inputs(image), image.num)
             self._encoded[image.digest] = embedding
             self._num_bytes += embedding.nbytes
-            while self._num_bytes > _MOST_BYTES and len(self._encoded) > 1:
-                _, gone = self._encoded.popitem(last=False)
-                self._num_bytes -= gone.nbytes
+            while self._num_bytes > _MAX_BYTES and len(self._encoded) > 1:
+                _, dropped = self._encoded.popitem(last=False)
+                self._num_bytes -= dropped.nbytes
         self._encoded.move_to_end(image.digest)
         return embedding

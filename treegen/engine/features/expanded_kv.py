@@ -47,7 +47,7 @@ class ExpandedKVCache:
         self,
         cache: PagedCache,
         store: SegmentStore,
-        executor: ModelRunner,
+        model_runner: ModelRunner,
         options: ExpandedKVOptions,
     ) -> None:
         """Set up a cache without copies.
@@ -55,7 +55,7 @@ class ExpandedKVCache:
         Args:
             cache: The paged KV cache.
             store: The segments of the run.
-            executor: Expands latents.
+            model_runner: Expands latents.
             options: The model and the costs of its device.
         """
         latent = options.spec.latent
@@ -63,7 +63,7 @@ class ExpandedKVCache:
         self._latent, self._pages = latent, options.spec.copy_pages
         self._itemsize, self._cost = options.spec.itemsize, options.cost
         self._index_topk = options.spec.index_topk
-        self._cache, self._store, self._executor = cache, store, executor
+        self._cache, self._store, self._model_runner = cache, store, model_runner
         self._copies: dict[int, _ExpandedKV] = {}
         self._times_lost: dict[int, int] = {}
 
@@ -96,7 +96,7 @@ class ExpandedKVCache:
         blocks = pool.lend(index, count, self._pages) if count else None
         if blocks is None:
             return None
-        self._executor.write_copies(
+        self._model_runner.write_copies(
             table_slots(table, 0, num_keys, page_size), table_slots(blocks, 0, num_keys, page_size)
         )
         self._copies[index] = _ExpandedKV(blocks, table.copy(), num_keys)

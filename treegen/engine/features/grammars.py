@@ -88,7 +88,7 @@ class RowGrammars:
                 extra.append(())
                 continue
             self.used, self._words = True, grammar.num_words
-            lanes = self._lanes_of(grammar, len(slots))
+            lanes = self._assign_lanes(grammar, len(slots))
             # The last lane comes first, so that all lanes are created together.
             starts = {
                 lane: start_state(request.segment, request.spec.tokens, param_set, grammar, lane)
@@ -103,7 +103,7 @@ class RowGrammars:
             lacking = len(self._run.rows.phase) - len(self._failed)
             self._failed = np.pad(self._failed, (0, lacking), constant_values=-1)
             self._failed[slots_PN] = -1
-        return self._masks(matchers, extra)
+        return self._build_first_masks(matchers, extra)
 
     def change_endings(
         self,
@@ -139,18 +139,18 @@ class RowGrammars:
             )
 
     def masks(
-        self, slots: Ints, serials: Ints, guesses: VerifyInput | None, num: int
+        self, slots: Ints, serials: Ints, verify_input: VerifyInput | None, num: int
     ) -> Masks | None:
         """Return the masks of a step; all tokens of its rows must be known.
 
         Args:
             slots: Slot of each query row.
             serials: Serial number of each query row's row.
-            guesses: Draft tokens that the step verifies; None for one draw per row.
+            verify_input: Draft tokens that the step verifies; None for one draw per row.
             num: Number of query rows of the step, padding included.
         """
         run, rows = self._run, self._run.rows
-        firsts = np.arange(len(slots)) if guesses is None else guesses.offsets[:-1]
+        firsts = np.arange(len(slots)) if verify_input is None else verify_input.offsets[:-1]
         alive = (rows.serial[slots] == serials) & (rows.phase[slots] == RowPhase.LIVE)
         firsts = firsts[alive[firsts]]
         places, matchers = self._advance_matchers(slots[firsts])
@@ -159,12 +159,12 @@ class RowGrammars:
         at = firsts[places]
         index = np.full(num, _NO_MASK)
         drawing = slots[at]
-        if guesses is None:
+        if verify_input is None:
             chosen, index[at] = self._find_distinct_texts(drawing)
             bits = self._build_masks([matchers[i] for i in chosen], slots=drawing[chosen].tolist())
             self._copy_failures(drawing, drawing[chosen][index[at]])
         else:
-            drafts = [guesses.of_row(int(guesses.row_T[place])) for place in at.tolist()]
+            drafts = [verify_input.of_row(int(verify_input.row_T[place])) for place in at.tolist()]
             at = np.concatenate(
                 [
                     place + np.arange(len(row_drafts) + 1)
@@ -288,13 +288,13 @@ class RowGrammars:
                 num_R[row] = tags.num_open(drafts)
         return num_R
 
-    def _lanes_of(self, grammar: Grammar, num: int) -> list[int]:
+    def _assign_lanes(self, grammar: Grammar, num: int) -> list[int]:
         """Return lanes for further rows; few rows use only the first lane, which exists already."""
         begun = self._num_begun.get(grammar, 0)
         self._num_begun[grammar] = begun + num
         return [at // _ROWS_OF_LANE % grammar.num_lanes for at in range(begun, begun + num)]
 
-    def _masks(
+    def _build_first_masks(
         self, matchers: Sequence[LLMatcher | None], extra: Sequence[Sequence[int]]
     ) -> Masks | None:
         bound = [matcher for matcher in matchers if matcher is not None]
@@ -331,7 +331,7 @@ class RowGrammars:
 
         def write(flat: NDArray[Any]) -> None:
             table = flat.reshape(shape)
-            _fill(matchers, drafts, table)
+            _fill_bitmasks(matchers, drafts, table)
             if slots:
                 self._record_failures(slots, matchers, drafts, table)
             for row, token in more:
@@ -367,7 +367,7 @@ class RowGrammars:
         for row in np.flatnonzero(~is_current).tolist():
             row_matchers[row] = self._catch_up(int(slots[row]), new)
         if new := [pair for pair in new if not pair[0].is_error()]:
-            consume_token_par(_threads(), new)  # a failure shows in `is_error`
+            consume_token_par(_get_executor(), new)  # a failure shows in `is_error`
         matchers = row_matchers.tolist()
         places = [place for place, matcher in enumerate(matchers) if matcher is not None]
         return by_lane[places], [matchers[place] for place in places]
@@ -420,7 +420,7 @@ class RowGrammars:
             state.matcher.consume_tokens(new[max(state.begins - start, 0) :].tolist())
 
 
-def _fill(
+def _fill_bitmasks(
     matchers: Sequence[LLMatcher], drafts: Sequence[list[int]] | None, table: NDArray[np.int32]
 ) -> None:
     """Write the masks of matchers into rows of a table, in parallel in several threads."""
@@ -436,14 +436,14 @@ def _fill(
         starts = itertools.accumulate((len(row_drafts) + 1 for row_drafts in drafts), initial=0)
         jobs = list(zip(matchers, starts, drafts, strict=False))
         if with_drafts := [job for job in jobs if job[2]]:
-            fill_next_token_bitmask_par_with_draft_tokens(_threads(), with_drafts, table)
+            fill_next_token_bitmask_par_with_draft_tokens(_get_executor(), with_drafts, table)
         without_drafts = [(matcher, start) for matcher, start, row_drafts in jobs if not row_drafts]
     if without_drafts:
-        fill_next_token_bitmask_par(_threads(), without_drafts, table)
+        fill_next_token_bitmask_par(_get_executor(), without_drafts, table)
 
 
 @functools.cache
-def _threads() -> LLExecutor:
+def _get_executor() -> LLExecutor:
     from llguidance import LLExecutor
 
     return LLExecutor()

@@ -181,7 +181,7 @@ class RecurrentSegmentStates(SegmentStates):
 
 
 class RecurrentRowStates(RowStates):
-    """What rows with recurrent states have in common."""
+    """Base class of the states of rows in models with recurrent layers."""
 
     per_row: int
     """Maximum number of slots that a row takes."""
@@ -225,13 +225,14 @@ class RecurrentRowStates(RowStates):
 
 
 class InPlaceRowStates(RecurrentRowStates):
-    """Rows that own slots, which are updated in place.
+    """The states of rows that own state slots, which are updated in place.
 
-    Arrays over the slots of the row table: now: slot of the state after the row's last input.
+    The attributes are arrays over the slots of the row table.
 
     Attributes:
-        before: Slot of the state one input earlier.
-        source: Slot of the state after the row's prompt.
+        now: State slot after the row's last input token.
+        before: State slot one input token earlier; NO_STATE if the row owns only one slot.
+        source: State slot after the row's prompt.
     """
 
     def __init__(self, rows: RowTable, cache: StateCache, *, per_row: int) -> None:

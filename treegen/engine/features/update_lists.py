@@ -30,17 +30,18 @@ _NEVER = 1 << 40
 class RowUpdateLists(RecurrentRowStates):
     """The windows, pages and state slots that active rows own.
 
-    Arrays over the slots of the row table: base: slot of the state to which the list applies.
+    The attributes are arrays over the slots of the row table.
 
     Attributes:
+        base: Slot of the state to which the row's list applies.
         listed: Number of updates in the list.
         fold_at: Number of updates at which the list is folded.
         owned: The state slot that the row owns; NO_STATE for none.
-        window: The convolution window that the row owns.
-        window_at: Where its current window is.
+        window: Slot of the convolution window that the row owns.
+        window_at: Slot of the row's current window, which is its prompt's before the first step.
         inputs: Number of tokens that the row has computed.
-        pages: Pages of its list, first those that it owns in addition to its slot.
-        num_pages: Number of pages that it owns in addition to its slot.
+        pages: Pages of the list, first those that the row owns in addition to its slot.
+        num_pages: Number of pages that the row owns in addition to its slot.
     """
 
     per_row = 2  # maximum number of slots that a row takes, its pages included
@@ -55,7 +56,7 @@ class RowUpdateLists(RecurrentRowStates):
         self.window = self.window_at = self.inputs = self.num_pages = nothing
         self.pages = np.zeros((0, self._spec.pages + self._spec.own_pages), dtype=np.int64)
 
-    def _needs(self, slots: Ints, siblings: Ints) -> tuple[Ints, Ints]:
+    def _count_required(self, slots: Ints, siblings: Ints) -> tuple[Ints, Ints]:
         """Return how many pages and slots each new row needs; `siblings` has each row's count."""
         spec, rows = self._spec, self._rows
         to_come = rows.limit[slots] - rows.count[slots]
@@ -69,7 +70,7 @@ class RowUpdateLists(RecurrentRowStates):
     def count_startable(self, slots: Ints, count_siblings: CountSiblings) -> int:
         """Return how many rows, from the first on, can start; `slots` are those of the rows."""
         cache, per_slot = self._cache, self._spec.pages
-        num_pages, num_owned = self._needs(slots, count_siblings(slots))
+        num_pages, num_owned = self._count_required(slots, count_siblings(slots))
         pages, owned = num_pages.cumsum(), num_owned.cumsum()
         cut = -(-(pages - cache.num_cut_pages).clip(min=0) // per_slot)
         fit = int((owned + cut <= cache.num_free).sum())
@@ -86,7 +87,7 @@ class RowUpdateLists(RecurrentRowStates):
         spec, cache = self._spec, self._cache
         self._fit()
         siblings = int(count_siblings(slots[:1])[0])
-        num_pages, owned = self._needs(slots, np.full(len(slots), siblings))
+        num_pages, owned = self._count_required(slots, np.full(len(slots), siblings))
         self.base[slots] = self.window_at[slots] = source
         self.listed[slots] = self.inputs[slots] = 0
         self.window[slots] = cache.allocate_windows(len(slots))
@@ -112,7 +113,7 @@ class RowUpdateLists(RecurrentRowStates):
         self._cache.free_pages(pages)
         self._cache.free_windows(windows)
         self._cache.free(owned_slots.tolist())
-        self._forget(slots)
+        self._clear_ownership(slots)
         if self._orphaned:
             read = self.base[self.window > 0]
             unread = [slot for slot in self._orphaned if slot not in read]
@@ -145,7 +146,7 @@ class RowUpdateLists(RecurrentRowStates):
         begun = slots[self.inputs[slots] > 0]
         return np.setdiff1d(self.base[begun], [*self.owned[begun], *self._orphaned])
 
-    def _forget(self, slots: Ints) -> None:
+    def _clear_ownership(self, slots: Ints) -> None:
         self.owned[slots], self.window[slots], self.num_pages[slots] = NO_STATE, 0, 0
 
     def get_owned_slots(self, slots: Ints) -> tuple[Slots, Slots, Slots]:
@@ -155,7 +156,7 @@ class RowUpdateLists(RecurrentRowStates):
 
     def clear(self) -> None:
         """Drop all rows; the caller has freed their slots, pages and windows."""
-        self._forget(np.arange(len(self.base)))
+        self._clear_ownership(np.arange(len(self.base)))
         self._orphaned.clear()
 
     def step(self, order: Ints) -> StateInputs:

@@ -41,7 +41,7 @@ class InFlightStep:
     """Serial numbers of these rows, which show whether a slot still has the same row."""
     fetch: AsyncDraws
     """The draws, being copied to the host."""
-    guesses: VerifyInput | None = None
+    verify_input: VerifyInput | None = None
     """The draft tokens that the step verifies; None if each row draws once."""
     keys: int = 0
     """Number of keys read in each layer."""
@@ -61,7 +61,7 @@ class DeferredStep:
     """The logits to draw from."""
     number: int
     """Number of earlier steps of the run."""
-    guesses: VerifyInput | None
+    verify_input: VerifyInput | None
     """As in `InFlightStep`."""
     keys: int
     """As in `InFlightStep`."""
@@ -79,17 +79,17 @@ class DecodeSteps:
             features: Its optional features.
         """
         self._run, self._queue, self._features = run, queue, features
-        self._graphs = run.executor.graphs
-        self._state: tuple[Ints, int, StepRows, int] | None = None
-        self._own_memo: dict[Any, Any] = {}  # expanded levels of the same rows' own tokens
+        self._graphs = run.model_runner.graphs
+        self._cached_rows: tuple[Ints, int, StepRows, int] | None = None
+        self._own_level_memo: dict[Any, Any] = {}  # expanded levels of the same rows' own tokens
 
     def next_rows(self, flight: InFlightStep | None) -> tuple[Ints, Ints, Ints]:
-        """Return the rows of the next step, their token counts, and their places in the last step.
+        """Return the rows of the next step, their token counts, and their indices in the last step.
 
         Rows that have reached their limit, or reach it in the last step, are left out: the number
         of tokens is known even if the tokens are not. Rows whose thinking budget the last step uses
         up are left out too, because only their tokens show whether the thinking has ended. A row
-        that was not in the last step has the place -1.
+        that was not in the last step has the index -1.
 
         Args:
             flight: The last step, if its tokens are not known yet; None otherwise.
@@ -102,12 +102,12 @@ class DecodeSteps:
             source = place[order]
             source[flight.serials[source] != rows.serial[order]] = -1
             counts = counts + (source >= 0)
-        goes_on = counts < rows.limit[order]
+        continues = counts < rows.limit[order]
         if budgets.used:
-            goes_on &= budgets.decide(order, counts, source < 0)
-        if goes_on.all():
+            continues &= budgets.decide(order, counts, source < 0)
+        if continues.all():
             return order, counts, source
-        return order[goes_on], counts[goes_on], source[goes_on]
+        return order[continues], counts[continues], source[continues]
 
     def launch(
         self, order: Ints, counts: Ints, source: Ints, before: InFlightStep | None
@@ -117,12 +117,12 @@ class DecodeSteps:
         Args:
             order: Slots of the rows, depth first, [rows].
             counts: Number of generated tokens of each row, [rows].
-            source: Place of each row in the last step, or -1, [rows].
+            source: Index of each row in the last step, or -1, [rows].
             before: The last step, if its tokens are not known yet; None otherwise.
         """
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
-        same, shared_keys = self._same_rows(order)
+        same, shared_keys = self._get_step_rows(order)
         ends, base = rows.stop[order] + counts, rows.base[order]
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         index = np.arange(len(order) + 1)
@@ -133,59 +133,62 @@ class DecodeSteps:
         inputs = np.stack(
             [rows.last[order], source, ends - 1, slots, rows.seed[order], counts, forced, rotary]
         )
-        draws, levels = run.executor.decode(
+        draws, levels = run.model_runner.decode(
             StepInputs(
                 inputs=inputs,
                 own_level=own_level,
                 rows=same,
-                goes_on=before is not None,
+                uses_previous_draws=before is not None,
                 states=self._queue.states.step(order),
-                graphs=self._graphs is not None and self._graphs.off is None,
+                graphs=self._graphs is not None and self._graphs.eager_because is None,
                 number=usage.decode_steps,
             )
         )
         keys, number = shared_keys + int((ends - base).sum()), usage.decode_steps
-        self._count(levels, len(order), keys, int(ends.sum()))
+        self._record_usage(levels, len(order), keys, int(ends.sum()))
         if isinstance(draws, DeferredDraws):
             return DeferredStep(order, rows.serial[order], draws, number, None, keys)
         return self._in_flight(order, rows.serial[order], draws, keys=keys)
 
     def draw(self, pending: DeferredStep) -> InFlightStep:
         """Draw from the logits of a deferred step, once the previous tokens are known."""
-        slots, undrawn, guesses = pending.slots, pending.undrawn, pending.guesses
-        masks = self._features.grammars.masks(slots, pending.serials, guesses, undrawn.num_rows)
-        draws = self._run.executor.finish(undrawn, masks, pending.number).first(len(slots))
-        return self._in_flight(slots, pending.serials, draws, guesses, pending.keys)
+        slots, undrawn, verify_input = pending.slots, pending.undrawn, pending.verify_input
+        masks = self._features.grammars.masks(
+            slots, pending.serials, verify_input, undrawn.num_rows
+        )
+        draws = self._run.model_runner.finish(undrawn, masks, pending.number).first(len(slots))
+        return self._in_flight(slots, pending.serials, draws, verify_input, pending.keys)
 
     def verify(
-        self, order: Ints, counts: Ints, guesses: VerifyInput
+        self, order: Ints, counts: Ints, verify_input: VerifyInput
     ) -> InFlightStep | DeferredStep:
         """Launch a step in which rows also draw after their draft tokens.
 
-        It is a decode step with several consecutive query rows for each row. They attend to the
-        same levels; of the row's own keys, each query row sees those up to its own.
+        A row has several consecutive query rows in such a step: its last token and its draft
+        tokens. All of them attend to the same levels; of the row's own keys, a query row sees those
+        up to its own position.
 
         Args:
             order: Slots of the rows, from `next_rows`; all their tokens must be known, [rows].
             counts: Number of generated tokens of each row, from `next_rows`, [rows].
-            guesses: The draft tokens of the rows.
+            verify_input: The draft tokens of the rows.
         """
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
-        row_T, offsets, num = guesses.row_T, guesses.offsets, len(guesses.row_T)
+        row_T, offsets, num = verify_input.row_T, verify_input.offsets, len(verify_input.row_T)
         slots_T, base, first = order[row_T], rows.base[order], rows.stop[order] + counts - 1
-        keys_R = first + guesses.num_R + 1 - base
+        keys_R = first + verify_input.num_R + 1 - base
         pages = rows.table[order, : int(rows.num_pages[order].max())]
-        same, shared_keys = self._same_rows(order)
+        same, shared_keys = self._get_step_rows(order)
         levels = [expand_level(level, offsets) for level in same.levels]
         place = np.arange(len(order) + 1)
         own_level = make_level(place[:-1], place[1:], pages, keys_R, base, causal=True)
         columns_T = np.stack([first, first - base, counts, rows.seed[order]])[:, row_T]
-        columns_T[:3] += guesses.place_T
+        columns_T[:3] += verify_input.place_T
         positions_T, at_T, counts_T, seeds_T = columns_T
-        graphs = self._graphs is not None and self._graphs.off is None
+        graphs = self._graphs is not None and self._graphs.eager_because is None
         inputs = np.zeros((NUM_INPUTS, pad_num_query_rows(num) if graphs else num), dtype=np.int64)
-        inputs[TOKEN, :num] = guesses.inputs(rows.last[order])
+        inputs[TOKEN, :num] = verify_input.inputs(rows.last[order])
         inputs[SOURCE] = -1
         inputs[POSITION, :num] = positions_T
         page_T = pages[row_T, at_T // page_size].astype(np.int64)
@@ -201,46 +204,48 @@ class DecodeSteps:
                 (len(index), *same.generated_spans.shape[1:]), dtype=np.int64
             )
             generated_spans[:num] = same.generated_spans[row_T]
-        draws, prepared = run.executor.decode(
+        draws, prepared = run.model_runner.decode(
             StepInputs(
                 inputs=inputs,
-                own_level=expand_level(own_level, offsets, self._own_memo),
+                own_level=expand_level(own_level, offsets, self._own_level_memo),
                 rows=replace(same, levels=levels, index=index, generated_spans=generated_spans),
-                goes_on=False,
+                uses_previous_draws=False,
                 states=None,
                 graphs=graphs,
                 number=usage.decode_steps,
             )
         )
         keys, number = shared_keys + int(keys_R.sum()), usage.decode_steps
-        self._count(prepared, len(order), keys, int(positions_T.sum()) + num)
+        self._record_usage(prepared, len(order), keys, int(positions_T.sum()) + num)
         usage.drafted_tokens += num - len(order)
         if isinstance(draws, DeferredDraws):
-            return DeferredStep(slots_T, rows.serial[slots_T], draws, number, guesses, keys)
-        return self._in_flight(slots_T, rows.serial[slots_T], draws.first(num), guesses, keys)
+            return DeferredStep(slots_T, rows.serial[slots_T], draws, number, verify_input, keys)
+        return self._in_flight(slots_T, rows.serial[slots_T], draws.first(num), verify_input, keys)
 
     def _in_flight(
         self,
         slots: Ints,
         serials: Ints,
         draws: Draws,
-        guesses: VerifyInput | None = None,
+        verify_input: VerifyInput | None = None,
         keys: int = 0,
     ) -> InFlightStep:
         """Return a launched step; its arguments are fields of `InFlightStep`."""
         version = self._run.gate.version
-        return InFlightStep(slots, serials, AsyncDraws(draws), guesses, keys, version)
+        return InFlightStep(slots, serials, AsyncDraws(draws), verify_input, keys, version)
 
     def forget(self) -> None:
         """Forget the inputs of the last step, after keys were computed again."""
-        self._state = None
+        self._cached_rows = None
 
     def look_ahead(self) -> None:
         """Prepare the inputs of the rows that are live now, unless the last step had the same."""
         if len(self._queue.order):
-            self._same_rows(self._queue.order)
+            self._get_step_rows(self._queue.order)
 
-    def _count(self, levels: PreparedLevels, num_rows: int, read: int, unshared: int) -> None:
+    def _record_usage(
+        self, levels: PreparedLevels, num_rows: int, read: int, unshared: int
+    ) -> None:
         """Count a step: its rows, the keys it reads, and the keys it would read without sharing."""
         usage = self._run.usage
         usage.impl = levels.impl
@@ -250,11 +255,11 @@ class DecodeSteps:
         usage.peak_rows = max(usage.peak_rows, num_rows)
         usage.decode_steps += 1
 
-    def _same_rows(self, order: Ints) -> tuple[StepRows, int]:
+    def _get_step_rows(self, order: Ints) -> tuple[StepRows, int]:
         """Return the inputs that stay the same for these rows, and the keys of their levels."""
         run = self._run
-        if self._state is not None and self._state[0] is order:  # see `RowQueue.order`
-            _, version, same, read = self._state
+        if self._cached_rows is not None and self._cached_rows[0] is order:  # see `RowQueue.order`
+            _, version, same, read = self._cached_rows
             if version == run.pool.num_taken_back:  # otherwise an expanded copy may be gone
                 return same, read
         chains = run.rows.chain[order]
@@ -263,5 +268,5 @@ class DecodeSteps:
         levels = build_shared_levels(chains, np.arange(len(order) + 1), run.store.keys_of, copy_of)
         keys = sum(int(level.kv_len_G.sum()) for level in levels)
         rows = build_step_rows(run, order, levels)
-        self._state, self._own_memo = (order, run.pool.num_taken_back, rows, keys), {}
+        self._cached_rows, self._own_level_memo = (order, run.pool.num_taken_back, rows, keys), {}
         return rows, keys

@@ -21,7 +21,7 @@ from treegen.ops.sampling.token_history import TokenHistory
 from treegen.prompts.images.table import BidirectionalBlocks
 from treegen.prompts.radix import Tokens
 
-_LONG = 512  # minimum number of keys for which a level of their own pays in a pass
+_MIN_LEVEL_KEYS = 512  # minimum number of keys for which a level of their own pays in a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ def prefill_inputs(run: EngineRun, spans: Sequence[Span]) -> PrefillInputs:
     above = build_shared_levels(chains, offsets, run.store.keys_of)
 
     def levels(blocks: BidirectionalBlocks | None) -> list[HostLevel]:
-        runs = _runs(spans, offsets, blocks)
-        return [*above, *_own_levels(spans, runs, pages, base, cache.page_size)]
+        runs = _split_into_runs(spans, offsets, blocks)
+        return [*above, *_build_own_levels(spans, runs, pages, base, cache.page_size)]
 
     blocks = run.store.blocks
     if blocks is not None and not any(blocks.of(span.tokens) for span in spans):
@@ -94,7 +94,7 @@ def prefill_inputs(run: EngineRun, spans: Sequence[Span]) -> PrefillInputs:
         logit_indices=logit_indices.astype(np.int64),
         levels=levels(None if blocks is None or blocks.windowed else blocks),
         windowed=levels(blocks) if blocks is not None and blocks.windowed else None,
-        pieces=_pieces(spans, offsets) if run.store.states.exist else None,
+        pieces=_build_pieces(spans, offsets) if run.store.states.exist else None,
         rotary=_build_mrope_positions(run, spans),
     )
 
@@ -109,7 +109,7 @@ def _build_mrope_positions(run: EngineRun, spans: Sequence[Span]) -> Ints | None
     )
 
 
-def _pieces(spans: Sequence[Span], offsets: Ints) -> list[Piece]:
+def _build_pieces(spans: Sequence[Span], offsets: Ints) -> list[Piece]:
     """Return the pieces of spans between recurrent states that are read or written."""
     pieces: list[Piece] = []
     for span, start in zip(spans, offsets.tolist(), strict=False):
@@ -141,7 +141,9 @@ class _VisibleRuns(NamedTuple):
     """Whether all of its rows see each other."""
 
 
-def _runs(spans: Sequence[Span], offsets: Ints, blocks: BidirectionalBlocks | None) -> _VisibleRuns:
+def _split_into_runs(
+    spans: Sequence[Span], offsets: Ints, blocks: BidirectionalBlocks | None
+) -> _VisibleRuns:
     """Split the rows of each span into runs: blocks, and the causal rows between them."""
     runs: list[tuple[int, int, int, int, bool]] = []
     for index, (span, offset) in enumerate(zip(spans, offsets.tolist(), strict=False)):
@@ -157,7 +159,7 @@ def _runs(spans: Sequence[Span], offsets: Ints, blocks: BidirectionalBlocks | No
     return _VisibleRuns(span_R, start_R, stop_R, end_R, is_block_R)
 
 
-def _own_levels(
+def _build_own_levels(
     spans: Sequence[Span], runs: _VisibleRuns, pages: Pages, base: Ints, page_size: int
 ) -> list[HostLevel]:
     """Return the levels of the spans' own page tables; a single span gets one for earlier keys.
@@ -168,7 +170,7 @@ def _own_levels(
     """
     levels = []
     width = (spans[0].start - spans[0].base) // page_size if len(spans) == 1 else 0
-    if width * page_size >= _LONG:
+    if width * page_size >= _MIN_LEVEL_KEYS:
         bounds, done = np.array([0, len(spans[0].tokens)]), np.array([width * page_size])
         levels.append(
             make_level(bounds[:1], bounds[1:], pages[:, :width], done, base, causal=False)
@@ -254,4 +256,4 @@ def build_prompt_histories(run: EngineRun, requests: Sequence[LiveRequest]) -> T
         place[:-1], place[1:], pad_tables(tables), stop - base, base, causal=True
     )
     levels = [*build_shared_levels(chains, place, run.store.keys_of), own_level]
-    return run.executor.build_histories(levels, stop, find_generated_spans(requests))
+    return run.model_runner.build_histories(levels, stop, find_generated_spans(requests))

@@ -59,7 +59,7 @@ def schedule_spans(
     for slot, start in queue.resuming.items():
         if room == 0:
             break
-        span = _row_span(run, queue, slot, start, room)
+        span = _build_row_span(run, queue, slot, start, room)
         spans.append(span)
         room -= len(span.tokens)
     logits = 0
@@ -68,7 +68,7 @@ def schedule_spans(
             break
         segment = to_compute[index]
         if segment.computed < segment.stop and run.store.is_ready(segment, reached):
-            span = _segment_span(run.store, segment, room, max_logits - logits)
+            span = _build_segment_span(run.store, segment, room, max_logits - logits)
             if len(span.tokens) > room and spans:
                 continue
             spans.append(span)
@@ -79,7 +79,7 @@ def schedule_spans(
     return sorted(spans, key=lambda span: (span.chain, span.key))
 
 
-def _row_span(run: EngineRun, queue: RowQueue, slot: int, start: int, room: int) -> Span:
+def _build_row_span(run: EngineRun, queue: RowQueue, slot: int, start: int, room: int) -> Span:
     rows = run.rows
     segment = run.requests[int(rows.request[slot])].segment
     chain = rows.chain[slot]
@@ -99,7 +99,9 @@ def _row_span(run: EngineRun, queue: RowQueue, slot: int, start: int, room: int)
     )
 
 
-def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logits: int) -> Span:
+def _build_segment_span(
+    store: SegmentStore, segment: LiveSegment, room: int, max_logits: int
+) -> Span:
     store.tables.continue_parent(segment)
     start = segment.computed
     first_logit = max(start, segment.first_logit)
@@ -124,7 +126,7 @@ def _segment_span(store: SegmentStore, segment: LiveSegment, room: int, max_logi
     )
 
 
-_MIN_ROWS = 16  # rows of logits that a pass may have for any vocabulary size
+_MIN_LOGIT_ROWS = 16  # rows of logits that a pass may have for any vocabulary size
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +175,8 @@ class InFlightPrefill:
         for span in self.spans:
             if at < len(span.logit_positions):
                 below = span.segment.requests if span.segment else []
-                who = f"prompt {below[0].spec.id!r}" if below else "a shared prompt"
-                return f"{who} at token {int(span.logit_positions[at])}"
+                name = f"prompt {below[0].spec.id!r}" if below else "a shared prompt"
+                return f"{name} at token {int(span.logit_positions[at])}"
             at -= len(span.logit_positions)
         raise AssertionError("a row of logits belongs to no span")
 
@@ -195,7 +197,7 @@ class PrefillPasses:
         self._chunk = chunk
         vocab_size = max(len(run.param_sets[0].stopping.may_end), 1)
         most = max_prefill_logits(run.model.device)
-        self._max_logits = max(most // vocab_size, _MIN_ROWS)
+        self._max_logits = max(most // vocab_size, _MIN_LOGIT_ROWS)
 
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> InFlightPrefill:
         """Launch a pass over segments, given by index, and over tokens of resuming rows."""
@@ -204,7 +206,7 @@ class PrefillPasses:
         inputs = prefill_inputs(run, spans)
         if self._features.images is not None:
             inputs = self._features.images.add_embeddings(inputs, usage)
-        logits, levels = run.executor.prefill(inputs)
+        logits, levels = run.model_runner.prefill(inputs)
         usage.impl = levels.impl
         usage.prefill_steps += 1
         prompts: list[tuple[LiveRequest, int]] = []
@@ -309,13 +311,13 @@ def recompute_segments(run: EngineRun, queue: RowQueue, features: Features, chun
     depths = {segment.index: sum(1 for _ in segment.path()) for segment in segments}
     segments.sort(key=lambda segment: (depths[segment.index], segment.index))
     for _, group in groupby(segments, key=lambda segment: depths[segment.index]):
-        spans = [_span(run, segment) for segment in group]
+        spans = [_build_recompute_span(run, segment) for segment in group]
         while spans:
-            spans = _compute_some(run, features, spans, chunk)
+            spans = _recompute_pass(run, features, spans, chunk)
     _copy_to_rows(run, queue)
 
 
-def _span(run: EngineRun, segment: LiveSegment) -> Span:
+def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
     """Return the tokens of a segment, and those of folded segments above that only it has."""
     assert segment.table is not None and segment.computed == segment.stop
     store, size, parent = run.store, run.cache.page_size, segment.parent
@@ -323,7 +325,7 @@ def _span(run: EngineRun, segment: LiveSegment) -> Span:
     shared = max(segment.start - segment.base, 0) // size
     if parent is not None and parent.table is not None:
         same_pages = np.array_equal(parent.table[:shared], segment.table[:shared])
-        if not segment.reads_on or (parent.base == segment.base and same_pages):
+        if not segment.has_folded_parent or (parent.base == segment.base and same_pages):
             start = segment.start
             segment.continued = False
             store.tables.continue_parent(segment)
@@ -352,13 +354,15 @@ def _span(run: EngineRun, segment: LiveSegment) -> Span:
     )
 
 
-def _compute_some(run: EngineRun, features: Features, spans: list[Span], chunk: int) -> list[Span]:
+def _recompute_pass(
+    run: EngineRun, features: Features, spans: list[Span], chunk: int
+) -> list[Span]:
     """Compute a pass of spans; return what is left of them."""
     room = chunk
     now: list[Span] = []
     later: list[Span] = []
     for span in spans:
-        part, remainder = _cut(run, span, room) if room else (None, span)
+        part, remainder = _split_span(run, span, room) if room else (None, span)
         if part is not None and now and len(part.tokens) > room:  # a block that is never cut
             part, remainder = None, span
         if part is not None:
@@ -370,13 +374,13 @@ def _compute_some(run: EngineRun, features: Features, spans: list[Span], chunk: 
     inputs = prefill_inputs(run, now)
     if features.images is not None:
         inputs = features.images.add_embeddings(inputs, run.usage)
-    run.executor.prefill(inputs)
+    run.model_runner.prefill(inputs)
     run.usage.prefill_steps += 1
     run.usage.recomputed_tokens += len(inputs.tokens)
     return later
 
 
-def _cut(run: EngineRun, span: Span, room: int) -> tuple[Span, Span | None]:
+def _split_span(run: EngineRun, span: Span, room: int) -> tuple[Span, Span | None]:
     """Return the first part of a span, which fits into a pass, and the rest."""
     num = min(room, len(span.tokens))
     if run.store.blocks is not None:

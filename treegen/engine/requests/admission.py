@@ -61,9 +61,11 @@ class AdmissionController:
             self._run.store.attach(request)
         for request in requests:
             self._move(request, WAITING)
-            self._waiting.append(request)
             if request.spec.rows and not request.samples:
-                self.finish(request)
+                self._move(request, OVER)
+                self._end(request)
+            else:
+                self._waiting.append(request)
 
     def admit(self) -> None:
         """Activate ready rows and open requests until enough rows are started.
@@ -135,13 +137,13 @@ class AdmissionController:
 
     def _activate_requests(self, requests: Iterable[LiveRequest]) -> None:
         """Continue requests whose segments are all computed: parked rows become ready."""
-        going = [request for request in requests if not self._needs_prefill(request)]
-        for request in going:
+        computed = [request for request in requests if not self._needs_prefill(request)]
+        for request in computed:
             if not request.spec.rows and request.phase.is_open:
                 self._finish_prefilled(request)
             elif request.spec.score_from is not None and request.score is None:
                 request.score = collect_score(request)
-        parked = self._queue.select(going, RowPhase.PARKED)
+        parked = self._queue.select(computed, RowPhase.PARKED)
         if len(parked):
             self._queue.enqueue(parked)
 
@@ -191,10 +193,10 @@ class AdmissionController:
 
     def _end(self, request: LiveRequest) -> list[LiveSegment]:
         del self._run.requests[request.index]
-        unwanted = self._run.store.close(request)
+        not_needed = self._run.store.close(request)
         request.segment.requests.remove(request)
         self._run.store.release(request.segment)
-        return unwanted
+        return not_needed
 
     def _make_room(
         self, request: LiveRequest, needed: Callable[[], int], slots_short: Callable[[], int]
@@ -329,8 +331,8 @@ class AdmissionController:
                 assert (phases == RowPhase.DRAWN).all(), "a request is drawn already"
             else:
                 assert request.slots is not None, "a request is never drawn"
-            goes_on = request.slots and (phases != RowPhase.PARKED).all()
-            assert goes_on or self._needs_prefill(request), "an open request waits for nothing"
+            can_continue = request.slots and (phases != RowPhase.PARKED).all()
+            assert can_continue or self._needs_prefill(request), "an open request waits for nothing"
 
     def clear(self) -> None:
         """Drop all requests, for example when a run is abandoned."""

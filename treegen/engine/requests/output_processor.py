@@ -1,7 +1,8 @@
 """Ends samples: frees their pages at once, and makes their completions over the next steps.
 
 Thousands of samples may reach their limit in one step, and making their completions takes as long
-as many steps. So other rows get their pages at once, but their slots only once they are reported.
+as many steps. So other rows get the pages of ended samples at once, but the slots only once the
+completions have been reported.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from treegen.prompts.plan.draws import sample_seed
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import Ending
 
-_PER_ROW = 4  # tokens to report in a step for each live row, which draws one token in a step
-_STEPS = 16  # maximum number of steps over which samples that ended together are reported
+_TOKENS_PER_ROW = 4  # tokens to report in a step for each live row, which draws one token in a step
+_MAX_REPORT_STEPS = 16  # samples that ended together are reported over at most this many steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,9 @@ class GeneratedSegment:
     """The content of the segment made of a finished sample."""
 
     tokens: Tokens
-    """Its token ids."""
+    """The token ids of the segment."""
     num_generated: int
-    """How many of them, counted from the first, the sample has generated itself."""
+    """Number of leading tokens that the sample has generated itself."""
 
 
 @contextmanager
@@ -80,13 +81,13 @@ class OutputProcessor:
         self._admission, self._on_grown = admission, on_grown
         self._finished: list[Completion] = []  # not taken yet
         self._waiting: Ints = np.empty(0, dtype=np.int64)  # slots that are not reported yet
-        self._owners: list[LiveRequest] = []  # the requests of these slots
-        self._least = 0  # tokens to report in each step, so that waiting samples do not pile up
+        self._waiting_requests: list[LiveRequest] = []  # the requests of these slots
+        self._min_tokens = 0  # to report in each step, so that waiting samples do not pile up
 
     @property
     def has_more(self) -> bool:
         """Whether some sample has ended and was not taken yet."""
-        return bool(self._finished or self._owners)
+        return bool(self._finished or self._waiting_requests)
 
     @property
     def waiting(self) -> Ints:
@@ -102,20 +103,20 @@ class OutputProcessor:
         # reported at once: samples of a search, which continues with their text, and samples of
         # one token, whose text is made quickly.
         grows = np.array([request.grows for request in requests])
-        later = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~grows
-        for chosen, end in ((later, self._defer), (~later, self._end_now)):
+        can_wait = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~grows
+        for chosen, end in ((can_wait, self._defer), (~can_wait, self._end_now)):
             if chosen.any():
                 end(slots[chosen], [requests[at] for at in np.flatnonzero(chosen).tolist()])
 
     def report_batch(self) -> None:
         """Report as many samples as fit into the time of a step, or more if many wait."""
         tokens = self._run.rows.count[self._waiting].cumsum()
-        most = max(_PER_ROW * len(self._queue.order), self._least)
+        most = max(_TOKENS_PER_ROW * len(self._queue.order), self._min_tokens)
         self._report(max(int(tokens.searchsorted(most, side="right")), 1))
 
     def report_all(self) -> None:
         """Report all samples that have ended."""
-        self._report(len(self._owners))
+        self._report(len(self._waiting_requests))
 
     def take_finished(self) -> list[Completion]:
         """Return samples that were reported and not taken yet; each is returned once."""
@@ -124,17 +125,19 @@ class OutputProcessor:
 
     def _defer(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
         self._waiting = np.concatenate([self._waiting, slots])
-        self._owners += requests
-        self._least = max(self._least, int(self._run.rows.count[self._waiting].sum()) // _STEPS)
+        self._waiting_requests += requests
+        self._min_tokens = max(
+            self._min_tokens, int(self._run.rows.count[self._waiting].sum()) // _MAX_REPORT_STEPS
+        )
         self._retire(slots, requests)
 
     def _report(self, num: int) -> None:
-        if not self._owners:
+        if not self._waiting_requests:
             return
-        slots, requests = self._waiting[:num], self._owners[:num]
+        slots, requests = self._waiting[:num], self._waiting_requests[:num]
         by_slot = self._build_completions(slots, requests)
-        self._waiting, self._owners = self._waiting[num:], self._owners[num:]
-        self._least = self._least if self._owners else 0
+        self._waiting, self._waiting_requests = self._waiting[num:], self._waiting_requests[num:]
+        self._min_tokens = self._min_tokens if self._waiting_requests else 0
         self._finished += [completion for _, completions in by_slot for completion in completions]
         self._queue.release(slots)
 
@@ -154,12 +157,12 @@ class OutputProcessor:
         for slot, request in zip(slots.tolist(), requests, strict=True):
             ended.setdefault(request, []).append(slot)
         for request, row_slots in ended.items():
-            gone = set(self._run.rows.sample[row_slots].tolist())
+            indices = set(self._run.rows.sample[row_slots].tolist())
             if self._run.param_sets[request.params].is_greedy:
                 # One row has all samples. The report reads their indices from the request, so they
                 # stay. In a search they are removed, because the samples are reported already.
-                gone = set(request.samples) if request.grows else set()
-            request.samples[:] = [index for index in request.samples if index not in gone]
+                indices = set(request.samples) if request.grows else set()
+            request.samples[:] = [index for index in request.samples if index not in indices]
         if ended:
             self._admission.remove_rows(ended, ended=True)
 
@@ -216,8 +219,8 @@ class OutputProcessor:
             rows.seed[slots].tolist(),
             rows.logprobs(slots),
             rows.versions(slots),
-            _alternatives(rows, slots, param_sets),
-            _signals(rows, slots, param_sets),
+            _collect_alternatives(rows, slots, param_sets),
+            _collect_signals(rows, slots, param_sets),
             strict=True,
         )
         by_slot: list[tuple[int, list[Completion]]] = []
@@ -242,7 +245,7 @@ class OutputProcessor:
                     certainties=certainties[:num],
                     thinking=thinking,
                     prompt_logprobs=request.score,
-                    versions=_runs(versions[:num]),
+                    versions=_run_lengths(versions[:num]),
                 )
                 for sample_index, row_seed in _list_samples(param_set, request, sample, seed)
             ]
@@ -250,7 +253,7 @@ class OutputProcessor:
         return by_slot
 
 
-def _runs(versions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def _run_lengths(versions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Return runs of equal versions as (version, length) pairs; empty if all are 0."""
     if not any(versions):
         return ()
@@ -304,7 +307,7 @@ def _find_finish_reasons(
     return by_slot
 
 
-def _signals(
+def _collect_signals(
     rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
 ) -> list[tuple[tuple[float, ...], tuple[float, ...]]]:
     """Return confidences and self-certainties of all tokens, for each slot that reports them."""
@@ -321,7 +324,7 @@ def _signals(
     return signals
 
 
-def _alternatives(
+def _collect_alternatives(
     rows: RowTable, slots: Ints, param_sets: Sequence[ParamSet]
 ) -> list[Sequence[tuple[tuple[int, float], ...]]]:
     """Return the most likely (token, logprob) pairs at each token of slots that report them."""

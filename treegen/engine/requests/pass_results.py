@@ -73,7 +73,7 @@ class PassResultProcessor:
     def _record_prefill(self, flight: InFlightPrefill) -> None:
         """Record the results of a prefill pass, and the first tokens drawn after it."""
         lse = flight.wait()
-        self._run.executor.check()
+        self._run.model_runner.check()
         check_numbers(lse, flight.describe_row)
         for scored in flight.scored:
             scored.add()
@@ -86,25 +86,25 @@ class PassResultProcessor:
     def _record_draws(self, flight: InFlightStep) -> None:
         """Record the drawn tokens of rows that have not left since."""
         draws = flight.fetch.wait().flat()
-        self._run.executor.check()
+        self._run.model_runner.check()
         alive = self._run.rows.serial[flight.slots] == flight.serials
         if self._speculation is not None:
             self._speculation.record(flight, draws.tokens, alive)
-        if flight.guesses is None:
+        if flight.verify_input is None:
             self._record_tokens(flight, draws, np.flatnonzero(alive))
             return
-        self._record_verified(flight, flight.guesses, draws, alive)
+        self._record_verified(flight, flight.verify_input, draws, alive)
 
     def _record_verified(
         self,
         flight: InFlightStep,
-        guesses: VerifyInput,
+        verify_input: VerifyInput,
         sampled: HostDraws,
         alive: NDArray[np.bool_],
     ) -> None:
         """Record the tokens of rows up to the one drawn after the last accepted draft token."""
         rows, tokens, slots = self._run.rows, sampled.tokens, flight.slots
-        draws, is_last = guesses.find_accepted_rows(tokens)
+        draws, is_last = verify_input.find_accepted_rows(tokens)
         is_last, draws = is_last[alive[draws]], draws[alive[draws]]
         may_end = self._run.param_sets.may_end(rows.params[slots[draws]], tokens[draws])
         # A row that may end before its last token is checked after each token.
@@ -116,7 +116,7 @@ class PassResultProcessor:
         self._record_tokens(flight, sampled, draws[~in_turn], is_last[~in_turn])
         self._run.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
         remaining = draws[in_turn]
-        place = guesses.place_T[remaining]
+        place = verify_input.place_T[remaining]
         for turn in range(int(place.max(initial=-1)) + 1):
             now = remaining[place == turn]
             # A row may have ended at one of its earlier tokens.
@@ -145,7 +145,7 @@ class PassResultProcessor:
         draws_of_rows = sampled.at(draws)
         check_numbers(draws_of_rows.lse, lambda at: self._row_name(slots[at]))
         self._run.usage.decoded_tokens += len(slots)
-        guesses = flight.guesses if is_last is not None else None
+        verify_input = flight.verify_input if is_last is not None else None
         rows.append(
             slots,
             draws_of_rows.tokens,
@@ -153,7 +153,7 @@ class PassResultProcessor:
             draws_of_rows.top_tokens,
             draws_of_rows.top_logprobs,
             draws_of_rows.signals,
-            guesses.place_T[draws] if guesses is not None else None,
+            verify_input.place_T[draws] if verify_input is not None else None,
             flight.version,
         )
         tokens = draws_of_rows.tokens
@@ -172,14 +172,14 @@ class PassResultProcessor:
         return f"prompt {request.id!r} sample {rows.sample[slot]} token {rows.count[slot]}"
 
 
-_MOST_NAMED: Final = 5  # prompts in a message
+_MAX_NAMED: Final = 5  # prompts in a message
 
 
 def translate_error(run: EngineRun, error: Exception) -> Exception:
     """Return the error that the caller sees when `error` has ended a step."""
     if not isinstance(error, TreegenError | torch.OutOfMemoryError):
         try:
-            run.executor.check()
+            run.model_runner.check()
         except WorkerError as lost:
             return lost  # the lost rank made this process fail too
     if not isinstance(error, torch.OutOfMemoryError):
@@ -195,9 +195,9 @@ def translate_error(run: EngineRun, error: Exception) -> Exception:
 def make_stall_error(run: EngineRun) -> InternalError:
     """Return the error for a run in which steps make no progress although work is left."""
     names = [repr(request.spec.id) for request in run.requests.values()]
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
+    more = f" and {len(names) - _MAX_NAMED:,} more" if len(names) > _MAX_NAMED else ""
     return InternalError(
-        f"the scheduler cannot continue with prompts {', '.join(names[:_MOST_NAMED])}{more}; "
+        f"the scheduler cannot continue with prompts {', '.join(names[:_MAX_NAMED])}{more}; "
         "finished samples are kept; please report this error with the command or program"
     )
 

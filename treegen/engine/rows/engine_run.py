@@ -35,7 +35,7 @@ class EngineRun:
     """The paged KV cache."""
     prefix_cache: PrefixCache
     """Prefixes whose pages stay between runs."""
-    executor: ModelRunner
+    model_runner: ModelRunner
     """Computes the passes."""
     max_rows: int
     """Maximum number of rows decoded at once."""
@@ -79,7 +79,7 @@ class EngineRun:
     def sampling_of(self, params: Ints) -> SamplingBatch:
         """Return the sampling inputs of rows; `params` is the index of each row's set, [rows]."""
         sets, index = self.param_sets_of(params)
-        return self.executor.sampling.of(
+        return self.model_runner.sampling.of(
             [param_set.params for param_set in sets], [param_set.bias for param_set in sets], index
         )
 

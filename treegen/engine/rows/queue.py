@@ -20,8 +20,8 @@ from treegen.ops.cache.pool import Pages
 from treegen.prompts.plan.draws import sample_seed
 from treegen.prompts.plan.plan import row_pages
 
-_UNKNOWN: Final = 512  # expected tokens of a row while no row has ended
-_MOMENTS: Final = 8  # future moments at which pages are counted
+_DEFAULT_LENGTH: Final = 512  # expected tokens of a row while no row has ended
+_NUM_MOMENTS: Final = 8  # future moments at which pages are counted
 
 
 class PageDemandEstimator:
@@ -53,9 +53,9 @@ class PageDemandEstimator:
     def select_startable(self, ready: Ints, active: Ints, num_free: int) -> Ints:
         """Return the ready rows, in their order, that can start in addition to active ones.
 
-        They can if the free pages are expected to last until rows end and free theirs. Rows that
-        fit may start before one that does not, such as a long row that was preempted. At most
-        `max_rows` rows start before it.
+        A row can start if the free pages are expected to last until rows end and free their pages.
+        If a row does not fit, such as a long row that was preempted, later rows that fit may start
+        before it, but at most `max_rows` of them.
 
         Args:
             ready: Slots of ready rows, depth first.
@@ -66,14 +66,14 @@ class PageDemandEstimator:
         slots = np.concatenate([active, ready])
         remaining_R = np.maximum(self._lengths(slots) - rows.count[slots], 1)
         moments_M1 = np.unique(np.append(_sample_sorted(remaining_R), 1))[:, None]
-        more_MR = self._pages(slots, rows.count[slots] + np.minimum(remaining_R, moments_M1))
+        new_pages_MR = self._pages(slots, rows.count[slots] + np.minimum(remaining_R, moments_M1))
         # Rows that end before a moment have freed their pages by then.
-        there_MR = remaining_R >= moments_M1
+        is_running_MR = remaining_R >= moments_M1
         above = rows.stop[active] - rows.base[active]
         num_owned = rows.num_pages[active] - above // self._page_size
-        taken_MR = np.where(there_MR[:, :num], more_MR[:, :num], -num_owned)
+        taken_MR = np.where(is_running_MR[:, :num], new_pages_MR[:, :num], -num_owned)
         room_M = num_free - taken_MR.sum(axis=1)
-        needs_MR = np.where(there_MR[:, num:], more_MR[:, num:], 0)
+        needs_MR = np.where(is_running_MR[:, num:], new_pages_MR[:, num:], 0)
         chosen = _count_fitting(needs_MR, room_M)
         if chosen < len(ready) and (most := self._may_pass(int(rows.serial[ready[chosen]]))):
             room_M -= needs_MR[:, :chosen].sum(axis=1)
@@ -99,7 +99,7 @@ class PageDemandEstimator:
             mean = int(1.25 * self._ended_tokens / self._ended_rows)
             guess = np.maximum(count + count // 2, mean) + self._page_size
         else:
-            guess = np.maximum(2 * count, _UNKNOWN)
+            guess = np.maximum(2 * count, _DEFAULT_LENGTH)
         least: Ints = np.minimum(limit, guess)
         return least
 
@@ -120,7 +120,7 @@ class PageDemandEstimator:
 
 def _sample_sorted(values: Ints) -> Ints:
     """Return a sample of the values, evenly spaced in sorted order."""
-    at = np.linspace(0, len(values) - 1, _MOMENTS).astype(np.int64)
+    at = np.linspace(0, len(values) - 1, _NUM_MOMENTS).astype(np.int64)
     sample: Ints = np.sort(values)[at]
     return sample
 
@@ -131,9 +131,10 @@ def _count_fitting(needs_MR: Ints, room_M: Ints) -> int:
     return len(fits) if fits.all() else int(fits.argmin())
 
 
-_PAUSE: Final = 16
+_RETRY_STEPS: Final = 16  # steps after which rows that could not start are tried again
 _KEY_BITS: Final = 32  # low bits of a sort key: the sample index; high bits: the request's rank
-_LATE: Final = 3 << (_KEY_BITS - 1)  # sorts a row after the first samples of the next request
+# Added to a sort key, this sorts a row after the first samples of the next request.
+_LATE_OFFSET: Final = 3 << (_KEY_BITS - 1)
 
 FREE, DRAWN, PARKED, READY, RESUMING, LIVE, ENDED = RowPhase
 
@@ -162,7 +163,12 @@ class RowQueue:
     """
 
     def __init__(
-        self, run: EngineRun, states: RowStates, features: Sequence[RowFeature], *, scouts: int = 0
+        self,
+        run: EngineRun,
+        states: RowStates,
+        features: Sequence[RowFeature],
+        *,
+        early_samples: int = 0,
     ) -> None:
         """Set up a run without rows.
 
@@ -170,19 +176,19 @@ class RowQueue:
             run: Shared state of the run.
             states: Recurrent states of the rows.
             features: Features that set up new rows.
-            scouts: Number of samples of each request that start early, together with the previous
-                request's samples. Their tokens can then be drafts for the request's other samples.
-                0 keeps the requests in order.
+            early_samples: Number of samples of each request that start early, together with the
+                previous request's samples. Their tokens can then be drafts for the request's other
+                samples. 0 keeps the requests in order.
         """
-        self._scouts = scouts
+        self._num_early = early_samples
         self._run, self.states, self.features = run, states, list(features)
         self._pool, self._page_size = run.pool, run.cache.page_size
         self.order: Ints = np.empty(0, dtype=np.int64)
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
         self.page_demand = PageDemandEstimator(run)
-        # The situation in which no row could start, and for how many steps not to try again.
-        self._refused, self._pause = (-1, -1, -1), 0
+        # The situation in which no row could start, and the number of steps until the next attempt.
+        self._failed_attempt, self._steps_to_retry = (-1, -1, -1), 0
 
     @property
     def num_active(self) -> int:
@@ -232,8 +238,8 @@ class RowQueue:
         ranks = np.array([request.rank for request in requests])
         rows.sample[slots_PN] = samples
         rows.key[slots_PN] = (ranks << _KEY_BITS)[:, None] + rows.sample[slots_PN]
-        if self._scouts:
-            rows.key[slots_PN[:, self._scouts :]] += _LATE
+        if self._num_early:
+            rows.key[slots_PN[:, self._num_early :]] += _LATE_OFFSET
         rows.seed[slots_PN] = [
             [self._seed(request, index) for index in sample_indices]
             for request, sample_indices in zip(requests, samples, strict=True)
@@ -266,12 +272,12 @@ class RowQueue:
     def _drop_moved(self) -> None:
         """Drop rows that are no longer READY or LIVE from `ready` and `order`."""
         phase = self._run.rows.phase
-        staying = phase[self.ready] == READY
-        if not staying.all():
-            self.ready = self.ready[staying]
-        staying = phase[self.order] == LIVE
-        if not staying.all():
-            self.order = self.order[staying]
+        is_in_phase = phase[self.ready] == READY
+        if not is_in_phase.all():
+            self.ready = self.ready[is_in_phase]
+        is_in_phase = phase[self.order] == LIVE
+        if not is_in_phase.all():
+            self.order = self.order[is_in_phase]
 
     def _by_segment(self, slots: Ints) -> Iterator[tuple[LiveSegment, slice]]:
         """Yield the segment of each request of slots, and the slice of its slots."""
@@ -295,13 +301,13 @@ class RowQueue:
             slots = self.ready[: max_rows - self.num_active]
             # If no row could start, none can until pages are freed or active rows come nearer to
             # their end. Trying again in each step would take too long.
-            refused = self._pool.num_freed, len(slots), int(slots[0])
-            self._pause -= 1
-            if refused == self._refused and self._pause > 0 and self.num_active:
+            attempt = self._pool.num_freed, len(slots), int(slots[0])
+            self._steps_to_retry -= 1
+            if attempt == self._failed_attempt and self._steps_to_retry > 0 and self.num_active:
                 return
             # The segment above may have become a cascaded one since the rows were made ready.
-            for segment, run in self._by_segment(slots):
-                self._run.rows.base[slots[run]] = segment.base_below
+            for segment, part in self._by_segment(slots):
+                self._run.rows.base[slots[part]] = segment.base_below
             chosen = self.page_demand.select_startable(slots, self.active(), self._pool.num_free)
             chosen = chosen[: self.states.count_startable(chosen, self._count_siblings)]
             if len(chosen):
@@ -311,7 +317,7 @@ class RowQueue:
                 # A run that accepts requests keeps idle segments, which are evicted before a row
                 # has to wait.
                 if not request.added or not self._run.store.evict_idle():
-                    self._refused, self._pause = refused, _PAUSE
+                    self._failed_attempt, self._steps_to_retry = attempt, _RETRY_STEPS
                     return
 
     def _start(self, slots: Ints) -> None:
@@ -323,15 +329,15 @@ class RowQueue:
         above = rows.stop[slots] - rows.base[slots]
         num_shared, num_copied = above // size, above % size
         source = np.zeros(len(slots), dtype=np.int64)
-        for segment, run in self._by_segment(slots):
-            row_slots, full = slots[run], int(num_shared[run.start])
+        for segment, part in self._by_segment(slots):
+            row_slots, full = slots[part], int(num_shared[part.start])
             rows.set_chain(row_slots, segment.chain)
             self.states.take(row_slots, segment.end_state, self._count_siblings)
-            if above[run.start]:
+            if above[part.start]:
                 assert segment.table is not None
                 first = int(rows.base[row_slots[0]]) - segment.base + full * size
                 page = segment.table[min(first // size, len(segment.table) - 1)]
-                source[run] = int(page) * size + first % size
+                source[part] = int(page) * size + first % size
                 for _ in row_slots:
                     pool.share(segment.table[:full])
                 rows.add_pages(row_slots, np.tile(segment.table[:full], len(row_slots)), full)
@@ -404,14 +410,14 @@ class RowQueue:
             return False
         active = self.active()
         last = active[[np.argmax(self._run.rows.key[active])]]
-        self._leave(last, READY)
+        self._free_and_move(last, READY)
         self._enqueue(last)
         return True
 
     def preempt_all(self) -> None:
         """Make all active rows ready and free their pages."""
         active = self.active()
-        self._leave(active, READY)
+        self._free_and_move(active, READY)
         self._enqueue(active)
 
     def end(self, slots: Ints) -> None:
@@ -420,11 +426,11 @@ class RowQueue:
         Their pages are freed at once.
         """
         self.page_demand.record_lengths(slots)
-        self._leave(slots, ENDED)
+        self._free_and_move(slots, ENDED)
 
     def cancel(self, slots: Ints) -> None:
         """Drop rows of any phase, and release their slots."""
-        self._leave(slots, FREE)
+        self._free_and_move(slots, FREE)
         self._run.rows.release(slots)
 
     def release(self, slots: Ints) -> None:
@@ -439,8 +445,8 @@ class RowQueue:
         self.release(np.flatnonzero(~np.isin(self._run.rows.phase, [FREE, ENDED])))
         self._drop_moved()
 
-    def _leave(self, slots: Ints, phase: RowPhase) -> None:
-        """Free the pages of rows and move them to a phase without pages."""
+    def _free_and_move(self, slots: Ints, phase: RowPhase) -> None:
+        """Free the pages and states of rows, and move the rows to a phase without pages."""
         self._pool.free(self._run.rows.take_pages(slots))
         self.states.release(slots)
         self._move(slots, phase)

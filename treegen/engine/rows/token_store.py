@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-_BITS: Final = 6
-_BLOCK: Final = 1 << _BITS  # tokens
+_BLOCK_BITS: Final = 6
+_BLOCK_SIZE: Final = 1 << _BLOCK_BITS  # tokens
 
 NUM_SIGNALS: Final = 2  # number of signals in `treegen.ops.sampling.confidence`
 
@@ -37,12 +37,12 @@ class TokenStore:
 
     def __init__(self, num_logprobs: int) -> None:
         """Set up an empty store that records `num_logprobs` alternatives per token."""
-        self.tokens = np.zeros((0, _BLOCK), dtype=np.int32)
-        self.logprobs = np.zeros((0, _BLOCK), dtype=np.float32)
-        self.top_tokens = np.zeros((0, _BLOCK, num_logprobs), dtype=np.int32)
-        self.top_logprobs = np.zeros((0, _BLOCK, num_logprobs), dtype=np.float32)
-        self.signals = np.zeros((0, _BLOCK, 0), dtype=np.float32)
-        self.versions = np.zeros((0, _BLOCK, 0), dtype=np.int32)
+        self.tokens = np.zeros((0, _BLOCK_SIZE), dtype=np.int32)
+        self.logprobs = np.zeros((0, _BLOCK_SIZE), dtype=np.float32)
+        self.top_tokens = np.zeros((0, _BLOCK_SIZE, num_logprobs), dtype=np.int32)
+        self.top_logprobs = np.zeros((0, _BLOCK_SIZE, num_logprobs), dtype=np.float32)
+        self.signals = np.zeros((0, _BLOCK_SIZE, 0), dtype=np.float32)
+        self.versions = np.zeros((0, _BLOCK_SIZE, 0), dtype=np.int32)
         self._blocks = np.zeros((0, 4), dtype=np.int64)  # blocks of each slot, [slots, blocks]
         self._free = np.empty(0, dtype=np.int64)
 
@@ -93,12 +93,12 @@ class TokenStore:
             signals: Confidence and self-certainty, [N, 2]; None if they are not recorded.
             version: The version of the weights.
         """
-        column, within = counts >> _BITS, counts & (_BLOCK - 1)
+        column, within = counts >> _BLOCK_BITS, counts & (_BLOCK_SIZE - 1)
         fresh = np.flatnonzero(within == 0)
         if len(fresh):
-            self._take(slots[fresh], column[fresh])
+            self._allocate_blocks(slots[fresh], column[fresh])
         block = self._blocks[slots, column]
-        at = (block << _BITS) + within
+        at = (block << _BLOCK_BITS) + within
         self.tokens.reshape(-1)[at] = tokens
         self.logprobs.reshape(-1)[at] = logprobs
         if top_tokens is not None and top_logprobs is not None:
@@ -134,10 +134,10 @@ class TokenStore:
             start: Index of the first token.
             stop: Index after the last token.
         """
-        first = start >> _BITS
-        blocks = self._blocks[slot, first : -(-stop >> _BITS)]
+        first = start >> _BLOCK_BITS
+        blocks = self._blocks[slot, first : -(-stop >> _BLOCK_BITS)]
         flat = array[blocks].reshape(-1, *array.shape[2:])
-        return flat[start - (first << _BITS) : stop - (first << _BITS)]
+        return flat[start - (first << _BLOCK_BITS) : stop - (first << _BLOCK_BITS)]
 
     def at(self, array: NDArray[Any], slots: _Ints, index: _Ints) -> NDArray[Any]:
         """Return the elements of one array for one token of each slot.
@@ -147,7 +147,9 @@ class TokenStore:
             slots: Slots, [N].
             index: Index of the token in each slot, [N].
         """
-        elements: NDArray[Any] = array[self._blocks[slots, index >> _BITS], index & (_BLOCK - 1)]
+        elements: NDArray[Any] = array[
+            self._blocks[slots, index >> _BLOCK_BITS], index & (_BLOCK_SIZE - 1)
+        ]
         return elements
 
     def numbers(
@@ -175,12 +177,12 @@ class TokenStore:
             slots: Slots, [N].
             counts: Number of tokens of each slot, [N].
         """
-        num = (counts + _BLOCK - 1) >> _BITS
+        num = (counts + _BLOCK_SIZE - 1) >> _BLOCK_BITS
         columns = np.arange(num.max(initial=0))
         blocks = self._blocks[slots, : len(columns)][columns < num[:, None]]
         return blocks, num.cumsum() - num
 
-    def _take(self, slots: _Ints, column: _Ints) -> None:
+    def _allocate_blocks(self, slots: _Ints, column: _Ints) -> None:
         """Give each slot one more block, at index `column` of the slot's blocks."""
         lacking = len(slots) - len(self._free)
         if lacking > 0:

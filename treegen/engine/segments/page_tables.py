@@ -29,14 +29,16 @@ class PrefixMatcher:
                 segment = level.pop()
                 shared = common_prefix(prefix.tokens[segment.start :], segment.tokens)
                 if shared:
-                    self._offer(prefix, segment, segment.start + shared)
+                    self._record_if_longer(prefix, segment, segment.start + shared)
                     if segment.start + shared == segment.stop:
                         level += segment.children.values()
 
     def match_one(self, segment: LiveSegment) -> None:
         """Record the longest matching prefix of one segment below other segments."""
         for prefix in self._prefix_cache:
-            self._offer(prefix, segment, common_prefix(prefix.tokens, segment.path_tokens()))
+            self._record_if_longer(
+                prefix, segment, common_prefix(prefix.tokens, segment.path_tokens())
+            )
 
     def find_match(self, segment: LiveSegment) -> tuple[CachedPrefix | None, int]:
         """Return the cached prefix that supplies a segment's first tokens, and the last position.
@@ -49,8 +51,8 @@ class PrefixMatcher:
         if prefix is not None:
             covered = self._states.find_state_position(prefix, covered)
         parent = segment.parent
-        waits = parent is not None and parent.computed < segment.start
-        if prefix is None or prefix.pages is None or covered <= segment.start or waits:
+        parent_pending = parent is not None and parent.computed < segment.start
+        if prefix is None or prefix.pages is None or covered <= segment.start or parent_pending:
             return None, segment.start
         return prefix, covered
 
@@ -69,7 +71,7 @@ class PrefixMatcher:
         self._prefix_cache.touch(prefix)
         return max(new, 0)
 
-    def _offer(self, prefix: CachedPrefix, segment: LiveSegment, shared: int) -> None:
+    def _record_if_longer(self, prefix: CachedPrefix, segment: LiveSegment, shared: int) -> None:
         usable = self._states.find_state_position(prefix, shared)
         if usable > (segment.reuse or (prefix, segment.start))[1]:
             segment.reuse = prefix, usable
@@ -78,15 +80,15 @@ class PrefixMatcher:
 class SegmentPageTables:
     """Completes the page tables of segments."""
 
-    def __init__(self, cache: PagedCache, supply: PrefixMatcher, states: SegmentStates) -> None:
+    def __init__(self, cache: PagedCache, matcher: PrefixMatcher, states: SegmentStates) -> None:
         """Set up the page tables of a run.
 
         Args:
             cache: The paged KV cache.
-            supply: Finds cached prefixes that have tokens of segments.
+            matcher: Finds cached prefixes that have tokens of segments.
             states: Recurrent states of the segments.
         """
-        self._cache, self._supply, self._states = cache, supply, states
+        self._cache, self._matcher, self._states = cache, matcher, states
 
     def place(self, segment: LiveSegment) -> int:
         """Complete a segment's page table; return how many tokens cached prefixes supplied."""
@@ -102,14 +104,14 @@ class SegmentPageTables:
         shared = (segment.start - segment.base) // page_size
         above = segment.parent.table if segment.parent is not None else None
         head = above[:shared] if above is not None and shared else np.empty(0, dtype=np.int32)
-        prefix, covered = self._supply.find_match(segment)
+        prefix, covered = self._matcher.find_match(segment)
         pages = prefix.pages if prefix is not None else None
         is_whole = segment.base == 0 and covered == segment.stop
         is_whole = is_whole and pages is not None and np.array_equal(head, pages[:shared])
         if prefix is not None and pages is not None and is_whole:
             # The segment can share the pages of the prefix, as the segment above does.
             segment.table = pool.share(pages[: -(-segment.stop // page_size)])
-            return self._supply.record_use(prefix, segment, covered)
+            return self._matcher.record_use(prefix, segment, covered)
         fresh = pool.allocate(missing, contiguous=True)
         segment.table = np.concatenate([pool.share(head), fresh])
         if prefix is None or pages is None:
@@ -119,11 +121,11 @@ class SegmentPageTables:
             table_slots(pages, first, covered, page_size),
             table_slots(segment.table, first - segment.base, covered - segment.base, page_size),
         )
-        return self._supply.record_use(prefix, segment, covered)
+        return self._matcher.record_use(prefix, segment, covered)
 
     def continue_parent(self, segment: LiveSegment) -> None:
         """Copy folded tokens of the parent that do not fill a page into a segment's own page."""
-        if segment.continued or not segment.reads_on:
+        if segment.continued or not segment.has_folded_parent:
             return
         segment.continued = True
         parent, size = segment.parent, self._cache.page_size

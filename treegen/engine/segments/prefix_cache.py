@@ -76,12 +76,12 @@ class PrefixCache:
         self._prefixes.append(prefix)
         self.touch(prefix)
         for other in self:
-            if self._is_too_much and other.name != name:
+            if self._exceeds_limits and other.name != name:
                 self.remove(other)
         return prefix
 
     @property
-    def _is_too_much(self) -> bool:
+    def _exceeds_limits(self) -> bool:
         return self.num_pages > self.max_pages or len(self.states()) > self._states.num_slots // 2
 
     def touch(self, prefix: CachedPrefix) -> None:
@@ -107,9 +107,9 @@ class PrefixCache:
         if not tables:
             return False
         pages, count = np.unique(np.concatenate(tables), return_counts=True)
-        only_kept = pages[self._cache.pool.num_references(pages) == count]
+        exclusive = pages[self._cache.pool.num_references(pages) == count]
         for prefix in self:
-            if prefix.pages is not None and np.isin(prefix.pages, only_kept).any():
+            if prefix.pages is not None and np.isin(prefix.pages, exclusive).any():
                 self.remove(prefix)
                 return True
         if self._states.num_slots:

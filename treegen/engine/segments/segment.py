@@ -88,23 +88,26 @@ def check_transition(now: _Phase, to: _Phase) -> _Phase:
 
 @dataclass(slots=True, eq=False)
 class LiveSegment:
-    """Tokens from position `start` on that everything below shares; see `plan.Segment`."""
+    """Tokens that all rows and segments below share; see `plan.Segment`."""
 
     index: int
     """Its number in the run."""
     parent: LiveSegment | None
     """The segment above it; None for a root."""
     start: int
+    """Position of the first token."""
     tokens: Tokens
+    """The token ids."""
     kept: bool
-    """Whether it is a cascaded segment, with an attention level of its own, for rows and segments
-    that start below it from now on."""
+    """Whether it is a cascaded segment: rows and segments that start below it from now on read it
+    as an attention level of its own."""
     base: int
-    """First position that its page table covers. That is before `start` if segments above are
-    folded into it."""
+    """First position that its page table covers; before `start` if segments above are folded into
+    it."""
     above: tuple[int, ...]
     """Indices of the cascaded segments above that position, root first."""
     align: int = 1
+    """Attention levels begin at multiples of this number of positions."""
     phase: SegmentPhase = SegmentPhase.AWAY
     """Its phase."""
     table: Pages | None = None
@@ -122,7 +125,7 @@ class LiveSegment:
     scored: int = NEVER
     """First position whose logits are needed for scores."""
     top: int = 0
-    """How many most likely tokens to report at the places of its scored tokens."""
+    """Number of most likely tokens to report for each scored token."""
     refs: int = 0
     """Number of children, unfinished requests and handles that need it. Only `SegmentStore.retain`
     and `release` change it."""
@@ -167,7 +170,7 @@ class LiveSegment:
         return self.stop // self.align * self.align if self.kept else self.base
 
     @property
-    def reads_on(self) -> bool:
+    def has_folded_parent(self) -> bool:
         """Whether its table begins with keys of the segment above, which is folded into it."""
         return self.base < self.start
 

@@ -65,8 +65,8 @@ class SegmentStore:
         self.cache, self.rewinds, self.rotary, self.blocks = cache, rewinds, rotary, blocks
         self.states = states
         self.segments: dict[int, LiveSegment] = {}
-        self._plan, self._supply = plan, PrefixMatcher(prefix_cache, self.states)
-        self.tables = SegmentPageTables(cache, self._supply, self.states)
+        self._plan, self._matcher = plan, PrefixMatcher(prefix_cache, self.states)
+        self.tables = SegmentPageTables(cache, self._matcher, self.states)
         self._idle: dict[int, LiveSegment] = {}  # idle segments in memory, longest idle first
         self._next_index = 0
         self.add_plan(plan)
@@ -79,7 +79,7 @@ class SegmentStore:
         for segment in plan.segments:
             parent = live[segment.parent] if segment.parent >= 0 else None
             live.append(self.new(parent, segment.tokens, kept=segment.kept))
-        self._supply.match_roots([segment for segment in live if segment.parent is None])
+        self._matcher.match_roots([segment for segment in live if segment.parent is None])
         return live
 
     def new(self, parent: LiveSegment | None, tokens: Tokens, *, kept: bool = False) -> LiveSegment:
@@ -124,7 +124,7 @@ class SegmentStore:
         """Create a segment, with one reference for the caller."""
         segment = self.retain(self.new(parent, tokens))
         self.promote(segment, 1)
-        self._supply.match_one(segment)
+        self._matcher.match_one(segment)
         return segment
 
     def adopt(
@@ -186,7 +186,7 @@ class SegmentStore:
         part = self.retain(self.new(segment.parent, tokens))
         part.base, part.above = segment.base, segment.above
         part.reuse = segment.reuse and (segment.reuse[0], min(segment.reuse[1], cut))
-        is_shared = segment.continued or not segment.reads_on
+        is_shared = segment.continued or not segment.has_folded_parent
         # Within a segment no recurrent state is kept.
         is_shared = is_shared and not self.states.exist
         if segment.table is not None and segment.computed >= cut and is_shared:
@@ -319,7 +319,7 @@ class SegmentStore:
             source = self.states.find_source(segment, computed)
             if source is not None:
                 segment = source
-            elif segment.reads_on and not segment.continued:
+            elif segment.has_folded_parent and not segment.continued:
                 assert segment.parent is not None
                 segment = segment.parent
             elif segment.above:
@@ -342,7 +342,7 @@ class SegmentStore:
         source = self.states.find_source(segment, segment.computed)
         if source is not None and reached.get(source.index, source.computed) != source.stop:
             return False
-        if segment.reads_on and not segment.continued:
+        if segment.has_folded_parent and not segment.continued:
             assert segment.parent is not None
             return segment.parent.computed == segment.start
         if not segment.above:
@@ -352,22 +352,22 @@ class SegmentStore:
 
     def close(self, request: LiveRequest) -> list[LiveSegment]:
         """Undo `open`, if the request is open; return segments that need not be computed now."""
-        unwanted = []
+        not_needed = []
         for segment in request.opened or ():
             del segment.openers[request]
             if not segment.openers:
-                unwanted.append(segment)
+                not_needed.append(segment)
                 segment.rewound = False
                 self._mark_idle(segment)
                 self.states.on_idle(segment)
             elif segment.rewound and all(r.rewinds is not segment for r in segment.openers):
                 # It is complete for the remaining requests. They may not keep the segments in
                 # memory that are needed to compute it again.
-                unwanted.append(segment)
+                not_needed.append(segment)
                 segment.mark_computed(segment.stop)
                 self.states.on_undone(segment)
         request.opened = None
-        return unwanted
+        return not_needed
 
     def evict_idle(self, keep: LiveRequest | None = None) -> bool:
         """Free the pages of an idle segment that request `keep` does not need. False if none.

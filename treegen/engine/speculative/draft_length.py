@@ -23,21 +23,21 @@ from treegen.common.drafter import Ints
 
 Floats = NDArray[np.float64]
 
-_GAIN: Final = 1.04  # drafts are verified if the expected speedup is at least this factor
-_LIKELY: Final = 0.85  # assumed acceptance rate at best, while there are no drafts
-_UNKNOWN: Final = 1.05  # cost factor of verifying in addition to more tokens, until measured
-_SIZES: Final = 64  # half octaves of tokens
-_LAST: Final = 5  # number of last passes of a size whose median is used
-_FEWEST: Final = 2  # number of passes after which the time of a size is known
-_PAUSE: Final = 8  # steps without drafts in the first pause
-_MOST_PAUSE: Final = 512
-_RELAX: Final = 0.85  # weight of measured times of drafts after a pause, as an exponent
-_TRUST: Final = 20.0  # prior weight of the predicted acceptance rates, in accepted draft tokens
-_MEMORY: Final = 0.98  # weight of earlier acceptances, relative to the next step
-_STREAK: Final = 32  # steps with drafts after which drafts are known to pay
-_LARGEST: Final = 1.3  # maximum number of tokens of a pass, relative to the free tokens
-_NEVER: Final = 1e-9  # probability of a draft token that does not exist
-_PATIENCE: Final = 3  # steps without drafts that pay before a pause
+_MIN_SPEEDUP: Final = 1.04  # drafts are verified if the expected speedup is at least this factor
+_BEST_RATE: Final = 0.85  # assumed acceptance rate at best, while there are no drafts
+_VERIFY_FACTOR: Final = 1.05  # assumed ratio of the times of a verification and a decode pass
+_NUM_SIZES: Final = 64  # number of pass sizes that are told apart, in half octaves of tokens
+_NUM_RECENT: Final = 5  # number of last passes of a size whose median is used
+_MIN_PASSES: Final = 2  # number of passes after which the time of a size is known
+_FIRST_PAUSE: Final = 8  # steps without drafts in the first pause
+_MAX_PAUSE: Final = 512  # steps without drafts in the longest pause
+_RELAX_EXPONENT: Final = 0.85  # weight of measured times of drafts after a pause, as an exponent
+_PRIOR_WEIGHT: Final = 20.0  # prior weight of the predicted rates, in accepted draft tokens
+_DECAY: Final = 0.98  # weight of earlier acceptances, relative to the next step
+_LONG_STREAK: Final = 32  # steps with drafts after which drafts are known to pay
+_MAX_SIZE: Final = 1.3  # maximum number of tokens of a pass, relative to the free tokens
+_ZERO: Final = 1e-9  # probability of a draft token that does not exist
+_MAX_IDLE_STEPS: Final = 3  # steps without drafts that pay before a pause
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class _LatencyCurve:
     def add(self, tokens: int, ratio: float) -> None:
         size = round(2 * math.log2(max(tokens, 1)))
         if size in self.first:
-            self.measured.setdefault(size, deque(maxlen=_LAST)).append(ratio)
+            self.measured.setdefault(size, deque(maxlen=_NUM_RECENT)).append(ratio)
             self.ratio_of = None
         self.first.add(size)  # the first pass of a size is not used: it captures or compiles
 
@@ -65,8 +65,10 @@ class _LatencyCurve:
                 other.ratios(np.array([2 ** (size / 2)])),
             )
             if other_ratios is not None and own_ratio > other_ratios[0]:
-                nearer = own_ratio**_RELAX * float(other_ratios[0]) ** (1 - _RELAX)
-                self.measured[size] = deque([nearer] * _FEWEST, maxlen=_LAST)
+                nearer = own_ratio**_RELAX_EXPONENT * float(other_ratios[0]) ** (
+                    1 - _RELAX_EXPONENT
+                )
+                self.measured[size] = deque([nearer] * _MIN_PASSES, maxlen=_NUM_RECENT)
 
     @property
     def largest(self) -> float:
@@ -79,12 +81,12 @@ class _LatencyCurve:
             medians = {
                 size: statistics.median(last)
                 for size, last in self.measured.items()
-                if len(last) >= _FEWEST
+                if len(last) >= _MIN_PASSES
             }
             if not medians:
                 return None
             sizes = np.array(list(medians))
-            nearest = np.abs(sizes - np.arange(_SIZES)[:, None]).argmin(axis=1)
+            nearest = np.abs(sizes - np.arange(_NUM_SIZES)[:, None]).argmin(axis=1)
             self.ratio_of = np.array(list(medians.values()))[nearest]
         ratios_M: Floats = self.ratio_of[np.rint(2 * np.log2(tokens_M)).astype(np.int64)]
         return ratios_M
@@ -118,23 +120,23 @@ class DraftLengthController:
             weight_keys: Number of keys that take as long to read as the weights.
             multiple: Passes that verify drafts are padded to a multiple of this number of tokens.
         """
-        self._free, self._keys, self._multiple = free_tokens, weight_keys, multiple
-        self._plain, self._verified = _LatencyCurve(), _LatencyCurve()
-        self._pause = self._next_pause = _PAUSE
+        self._free_tokens, self._weight_keys, self._multiple = free_tokens, weight_keys, multiple
+        self._decode_curve, self._verify_curve = _LatencyCurve(), _LatencyCurve()
+        self._pause = self._next_pause = _FIRST_PAUSE
         self._idle = self._streak = 0  # consecutive steps without and with drafts that pay
-        # Recent draft tokens that were expected to be accepted, and that were accepted.
-        self._expected = self._right = _TRUST
-        self._outlook: _CostEstimate | None = None
+        # Decayed counts of draft tokens that were expected to be accepted, and that were accepted.
+        self._expected = self._accepted = _PRIOR_WEIGHT
+        self._costs: _CostEstimate | None = None
 
     def begin(self) -> None:
         """Propose drafts soon, because another run begins."""
-        self._pause, self._next_pause = _PAUSE, min(self._next_pause, 4 * _PAUSE)
+        self._pause, self._next_pause = _FIRST_PAUSE, min(self._next_pause, 4 * _FIRST_PAUSE)
         self._idle = self._streak = 0
 
-    def record_accepted(self, expected: float, right: int) -> None:
+    def record_accepted(self, expected: float, accepted: int) -> None:
         """Record the expected and the real number of accepted draft tokens of a step."""
-        self._expected = _MEMORY * self._expected + expected
-        self._right = _MEMORY * self._right + right
+        self._expected = _DECAY * self._expected + expected
+        self._accepted = _DECAY * self._accepted + accepted
 
     def measure(self, tokens: int, keys: int, seconds: float, *, verified: bool) -> None:
         """Record the time of a pass.
@@ -145,10 +147,10 @@ class DraftLengthController:
             seconds: Its time.
             verified: Whether it verified draft tokens.
         """
-        curve = self._verified if verified else self._plain
+        curve = self._verify_curve if verified else self._decode_curve
         if verified:
             tokens = -(-tokens // self._multiple) * self._multiple
-        curve.add(tokens, seconds / float(self._shape(np.array([tokens]), keys)[0]))
+        curve.add(tokens, seconds / float(self._predict_times(np.array([tokens]), keys)[0]))
 
     def is_due(self, num_rows: int, keys: int, most: int) -> bool:
         """Return whether to propose draft tokens before the next step.
@@ -158,22 +160,22 @@ class DraftLengthController:
             keys: Number of keys that the last step read in each layer.
             most: Maximum number of draft tokens of each row.
         """
-        if num_rows >= self._free:
+        if num_rows >= self._free_tokens:
             return False
         if self._pause > 0:
             self._pause -= 1
             return False
         if self._get_costs(num_rows, keys, most).pays:
             return True
-        self._wait()
+        self._start_pause()
         return False
 
-    def _wait(self) -> None:
+    def _start_pause(self) -> None:
         """Pause drafting; each pause is twice as long as the last one, up to a maximum."""
-        self._outlook = None
-        self._verified.relax(self._plain)
+        self._costs = None
+        self._verify_curve.relax(self._decode_curve)
         self._pause, self._idle, self._streak = self._next_pause, 0, 0
-        self._next_pause = min(2 * self._next_pause, _MOST_PAUSE)
+        self._next_pause = min(2 * self._next_pause, _MAX_PAUSE)
 
     def choose_lengths(
         self, num_R: Ints, chance_R: Floats, keys: int, most: int, later_R: Floats | None = None
@@ -196,75 +198,75 @@ class DraftLengthController:
         chance_RK[:, 0] = chance_R * (1 - 1e-6 * np.arange(len(num_R)))  # breaks ties
         gain_RK = chance_RK.cumprod(axis=1)
         gain_RK[np.arange(most) >= num_R[:, None]] = 0.0
-        outlook = self._get_costs(len(num_R), keys, most)
-        self._outlook = None  # later measurements change it
-        gains_M = np.sort(gain_RK, axis=None)[: -len(outlook.cost_M) - 1 : -1]
+        costs = self._get_costs(len(num_R), keys, most)
+        self._costs = None  # later measurements change it
+        gains_M = np.sort(gain_RK, axis=None)[: -len(costs.cost_M) - 1 : -1]
         sums_M = gains_M.cumsum()
-        best = self._best(outlook, sums_M * (self._right / self._expected))
+        best = self._find_best(costs, sums_M * (self._accepted / self._expected))
         if best is None:
             self._idle += 1
-            if self._idle >= _PATIENCE:
-                self._wait()
+            if self._idle >= _MAX_IDLE_STEPS:
+                self._start_pause()
             return np.zeros_like(num_R), 0.0
         self._idle, self._streak = 0, self._streak + 1
-        if self._streak > _STREAK:
-            self._next_pause = _PAUSE
-        least = max(float(gains_M[best]), _NEVER)
+        if self._streak > _LONG_STREAK:
+            self._next_pause = _FIRST_PAUSE
+        least = max(float(gains_M[best]), _ZERO)
         chosen: Ints = (gain_RK >= least).sum(axis=1)
         return chosen, float(sums_M[best])
 
     @staticmethod
-    def _best(outlook: _CostEstimate, sums_M: Floats) -> int | None:
+    def _find_best(costs: _CostEstimate, sums_M: Floats) -> int | None:
         """Return the index of the best number of draft tokens; None if none pays.
 
         Args:
-            outlook: Expected times of passes.
+            costs: Expected times of passes.
             sums_M: Expected accepted tokens of the 1, 2, ... most likely draft tokens.
         """
         if not len(sums_M):
             return None
-        rate_M = (outlook.num_rows + sums_M) / outlook.cost_M[: len(sums_M)]
+        rate_M = (costs.num_rows + sums_M) / costs.cost_M[: len(sums_M)]
         best = int(rate_M.argmax())
-        return best if rate_M[best] > _GAIN * outlook.now else None
+        return best if rate_M[best] > _MIN_SPEEDUP * costs.now else None
 
     def _get_costs(self, num_rows: int, keys: int, most: int) -> _CostEstimate:
         """Return the expected times of passes; they are computed once per step."""
-        outlook = self._outlook
-        if outlook is None or (outlook.num_rows, outlook.most) != (num_rows, most):
-            self._outlook = outlook = self._estimate_costs(num_rows, keys, most)
-        return outlook
+        costs = self._costs
+        if costs is None or (costs.num_rows, costs.most) != (num_rows, most):
+            self._costs = costs = self._estimate_costs(num_rows, keys, most)
+        return costs
 
     def _estimate_costs(self, num_rows: int, keys: int, most: int) -> _CostEstimate:
         rows = np.array([num_rows])
-        # Passes up to twice as large as the measured ones are tried.
-        largest = 2 * max(num_rows, self._verified.largest)
-        largest = min(max(largest, self._multiple), _LARGEST * self._free)
+        # Passes may be up to twice as large as the largest measured one.
+        largest = 2 * max(num_rows, self._verify_curve.largest)
+        largest = min(max(largest, self._multiple), _MAX_SIZE * self._free_tokens)
         tokens_M = num_rows + np.arange(1, min(int(largest) - num_rows, num_rows * most) + 1)
         tokens_M = -(-tokens_M // self._multiple) * self._multiple
-        plain = self._plain.ratios(rows)
+        plain = self._decode_curve.ratios(rows)
         if not len(tokens_M):
             return _CostEstimate(num_rows, most, 1.0, np.empty(0), pays=False)
-        verified_M = self._verified.ratios(tokens_M)
+        verified_M = self._verify_curve.ratios(tokens_M)
         if plain is None:
-            plain = np.ones(1) if verified_M is None else verified_M[:1] / _UNKNOWN
+            plain = np.ones(1) if verified_M is None else verified_M[:1] / _VERIFY_FACTOR
         if verified_M is None:
-            like_M = self._plain.ratios(tokens_M)
-            verified_M = _UNKNOWN * (plain if like_M is None else like_M)
-        cost_M = verified_M * self._shape(tokens_M, keys)
-        now = num_rows / float((plain * self._shape(rows, keys))[0])
+            like_M = self._decode_curve.ratios(tokens_M)
+            verified_M = _VERIFY_FACTOR * (plain if like_M is None else like_M)
+        cost_M = verified_M * self._predict_times(tokens_M, keys)
+        now = num_rows / float((plain * self._predict_times(rows, keys))[0])
         estimate = _CostEstimate(num_rows, most, now, cost_M, pays=True)
-        likely_M = _LIKELY * np.arange(1.0, len(cost_M) + 1)
-        return replace(estimate, pays=self._best(estimate, likely_M) is not None)
+        likely_M = _BEST_RATE * np.arange(1.0, len(cost_M) + 1)
+        return replace(estimate, pays=self._find_best(estimate, likely_M) is not None)
 
-    def _shape(self, tokens: Ints, keys: int) -> Floats:
+    def _predict_times(self, tokens: Ints, keys: int) -> Floats:
         """Return the predicted times of passes, in units of the time of reading the weights."""
-        shape: Floats = np.maximum(1.0, tokens / self._free) + keys / self._keys
+        shape: Floats = np.maximum(1.0, tokens / self._free_tokens) + keys / self._weight_keys
         return shape
 
 
-_FIRST_RATE: Final = 0.7  # estimate before any draft token was tried
-_RATE_TRUST: Final = 8.0  # prior weight of that estimate, in tried tokens
-_RATE_MEMORY: Final = 0.99  # weight of earlier steps, relative to the next step
+_INITIAL_RATE: Final = 0.7  # estimate before any draft token was tried
+_RATE_PRIOR_WEIGHT: Final = 8.0  # prior weight of that estimate, in tried tokens
+_RATE_DECAY: Final = 0.99  # weight of earlier steps, relative to the next step
 
 
 class AcceptanceEstimator:
@@ -272,7 +274,7 @@ class AcceptanceEstimator:
 
     def __init__(self) -> None:
         """Set up an estimate before any draft token was tried."""
-        self._accepted, self._tried = _FIRST_RATE * _RATE_TRUST, _RATE_TRUST
+        self._accepted, self._tried = _INITIAL_RATE * _RATE_PRIOR_WEIGHT, _RATE_PRIOR_WEIGHT
 
     @property
     def value(self) -> float:
@@ -281,8 +283,8 @@ class AcceptanceEstimator:
 
     def learn(self, tried_R: Ints, accepted_R: Ints) -> None:
         """Record how many draft tokens of each row were tried, and how many were accepted."""
-        self._tried = _RATE_MEMORY * self._tried + int(tried_R.sum())
-        self._accepted = _RATE_MEMORY * self._accepted + int(accepted_R.sum())
+        self._tried = _RATE_DECAY * self._tried + int(tried_R.sum())
+        self._accepted = _RATE_DECAY * self._accepted + int(accepted_R.sum())
 
 
 class SingleRateDrafter:

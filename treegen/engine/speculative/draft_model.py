@@ -1,11 +1,11 @@
-"""A drafter that draws from a small model, with the same random numbers as the rows.
+"""A drafter that draws from a draft model, with the same random numbers as the rows.
 
-Its keys and values are in separate pools, under the same page numbers as those of the large model.
+Its keys and values are in separate pools, under the same page numbers as those of the target model.
 So it shares the tree, the copies and the evictions, and needs no page management: both models
 compute each prefill pass. Tokens that a row drew without drafts are computed before its next draft.
 
 A draw looks a random number up in the cumulative distribution, and only row and step determine the
-number. So if both models have similar distributions, the small one draws the same token.
+number. So if both models have similar distributions, the draft model draws the same token.
 
 Legend: R rows, K draft tokens of a row, T query rows of a pass.
 """
@@ -38,8 +38,8 @@ from treegen.model.options import EngineOptions
 from treegen.model.tokenizer import load_tokenizer
 from treegen.ops.sampling.draw import Draws
 
-_LIKELY: Final = 0.3  # a token is drafted if it is accepted with at least this probability
-_CHUNK: Final = 2048  # tokens of rows computed in one pass
+_MIN_ACCEPTANCE: Final = 0.3  # a token is drafted if it is accepted with at least this probability
+_CATCH_UP_TOKENS: Final = 2048  # maximum tokens of rows in a pass that computes missing keys
 
 
 def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dtype) -> ModelSpec:
@@ -47,7 +47,7 @@ def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dty
 
     Args:
         options: Options of the LLM, which name the draft model.
-        tokenizer: Tokenizer of the large model.
+        tokenizer: Tokenizer of the target model.
         dtype: The type in which both models compute.
 
     Raises:
@@ -95,13 +95,13 @@ class VocabAlignedModel:
 
 
 class ModelDrafter(SingleRateDrafter):
-    """Draws the next tokens of rows from a small model, in K + 1 passes over all rows.
+    """Draws the next tokens of rows from a draft model, in K + 1 passes over all rows.
 
     The last pass only computes the keys of the last draft token, which may be accepted.
     """
 
     def __init__(
-        self, run: EngineRun, queue: RowQueue, features: Features, executor: ModelRunner
+        self, run: EngineRun, queue: RowQueue, features: Features, runner: ModelRunner
     ) -> None:
         """Set up the drafter of a run.
 
@@ -109,20 +109,21 @@ class ModelDrafter(SingleRateDrafter):
             run: Shared state of the run.
             queue: Its rows.
             features: Its optional features.
-            executor: Model runner of the small model.
+            runner: Model runner of the draft model.
         """
         super().__init__()
         self._run, self._queue, self._features = run, queue, features
-        self._executor = executor
-        # By slot: serial number of its last row, and the position up to which keys are computed.
-        self._serial = np.empty(0, dtype=np.int64)
-        self._done = np.empty(0, dtype=np.int64)
+        self._runner = runner
+        # By slot: serial number of the slot's last row, and the position up to which the draft
+        # model has computed the row's keys.
+        self._serials = np.empty(0, dtype=np.int64)
+        self._num_computed = np.empty(0, dtype=np.int64)
 
     def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
         """Do nothing: this drafter reads the tokens from the rows."""
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
-        """Draw draft tokens from the small model.
+        """Draw draft tokens from the draft model.
 
         Args:
             slots: Slots of the rows, [R].
@@ -130,20 +131,20 @@ class ModelDrafter(SingleRateDrafter):
         """
         rows, num = self._run.rows, len(slots)
         room_R = self._queue.reserve_lookahead(slots, rows.count[slots], room_R)
-        chance = min(max(self._chance.value, 0.01), 0.99)  # the estimated acceptance rate
-        length = max(int(math.log(_LIKELY) / math.log(chance)), 1)
+        rate = min(max(self._chance.value, 0.01), 0.99)  # the estimated acceptance rate
+        length = max(int(math.log(_MIN_ACCEPTANCE) / math.log(rate)), 1)
         most = min(int(room_R.max(initial=0)), length)
         chance_R, kind_R = np.full(num, self._chance.value), np.zeros(num, dtype=np.int64)
         if not most:
             return Drafts(np.empty((num, 0), dtype=np.int64), chance_R, kind_R)
         self._catch_up(slots)
         drafts = self._draw(slots, np.minimum(room_R, most), most)
-        self._done[slots] += np.minimum(room_R, most) + 1
+        self._num_computed[slots] += np.minimum(room_R, most) + 1
         (tokens_RK,) = AsyncHostCopy([drafts]).wait()
         return Drafts(tokens_RK, chance_R, kind_R)
 
     def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
-        """Return the tokens that the small model draws, [R, K], on the device."""
+        """Return the tokens that the draft model draws, [R, K], on the device."""
         rows, size, num = self._run.rows, self._run.cache.page_size, len(slots)
         offsets, place = np.arange(num + 1), np.arange(num)
         levels = build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
@@ -153,7 +154,7 @@ class ModelDrafter(SingleRateDrafter):
         tokens_of_steps = []
         for step in range(most + 1):
             # A row without room writes to the padding page, and its draws are not used.
-            goes_on = step <= room_R
+            has_room = step <= room_R
             counts = rows.count[slots] + np.minimum(step, room_R)
             ends = rows.stop[slots] + counts
             inputs = np.stack(
@@ -161,7 +162,7 @@ class ModelDrafter(SingleRateDrafter):
                     rows.last[slots],
                     place if step else np.full(num, -1),
                     ends - 1,
-                    np.where(goes_on, compute_slot_mapping(pages, ends - 1 - base, size), 0),
+                    np.where(has_room, compute_slot_mapping(pages, ends - 1 - base, size), 0),
                     rows.seed[slots],
                     counts,
                     self._features.budgets.get_forced_tokens(slots, counts),
@@ -171,8 +172,10 @@ class ModelDrafter(SingleRateDrafter):
             own_level = make_level(
                 offsets[:-1], offsets[1:], pages, ends - base, base, causal=False
             )
-            draws, _ = self._executor.decode(
-                StepInputs(inputs, own_level, same, goes_on=step > 0, states=None, graphs=True)
+            draws, _ = self._runner.decode(
+                StepInputs(
+                    inputs, own_level, same, uses_previous_draws=step > 0, states=None, graphs=True
+                )
             )
             assert isinstance(draws, Draws)
             if step < most:
@@ -182,28 +185,28 @@ class ModelDrafter(SingleRateDrafter):
     def _catch_up(self, slots: Ints) -> None:
         """Compute the missing keys of tokens that rows have generated before their last tokens."""
         rows = self._run.rows
-        more = len(rows.serial) - len(self._serial)
-        self._serial = np.pad(self._serial, (0, more), constant_values=-1)
-        self._done = np.pad(self._done, (0, more))
-        fresh = slots[self._serial[slots] != rows.serial[slots]]
-        self._serial[fresh], self._done[fresh] = rows.serial[fresh], rows.stop[fresh]
+        more = len(rows.serial) - len(self._serials)
+        self._serials = np.pad(self._serials, (0, more), constant_values=-1)
+        self._num_computed = np.pad(self._num_computed, (0, more))
+        fresh = slots[self._serials[slots] != rows.serial[slots]]
+        self._serials[fresh], self._num_computed[fresh] = rows.serial[fresh], rows.stop[fresh]
         num_needed = rows.stop[slots] + rows.count[slots] - 1
         # Keys of rejected draft tokens are computed again.
-        self._done[slots] = np.minimum(self._done[slots], num_needed)
-        while len(behind := slots[self._done[slots] < num_needed]):
-            missing = rows.stop[behind] + rows.count[behind] - 1 - self._done[behind]
-            num_R = np.minimum(missing, max(_CHUNK // len(behind), 1))
-            self._executor.prefill(self._build_catch_up_inputs(behind, num_R))
-            self._done[behind] += num_R
+        self._num_computed[slots] = np.minimum(self._num_computed[slots], num_needed)
+        while len(behind := slots[self._num_computed[slots] < num_needed]):
+            missing = rows.stop[behind] + rows.count[behind] - 1 - self._num_computed[behind]
+            num_R = np.minimum(missing, max(_CATCH_UP_TOKENS // len(behind), 1))
+            self._runner.prefill(self._build_catch_up_inputs(behind, num_R))
+            self._num_computed[behind] += num_R
 
     def _build_catch_up_inputs(self, slots: Ints, num_R: Ints) -> PrefillInputs:
         """Return the inputs of a pass over the next `num_R` generated tokens of each row."""
         rows, store = self._run.rows, self._run.rows.generated
         offsets, row_T, place_T = expand_offsets(num_R)
         slots_T, base = slots[row_T], rows.base[slots]
-        positions_T = self._done[slots_T] + place_T
+        positions_T = self._num_computed[slots_T] + place_T
         pages = rows.table[slots, : int(rows.num_pages[slots].max())]
-        keys = self._done[slots] + num_R - base
+        keys = self._num_computed[slots] + num_R - base
         at_T = positions_T - base[row_T]
         return PrefillInputs(
             tokens=store.at(store.tokens, slots_T, positions_T - rows.stop[slots_T]).astype(

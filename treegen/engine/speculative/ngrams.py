@@ -40,22 +40,22 @@ _KEYS: Final = (
     _Key(1, True, 0.2),
 )
 _WINDOW: Final = max(key.size for key in _KEYS)
-_MOST_VOTES: Final = 100
-# Grades of draft tokens by how many recorded tokens agree on them: 1, 2, 3, 4 or 5, 6 to 11, more.
-_VOTES: Final = np.searchsorted([2, 3, 4, 6, 12], np.arange(_MOST_VOTES + 2), side="right")
-_GRADES: Final = int(_VOTES.max()) + 1
-_LATER: Final = 0.55  # acceptance rate of further draft tokens, before any was tried
+_MAX_VOTES: Final = 100
+# The grade of a draft token by the number of votes: 1, 2, 3, 4 or 5, 6 to 11, more.
+_GRADE_OF_VOTES: Final = np.searchsorted([2, 3, 4, 6, 12], np.arange(_MAX_VOTES + 2), side="right")
+_NUM_GRADES: Final = int(_GRADE_OF_VOTES.max()) + 1
+_LATER_RATE: Final = 0.55  # acceptance rate of further draft tokens, before any was tried
 _SLOT_BITS: Final = 21  # log2 of the number of places in the table
-_MOST_ENTRIES: Final = 2**23  # maximum number of tokens in the log, which is then cleared
-_PROMPT: Final = 1024  # number of last tokens of a prompt that are entered
-_MOST_PROMPTS: Final = 1024
-_TRUST: Final = 8.0  # prior weight of first estimates, in tried tokens
-_MEMORY: Final = 0.99  # weight of earlier steps, relative to the next step
+_MAX_ENTRIES: Final = 2**23  # maximum number of tokens in the log, which is cleared when it is full
+_MAX_PROMPT_TOKENS: Final = 1024  # only this number of last tokens of a prompt are entered
+_MAX_PROMPTS: Final = 1024  # maximum number of prompts whose last tokens are remembered
+_PRIOR_WEIGHT: Final = 8.0  # prior weight of first estimates, in tried tokens
+_DECAY: Final = 0.99  # weight of earlier steps, relative to the next step
 
 _U64 = np.uint64
-_BASE: Final = 0x9E3779B97F4A7C15
-_MIX: Final = 0xD6E8FEB86659FD93
-_SCOPE: Final = 0xA24BAED4963EE407
+_HASH_BASE: Final = 0x9E3779B97F4A7C15
+_HASH_MIX: Final = 0xD6E8FEB86659FD93
+_SCOPE_FACTOR: Final = 0xA24BAED4963EE407
 
 
 class NgramDrafter:
@@ -65,14 +65,14 @@ class NgramDrafter:
         """Set up an empty table."""
         # The hash of the last n tokens is a sum of tokens times powers: the last token times the
         # first power, and so on.
-        powers = [pow(_BASE, _WINDOW - i, 2**64) for i in range(_WINDOW)]
+        powers = [pow(_HASH_BASE, _WINDOW - i, 2**64) for i in range(_WINDOW)]
         self._powers_WS = np.array(
             [[p * (i >= _WINDOW - key.size) for key in _KEYS] for i, p in enumerate(powers)], _U64
         )
-        self._salt_S = np.array([pow(_MIX, key.size, 2**64) for key in _KEYS], dtype=_U64)
+        self._salt_S = np.array([pow(_HASH_MIX, key.size, 2**64) for key in _KEYS], dtype=_U64)
         self._own_S = np.array([key.is_own for key in _KEYS], dtype=_U64)
-        # By place: the log entry of the key's continuation, the key's fingerprint, and the
-        # votes by which that continuation leads. Empty places have entry 0, which has no token.
+        # By place in the table: the log entry of the key's continuation, the key's fingerprint, and
+        # the votes by which that continuation leads. Empty places have entry 0, which has no token.
         self._entry = np.zeros(1 << _SLOT_BITS, dtype=np.int32)
         self._fingerprints = np.zeros(1 << _SLOT_BITS, dtype=np.uint32)
         self._votes = np.zeros(1 << _SLOT_BITS, dtype=np.int8)
@@ -89,19 +89,19 @@ class NgramDrafter:
         # By request: the last tokens of the prompt, and the entry of the last one.
         self._prompts: dict[int, tuple[Ints, int]] = {}
         chances = np.array([key.chance for key in _KEYS])[:, None]
-        more = np.linspace(0.0, 0.5, _GRADES)
+        more = np.linspace(0.0, 0.5, _NUM_GRADES)
         # By kind: how many first and further draft tokens were accepted, and how many were tried.
-        first = ((1 - (1 - chances) * (1 - more)) * _TRUST).reshape(-1)
-        self._right_2K = np.stack([first, np.full(first.shape, _LATER * _TRUST)])
-        self._tried_2K = np.full(self._right_2K.shape, _TRUST)
-        self._chance_2K = self._right_2K / self._tried_2K
+        first = ((1 - (1 - chances) * (1 - more)) * _PRIOR_WEIGHT).reshape(-1)
+        self._accepted_2K = np.stack([first, np.full(first.shape, _LATER_RATE * _PRIOR_WEIGHT)])
+        self._tried_2K = np.full(self._accepted_2K.shape, _PRIOR_WEIGHT)
+        self._chance_2K = self._accepted_2K / self._tried_2K
 
     def observe(self, new: NewTokens, request_of: Callable[[int], PromptInfo]) -> None:
-        """Queue drawn tokens of rows; `run_deferred` enters them, too late for the next step."""
-        self._make_room(int(new.slots.max(initial=-1)) + 1, 0)
+        """Queue drawn tokens of rows, which `run_deferred` enters during the next step."""
+        self._ensure_capacity(int(new.slots.max(initial=-1)) + 1, 0)
         first = np.flatnonzero(new.count == 0)
         if len(first):
-            self._begin(new.slots[first], new.request[first], request_of)
+            self._start_rows(new.slots[first], new.request[first], request_of)
         text_RX = np.concatenate([self._recent[new.slots], new.tokens_RA], axis=1)
         self._waiting.append((new.slots, self._scope[new.slots], text_RX, new.num_R))
         places_W = np.arange(_WINDOW)
@@ -123,12 +123,12 @@ class NgramDrafter:
             text_RX: The last tokens of each row before the new ones, then the new ones, [R, W + A].
             num_R: Number of new tokens of each row.
         """
-        self._make_room(0, int(num_R.sum()))
+        self._ensure_capacity(0, int(num_R.sum()))
         windows_RAW = np.lib.stride_tricks.sliding_window_view(text_RX, _WINDOW, axis=1)
         is_new_RA = np.arange(text_RX.shape[1] - _WINDOW) < num_R[:, None]
         row_N, at_N = np.nonzero(is_new_RA)
         entry_N = self._append(text_RX[:, _WINDOW:][is_new_RA], num_R, self._last[slots])
-        self._enter(windows_RAW[row_N, at_N], scope_R[row_N], entry_N)
+        self._insert(windows_RAW[row_N, at_N], scope_R[row_N], entry_N)
         self._last[slots] = entry_N[num_R.cumsum() - 1]
 
     def draft(self, slots: Ints, room_R: Ints) -> Drafts:
@@ -138,9 +138,9 @@ class NgramDrafter:
             slots: Slots of the rows, [R].
             room_R: Maximum number of draft tokens of each row, [R].
         """
-        place_RS, fingerprint_RS = self._places(self._recent[slots], self._scope[slots])
+        place_RS, fingerprint_RS = self._find_places(self._recent[slots], self._scope[slots])
         is_hit_RS = self._fingerprints[place_RS] == fingerprint_RS
-        kind_RS = _VOTES[self._votes[place_RS]] + _GRADES * np.arange(len(_KEYS))
+        kind_RS = _GRADE_OF_VOTES[self._votes[place_RS]] + _NUM_GRADES * np.arange(len(_KEYS))
         chance_RS = np.where(is_hit_RS, self._chance_2K[0][kind_RS], 0.0)
         best_R = chance_RS.argmax(axis=1)
         rows = np.arange(len(slots))
@@ -162,37 +162,39 @@ class NgramDrafter:
         """
         size = len(self._chance_2K[0])
         is_first_R = tried_R > 0
-        for place, (tried, right) in enumerate(
+        for place, (tried, accepted) in enumerate(
             [(is_first_R, accepted_R > 0), (tried_R - is_first_R, accepted_R - (accepted_R > 0))]
         ):
-            self._tried_2K[place] *= _MEMORY
-            self._right_2K[place] *= _MEMORY
+            self._tried_2K[place] *= _DECAY
+            self._accepted_2K[place] *= _DECAY
             self._tried_2K[place] += np.bincount(kind_R, tried, size)
-            self._right_2K[place] += np.bincount(kind_R, right, size)
-        self._chance_2K = self._right_2K / self._tried_2K
+            self._accepted_2K[place] += np.bincount(kind_R, accepted, size)
+        self._chance_2K = self._accepted_2K / self._tried_2K
 
-    def _begin(self, slots: Ints, request: Ints, request_of: Callable[[int], PromptInfo]) -> None:
+    def _start_rows(
+        self, slots: Ints, request: Ints, request_of: Callable[[int], PromptInfo]
+    ) -> None:
         """Start rows after their prompts, which are entered if they are new."""
         self.run_deferred()  # enters the tokens of earlier rows in these slots
         for number in np.unique(request).tolist():
             if number not in self._prompts:
-                if len(self._prompts) >= _MOST_PROMPTS:  # rows of a request start together
+                if len(self._prompts) >= _MAX_PROMPTS:  # rows of a request start together
                     self._prompts.clear()
-                self._prompts[number] = self._enter_prompt(number, request_of(number).tokens)
+                self._prompts[number] = self._insert_prompt(number, request_of(number).tokens)
             request_slots = slots[request == number]
             self._recent[request_slots], self._last[request_slots] = self._prompts[number]
             self._scope[request_slots] = _scope_of(number)
 
-    def _enter_prompt(self, number: int, prompt: Any) -> tuple[Ints, int]:
-        tokens = np.asarray(prompt, dtype=np.int64)[-_PROMPT:]
+    def _insert_prompt(self, number: int, prompt: Any) -> tuple[Ints, int]:
+        tokens = np.asarray(prompt, dtype=np.int64)[-_MAX_PROMPT_TOKENS:]
         num = len(tokens)
-        self._make_room(0, num)
+        self._ensure_capacity(0, num)
         text = np.concatenate([np.full(_WINDOW, NOTHING), tokens])
         windows_NW = np.lib.stride_tricks.sliding_window_view(text, _WINDOW)
         if not num:
             return text[-_WINDOW:].copy(), 0
         entry_N = self._append(tokens, np.array([num]), np.zeros(1, np.int64))
-        self._enter(windows_NW[:-1], np.full(num, _scope_of(number)), entry_N)
+        self._insert(windows_NW[:-1], np.full(num, _scope_of(number)), entry_N)
         return text[-_WINDOW:].copy(), int(entry_N[-1])
 
     def _append(self, tokens_N: Ints, num_R: Ints, before_R: Ints) -> Ints:
@@ -213,37 +215,39 @@ class NgramDrafter:
         self._next[0] = 0
         return entry_N
 
-    def _enter(self, windows_NW: Ints, scope_N: NDArray[_U64], entry_N: Ints) -> None:
+    def _insert(self, windows_NW: Ints, scope_N: NDArray[_U64], entry_N: Ints) -> None:
         """Enter tokens in the table under the tokens before them.
 
-        If tokens disagree, the leading one stays. It is an older one, so more is known of what
-        followed it.
+        If tokens disagree, the one with the most votes stays. It is older, so the log has more
+        tokens that followed it.
 
         Args:
             windows_NW: The tokens before each entered token.
             scope_N: Scope of the prompt of each.
             entry_N: Log entry of each.
         """
-        place_NS, fingerprint_NS = self._places(windows_NW, scope_N)
+        place_NS, fingerprint_NS = self._find_places(windows_NW, scope_N)
         old_NS, votes_NS = self._entry[place_NS], self._votes[place_NS]
         same_NS = self._fingerprints[place_NS] == fingerprint_NS
         agree_NS = self._token[old_NS] == self._token[entry_N][:, None]
         stays_NS = same_NS & (agree_NS | (votes_NS > 1))
         change_NS = np.where(agree_NS, 1, -1).astype(np.int8)
-        self._votes[place_NS] = np.where(stays_NS, np.minimum(votes_NS, _MOST_VOTES) + change_NS, 1)
+        self._votes[place_NS] = np.where(stays_NS, np.minimum(votes_NS, _MAX_VOTES) + change_NS, 1)
         self._entry[place_NS] = np.where(stays_NS, old_NS, entry_N[:, None])
         self._fingerprints[place_NS] = fingerprint_NS
 
-    def _places(self, windows_NW: Ints, scope_N: NDArray[_U64]) -> tuple[Ints, NDArray[np.uint32]]:
+    def _find_places(
+        self, windows_NW: Ints, scope_N: NDArray[_U64]
+    ) -> tuple[Ints, NDArray[np.uint32]]:
         """Return the table places of windows by key, [N, S], and their fingerprints."""
         hash_NS = (windows_NW + 1).view(_U64) @ self._powers_WS
         hash_NS += self._own_S * scope_N[:, None] + self._salt_S
         hash_NS ^= hash_NS >> _U64(31)
-        hash_NS *= _U64(_MIX)
+        hash_NS *= _U64(_HASH_MIX)
         places = (hash_NS >> _U64(64 - _SLOT_BITS)).view(np.int64)
         return places, hash_NS.astype(np.uint32) | np.uint32(1)
 
-    def _make_room(self, num_slots: int, num_tokens: int) -> None:
+    def _ensure_capacity(self, num_slots: int, num_tokens: int) -> None:
         more = num_slots - len(self._last)
         if more > 0:
             more = max(more, len(self._last))
@@ -251,13 +255,13 @@ class NgramDrafter:
             self._last = np.pad(self._last, (0, more))
             self._scope = np.pad(self._scope, (0, more))
         needed = self._size + num_tokens
-        if needed > _MOST_ENTRIES:
+        if needed > _MAX_ENTRIES:
             self._entry[:] = self._last[:] = self._fingerprints[:] = 0
             self._next[:] = 0
             self._prompts = {number: (text, 0) for number, (text, _) in self._prompts.items()}
             self._size = 1
         elif needed > len(self._token):
-            size = min(max(needed, 2 * len(self._token)), _MOST_ENTRIES)
+            size = min(max(needed, 2 * len(self._token)), _MAX_ENTRIES)
             for name in ("_token", "_next"):
                 array = getattr(self, name)
                 setattr(
@@ -267,4 +271,4 @@ class NgramDrafter:
 
 def _scope_of(request: int) -> np.uint64:
     """Return a hash that separates the tokens of a request from those of other requests."""
-    return _U64((request + 1) * _SCOPE % 2**64)
+    return _U64((request + 1) * _SCOPE_FACTOR % 2**64)

@@ -3,7 +3,7 @@
 A step that verifies drafts needs the last tokens of its rows, so it is launched only after the
 results of the previous step are known.
 
-The drafter of a run is a user's function, n-grams, or a small model.
+The drafter of a run is a user's function, n-grams, or a draft model.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
 class SpeculationOptions:
     """Settings of speculative decoding in a run."""
 
-    make: Callable[[EngineRun, RowQueue, Features], Drafter]
+    make_drafter: Callable[[EngineRun, RowQueue, Features], Drafter]
     """Creates the drafter of a run."""
-    most: int
+    max_draft_tokens: int
     """Maximum number of draft tokens of a row that a step verifies."""
-    pace: DraftLengthController | None = None
+    length_controller: DraftLengthController | None = None
     """Decides how many draft tokens are verified; None for all."""
-    scouts: int = 0
+    early_samples: int = 0
     """Number of samples of a prompt that start early, so that their tokens can be drafts for its
     other samples."""
 
@@ -90,33 +90,35 @@ class SpeculativeDecoder:
             options: Settings of speculative decoding.
         """
         self._run, self._queue, self._options = run, queue, options
-        self._features, self._drafter = features, options.make(run, queue, features)
+        self._features, self._drafter = features, options.make_drafter(run, queue, features)
         # Acceptance of the last step's draft tokens, and how many of them, and of those being
         # verified, are expected to be accepted.
         self._acceptance: list[tuple[Ints, Ints, Ints]] = []
         self._last_expected = self._expected = 0.0
         self._keys = 0  # number of keys that the last step read in each layer
-        self._captured, self._disturbed = run.executor.num_captured, False
+        self._captured, self._disturbed = run.model_runner.num_captured, False
         self._vocab_size = len(run.param_sets[0].stopping.may_end)
-        if options.pace is not None:
-            options.pace.begin()
+        if options.length_controller is not None:
+            options.length_controller.begin()
 
     def is_due(self) -> bool:
         """Return whether the next step should verify draft tokens, if any pay."""
-        num_rows, pace = len(self._queue.order), self._options.pace
-        if pace is None or not num_rows:
+        num_rows, controller = len(self._queue.order), self._options.length_controller
+        if controller is None or not num_rows:
             return num_rows > 0
-        return pace.is_due(num_rows, self._keys, self._options.most)
+        return controller.is_due(num_rows, self._keys, self._options.max_draft_tokens)
 
     def measure(self, flight: InFlightStep, seconds: float) -> None:
         """Record the time of a step."""
         self._keys = flight.keys
         # If a step is captured, it and the step launched before it take longer.
-        captured, self._captured = self._captured, self._run.executor.num_captured
+        captured, self._captured = self._captured, self._run.model_runner.num_captured
         disturbed, self._disturbed = self._disturbed, self._captured != captured
-        if self._options.pace is not None and not (disturbed or self._disturbed):
-            verified = flight.guesses is not None
-            self._options.pace.measure(len(flight.slots), flight.keys, seconds, verified=verified)
+        if self._options.length_controller is not None and not (disturbed or self._disturbed):
+            verified = flight.verify_input is not None
+            self._options.length_controller.measure(
+                len(flight.slots), flight.keys, seconds, verified=verified
+            )
 
     def propose(self, order: Ints, counts: Ints) -> VerifyInput | None:
         """Return the draft tokens that the next step verifies; None without any.
@@ -127,7 +129,7 @@ class SpeculativeDecoder:
             order: Slots of the rows, depth first.
             counts: Number of tokens of each row, all of which must be known.
         """
-        room_R = np.minimum(self._max_draft_lengths(order, counts), self._options.most)
+        room_R = np.minimum(self._max_draft_lengths(order, counts), self._options.max_draft_tokens)
         drafts = self._insert_forced(order, self._drafter.draft(order, room_R))
         tokens_RK = drafts.tokens_RK
         if not tokens_RK.shape[1]:
@@ -137,9 +139,9 @@ class SpeculativeDecoder:
         num_R = np.minimum(num_R, room_R)
         if self._features.grammars.used:
             num_R = self._features.grammars.count_allowed_drafts(order, tokens_RK, num_R)
-        if self._options.pace is not None:
-            num_R, self._expected = self._options.pace.choose_lengths(
-                num_R, drafts.chance_R, self._keys, self._options.most, drafts.later_R
+        if self._options.length_controller is not None:
+            num_R, self._expected = self._options.length_controller.choose_lengths(
+                num_R, drafts.chance_R, self._keys, self._options.max_draft_tokens, drafts.later_R
             )
         num_R = self._queue.reserve_lookahead(order, counts, num_R)
         return VerifyInput(tokens_RK, num_R, drafts.kind_R) if num_R.any() else None
@@ -178,8 +180,10 @@ class SpeculativeDecoder:
         self._drafter.run_deferred()
         for acceptance in self._acceptance:
             self._drafter.update_acceptance(*acceptance)
-            if self._options.pace is not None:
-                self._options.pace.record_accepted(self._last_expected, int(acceptance[2].sum()))
+            if self._options.length_controller is not None:
+                self._options.length_controller.record_accepted(
+                    self._last_expected, int(acceptance[2].sum())
+                )
         self._acceptance.clear()
         self._last_expected = self._expected
 
@@ -191,16 +195,16 @@ class SpeculativeDecoder:
             tokens_N: The drawn tokens.
             alive_N: Whether the row of each draw still exists.
         """
-        rows, guesses = self._run.rows, flight.guesses
-        if guesses is None:
+        rows, verify_input = self._run.rows, flight.verify_input
+        if verify_input is None:
             slots, tokens_RA = flight.slots[alive_N], tokens_N[alive_N, None]
             num_R = np.ones(len(slots), dtype=np.int64)
         else:
-            accepted_R = guesses.num_accepted(tokens_N)
-            tried_R = np.minimum(accepted_R + 1, guesses.num_R)
-            some = guesses.num_R > 0
-            self._acceptance.append((guesses.kind_R[some], tried_R[some], accepted_R[some]))
-            first = guesses.offsets[:-1]
+            accepted_R = verify_input.num_accepted(tokens_N)
+            tried_R = np.minimum(accepted_R + 1, verify_input.num_R)
+            some = verify_input.num_R > 0
+            self._acceptance.append((verify_input.kind_R[some], tried_R[some], accepted_R[some]))
+            first = verify_input.offsets[:-1]
             alive_R = alive_N[first]
             num_R, first = accepted_R[alive_R] + 1, first[alive_R]
             slots = flight.slots[first]
@@ -264,21 +268,21 @@ class FunctionDrafter(SingleRateDrafter):
         return Drafts(tokens_RK, chance_R, np.zeros(len(slots), dtype=np.int64))
 
 
-# Approximate number of tokens of a pass from which on computing takes longer than reading weights.
+# Approximate number of tokens in a pass above which computing takes longer than reading weights.
 _FREE_TOKENS: Final = {"cpu": 16.0, "cuda": 150.0}
-_SCOUTS: Final = 4  # samples that start early; 2 and 8 are about as fast
+_EARLY_SAMPLES: Final = 4  # samples that start early; 2 and 8 are about as fast
 
 
 class DrafterFactory:
     """Makes drafters, and keeps what was learned about draft lengths between runs.
 
     Attributes:
-        how: "ngram", a function, or "off"; None for the small model, if there is one.
-        executor: Computes the passes of the small model; None without one.
+        speculate: "ngram", a function, or "off"; None with a draft model or without drafting.
+        draft_runner: Computes the passes of the draft model; None without one.
     """
 
     def __init__(self, model: Model, options: EngineOptions, tokenizer: Any) -> None:
-        """Set up drafting as the options require; this loads the small model, if there is one.
+        """Set up drafting as the options require, and load the draft model if they name one.
 
         Args:
             model: The model for which tokens are drafted.
@@ -287,16 +291,18 @@ class DrafterFactory:
 
         Raises:
             InputError: the model does not support the options.
-            ModelError: the small model cannot be used.
+            ModelError: the draft model cannot be loaded.
         """
         check_speculation(options, model.spec)
-        self.how: str | DraftFunction | None = options.speculate
-        self.executor: ModelRunner | None = None
-        self._most = options.draft_tokens or DRAFT_TOKENS
+        self.speculate: str | DraftFunction | None = options.speculate
+        self.draft_runner: ModelRunner | None = None
+        self._max_draft_tokens = options.draft_tokens or DRAFT_TOKENS
         weights = sum(weight.nbytes for weight in model.module.parameters())
         weight_keys = weights / model.spec.kv_bytes_per_token
         multiple = pad_num_query_rows(1) if model.device.type == "cuda" else 1
-        self._pace = DraftLengthController(_FREE_TOKENS[model.device.type], weight_keys, multiple)
+        self._length_controller = DraftLengthController(
+            _FREE_TOKENS[model.device.type], weight_keys, multiple
+        )
         self._vocab_size = model.spec.vocab_size
         self._draft: Model | None = None
         if options.draft_model is not None:
@@ -311,15 +317,15 @@ class DrafterFactory:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes per token of the small model's keys and values; 0 without one."""
+        """Bytes per token of the draft model's keys and values; 0 without one."""
         return self._draft.spec.kv_bytes_per_token if self._draft is not None else 0
 
     def attach_cache(self, cache: PagedCache, *, graphs: bool) -> None:
-        """Create the small model's cache, under the page numbers of the model's cache.
+        """Create the draft model's cache, under the page numbers of the model's cache.
 
         Args:
             cache: The model's cache.
-            graphs: Whether the small model's decode steps are replayed as CUDA graphs.
+            graphs: Whether the draft model's decode steps are replayed as CUDA graphs.
         """
         if self._draft is None:
             return
@@ -328,17 +334,22 @@ class DrafterFactory:
         cache.on_copy = draft_cache.copy_tokens
         model = VocabAlignedModel(self._draft, self._vocab_size)
         replays = DecodeGraphs(model.forward, estimate_row_seconds(self._draft)) if graphs else None
-        self.executor = ModelRunner(model, draft_cache, replays, "auto")
+        self.draft_runner = ModelRunner(model, draft_cache, replays, "auto")
 
     def make_options(self) -> SpeculationOptions | None:
         """Return how a run drafts tokens; None if it does not."""
-        how, beside = self.how, self.executor
-        if how == "off" or (how is None and beside is None):
+        speculate, draft_runner = self.speculate, self.draft_runner
+        if speculate == "off" or (speculate is None and draft_runner is None):
             return None
 
-        def _make(run: EngineRun, queue: RowQueue, features: Features) -> Drafter:
-            if beside is not None:
-                return ModelDrafter(run, queue, features, beside)
-            return FunctionDrafter(how) if callable(how) else NgramDrafter()
+        def make_drafter(run: EngineRun, queue: RowQueue, features: Features) -> Drafter:
+            if draft_runner is not None:
+                return ModelDrafter(run, queue, features, draft_runner)
+            return FunctionDrafter(speculate) if callable(speculate) else NgramDrafter()
 
-        return SpeculationOptions(_make, self._most, self._pace, _SCOUTS if how == "ngram" else 0)
+        return SpeculationOptions(
+            make_drafter,
+            self._max_draft_tokens,
+            self._length_controller,
+            _EARLY_SAMPLES if speculate == "ngram" else 0,
+        )

@@ -183,7 +183,7 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         Args:
             input_dict: The stored tensors by the ends of their names, or patterns of these, each a
                 tensor or a list of one tensor per expert.
-            *_others: Ignored.
+            *_args: Ignored.
             full_layer_name: The name of the weight in the model.
             model: The model, whose weight has the type to expand to.
             **_options: Ignored.
@@ -352,7 +352,7 @@ def _dequantize_first(quantizer: _PackedQuantizer, converter: Any) -> Any:
 
 
 def _after_expansion(operations: Sequence[ConversionOps]) -> list[ConversionOps]:
-    """Return operations of which those that divide experts see expanded weights alone."""
+    """Return operations in which those that divide experts get only the expanded weights."""
     return [
         _WeightsOp(operation)
         if isinstance(operation, ErnieFuseAndSplitTextVisionExperts)

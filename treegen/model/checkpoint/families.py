@@ -67,12 +67,12 @@ REFUSED: Final = {
     "xlstm": NO_ATTENTION,
 }
 _STATISTICS: Final = "its layers compute statistics over all activations"
-WHOLE: Final = {
+NOT_TENSOR_PARALLEL: Final = {
     "dots3_note_text": "their layers have different numbers of heads",
     "gemma3n": _STATISTICS,
     "gemma3n_text": _STATISTICS,
 }
-"""Families whose tensor-parallel plan gives wrong numbers, and why."""
+"""Families whose tensor-parallel plan in transformers gives wrong numbers, and why."""
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ RECURRENT: Final = {
     "short convolutions": _names("lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"),
 }
 """Families with recurrent layers, by the kind of recurrence."""
-WAYS: Final = {
+SUPPORT_LEVELS: Final = {
     "exact": "compiled, with CUDA graphs",
     "exact on text": "compiled, with CUDA graphs; some take images, none takes sound",
     "exact with recurrent layers": "with CUDA graphs and a state stored at every node; most are "
@@ -192,7 +192,10 @@ def _calls_the_interface(model_type: str) -> bool:
 
 
 def get_support(model_type: str) -> str:
-    """Return the support of a family, one of `WAYS`. Single models may still be refused."""
+    """Return the support of a family, one of `SUPPORT_LEVELS`.
+
+    Single models of a supported family may still be refused.
+    """
     if refusal(model_type):
         return "refused"
     if model_type in EXACT:
@@ -334,15 +337,15 @@ class Family:
 
     model_type: str
     """The family, as config.json names it."""
-    way: str
-    """Its support, one of `WAYS`."""
+    support: str
+    """Its support, one of `SUPPORT_LEVELS`."""
     why: str = ""
     """The reason if it is refused; else empty."""
 
     @property
     def takes(self) -> tuple[str, ...]:
         """The inputs that its models take; empty if it is refused."""
-        return () if self.way == "refused" else inputs_of(self.model_type)
+        return () if self.support == "refused" else inputs_of(self.model_type)
 
 
 def all_families() -> list[Family]:
@@ -367,14 +370,14 @@ def all_families() -> list[Family]:
 
 
 def _family(model_type: str) -> Family:
-    way = get_support(model_type)
-    if way != "not tested":
-        return Family(model_type, way, refusal(model_type) or "")
+    support = get_support(model_type)
+    if support != "not tested":
+        return Family(model_type, support, refusal(model_type) or "")
     try:
         refuse_family(CONFIG_MAPPING[model_type]())
     except ModelError as error:
         _, _, why = str(error).partition(" ")  # the text after the family's name
         return Family(model_type, "refused", why.partition(";")[0])
     except Exception:  # a configuration class without defaults
-        return Family(model_type, way)
-    return Family(model_type, way)
+        return Family(model_type, support)
+    return Family(model_type, support)

@@ -55,7 +55,7 @@ _PROCESSORS: Final = (
 )
 _UNSAFE_WEIGHTS: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.msgpack", "*.h5")
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-_MOST_HEADER: Final = 100_000_008
+_MAX_HEADER: Final = 100_000_008
 """Maximum bytes of a safetensors header with its length field, by the format."""
 _SAMPLES: Final = 64
 _SAMPLE_BYTES: Final = 4096
@@ -371,10 +371,10 @@ def fingerprint(directory: Path, adapter: Path | None = None) -> str:
     for file in sorted(directory.glob("*.safetensors")):
         with open(open_regular(file), "rb") as stream:
             header = 8 + int.from_bytes(stream.read(8), "little")
-        if header > _MOST_HEADER:
+        if header > _MAX_HEADER:
             raise ModelError(
                 f"{file} declares a header of {header:,} bytes, but a safetensors header has at "
-                f"most {_MOST_HEADER:,}; download the file again"
+                f"most {_MAX_HEADER:,}; download the file again"
             )
         _add_weights(digest, file, header, file.name.encode())
     if adapter is not None:

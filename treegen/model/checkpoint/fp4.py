@@ -196,12 +196,12 @@ def _wrong_fp8(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
 
 
 class StoredSizes(NamedTuple):
-    """What the matrices of one format take."""
+    """Number and sizes of the matrices of one format."""
 
     matrices: int
-    """How many there are."""
+    """Number of matrices."""
     numbers: int
-    """Numbers in them."""
+    """Number of weights in them."""
     stored_bytes: int
     """Bytes in the files."""
     loaded_bytes: int
@@ -220,7 +220,7 @@ class StoredMatrices:
     """Modules with a matrix that is not quantized; norms and convolutions have none."""
 
     def sizes(self, formats: Sequence[str], itemsize: int) -> dict[str, StoredSizes]:
-        """Return what matrices take, by format, and apart those that are kept and expanded.
+        """Return the sizes of matrices by format, separately for kept and dequantized ones.
 
         Args:
             formats: The formats that stay as they are stored, "NVFP4" and "FP8".

@@ -117,9 +117,9 @@ MOST_VALUES: Final = 1 << 23
 """Maximum values in a header; the largest vocabularies with their merges have about a million."""
 _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
-_DEEPEST: Final = 4
-_LEAST_PAIR: Final = 8 + 4 + 1
-_LEAST_TENSOR: Final = 8 + 4 + 4 + 8
+_MAX_DEPTH: Final = 4
+_MIN_PAIR_BYTES: Final = 8 + 4 + 1
+_MIN_TENSOR_BYTES: Final = 8 + 4 + 4 + 8
 
 
 def check_lengths(file: Path) -> None:
@@ -133,10 +133,10 @@ def check_lengths(file: Path) -> None:
         ValueError: A length is impossible.
     """
     with open(open_regular(file), "rb") as stream:
-        _Walk(stream, file.stat().st_size).header()
+        _HeaderChecker(stream, file.stat().st_size).header()
 
 
-class _Walk:
+class _HeaderChecker:
     """A walk over a header that keeps nothing and checks every length before using it."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
@@ -150,7 +150,7 @@ class _Walk:
         version = self._read(4)
         if version[:2] == b"\0\0":
             self._order = ">"
-        tensors, pairs = self._count(_LEAST_TENSOR), self._count(_LEAST_PAIR)
+        tensors, pairs = self._count(_MIN_TENSOR_BYTES), self._count(_MIN_PAIR_BYTES)
         for _ in range(pairs):
             self._string()
             self._value(self._number(4), 0)
@@ -163,16 +163,16 @@ class _Walk:
         if kind == _STRING:
             self._string()
         elif kind == _ARRAY:
-            if depth == _DEEPEST:
+            if depth == _MAX_DEPTH:
                 raise ValueError("arrays are nested too deeply")
-            of = self._number(4)
-            least = _SIZES.get(of, 8 if of == _STRING else 12)
+            item_kind = self._number(4)
+            least = _SIZES.get(item_kind, 8 if item_kind == _STRING else 12)
             length = self._count(least)
-            if of in _SIZES:
+            if item_kind in _SIZES:
                 self._skip(length * least)
             else:
                 for _ in range(length):
-                    self._value(of, depth + 1)
+                    self._value(item_kind, depth + 1)
         elif kind in _SIZES:
             self._skip(_SIZES[kind])
         else:

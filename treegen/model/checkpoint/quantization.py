@@ -106,13 +106,15 @@ def check_formats(settings: Mapping[str, Any], stored: StoredMatrices) -> None:
     except InputError as error:
         raise ModelError(str(error)) from None
     for name, place in zip(names, places, strict=True):
-        there = "NVFP4" if name in stored.fp4 else "FP8" if name in stored.fp8 else ""
-        want = "" if place is None else formats[place]
-        if want and there != want and (there or patterns[place or 0] != ".*"):
+        stored_format = "NVFP4" if name in stored.fp4 else "FP8" if name in stored.fp8 else ""
+        declared = "" if place is None else formats[place]
+        # A pattern for all layers does not say that each of them is quantized.
+        is_named = place is not None and patterns[place] != ".*"
+        if declared and stored_format != declared and (stored_format or is_named):
+            actual = f"in {stored_format}" if stored_format else "not quantized"
             raise ModelError(
-                f"config.json says that {name} is stored in {want}, but its tensors are "
-                f"{f'in {there}' if there else 'not quantized'}; download config.json and the "
-                "weights again"
+                f"config.json says that {name} is stored in {declared}, but its tensors are "
+                f"{actual}; download config.json and the weights again"
             )
 
 
@@ -120,18 +122,22 @@ def _patterns(settings: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return regular expressions of names, and the format of each; empty for none."""
     if settings.get("quant_method") == "modelopt":
         # What ModelOpt excludes is a hint for other programs, and may name parents of layers.
-        excluded = _texts(settings.get("exclude_modules")) + _texts(settings.get("ignore"))
+        excluded = _read_names(settings.get("exclude_modules")) + _read_names(
+            settings.get("ignore")
+        )
         pairs = [(fnmatch.translate(name), "") for name in excluded]
         layers = settings.get("quantized_layers")
         for name, layer in layers.items() if isinstance(layers, Mapping) else ():
-            pairs.append((_exact(name), _ALGORITHMS.get(str(layer.get("quant_algo")), "")))
+            pairs.append((_match_exactly(name), _ALGORITHMS.get(str(layer.get("quant_algo")), "")))
         if settings.get("quant_algo") in _ALGORITHMS:
             pairs.append((".*", _ALGORITHMS[settings["quant_algo"]]))
     else:
-        pairs = [(_pattern(name), "") for name in _texts(settings.get("ignore"))]
+        pairs = [(_pattern(name), "") for name in _read_names(settings.get("ignore"))]
         groups = settings["config_groups"].values()
         targets = [
-            (target, _format(group)) for group in groups for target in _texts(group.get("targets"))
+            (target, _format(group))
+            for group in groups
+            for target in _read_names(group.get("targets"))
         ]
         targets.sort(key=lambda target: (target[0] == _CLASS, target[0].startswith("re:")))
         pairs += [(_pattern(name), kind) for name, kind in targets]
@@ -142,14 +148,14 @@ def _pattern(target: str) -> str:
     """Return a regular expression of the names that a target or ignored name means."""
     if target.startswith("re:"):
         return target.removeprefix("re:")
-    return ".*" if target == _CLASS else _exact(target)
+    return ".*" if target == _CLASS else _match_exactly(target)
 
 
-def _exact(name: str) -> str:
+def _match_exactly(name: str) -> str:
     return re.escape(name) + r"\Z"
 
 
-def _texts(value: Any) -> list[str]:
+def _read_names(value: Any) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, Sequence) or not all(isinstance(text, str) for text in value):
@@ -160,8 +166,8 @@ def _texts(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else [*value]
 
 
-_ORIGINAL: Final = "use the original checkpoint"
-_OURS: Final = f", or pass {arg('quantization', 'fp8')} with a 16-bit checkpoint"
+_USE_ORIGINAL: Final = "use the original checkpoint"
+_OR_FP8: Final = f", or pass {arg('quantization', 'fp8')} with a 16-bit checkpoint"
 
 OTHER_REFUSED: Final = "use the checkpoint in bfloat16 or float32"
 EXPANDED_METHODS: Final[Mapping[str, str]] = {
@@ -187,7 +193,7 @@ FP4_METHODS: Final[Mapping[str, str]] = {
 """Methods whose matrices stay in 4 bits on GPUs, and their stored formats."""
 _EXTRAS: Final = {"accelerate": "fp8", "compressed_tensors": "compressed-tensors"}
 _RENAMED: Final = {r"\.weight_scale$": ".weight_scale_inv"}
-_OF_INPUTS: Final = (
+_INPUT_SCALES: Final = (
     "input_scale",
     "input_global_scale",
     "activation_scale",
@@ -211,7 +217,7 @@ _LAYOUT_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "awq": ("version", "format"),
     "auto-round": ("packing_format", "backend"),
 }
-_UNTOLD: Final[Mapping[str, str]] = {"gptq": "gptq", "awq": "gemm"}
+_DEFAULT_LAYOUTS: Final[Mapping[str, str]] = {"gptq": "gptq", "awq": "gemm"}
 """The default layouts of checkpoints whose config.json does not name one."""
 _UNPACKED_BITS: Final = 16
 
@@ -264,7 +270,7 @@ def quantization_of(config: PretrainedConfig) -> QuantizationInfo | None:
     method = str(getattr(method, "value", method))
     if settings.get("transform_config"):
         raise ModelError(
-            f"{method} weights with rotation (transform_config) are not supported; {_ORIGINAL}"
+            f"{method} weights with rotation (transform_config) are not supported; {_USE_ORIGINAL}"
         )
     formats = formats_of(settings | {"quant_method": method}) if method in FP4_METHODS else []
     if "NVFP4" in formats:
@@ -330,7 +336,7 @@ def unused_names(names: Iterable[str], stored: QuantizationInfo | None) -> list[
 
     Inputs are scaled as they are computed.
     """
-    dropped = _OF_INPUTS if stored is not None else ()
+    dropped = _INPUT_SCALES if stored is not None else ()
     return [name for name in names if not name.endswith(dropped)]
 
 
@@ -347,13 +353,16 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
     names = _LAYOUTS[method]
     candidates = (settings.get(key) for key in _LAYOUT_KEYS[method])
     layout = str(
-        next((candidate for candidate in candidates if candidate), _UNTOLD.get(method, "unnamed"))
+        next(
+            (candidate for candidate in candidates if candidate),
+            _DEFAULT_LAYOUTS.get(method, "unnamed"),
+        )
     ).lower()
     if layout not in names:
         raise refuse(f"the layout {layout} (expected {' or '.join(names)})")
     bits = settings.get("bits", settings.get("w_bit"))
     group_size = settings.get("group_size", settings.get("q_group_size"))
-    settings_of_all = {
+    default_settings = {
         "bits": bits,
         "group_size": group_size,
         "data_type": settings.get("data_type", "int"),
@@ -363,18 +372,21 @@ def _packing(method: str, settings: dict[str, Any]) -> Packing:
             f"bits {bits!r} and group_size {group_size!r} (bits must be 4, and group_size must "
             "be -1 or a positive integer)"
         )
-    if settings_of_all["data_type"] != "int" or settings.get("pack_dtype", "int32") != "int32":
+    if default_settings["data_type"] != "int" or settings.get("pack_dtype", "int32") != "int32":
         raise refuse("a data_type other than int, or a pack_dtype other than int32")
     if settings.get("rotation"):
         raise refuse("rotation")
     for key in ("dynamic", "extra_config"):
-        for name, overrides in (settings.get(key) or {}).items():
+        by_layer = settings.get(key) or {}
+        if not isinstance(by_layer, Mapping):
+            raise refuse(f"{key} {str(by_layer)[:60]!r} (expected an object of layers)")
+        for layer, overrides in by_layer.items():
+            if not isinstance(overrides, Mapping):
+                raise refuse(f"{key} {str(overrides)[:60]!r} for {layer} (expected an object)")
             if isinstance(overrides.get("bits"), int) and overrides["bits"] >= _UNPACKED_BITS:
                 continue
-            if any(
-                overrides.get(setting, value) != value for setting, value in settings_of_all.items()
-            ):
-                raise refuse(f"separate settings for {name}")
+            if any(overrides.get(name, value) != value for name, value in default_settings.items()):
+                raise refuse(f"separate settings for {layer}")
     shuffled = method == "gptq" and bool(settings.get("desc_act"))
     return Packing(names[layout], group_size, shuffled)
 
@@ -396,7 +408,7 @@ def _bits_of_bitsandbytes(settings: dict[str, Any]) -> int:
 
 
 def _refusal(method: str, what: str) -> ModelError:
-    return ModelError(f"{method} weights with {what} are not supported; {_ORIGINAL}{_OURS}")
+    return ModelError(f"{method} weights with {what} are not supported; {_USE_ORIGINAL}{_OR_FP8}")
 
 
 def _is_plain_fp8(settings: dict[str, Any]) -> bool:

@@ -218,7 +218,8 @@ def _divide_widths(text: PretrainedConfig, factor: int, heads: re.Pattern[str]) 
         heads: Matches the names of the numbers of heads that shrink with the widths.
     """
     settings = vars(text)
-    # Where layers differ in a number, only its place in the settings can be read.
+    # If layers differ in a setting, its attribute cannot be read. `vars` has the setting of layers
+    # without a value of their own.
     num_heads = settings.get("num_attention_heads") or text.num_attention_heads
     while factor > 1 and (text.hidden_size // factor < _LEAST_WIDTH or num_heads % factor):
         factor //= 2

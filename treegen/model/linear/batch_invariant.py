@@ -88,8 +88,9 @@ class BatchInvariantConv1D(Conv1D):  # type: ignore[misc]
 
 
 class BatchInvariantLayers:
-    """The layers of a module whose sums may vary in order; they use `fixed_linear` until `undo`.
+    """The layers of a module whose sums may vary in order.
 
+    They compute by `batch_invariant_linear` until `undo`.
     In addition to linear layers these are modules that call `torch.nn.functional.linear`, as
     routers do.
     """
@@ -99,7 +100,7 @@ class BatchInvariantLayers:
 
         Layers in 4 bits then multiply many rows as they do few.
         """
-        self._were: list[tuple[Any, type]] = []
+        self._replaced: list[tuple[Any, type]] = []
         self._four_bits: list[Any] = []
         part: Any
         for part in [*module.modules()]:
@@ -110,28 +111,28 @@ class BatchInvariantLayers:
                 continue
             if isinstance(part, nn.Linear):
                 if needs_invariant_kernel(part.weight, part.out_features):
-                    self._put(part, _make_linear_class(type(part)))
+                    self._replace_class(part, _make_linear_class(type(part)))
             elif type(part) is Conv1D:
                 if needs_invariant_kernel(part.weight, part.nf):
-                    self._put(part, BatchInvariantConv1D)
+                    self._replace_class(part, BatchInvariantConv1D)
             elif _multiplies(type(part)):
-                self._put(part, _make_invariant_class(type(part)))
+                self._replace_class(part, _make_invariant_class(type(part)))
 
-    def _put(self, part: Any, kind: type) -> None:
-        self._were.append((part, type(part)))
+    def _replace_class(self, part: Any, kind: type) -> None:
+        self._replaced.append((part, type(part)))
         part.__class__ = kind
 
     def undo(self) -> None:
         """Restore the stock classes."""
-        for part, kind in self._were:
+        for part, kind in self._replaced:
             part.__class__ = kind
         for part in self._four_bits:
             part.expands = True
-        self._were.clear()
+        self._replaced.clear()
 
 
 def _make_linear_class(kind: type) -> Any:
-    """Return a linear layer's class with `fixed_linear` as its product; always the same one."""
+    """Return a linear layer's class that multiplies by `batch_invariant_linear`; made once."""
     if kind is nn.Linear:
         return BatchInvariantLinear
     if kind not in _kinds:
@@ -158,7 +159,7 @@ def _multiplies(kind: Any) -> bool:
     return "functional" in code.co_names or any(value is functional for value in of_module)
 
 
-def _library() -> types.ModuleType:
+def _make_functional() -> types.ModuleType:
     """Return a copy of `torch.nn.functional` with `linear` of this module."""
     library = types.ModuleType("treegen_functional")
     library.__dict__.update(functional.__dict__)
@@ -166,7 +167,7 @@ def _library() -> types.ModuleType:
     return library
 
 
-_FUNCTIONAL: Final = _library()
+_FUNCTIONAL: Final = _make_functional()
 _kinds: dict[type, Any] = {}
 
 

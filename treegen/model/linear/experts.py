@@ -106,18 +106,18 @@ class GroupedLayers:
 
     def __init__(self, module: nn.Module) -> None:
         """Convert them. FP8 experts are already of a subclass."""
-        self._were: list[tuple[Any, type]] = []
+        self._replaced: list[tuple[Any, type]] = []
         for _, experts in [*fused_experts(module)]:
             if not isinstance(experts.module, GroupedExperts):
-                self._were.append((experts.module, type(experts.module)))
+                self._replaced.append((experts.module, type(experts.module)))
                 convert_experts(experts, GroupedExperts)
 
     def undo(self) -> None:
         """Make the experts compute as in transformers again."""
-        for part, kind in self._were:
+        for part, kind in self._replaced:
             part.__class__ = kind
             del part.treegen_up, part.treegen_down
-        self._were.clear()
+        self._replaced.clear()
 
 
 @torch.library.custom_op("treegen::group_by_expert", mutates_args=())

@@ -38,9 +38,9 @@ class RestoreReport:
     count: int
     """Matrices in FP8."""
     rounded: int
-    """Those whose blocks were rounded to one scale per output."""
+    """Matrices in FP8 whose blocks were rounded to one scale per output."""
     error: float
-    """The rounding error of these, as a share of their spread."""
+    """The rounding error of the rounded matrices, as a share of their spread."""
     expanded: int
     """FP8 matrices of the checkpoint that stay expanded."""
 

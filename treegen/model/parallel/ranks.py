@@ -28,13 +28,13 @@ from treegen.errors import InputError, arg
 TIMEOUT: Final = 900.0
 """Seconds after which a rank stops waiting for the others."""
 _POLL_SECONDS: Final = 0.1
-_GRACE: Final = 2.0  # seconds for a join to finish once a rank has died
+_JOIN_SECONDS: Final = 2.0  # seconds for a join to finish once a rank has died
 
 # torch 2.13 renames this function.
 _all_gather: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_here: list[Ranks] = []  # the ranks of this process, for the operators; at most one item
+_joined: list[Ranks] = []  # the ranks of this process, for the operators; at most one item
 _WATCHDOG: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a process group is made
-_leaving: Final = threading.RLock()  # held while a process group is aborted
+_abort_lock: Final = threading.RLock()  # held while a process group is aborted
 
 
 class RankLeader(Protocol):
@@ -176,7 +176,7 @@ def join(
     else:
         _run_while_working(begin, lead)
     ranks = Ranks(rank, size, device, lead)
-    _here.append(ranks)
+    _joined.append(ranks)
     ranks.check()  # `leave` did not see this group if a rank died before
     return ranks
 
@@ -209,7 +209,7 @@ def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
     """
     done = run_in_daemon("treegen-join", begin)
     while not wait([done], _POLL_SECONDS).done:
-        if lead.failed and not wait([done], _GRACE).done:
+        if lead.failed and not wait([done], _JOIN_SECONDS).done:
             # torch counts groups, and the ranks of the next one must have the same count.
             dist.distributed_c10d._world.group_count = 0
             lead.check()
@@ -225,14 +225,14 @@ def leave(lead: RankLeader) -> None:
     Args:
         lead: The lead that `join` was given. A group of another lead is left alone.
     """
-    with _leaving:
-        if _here and _here[0].lead is lead:
-            _here.clear()
+    with _abort_lock:
+        if _joined and _joined[0].lead is lead:
+            _joined.clear()
             # Abort, because an orderly destruction would wait for dead ranks.
             dist.distributed_c10d._abort_process_group()
 
 
-_ALONE: Final = "a part of a model is computed without the other ranks"
+_NOT_JOINED: Final = "a part of a model is computed without the other ranks"
 
 
 @torch.library.custom_op("treegen::sum_over_ranks", mutates_args=("partial",))
@@ -255,8 +255,8 @@ def linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
 
 
 def _sum_in_place(partial: Tensor) -> None:
-    assert _here, _ALONE
-    ranks = _here[0]
+    assert _joined, _NOT_JOINED
+    ranks = _joined[0]
     if ranks.fixed_order and ranks.size > 2 and partial.is_floating_point():
         _sum_in_order(partial, ranks.size)
     else:
@@ -287,7 +287,7 @@ def gather_columns(part: Tensor, size: int) -> Tensor:
 
 def _gather(part: Tensor, size: int) -> Tensor:
     """Return the tensors [size, ...] of all ranks."""
-    assert _here, _ALONE
+    assert _joined, _NOT_JOINED
     gathered = part.new_empty(size, *part.shape)
     _all_gather(gathered.view(-1), part.view(-1))
     return gathered

@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from treegen.errors import ModelError, arg
-from treegen.model.checkpoint.families import WHOLE
+from treegen.model.checkpoint.families import NOT_TENSOR_PARALLEL
 from treegen.model.parallel.ranks import gather_columns, linear_over_ranks, sum_over_ranks
 
 # E experts, K chosen experts of a row, T rows, D width of a row
 
-_WHOLE: Final = frozenset(
-    # These styles only affect training.
+_REPLICATED: Final = frozenset(
+    # Each rank has all of a part with one of these styles. The styles differ only in training.
     {"replicated_with_grad_allreduce", "mla_kv_a_proj", "replicate", "local_params"}
 )
 _STRIDE: Final = 16  # bytes; grouped products need strides that are multiples of it
@@ -81,7 +81,7 @@ class VocabLinear(nn.Linear):
 def check_plan(module: PreTrainedModel) -> None:
     """Raise ModelError if the model's family has no plan, or one that gives wrong numbers."""
     config = module.config
-    reason = WHOLE.get(config.get_text_config(decoder=True).model_type)
+    reason = NOT_TENSOR_PARALLEL.get(config.get_text_config(decoder=True).model_type)
     if not any("layers" in name for name in {**(module.tp_plan or {}), **_ep_plan(module)}):
         reason = "transformers has no tensor-parallel plan for them"
     if reason is not None:
@@ -147,7 +147,7 @@ class _Sharding:
                 inner = plan.get(_pattern(f"{name}.{key}"))
                 if inner is not None and weight is not None:
                     part._parameters[key] = self._cut_parameter(f"{name}.{key}", weight, inner)
-            if style is not None and style not in _WHOLE:
+            if style is not None and style not in _REPLICATED:
                 self._cut(name, part, style)
         if head.weight is not self.module.get_input_embeddings().weight:
             self.cut_head(head)
@@ -157,7 +157,7 @@ class _Sharding:
         styles = {
             name: style
             for name, _ in self.module.named_parameters()
-            if (style := plan.get(_pattern(name), "replicate")) not in _WHOLE
+            if (style := plan.get(_pattern(name), "replicate")) not in _REPLICATED
             and not name.startswith(self.uncut)
         }
         # Whether the shards of experts have sizes that kernels accept, by the experts' module.
@@ -167,7 +167,7 @@ class _Sharding:
             dim, pieces = _pieces(weight.data, style)
             remainder = pieces[0].shape[dim] * weight.itemsize % (_STRIDE * self.size)
             fits[owner] = fits.get(owner, True) and not remainder
-        return with_whole_experts(plan, _ep_plan(self.module), {n for n in fits if fits[n]})
+        return add_expert_parallelism(plan, _ep_plan(self.module), {n for n in fits if fits[n]})
 
     def _make_error(self, reason: str) -> ModelError:
         return ModelError(
@@ -179,9 +179,9 @@ class _Sharding:
         if style in ("moe_tp_experts", "all_reduce"):
             part.register_forward_hook(sum_output)
             return
-        if style == WHOLE_EXPERTS:
+        if style == EXPERT_MODULE:
             experts = [weight for weight in part._parameters.values() if weight is not None]
-            deal_experts(
+            shard_experts(
                 part, self.rank, count=len(experts[0])
             )  # already cut to this rank's experts
             return
@@ -237,9 +237,9 @@ class _Sharding:
         With a packed style gate and up are two halves, and the rank keeps a shard of each.
         """
         shard = weight.data
-        if style in _WHOLE:
+        if style in _REPLICATED:
             return weight
-        if style == ONE_OF_EXPERTS:
+        if style == EXPERT_WEIGHTS:
             if len(shard) % self.size:
                 raise self._make_error(
                     f"the number of experts in {name} ({len(shard)}) is not divisible by "
@@ -351,13 +351,13 @@ def _keep(part: nn.Module, name: str, dim: int, start: int, stop: int) -> None:
         part._parameters[name] = nn.Parameter(data, requires_grad=False)
 
 
-WHOLE_EXPERTS: Final = "ep_dispatch_experts"
+EXPERT_MODULE: Final = "ep_dispatch_experts"
 """The plan style of a module with whole experts."""
-ONE_OF_EXPERTS: Final = "grouped_gemm"
+EXPERT_WEIGHTS: Final = "grouped_gemm"
 """The plan style of a parameter of all experts [E, ...], of which a rank keeps some."""
 
 
-def with_whole_experts(
+def add_expert_parallelism(
     plan: Mapping[str, str], ep_plan: Mapping[str, str], can_cut: Collection[str]
 ) -> dict[str, str]:
     """Return a plan that uses whole experts where the plan cannot cut the experts themselves.
@@ -368,14 +368,16 @@ def with_whole_experts(
         can_cut: Names of modules whose experts the plan can cut.
     """
     combined = dict(plan)
-    experts = {key: key.rpartition(".")[0] for key, way in ep_plan.items() if way == ONE_OF_EXPERTS}
+    experts = {
+        key: key.rpartition(".")[0] for key, style in ep_plan.items() if style == EXPERT_WEIGHTS
+    }
     for key, name in experts.items():
         if name not in can_cut:
-            combined[key], combined[name] = ONE_OF_EXPERTS, WHOLE_EXPERTS
+            combined[key], combined[name] = EXPERT_WEIGHTS, EXPERT_MODULE
     return combined
 
 
-def deal_experts(part: nn.Module, rank: int, count: int) -> None:
+def shard_experts(part: nn.Module, rank: int, count: int) -> None:
     """Make a module compute only the rows of its rank's experts, and sum the outputs over ranks.
 
     Args:

@@ -95,7 +95,7 @@ class LayerStates:
             state_idx: The index of the convolution in the layer.
             conv_kernel_size: The width of the window. Default: that of the stored window, if known,
                 else the number of new inputs.
-            **_others: Ignored.
+            **_kwargs: Ignored.
 
         Returns:
             The inputs after those of the previous window.

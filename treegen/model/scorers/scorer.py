@@ -26,8 +26,8 @@ _FORMS: Final[Mapping[str, str]] = {
 }
 """The form of a model, by the ending of its architecture's name."""
 
-# Models in use, by directory, device and form, so that none is loaded twice.
-_in_use: WeakValueDictionary[tuple[str, str, str], Any] = WeakValueDictionary()
+# Models in use, by directory, fingerprint, device and form, so that none is loaded twice.
+_in_use: WeakValueDictionary[tuple[str, str, str, str], Any] = WeakValueDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,19 +102,25 @@ def load_scorer(
         InputError: there is no such device or form.
         ModelError: the model cannot be loaded, or has none of the forms.
     """
-    from treegen.model.checkpoint.files import check_trust, check_weights, locate, read_raw_config
+    from treegen.model.checkpoint.files import (
+        check_trust,
+        check_weights,
+        fingerprint,
+        locate,
+        read_raw_config,
+    )
     from treegen.model.config import check_headers, resolve_device
     from treegen.model.tokenizer import load_tokenizer
 
     if form not in (None, *FORMS):
         raise InputError(f"form must be {', '.join(FORMS)} or None, got {form!r:.60}")
-    where = str(resolve_device("auto" if device is None else device))
+    device_name = str(resolve_device("auto" if device is None else device))
     directory = locate(name, revision, weights=True)
     raw = read_raw_config(directory)
-    # The code that comes with such a model is not run, because treegen has its own.
-    ours = _has_own_head(raw)
+    # The code that comes with such a model is not run, because treegen implements its head.
+    has_own_head = _has_own_head(raw)
     form = form or _form_of(name, raw)
-    if raw.get("auto_map") and not ours:
+    if raw.get("auto_map") and not has_own_head:
         raise ModelError(
             f"{name} requires custom code (auto_map in config.json), which is not supported for "
             "reward models; if transformers can load the weights, remove auto_map from a local "
@@ -124,12 +130,13 @@ def load_scorer(
     check_trust(trusted, "config.json", revision, local=True, trust=False)
     check_weights(directory)
     check_headers(directory, raw)
-    tokenizer: Any = load_tokenizer(directory, with_config=not ours)
-    model = None if separate else _in_use.get((str(directory), where, form))
+    tokenizer: Any = load_tokenizer(directory, with_config=not has_own_head)
+    key = str(directory), fingerprint(directory), device_name, form
+    model = None if separate else _in_use.get(key)
     if model is None:
-        model = _read(name, directory, raw, form, tokenizer, where).to(where)
+        model = _read(name, directory, raw, form, tokenizer, device_name).to(device_name)
         if not separate:
-            _in_use[str(directory), where, form] = model
+            _in_use[key] = model
     return Scorer(model, tokenizer, form, getattr(model.config, "max_position_embeddings", None))
 
 

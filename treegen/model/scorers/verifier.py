@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from treegen.common.bounded.templates import render_chat
+from treegen.common.checks import check_int, checked_class
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.scorers.scorer import CAUSAL, SEQUENCE, Scorer, probabilities
 
@@ -36,6 +37,7 @@ class Reader(Protocol):
         ...
 
 
+@checked_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verifier:
     """Scores answers to questions, from 0 to 1."""
@@ -66,6 +68,7 @@ class Verifier:
 
     def __post_init__(self) -> None:
         form, tokenizer = self.scorer.form, self.scorer.tokenizer
+        check_int("batch_size", self.batch_size, least=1)
         if self.reduce not in REDUCE:
             raise InputError(
                 f"{arg('reduce')} must be one of {', '.join(REDUCE)}, got {self.reduce!r}"

@@ -245,11 +245,11 @@ def attend(  # noqa: PLR0913 -- users name these arguments of the operator
     if signature not in prepared.seen:
         _check_tensors(q_THD, pairs, prepared)
         prepared.seen.add(signature)
-    reach = _window(prepared, window, chunk)
+    layer_window = _window(prepared, window, chunk)
     _check_options(q_THD.shape[1], softcap, sinks)
     options = AttentionOptions(
         scale=q_THD.shape[-1] ** -0.5 if scale is None else scale,
-        window=reach,
+        window=layer_window,
         softcap=softcap,
         sinks_H=sinks,
     )

@@ -94,7 +94,7 @@ class Items:
     stop_G: IntArray
     """The item after the last item of each group of a level."""
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """What implementations cache about the level and does not depend on the items' rows."""
+    """Values that implementations cache about the level, whatever the rows of its items."""
 
     @property
     def num(self) -> int:
@@ -120,7 +120,7 @@ class HostLevel:
     kv_start_G: IntArray
     causal: bool
     memo: dict[Any, Any] = field(default_factory=dict, repr=False)
-    """What implementations cache about the level, which may serve many steps."""
+    """Values that implementations cache about the level, which may serve many steps."""
     items: Items | None = None
     """The items to which the groups' rows belong; None if unknown."""
     copied: bool = False

@@ -89,8 +89,10 @@ def load(name: str, device: torch.device) -> Implementation | str:
     """Return the named implementation, or the reason why it cannot run on a device."""
     try:
         implementation = LOADERS[name]()
-    except ModuleNotFoundError as error:
-        return f"{error.name} is not installed"
+    except ImportError as error:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            return f"{error.name} is not installed"
+        return f"cannot be imported: {error}"
     return implementation.refusal(device) or implementation
 
 

@@ -93,8 +93,8 @@ def attend_selected(
         for at, (heads, key_heads) in enumerate(_split_heads(q_THK, keys, selected)):
             one = replace(selected, positions_TS=selected.positions_TS[:, at])
             k, v = keys[:, :, key_heads], values[:, :, key_heads]
-            its_sinks = None if sinks is None else sinks[heads]
-            results.append(attend_selected(q_THK[:, heads], k, v, one, scale, its_sinks))
+            head_sinks = None if sinks is None else sinks[heads]
+            results.append(attend_selected(q_THK[:, heads], k, v, one, scale, head_sinks))
         return torch.cat(results, 1)
     reads = _plan_reads(selected, keys.shape[1])
     result = _empty(q_THK, values.shape[-1])

@@ -70,7 +70,7 @@ class TreeLayout:
     num_tokens: int
     """T, the number of tokens."""
     memo: dict[Any, Any] = field(default_factory=dict)
-    """What layers share: blocks of scores, and arrays on a device."""
+    """Values that all layers use: blocks of scores, and arrays on a device."""
 
     def blocks(self, num_heads: int, window: Window | None, device: torch.device) -> list[_Block]:
         """Return the blocks of scores that cover all pairs of a query and a visible key.

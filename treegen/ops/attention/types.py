@@ -112,13 +112,13 @@ class PreparedLevels:
     positions_T: Tensor | None
     """The position of each query row; None if nothing needs positions."""
     device: torch.device
-    """Where the tensors are."""
+    """The device of the tensors."""
     impl: str
     """The name of the implementation."""
     implementation: Implementation
     """The implementation that computes the attention."""
     state: Any
-    """What the implementation's `prepare` returned."""
+    """The state that the implementation's `prepare` returned."""
     checked: bool
     """Whether the tensors of each layer are checked against the levels."""
     copies: PreparedLevels | None = None

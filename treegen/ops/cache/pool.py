@@ -281,7 +281,7 @@ def table_slots(table: Pages, start: int, stop: int, page_size: int) -> NDArray[
     return table[offsets // page_size].astype(np.int64) * page_size + offsets % page_size
 
 
-_MOST: Final = 448.0  # the largest number in e4m3
+_E4M3_MAX: Final = 448.0  # the largest number in e4m3
 
 
 def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV: Tensor) -> None:
@@ -326,7 +326,7 @@ def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV
         ROOM_G=_next_power_of_2(num_heads),
         ROOM_K=_next_power_of_2(k_dim),
         ROOM_V=_next_power_of_2(v_dim),
-        MOST=_MOST if keys.dtype == FP8 else 0.0,
+        MOST=_E4M3_MAX if keys.dtype == FP8 else 0.0,
         num_warps=4 if num_heads * k_dim > 512 else 1,
     )
 
@@ -341,7 +341,7 @@ def write_slots(pool: Tensor, slots_T: Tensor, new: Tensor) -> None:
     """
     slots = pool.view(-1, *pool.shape[2:])
     if slots.dtype == FP8:
-        new = new.clamp(-_MOST, _MOST).to(FP8).view(torch.uint8)
+        new = new.clamp(-_E4M3_MAX, _E4M3_MAX).to(FP8).view(torch.uint8)
         slots = slots.view(torch.uint8)
     slots.index_copy_(0, slots_T, new.to(slots.dtype))
 

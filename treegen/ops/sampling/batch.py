@@ -55,7 +55,7 @@ class Biases:
     allowed_UA: Tensor | None = None
     """Ids of the tokens that may be drawn, padded with one of them; None allows all."""
     limited_U: Tensor | None = None
-    """Which kinds allow only these."""
+    """Which kinds allow only the tokens of `allowed_UA`."""
 
     @staticmethod
     def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
@@ -193,7 +193,7 @@ class SamplingBatch:
         )
 
 
-_MOST: Final = 256  # the cache is cleared when it has more batches
+_MAX_CACHED: Final = 256  # the cache is cleared when it has more batches
 
 
 class SamplingBatchCache:
@@ -228,7 +228,8 @@ class SamplingBatchCache:
         if len(params) > 1:
             return SamplingBatch.of(params, to_device(index, self._device), biases)
         bias = biases[0] if biases else None
-        if params[0] is not self._params or bias is not self._bias or len(self._by_rows) > _MOST:
+        is_same = params[0] is self._params and bias is self._bias
+        if not is_same or len(self._by_rows) > _MAX_CACHED:
             self._params, self._bias, self._by_rows = params[0], bias, {}
         batch = self._by_rows.get(len(index))
         if batch is None:

@@ -19,7 +19,7 @@ from treegen.common.params import SamplingParams
 from treegen.ops.sampling.logits import slice_rows
 
 CONFIDENCE, CERTAINTY = range(2)
-_AT_ONCE = 2**25  # largest number of logits that are read at once
+_MAX_LOGITS = 2**25  # largest number of logits that are read at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class ConfidenceSignals:
             logits_PV: Logits [P, V] of any floating type.
             lse_P: Their log-sum-exp, float32 [P].
         """
-        most = max(_AT_ONCE // logits_PV.shape[1], 1)
+        most = max(_MAX_LOGITS // logits_PV.shape[1], 1)
         parts = []
         for start in range(0, max(len(logits_PV), 1), most):
             rows = slice(start, start + most)

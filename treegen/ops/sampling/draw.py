@@ -50,7 +50,7 @@ def uniforms(seeds: Tensor, steps: Tensor) -> Tensor:
 
 
 _BLOCK = 64  # tokens of the vocabulary in one block of the cumulative distribution
-_AT_ONCE = 2**24  # largest number of logits that `_draw` gets in one call
+_MAX_LOGITS = 2**24  # largest number of logits that `_draw` gets in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def draw(
         return Draws(tokens_PN, logprobs_PN, lse_P, None, None, signals_P2)
     # Sorting, summing and searching logits takes ten to twenty times their memory.
     width = max(logits_PV.shape[1], texts.longest if texts is not None else 0)
-    most = max(_AT_ONCE // width, 1)
+    most = max(_MAX_LOGITS // width, 1)
     if len(logits_PV) <= most:
         return _draw(logits_PV, seeds_PN, steps_PN, params, forced_P, texts, masks)
     parts = []
@@ -350,10 +350,10 @@ class AsyncDraws:
         """Queue the copies behind the device's current work."""
         tensors = [getattr(draws, field.name) for field in fields(draws)]
         self._fetch = AsyncHostCopy([tensor for tensor in tensors if tensor is not None])
-        self._is_there = [tensor is not None for tensor in tensors]
+        self._is_reported = [tensor is not None for tensor in tensors]
 
     def wait(self) -> HostDraws:
         """Wait for the copies, and return the draws."""
         copied = iter(self._fetch.wait())
-        arrays: list[Any] = [next(copied) if there else None for there in self._is_there]
+        arrays: list[Any] = [next(copied) if exists else None for exists in self._is_reported]
         return HostDraws(*arrays)

@@ -64,8 +64,8 @@ class BannedWords:
         size = before_PWK.shape[-1]
         at_PK = length_P[:, None] - size + torch.arange(size, device=text_PL.device)
         place_PK = at_PK.clamp(min=0)
-        there_PK = (at_PK >= 0) & drawn_PL.gather(1, place_PK)
-        tail_PK = torch.where(there_PK, text_PL.gather(1, place_PK), NOTHING)
+        exists_PK = (at_PK >= 0) & drawn_PL.gather(1, place_PK)
+        tail_PK = torch.where(exists_PK, text_PL.gather(1, place_PK), NOTHING)
         begun_PW = ((before_PWK == tail_PK[:, None]) | (before_PWK == _ANY)).all(dim=-1)
         return torch.where(begun_PW, last_PW, NOTHING)
 

@@ -74,9 +74,9 @@ class _LevelTokens:
         slots_PK = (self.pages_GN[:, :, None] * page_size + offset_N).flatten(1)[group_P]
         key_K = torch.arange(slots_PK.shape[1], device=tokens_S.device)
         position_PK = self.start_G[group_P, None] + key_K
-        there_PK = (key_K < self.length_G[group_P, None]) & (position_PK < length_P[:, None])
-        there_PK &= self.group_P[:, None] >= 0
-        place_PK = torch.where(there_PK, position_PK, text_PL.shape[1] - 1)
+        is_key_PK = (key_K < self.length_G[group_P, None]) & (position_PK < length_P[:, None])
+        is_key_PK &= self.group_P[:, None] >= 0
+        place_PK = torch.where(is_key_PK, position_PK, text_PL.shape[1] - 1)
         text_PL.scatter_(1, place_PK, tokens_S[slots_PK])
 
 

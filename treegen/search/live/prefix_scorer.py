@@ -80,7 +80,7 @@ class PrefixScorer:
                 model=model,
                 cache=self._cache,
                 prefix_cache=PrefixCache(self._cache, 0),
-                executor=ModelRunner(model, self._cache, None, model.impl),
+                model_runner=ModelRunner(model, self._cache, None, model.impl),
                 max_rows=max_rows,
                 prefill_chunk=chunk,
             ),
