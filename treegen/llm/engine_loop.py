@@ -197,8 +197,10 @@ class EngineLoop:
             else:
                 params = [call.params] * len(call.requests)
                 call.numbers += self._run.add(call.requests, params, first=call.first)
-        except Exception as error:
-            self._finish(call, error)
+        except BaseException as error:
+            self._finish(call, _as_exception(error))
+            if not isinstance(error, Exception):
+                raise
             return
         self._calls.update((number, (call, place)) for place, number in enumerate(call.numbers))
         if call.streams:
