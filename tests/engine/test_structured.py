@@ -490,6 +490,9 @@ def test_bad_values_are_refused(how: dict[str, Any], message: str) -> None:
         ({"allOf": [{"$ref": "#/allOf/0"}]}, False),
         ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1.0}, False),
         ({"type": "object", "properties": 1, "required": 5, "anyOf": 3, "allOf": {}}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": float("inf")}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": float("nan")}, True),
+        ({"anyOf": [{"$ref": "#/anyOf/" + "9" * 5_000}]}, True),
     ],
 )
 def test_schemas_that_never_end_are_found(schema: dict[str, Any], ends: bool) -> None:

@@ -7,10 +7,13 @@ text whatever its nesting and repetition.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, Final
+
+_MAX_DIGITS: Final = 18  # of an index; int() rejects texts with thousands of digits
 
 _Ways = list[tuple[Hashable, list[Hashable]]]
 """Pairs of a rule and what one of its alternatives needs. A rule may have several alternatives."""
@@ -82,7 +85,8 @@ def _of_kind(kind: Any, schema: Mapping[str, Any]) -> list[Any]:
         return [properties.get(name, other) for name in names]
     if kind == "array":
         least, first = schema.get("minItems", 0), _list(schema.get("prefixItems"))
-        least = int(least) if isinstance(least, int | float) else 0
+        is_number = isinstance(least, int) or (isinstance(least, float) and math.isfinite(least))
+        least = int(least) if is_number else 0
         item_schemas = [schema.get("items", True)] if least > len(first) else []
         return [*first[: max(least, 0)], *item_schemas]
     return []
@@ -99,8 +103,9 @@ def _resolve_reference(name: str, root: Any) -> Any:
     target = root
     for part in filter(None, name[1:].split("/")):
         part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and part.isdecimal() and int(part) < len(target):
-            target = target[int(part)]
+        if isinstance(target, list):
+            is_index = part.isdecimal() and len(part) <= _MAX_DIGITS and int(part) < len(target)
+            target = target[int(part)] if is_index else None
         else:
             target = target.get(part) if isinstance(target, dict) else None
     return target
