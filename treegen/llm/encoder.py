@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
-from treegen.prompts.chat_images import has_images, open_images, render_turns
+from treegen.prompts.chat_images import has_image_files, has_images, open_images, render_turns
 from treegen.prompts.plan.requests import build_flat_requests
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tree import Message, Parts
@@ -294,7 +294,8 @@ class PromptCache:
 def key_of(content: object, template: Mapping[str, Any]) -> bytes | None:
     """Return the cache key of a prompt; None for token ids and for content that is not JSON.
 
-    The key is a hash, because a conversation may be much larger than the text its template renders.
+    Conversations with image files have no key either, because a file may change. The key is a hash,
+    because a conversation may be much larger than the text its template renders.
 
     Args:
         content: Text, token ids or chat messages.
@@ -305,8 +306,9 @@ def key_of(content: object, template: Mapping[str, Any]) -> bytes | None:
     if not isinstance(content, list) or not content or not isinstance(content[0], Mapping):
         return None
     try:
-        return _hash(json.dumps([content, template]))
-    except (TypeError, ValueError, RecursionError):
+        key = _hash(json.dumps([content, template]))
+        return None if has_image_files([content]) else key
+    except (TypeError, ValueError, RecursionError, InputError):
         return None
 
 

@@ -179,7 +179,7 @@ def read_image(source: Source) -> bytes | Image:
     elif isinstance(source, str) and source.startswith("data:"):
         data = _decode_data_url(source)
     elif isinstance(source, str | os.PathLike):
-        data = _bytes_of(_path(os.fspath(source)), name)
+        data = _bytes_of(os.fspath(source), name)
     else:
         return source  # type: ignore[no-any-return]
     if not data:
@@ -355,10 +355,13 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _bytes_of(path: Path, name: str) -> bytes:
+def _bytes_of(text: str, name: str) -> bytes:
     try:
-        data = read_regular(path, MOST_BYTES)
-    except (OSError, ValueError) as error:
+        data = read_regular(_path(text), MOST_BYTES)
+    except InputError:
+        raise
+    # The text may be no valid URL, and `~name` may name no user.
+    except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{name} cannot be read: {reason}; pass a readable file") from None
     if data is None:
