@@ -119,7 +119,11 @@ class E2BEnvironment:
             raise InputError(
                 f"the template {name!r:.80} was not found; use a template that the server has"
             ) from None
-        await world.make_directory()
+        try:
+            await world.make_directory()
+        except BaseException:
+            await world.close()
+            raise
         await write_first_files(world, self._files(problem))
         return world
 
@@ -178,9 +182,11 @@ class E2BEnvironment:
             running = await self._server.call("GET", f"/v2/sandboxes?{query}")
             names = [str(sandbox["sandboxID"]) for sandbox in running]
         leftovers = [name for name in names if name not in self.worlds]
-        for name in leftovers:
+        deleted = [
             await self._server.delete(f"/sandboxes/{quote(name)}", f"the sandbox {name} of E2B")
-        return len(leftovers)
+            for name in leftovers
+        ]
+        return sum(deleted)
 
     def make_id(self, name: str) -> str:
         """Return the id of a snapshot: its name at the server, and a hash that needs the key.
@@ -277,7 +283,6 @@ class E2BWorld(FileWorld):
         headers["Connect-Protocol-Version"] = "1"
         response = await self._server.send("POST", url, content=body, headers=headers)
         if response.status not in (200, _EXISTS):
-            await self.close()
             raise self._server.failure(response)
 
     async def list_files(self) -> list[str]:
