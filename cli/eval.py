@@ -92,7 +92,7 @@ def _read_samples(text_or_file: str) -> dict[str, list[int]]:
     try:
         text = text_or_file if "{" in text_or_file else read_text(text_or_file)
         samples: dict[str, list[int]] = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"--samples must be JSON or the name of a JSON file: {error}; pass, for example, "
             """'{"TASK": [0, 5]}'"""
