@@ -235,11 +235,11 @@ async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
         evaluate: Gives nodes their values, where 0 is bad and 1 is good.
         done: Whether a node ends a solution.
         iterations: Maximum number of children to generate.
-        rule: "m": the mixed model of `posterior.draw_mixed` over the values below each child. "a":
-            a new child draws from the values that the children had when they were new, and all
-            existing children together draw from the values of the nodes below them. If these win,
-            each child draws from the values at and below it. Draws are those of
-            `posterior.draw_gaussian`. "a-beta": as "a", with draws of `posterior.draw_beta`.
+        rule: "m": the mixed model of `draw_mixed` over the values below each child. "a": a new
+            child draws from the values that the children had when they were new, and all existing
+            children together draw from the values of the nodes below them. If these win, each child
+            draws from the values at and below it. Draws are those of `draw_gaussian`. "a-beta": as
+            "a", with draws of `draw_beta`.
         batch: Children to choose at once, if the budget has room.
         depth: Maximum number of steps of a path; None is no limit.
         refine: Whether solutions have children too, as improved solutions.
