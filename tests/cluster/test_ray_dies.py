@@ -57,7 +57,7 @@ def test_a_process_that_listens_no_more_is_told_of(monkeypatch: pytest.MonkeyPat
             get_node_id=lambda: "a", gcs_address=f"127.0.0.1:{server.getsockname()[1]}"
         )
         ray: Any = SimpleNamespace(get_runtime_context=lambda: here, nodes=lambda: [node])
-        monkeypatch.setattr(ray_session, "_LOOK", 0.0)
+        monkeypatch.setattr(ray_session, "_POLL_SECONDS", 0.0)
         both, of_server = RayMonitor(ray), RayMonitor(ray)
         of_server._raylet = None  # a driver on a machine that is no node
         assert not both.describe_failure() and not of_server.describe_failure()

@@ -48,7 +48,7 @@ class AsyncCall:
     """The caller's event loop."""
     rows: int
     """Rows that count towards the limit of waiting samples; 0 once no caller waits."""
-    due: int
+    num_pending: int
     """Number of results that the engine has not handed out."""
     first: int = 0
     """With a seed, index of the first sample to draw."""
@@ -85,7 +85,7 @@ class NodeCall:
 
 
 _Result = TypeVar("_Result")
-_MOST_CACHED: Final = 2**22  # tokens of all cached prompts together
+_MAX_CACHED_TOKENS: Final = 2**22  # tokens of all cached prompts together
 ENTRY: Final = 64
 """Extra tokens that each cached prompt counts for, because its key and its array take memory."""
 
@@ -264,7 +264,7 @@ def _convert_panic(error: BaseException) -> Exception:
 class PromptCache:
     """Maps texts and conversations to their token ids. Not thread-safe."""
 
-    def __init__(self, most: int = _MOST_CACHED) -> None:
+    def __init__(self, most: int = _MAX_CACHED_TOKENS) -> None:
         """Create an empty cache.
 
         Args:

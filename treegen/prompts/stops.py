@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from treegen.prompts.token_text import Tokens
 
-_MOST_KEPT: Final = 32
+_MAX_CACHED: Final = 32
 
 Ending = tuple[FinishReason, str | int | None, str]
 """Finish reason, what stopped a sample, and its text."""
@@ -158,7 +158,7 @@ class StopConditionsCache:
     """Caches stop conditions, because the table of a large vocabulary is slow to build."""
 
     def __init__(self) -> None:
-        self._cache = functools.lru_cache(maxsize=_MOST_KEPT)(_make)
+        self._cache = functools.lru_cache(maxsize=_MAX_CACHED)(_make)
 
     def of(
         self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MOST_KEPT: Final = 2**14  # spelled texts that are remembered
+_MAX_CACHED_TEXTS: Final = 2**14  # spelled texts that are remembered
 
 
 def token_bytes(tokenizer: Any) -> dict[int, bytes] | None:
@@ -96,7 +96,7 @@ class ByteSpeller:
             self._bytes.get(id) or added_bytes.get(id) or b"<[%d]>" % id for id in range(num_tokens)
         ]
         self._backend = _plain(backend)
-        self.spell = functools.lru_cache(maxsize=_MOST_KEPT)(self._spell)
+        self.spell = functools.lru_cache(maxsize=_MAX_CACHED_TEXTS)(self._spell)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Return the token ids of a text as the tokenizer encodes it inside another text."""

@@ -24,7 +24,7 @@ from treegen.search.tree.result import SearchProblem, SearchResult, warn_if_all_
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler
 
-_AGAIN: Final = 0.1
+_END_WAIT_SECONDS: Final = 0.1
 """Seconds between ending two waits of one search, in which it cleans up after the first."""
 
 
@@ -69,8 +69,8 @@ class RunningSearch:
         """
         if self._due is None or self._loop.time() < self._due or self.task.done():
             return False
-        self._due = self._loop.time() + _AGAIN
-        self._loop.call_later(_AGAIN, lambda: None)  # so that the loop looks again
+        self._due = self._loop.time() + _END_WAIT_SECONDS
+        self._loop.call_later(_END_WAIT_SECONDS, lambda: None)  # so that the loop looks again
         self._raises = self.search.stopped
         self.task.cancel()
         return True
@@ -153,7 +153,7 @@ def resume_any(loop: IdleLoop, running: set[RunningSearch], *, busy: bool) -> bo
     running -= {one for one in running if one.end_abandoned()}
     if sum(one.search.return_next() for one in running):  # one call of each
         return True
-    return loop.aside.resume_searches(busy=busy)
+    return loop.external_calls.resume_searches(busy=busy)
 
 
 def _trim_traceback(trace: TracebackType | None) -> TracebackType | None:
@@ -237,7 +237,7 @@ class SearchRun(SearchResults):
         concurrency: int,
         budget: Budget | None,
         rows: int,
-        dealt: bool = False,
+        on_demand: bool = False,
     ) -> None:
         """Create a run; `LLM.search_stream` does this.
 
@@ -249,7 +249,7 @@ class SearchRun(SearchResults):
             concurrency: Maximum number of searches that run at once.
             budget: Budget of each search.
             rows: Rows that each search is expected to decode at once.
-            dealt: Start only those searches that `enqueue` names.
+            on_demand: Whether to start only those searches that `enqueue` names.
         """
         self.backend = backend
         self.names = [problem.name for problem in problems]
@@ -266,7 +266,7 @@ class SearchRun(SearchResults):
             for problem, context in zip(problems, contexts, strict=True)
         }
         self._waiting: deque[str] = deque()
-        if not dealt:
+        if not on_demand:
             self.enqueue(self.names)
         self._running: set[RunningSearch] = set()
         self._results: deque[SearchResult] = deque()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ScoreInput = str | Sequence[int]
 ScoreContext = ScoreInput | Sequence[Message]
 """The context of a continuation to score."""
-_MOST_SAMPLES: Final = 10**8  # of a run, because memory holds a number for each sample
+_MAX_SAMPLES: Final = 10**8  # of a run, because memory holds a number for each sample
 
 
 def build_sample_requests(
@@ -90,9 +90,9 @@ def requests_of_prompts(
     if any(prompt.node.has_messages for prompt in prompts):
         warn_of_unended_turns(tokenizer, spec.eos_token_ids, all_params)
     total = sum(prompt.samples for prompt in prompts)
-    if total > _MOST_SAMPLES:
+    if total > _MAX_SAMPLES:
         raise CapacityError(
-            f"one run can have at most {_MOST_SAMPLES:,} samples, got {total:,}; request fewer "
+            f"one run can have at most {_MAX_SAMPLES:,} samples, got {total:,}; request fewer "
             "samples, or use several runs with different seeds"
         )
     return [
