@@ -272,7 +272,7 @@ class SearchRun(SearchResults):
         self._results: deque[SearchResult] = deque()
         self._loop = IdleLoop(self._on_idle, self._on_busy, backend)
         self.closed = False
-        self._alone = ExclusiveSection("run")
+        self._exclusive = ExclusiveSection("run")
 
     def status(self) -> Status:
         """Return the current load."""
@@ -336,7 +336,7 @@ class SearchRun(SearchResults):
         Raises:
             InputError: Another thread is in a step, which is not disturbed.
         """
-        with self._alone():
+        with self._exclusive():
             self._step()
 
     def _step(self) -> None:

@@ -19,7 +19,7 @@ from treegen.prompts.plan.cost_model import DEVICE_COSTS, Sharing
 from treegen.prompts.plan.draws import hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.radix import Tokens
-from treegen.prompts.tokens import TokenPrompt, encode_texts, longer_prompt, tokenize
+from treegen.prompts.tokens import TokenPrompt, encode_texts, find_too_long_prompt, tokenize
 from treegen.prompts.tree import (
     MAX_TOKEN_ID,
     Message,
@@ -190,7 +190,7 @@ def check_length(
         TreeError: the tree has no samples, or generates levels.
         ContextError: a prompt is too long for the model's context.
     """
-    if too_long := longer_prompt(tree, tokenizer, spec.context_length - generates, images):
+    if too_long := find_too_long_prompt(tree, tokenizer, spec.context_length - generates, images):
         prompt, num_tokens = too_long
         raise _too_long(prompt.name, num_tokens, spec, least="at least ", generates=generates)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from treegen.errors import InputError
 from treegen.prompts.grammar_termination import has_finite_value
 from treegen.prompts.grammars import JSON_SPACE
-from treegen.prompts.replies.formats import USUAL, ToolFormat
+from treegen.prompts.replies.formats import DEFAULT_FORMAT, ToolFormat
 from treegen.prompts.thinking import template_text
 
 
@@ -108,7 +108,7 @@ def call_grammar(
         InputError: the format cannot be forced, there is no such tool, or its parameters have no
             finite value.
     """
-    form = form or USUAL
+    form = form or DEFAULT_FORMAT
     if form.name not in _WRITTEN:
         raise InputError(
             f"forced tool calls are not supported with the format {form.name!r}; the supported "
