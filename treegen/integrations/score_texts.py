@@ -108,7 +108,7 @@ def read_extent(folder: Path) -> WrittenExtent:
                 "another folder"
             )
         try:
-            at = _reached_by(path, at)
+            at = _read_part_extent(path, at)
         except (pa.ArrowException, OSError, KeyError, AttributeError, ValueError) as error:
             reason = format_os_error(error) if isinstance(error, OSError) else error
             raise RunError(
@@ -118,7 +118,7 @@ def read_extent(folder: Path) -> WrittenExtent:
     return at
 
 
-def _reached_by(path: Path, start: WrittenExtent) -> WrittenExtent:
+def _read_part_extent(path: Path, start: WrittenExtent) -> WrittenExtent:
     """Return how far a file goes that continues from `start`."""
     with open(open_regular(path), "rb") as file:
         parquet = pq.ParquetFile(file)
