@@ -255,7 +255,7 @@ def command(
         "resume": resume,
         "execution": execution,
         "show_prompts": write_out,
-        "check_judges": lambda stored: JudgingPlan.check_kept(stored, loading_of(choices)),
+        "check_judges": lambda stored: JudgingPlan.check_stored(stored, loading_of(choices)),
     }
     if several:
         rows = evaluate_adapters(several, tasks, choices, models, terminal, **options)

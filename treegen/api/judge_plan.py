@@ -97,7 +97,7 @@ class JudgingPlan:
         return None
 
     @classmethod
-    def check_kept(cls, stored: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    def check_stored(cls, stored: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """Raise TreegenError if the judges that a run stores cannot judge it; see `of_json`."""
         plan = cls.of_json(stored, options)
         try:

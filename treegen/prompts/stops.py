@@ -276,14 +276,14 @@ class StopStrings:
             since: Stop strings that end in the text of this many first tokens do not count.
                 Default: 0.
         """
-        if num_new is not None and not self._in_tail(prompt_tokens, tokens, num_new):
+        if num_new is not None and not self._may_end_in_tail(prompt_tokens, tokens, num_new):
             return None
         text = self._detokenizer.text(prompt_tokens, tokens)
         before = self._detokenizer.text(prompt_tokens, tokens[:since]) if since else ""
         hit = self.find(text, len(before))
         return (text[: hit[0]], hit[1]) if hit else None
 
-    def _in_tail(self, prompt_tokens: Tokens, tokens: Tokens, num_new: int) -> bool:
+    def _may_end_in_tail(self, prompt_tokens: Tokens, tokens: Tokens, num_new: int) -> bool:
         """Whether a stop string may end in the text of the last num_new tokens."""
         width = num_new + self._longest
         while width < len(tokens):

@@ -224,7 +224,7 @@ class TokenLowerBound:
         self._most = 0  # largest number of characters of a token; 0 if it is not known
         self._greedy: list[str] = []  # added tokens that absorb all spaces next to them
         if getattr(tokenizer, "is_fast", False):
-            self._look(tokenizer.backend_tokenizer)
+            self._inspect_backend(tokenizer.backend_tokenizer)
 
     def of_chars(self, num_chars: int) -> int:
         """Return a lower bound for texts of `num_chars` characters; 0 means that nothing is known.
@@ -237,7 +237,7 @@ class TokenLowerBound:
         """Return a lower bound for a text without special tokens around it; 0 means unknown."""
         return 0 if any(token in text for token in self._greedy) else self.of_chars(len(text))
 
-    def _look(self, backend: Any) -> None:
+    def _inspect_backend(self, backend: Any) -> None:
         normalizers = list(component_parts(backend.normalizer))
         cutters = list(component_parts(backend.pre_tokenizer))
         vocab = backend.get_vocab(with_added_tokens=True)

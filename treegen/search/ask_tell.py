@@ -24,7 +24,7 @@ from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import Budget, SearchUsage
 from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
-from treegen.search.event_loop import IdleLoop, end_loop, run_apart
+from treegen.search.event_loop import IdleLoop, end_loop, run_outside_loop
 from treegen.search.run import RunningSearch, resume_any
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult, name_problems, warn_if_all_failed
@@ -323,7 +323,7 @@ class AskTell(Closeable):
         before. If they wait for something else, such as a tool, this call waits too.
         """
         if not self._loop.is_closed():
-            run_apart(self._loop.run_forever)
+            run_outside_loop(self._loop.run_forever)
             if self.done:
                 self.close()
                 warn_if_all_failed([result for result in self.results if result is not None])

@@ -143,7 +143,7 @@ def check_loop(backend: object) -> None:
         )
 
 
-def run_apart(run: Callable[[], object]) -> None:
+def run_outside_loop(run: Callable[[], object]) -> None:
     """Run an event loop, in a separate thread if a loop already runs, as in a notebook."""
     if running_loop() is not None:
         with ThreadPoolExecutor(1) as thread:
@@ -159,7 +159,7 @@ def end_loop(loop: IdleLoop) -> None:
     for task in tasks:
         task.cancel()  # before the loop runs, so that no task starts
     try:
-        run_apart(lambda: loop.run_until_complete(_ends(loop, tasks)))
+        run_outside_loop(lambda: loop.run_until_complete(_ends(loop, tasks)))
     finally:
         loop.close()
 

@@ -138,10 +138,10 @@ class MultiModelBackend:
         for backend in self._backends.values():
             backend.close()
 
-    def prompts_together(self, contents: Sequence[Content], *, rows: int) -> list[Context]:
+    def add_prompts(self, contents: Sequence[Content], *, rows: int) -> list[Context]:
         """Return contexts of the known prompts, which each LLM stores once."""
         contexts = {
-            name: backend.prompts_together([content[name] for content in self._contents], rows=rows)
+            name: backend.add_prompts([content[name] for content in self._contents], rows=rows)
             for name, backend in self._backends.items()
         }
         return [

@@ -17,7 +17,7 @@ from treegen.common.params import SamplingParams
 from treegen.common.synchronization import ExclusiveSection
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget, BudgetIgnored, BudgetReached, StopReason
-from treegen.search.event_loop import IdleLoop, end_loop, run_apart
+from treegen.search.event_loop import IdleLoop, end_loop, run_outside_loop
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchProblem, SearchResult, warn_if_all_failed
 
@@ -180,9 +180,7 @@ class RunBackend(Backend, Protocol):
         """Whether a requested result has not been computed."""
         ...
 
-    def prompts_together(
-        self, contents: Sequence[str | Sequence[int]], *, rows: int
-    ) -> list[Context]:
+    def add_prompts(self, contents: Sequence[str | Sequence[int]], *, rows: int) -> list[Context]:
         """Return contexts of prompts known in advance, with `rows` rows expected below each."""
         ...
 
@@ -255,7 +253,7 @@ class SearchRun(SearchResults):
         self.names = [problem.name for problem in problems]
         self._fn, self._params, self._budget = fn, params, budget
         self._concurrency = concurrency
-        contexts = backend.prompts_together([problem.content for problem in problems], rows=rows)
+        contexts = backend.add_prompts([problem.content for problem in problems], rows=rows)
         self._entries = {
             problem.name: (
                 problem,
@@ -343,7 +341,7 @@ class SearchRun(SearchResults):
         try:
             while self._waiting and len(self._running) < self._concurrency:
                 self._begin(*self._entries.pop(self._waiting.popleft()))
-            run_apart(self._loop.run_forever)
+            run_outside_loop(self._loop.run_forever)
             if self.closed:  # a search has closed the run
                 self.close()
             elif self.backend.has_work:

@@ -125,7 +125,7 @@ def call_grammar(
             f"there is no tool {name!r:.80}; the available tools are {', '.join(schemas)}"
         )
     chosen = schemas if name is None else {name: schemas[name]}
-    marks = _marks(tokenizer, form)
+    marks = _find_special_tokens(tokenizer, form)
     before, within, after = written.call
     lines = []
     for index, (tool_name, schema) in enumerate(chosen.items()):
@@ -164,7 +164,7 @@ def _function(tool: Any) -> tuple[str, Any]:
     return name, {"type": "object", **schema, "x-guidance": JSON_SPACE}
 
 
-def _marks(tokenizer: Any, form: ToolFormat) -> dict[str, int]:
+def _find_special_tokens(tokenizer: Any, form: ToolFormat) -> dict[str, int]:
     """Return the special tokens that a format writes; text in a grammar cannot express them."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     literals = (*form.literals, *form.inner)
