@@ -366,6 +366,23 @@ def test_leftovers_are_found_by_the_name_of_the_run(
     assert left.body["metadata"] == {"treegen": "other"}
 
 
+def test_leftovers_are_found_on_all_pages(cloud: Cloud) -> None:
+    async def leave(environment: E2BEnvironment) -> None:
+        for _ in range(3):
+            await environment.start(PROBLEM)
+        await environment._server.close()
+        environment.worlds.clear()
+
+    use(leave, run_name="run")
+    cloud.page = 2
+
+    async def body(environment: E2BEnvironment) -> None:
+        assert await environment.remove_leftovers() == 3
+
+    use(body, run_name="run")
+    assert not cloud.sandboxes
+
+
 def test_the_key_is_nowhere(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in what a world shows or stores, and not in messages, even if the server repeats it."""
     tokens: list[str] = []

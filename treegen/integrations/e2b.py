@@ -178,15 +178,21 @@ class E2BEnvironment:
         """
         self._older |= {snapshot for snapshot in keep if self._read_id(snapshot) is not None}
         query = urlencode({"metadata": urlencode(self._new["metadata"])})
+        num_deleted = 0
+        seen = set(self.worlds)
+        # The server lists at most 100 sandboxes at once, so list again what is left.
+        while names := [name for name in await self._list_running(query) if name not in seen]:
+            seen.update(names)
+            for name in names:
+                path = f"/sandboxes/{quote(name)}"
+                num_deleted += await self._server.delete(path, f"the sandbox {name} of E2B")
+        return num_deleted
+
+    async def _list_running(self, query: str) -> list[str]:
+        """Return the ids of running sandboxes that a query selects; not all, if they are many."""
         with check_form():
             running = await self._server.call("GET", f"/v2/sandboxes?{query}")
-            names = [str(sandbox["sandboxID"]) for sandbox in running]
-        leftovers = [name for name in names if name not in self.worlds]
-        deleted = [
-            await self._server.delete(f"/sandboxes/{quote(name)}", f"the sandbox {name} of E2B")
-            for name in leftovers
-        ]
-        return sum(deleted)
+            return [str(sandbox["sandboxID"]) for sandbox in running]
 
     def make_id(self, name: str) -> str:
         """Return the id of a snapshot: its name at the server, and a hash that needs the key.
