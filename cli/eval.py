@@ -92,7 +92,7 @@ def _read_samples(text_or_file: str) -> dict[str, list[int]]:
     try:
         text = text_or_file if "{" in text_or_file else read_text(text_or_file)
         samples: dict[str, list[int]] = json.loads(text)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(
             f"--samples must be JSON or the name of a JSON file: {error}; pass, for example, "
             """'{"TASK": [0, 5]}'"""
@@ -255,7 +255,7 @@ def command(
         "resume": resume,
         "execution": execution,
         "show_prompts": write_out,
-        "check_judges": lambda stored: JudgingPlan.check_kept(stored, loading_of(choices)),
+        "check_judges": lambda stored: JudgingPlan.check_stored(stored, loading_of(choices)),
     }
     if several:
         rows = evaluate_adapters(several, tasks, choices, models, terminal, **options)

@@ -174,9 +174,10 @@ def command(
         judge: Models that judge the samples.
         rubric: Name of a rubric, or a .yaml or .jinja file. Without judges, the rubric of the
             stored judgements to report.
-        pairs: Run whose answers are compared, in both orders, by the rubric pairwise.
+        pairs: Runs whose answers are compared with those of `run`, in both orders, by the rubric
+            pairwise.
         labels: JSONL file of labels by people, which correct the mean.
-        weights: Weights of judges, as NAME=WEIGHT.
+        weights: Weights of the judges, in their order.
         combine: How to combine the verdicts of several judges.
         half_width: Half width of the interval for which to print the necessary numbers of
             problems, answers, judges and wordings.

@@ -1,5 +1,6 @@
 """Commands that score again: `treegen score`, `verify`, `usc`, `replay` and `score-texts`."""
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -142,7 +143,7 @@ def verify(
     )
     echo(
         f"{done:,} samples have a score; report votes by it with: "
-        f"treegen score {run} --votes score,score:best"
+        f"treegen score {shlex.quote(str(run))} --votes score,score:best"
     )
     json_line({"run": str(run), "scores": done})
 
@@ -178,7 +179,10 @@ def usc(run: Path, most: int | None, trust_remote_code: bool, **reading: Any) ->
     done = pick_run_samples(
         run, reading, terminal, terminal.count, most=most, trust_remote_code=trust_remote_code
     )
-    echo(f"{done:,} problems have a pick; report them with: treegen score {run} --votes usc")
+    echo(
+        f"{done:,} problems have a pick; report them with: treegen score "
+        f"{shlex.quote(str(run))} --votes usc"
+    )
     json_line({"run": str(run), "picks": done})
 
 

@@ -75,6 +75,7 @@ class Cloud:
         self.requests: list[tuple[str, str]] = []
         self.busy = 0  # answers of status 429 that come first
         self.break_off = False
+        self.page = 100  # sandboxes that a list has
         self.failing = 0  # deletions that come first and fail
         self.endless = ""  # a path whose answers do not end
         self.status = 200  # of these answers
@@ -169,7 +170,7 @@ class Cloud:
     def list(self, request: Request, body: Any, _: None) -> Response:
         wanted = dict(parse_qsl(request.query_params.get("metadata", "")))
         shown = [s for s in self.sandboxes.values() if s.body["metadata"] == wanted]
-        return JSONResponse([s.answer | {"state": "running"} for s in shown])
+        return JSONResponse([s.answer | {"state": "running"} for s in shown[: self.page]])
 
     def kill(self, request: Request, body: Any, sandbox: Sandbox) -> Response:
         shutil.rmtree(self.sandboxes.pop(sandbox.id).root)

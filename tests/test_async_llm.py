@@ -15,7 +15,7 @@ import pytest
 
 from treegen import LLM, AsyncLLM, Completion, InputError, Node, SamplingParams
 from treegen.demo import model_path
-from treegen.errors import BusyError, NumericsError
+from treegen.errors import BusyError, InternalError, NumericsError
 from treegen.prompts import grammars, stops
 from treegen.search.live.run import LiveRun, SampleDelta
 
@@ -383,4 +383,25 @@ def test_a_failure_while_a_call_is_dropped_stops_nobody_else(
         assert served.num_waiting == 0
 
     asyncio.run(ask())
+    served.check()
+
+
+def test_a_panic_while_a_call_is_admitted_ends_the_call(
+    served: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        """An error of a library that is not an Exception."""
+
+    def bad(*arguments: Any, **options: Any) -> list[int]:
+        raise Panic("index out of bounds")
+
+    async def generate() -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(LiveRun, "add", bad)
+            with pytest.raises(InternalError, match="index out of bounds"):
+                await asyncio.wait_for(served.generate([PROMPT]), 30)
+        assert served.num_waiting == 0
+        assert (await served.generate([PROMPT], SamplingParams(max_tokens=3)))[1][0][0].num_tokens
+
+    asyncio.run(generate())
     served.check()

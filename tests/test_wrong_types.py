@@ -342,7 +342,7 @@ def test_no_samples_are_refused_before_the_search(n: int) -> None:
 
 @pytest.mark.filterwarnings("ignore:the only search failed:RuntimeWarning")
 def test_what_an_evaluation_gives_must_be_numbers() -> None:
-    for given in (None, 5, ["x"], [None]):
+    for given in (None, 5, ["x"], [None], [10**400]):
 
         async def evaluate(nodes: Sequence[SearchNode], given: Any = given) -> Any:
             return given

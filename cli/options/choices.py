@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from treegen.evals.scoring.code_execution import ExecutionOptions
     from treegen.llm.cluster.placement import Placement
 
-_MOST: Final = 9_999_999
+_MAX_NUMBER: Final = 9_999_999
 # Flags whose absence means something other than their --no- form.
 _DENIABLE: Final = ("chat", "fewshot_as_multiturn", "score")
 _TASKS: Final = ("names", "more_names", "include_path")
@@ -165,7 +165,7 @@ def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:
     words = [word.strip() for word in text.split(",")]
     if not all(is_number(word, least) for word in words):
         raise InputError(
-            f"{flag} must be comma-separated integers from {least} to {_MOST:,}, got {text!r}"
+            f"{flag} must be comma-separated integers from {least} to {_MAX_NUMBER:,}, got {text!r}"
         )
     return tuple(map(int, words))
 
@@ -173,8 +173,8 @@ def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:
 def is_number(word: str, least: int = 1) -> bool:
     """Whether a word is an integer from `least` up to the largest allowed number."""
     # Count the digits first, because Python rejects numbers with thousands of digits.
-    is_short = word.isascii() and word.isdecimal() and len(word) <= len(str(_MOST))
-    return is_short and least <= int(word) <= _MOST
+    is_short = word.isascii() and word.isdecimal() and len(word) <= len(str(_MAX_NUMBER))
+    return is_short and least <= int(word) <= _MAX_NUMBER
 
 
 def _unescape(text: str) -> str:
@@ -214,8 +214,10 @@ def _read_rows(value: object) -> int | None:
     if isinstance(value, int):
         return value
     text = str(value).strip()
-    if text != "auto" and not text.isdecimal():
-        raise InputError(f"--max-rows must be an integer or auto, got {value!r}")
+    if text != "auto" and not is_number(text, 0):
+        raise InputError(
+            f"--max-rows must be an integer or auto, and at most {_MAX_NUMBER:,}, got {value!r:.60}"
+        )
     return None if text == "auto" else int(text)
 
 

@@ -123,7 +123,8 @@ def _mapping(path: str) -> Mapping[Any, Any]:
         mapping = yaml.safe_load(read_text(path))
     except OSError as error:
         raise InputError(f"--config cannot be read: {describe_read_error(path, error)}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    # Dates and numbers that Python cannot represent are ValueErrors, as is a wrong encoding.
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise InputError(
             f"--config {path} is not valid YAML: {error}; run `treegen eval --print-config` for "
             "an example"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SECONDS: Final = 10.0  # seconds between lines of a log while samples end
 _QUIET_SECONDS: Final = 60.0  # seconds between lines while none ends, but tokens are decoded
 _LINES: Final = 10  # minimum lines of a log, one for each tenth of the samples
-_LOOK: Final = 0.1  # seconds between polls of a run
+_POLL_SECONDS: Final = 0.1  # seconds between polls of a run
 
 
 class Terminal(Listener):
@@ -184,7 +184,7 @@ def _draw_live(steps: "Iterator[RunProgress]", name: str) -> None:
         due = 0.0
         for now in steps:
             if time.monotonic() >= due or now.done == now.planned:
-                due, latest = time.monotonic() + _LOOK, now
+                due, latest = time.monotonic() + _POLL_SECONDS, now
 
 
 def _view(bar: "RenderableType", now: "RunProgress") -> "RenderableType":

@@ -77,6 +77,7 @@ FEW = ["-n", "2", "--max-tokens", "3"]
         ),
         (["gsm8k", "--memory", "0"], "memory must be a number of bytes, or a size such as '2GiB'"),
         (["gsm8k", "--max-rows", "many"], "--max-rows must be an integer or auto"),
+        (["gsm8k", "--max-rows", "9" * 5_000], "--max-rows must be an integer or auto"),
         (["gsm8k", "-b", "0"], "--max-rows must be at least 1, got 0"),
         (["gsm8k", "--sharing", "some"], "sharing must be one of auto, all, one, off"),
         (["gsm8k", "--dtype", "int4"], "dtype must be auto or one of float32"),

@@ -138,6 +138,9 @@ def test_a_run_by_a_config(treegen: Command, tmp_path: Path) -> None:
         ("num-fewshot: many", "'many' is not a valid integer"),
         ("- limit", "must contain lines such as `limit: 4`"),
         ("a: [", "is not valid YAML"),
+        ("limit: 2024-13-45", "is not valid YAML: month must be"),
+        (f"limit: {'9' * 5_000}", "is not valid YAML"),
+        ("[" * 50_000, "is not valid YAML"),
         ("config: run.yaml", "there is no option 'config'"),
     ],
 )

@@ -44,6 +44,7 @@ def test_documents_of_an_own_task(treegen: Command, tmp_path: Path) -> None:
     ("args", "message"),
     [
         (["gsm8k", "--samples", "nowhere"], "--samples must be JSON or the name of a JSON file"),
+        (["gsm8k", "--samples", '{"a":' * 50_000], "--samples must be JSON or the name of a JSON"),
         (["gsm8k", "--samples", '{"gsm8k": 3}'], "--samples must have the form"),
         (["gsm8k", "--samples", '{"gsm8k": [1, 3]}'], "must be consecutive"),
         (["gsm8k", "--samples", '{"arc": [1]}'], "--samples names arc, but TASK is gsm8k"),

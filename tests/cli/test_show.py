@@ -340,7 +340,7 @@ def test_a_terminal_shows_levels_time_left_and_the_interval(
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "140")
-    monkeypatch.setattr(progress, "_LOOK", 0.0)
+    monkeypatch.setattr(progress, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(sys, "stderr", screen := Screen())
     progress.show_progress(iter([moment(10), moment(20)]), "gsm8k", quiet=False)
     shown = screen.getvalue()

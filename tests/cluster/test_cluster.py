@@ -53,7 +53,7 @@ def _drawn(completions: Sequence[Completion]) -> list[tuple[object, ...]]:
 
 
 def _send(cluster: Cluster, what: signal.Signals, number: int) -> None:
-    loaded = cluster._crew.slots[number].loaded
+    loaded = cluster._pool.slots[number].loaded
     assert loaded is not None
     os.kill(loaded.pid, what)
 
@@ -87,7 +87,7 @@ def test_both_workers_work_and_are_told_of(cluster: Cluster) -> None:
 
 
 def test_workers_have_as_much_of_the_cores_as_other_processes(cluster: Cluster) -> None:
-    for slot in cluster._crew.slots:
+    for slot in cluster._pool.slots:
         assert slot.loaded is not None
         assert os.getpriority(os.PRIO_PROCESS, slot.loaded.pid) == os.getpriority(
             os.PRIO_PROCESS, 0
@@ -200,18 +200,18 @@ async def _returns_a_lock(root: SearchNode) -> object:
 
 
 def test_a_search_that_returns_what_cannot_be_sent_fails_alone(cluster: Cluster) -> None:
-    lives = [slot.life for slot in cluster._crew.slots]
+    lives = [slot.life for slot in cluster._pool.slots]
     good, bad = cluster.search(_returns_a_lock, [("good", "a"), ("bad", "b")])
     assert good.error is None and good.best == 1
     assert bad.error is not None and "returned value cannot be pickled (TypeError" in bad.error
     assert bad.value is None and len(bad.tree.nodes) == 2
-    assert [slot.life for slot in cluster._crew.slots] == lives
+    assert [slot.life for slot in cluster._pool.slots] == lives
 
 
 def test_if_all_workers_are_given_up_each_call_says_so(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for slot in cluster._crew.slots:
+    for slot in cluster._pool.slots:
         monkeypatch.setattr(slot, "over", True)
         monkeypatch.setattr(slot, "reason", "its process died")
     message = r"no worker is left \(worker 0: its process died; worker 1: its process died\)"
@@ -269,14 +269,14 @@ def test_a_worker_that_hangs_is_taken_for_dead(
 ) -> None:
     found: list[Completion] = []
     monkeypatch.setattr("treegen.llm.cluster.worker_pool.PATIENCE", 8.0)
-    before = cluster._crew.slots[1].life
+    before = cluster._pool.slots[1].life
     with cluster.stream(TREE, PARAMS) as stream:
         found += stream.step()
         _send(cluster, signal.SIGSTOP, 1)
         while stream.has_work:
             found += stream.step()
     assert sorted(_drawn(found)) == sorted(_drawn(whole.completions))
-    assert cluster._crew.slots[1].life > before
+    assert cluster._pool.slots[1].life > before
 
 
 async def _breaks(root: SearchNode) -> SearchOutcome:

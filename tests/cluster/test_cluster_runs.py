@@ -57,7 +57,7 @@ def _go_on(path: Path, cluster: Cluster, *, kill: int = 0) -> int:
     with RunDir.resume(path, settings) as run:
         before = len(run.done)
         for now in sample(prepare_job(job, cluster.facts), run, cluster):
-            loaded = [s.loaded for s in cluster._crew.slots if s.loaded is not None]
+            loaded = [s.loaded for s in cluster._pool.slots if s.loaded is not None]
             if killed < kill and loaded and now.done > before:
                 before = now.done
                 killed += 1
@@ -145,7 +145,7 @@ def test_four_workers_draw_what_one_draws(
 def test_if_no_worker_is_left_the_run_says_so_and_goes_on_later(
     whole: Path, tiny: Path, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_pool, "MOST_FAILURES", 1)
+    monkeypatch.setattr(worker_pool, "MAX_FAILURES", 1)
     path = copy_part(whole, tmp_path / "run", 0)
     with (
         Cluster(str(tiny), workers=1, memory="4MiB", max_rows=6) as alone,

@@ -17,47 +17,47 @@ def _parts(items: list[WorkItem]) -> list[tuple[int, int]]:
 
 
 def test_lanes_are_runs_of_whole_problems() -> None:
-    dealer = Dispatcher(_items(*[4] * 30), range(3))
-    dealt = [dealer.assign(worker, low=0, high=1000) for worker in range(3)]
-    assert [[item.key for item in lane] for lane in dealt] == [
+    dispatcher = Dispatcher(_items(*[4] * 30), range(3))
+    assigned = [dispatcher.assign(worker, low=0, high=1000) for worker in range(3)]
+    assert [[item.key for item in lane] for lane in assigned] == [
         list(range(10)),
         list(range(10, 20)),
         list(range(20, 30)),
     ]
-    assert not dealer.has_waiting and dealer.num_open(1) == 40
+    assert not dispatcher.has_waiting and dispatcher.num_open(1) == 40
 
 
 def test_few_large_problems_are_shared_by_their_samples() -> None:
-    dealer = Dispatcher(_items(1000, 1000, 1000), range(2))
-    first, second = (dealer.assign(worker, low=0, high=10_000) for worker in range(2))
+    dispatcher = Dispatcher(_items(1000, 1000, 1000), range(2))
+    first, second = (dispatcher.assign(worker, low=0, high=10_000) for worker in range(2))
     assert [(item.key, item.size) for item in first] == [(0, 1000), (1, 500)]
     assert [(item.key, item.size) for item in second] == [(1, 500), (2, 1000)]
     assert not set(_parts(first)) & set(_parts(second))
 
 
 def test_eight_problems_on_four_workers_stay_whole() -> None:
-    dealer = Dispatcher(_items(*[1024] * 8), range(4))
+    dispatcher = Dispatcher(_items(*[1024] * 8), range(4))
     for worker in range(4):
-        dealt = dealer.assign(worker, low=5000, high=8000)
-        assert [item.size for item in dealt] == [1024, 1024]
+        assigned = dispatcher.assign(worker, low=5000, high=8000)
+        assert [item.size for item in assigned] == [1024, 1024]
 
 
 def test_who_is_through_takes_half_of_the_fullest_lane() -> None:
-    dealer = Dispatcher(_items(*[2] * 20), range(2))
-    taken = dealer.assign(0, low=2, high=20)
+    dispatcher = Dispatcher(_items(*[2] * 20), range(2))
+    taken = dispatcher.assign(0, low=2, high=20)
     for key, index in _parts(taken):
-        assert dealer.done(0, key, index)
-    stolen = dealer.assign(0, low=2, high=20)
+        assert dispatcher.done(0, key, index)
+    stolen = dispatcher.assign(0, low=2, high=20)
     assert [item.key for item in stolen] == [15, 16, 17, 18, 19]
-    rest = dealer.assign(1, low=2, high=100)
+    rest = dispatcher.assign(1, low=2, high=100)
     assert [item.key for item in rest] == [10, 11, 12, 13, 14]
 
 
 def test_the_last_piece_of_one_who_is_away_is_taken_too() -> None:
-    dealer = Dispatcher(_items(2, 1), range(2))
-    for key, index in _parts(dealer.assign(0, low=4, high=8)):
-        dealer.done(0, key, index)
-    assert _parts(dealer.assign(0, low=4, high=8)) == [(1, 0)]
+    dispatcher = Dispatcher(_items(2, 1), range(2))
+    for key, index in _parts(dispatcher.assign(0, low=4, high=8)):
+        dispatcher.done(0, key, index)
+    assert _parts(dispatcher.assign(0, low=4, high=8)) == [(1, 0)]
 
 
 def test_greedy_samples_are_one_piece() -> None:
@@ -65,10 +65,10 @@ def test_greedy_samples_are_one_piece() -> None:
         WorkItem(0, tuple(range(9)), 5.0, is_atomic=True),
         WorkItem(1, tuple(range(9)), 5.0, is_atomic=True),
     ]
-    dealer = Dispatcher(items, range(2))
-    assert [item.size for item in dealer.assign(0, low=1, high=1)] == [1]
-    assert dealer.num_open(0) == 1 and dealer.has_waiting
-    assert dealer.assign(0, low=1, high=1) == []
+    dispatcher = Dispatcher(items, range(2))
+    assert [item.size for item in dispatcher.assign(0, low=1, high=1)] == [1]
+    assert dispatcher.num_open(0) == 1 and dispatcher.has_waiting
+    assert dispatcher.assign(0, low=1, high=1) == []
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -80,90 +80,90 @@ def test_every_part_is_done_once_whatever_happens(seed: int) -> None:
         for key in range(rng.randint(1, 40))
     ]
     alive = set(range(rng.randint(1, 4)))
-    dealer, done = Dispatcher(items, alive), Counter[tuple[int, int]]()
+    dispatcher, done = Dispatcher(items, alive), Counter[tuple[int, int]]()
     open_of: dict[int, list[tuple[int, int]]] = {worker: [] for worker in alive}
     for turn in range(100_000):
-        if not dealer.has_work:
+        if not dispatcher.has_work:
             break
         worker, what = rng.choice(sorted(alive)), rng.random()
         open_of[worker] += _parts(
-            dealer.assign(worker, low=rng.randint(0, 9), high=rng.randint(1, 20))
+            dispatcher.assign(worker, low=rng.randint(0, 9), high=rng.randint(1, 20))
         )
         if what < 0.02 and turn < 2000:
             gone = len(alive) > 1 and rng.random() < 0.3
-            dealer.remove_worker(worker, for_good=gone)
+            dispatcher.remove_worker(worker, for_good=gone)
             open_of[worker] = []
             alive -= {worker} if gone else set()
         elif what < 0.04:
             new = max(open_of) + 1
-            dealer.add(new)
+            dispatcher.add(new)
             alive.add(new)
             open_of[new] = []
         elif what < 0.2 and open_of[worker]:
             wholes = {item.key for item in items if item.is_atomic}
             back = [part for part in open_of[worker] if part[0] not in wholes][-3:]
-            dealer.requeue(worker, [(key, [index]) for key, index in back])
+            dispatcher.requeue(worker, [(key, [index]) for key, index in back])
             open_of[worker] = [part for part in open_of[worker] if part not in back]
         elif open_of[worker]:
             key, index = open_of[worker].pop(0)
-            assert dealer.done(worker, key, index)
-            assert not dealer.done(worker, key, index)
+            assert dispatcher.done(worker, key, index)
+            assert not dispatcher.done(worker, key, index)
             done[key, index] += 1
-    assert not dealer.has_work and not dealer.left_out
+    assert not dispatcher.has_work and not dispatcher.left_out
     assert done == Counter(_parts(items))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 @pytest.mark.parametrize("culprit", [0, 17, 63])
 def test_what_breaks_workers_is_found_and_left_out(workers: int, culprit: int) -> None:
-    """A worker that is dealt the culprit dies with all that it has; nobody else's work is lost."""
-    dealer, done, deaths = Dispatcher(_items(*[3] * 64), range(workers)), set(), 0
+    """A worker that gets the culprit dies with all that it has; nobody else's work is lost."""
+    dispatcher, done, deaths = Dispatcher(_items(*[3] * 64), range(workers)), set(), 0
     for _ in range(10_000):
-        if not dealer.has_work:
+        if not dispatcher.has_work:
             break
         for worker in range(workers):
-            dealt = dealer.assign(worker, low=8, high=16)
-            if any(item.key == culprit for item in dealt):
-                dealer.remove_worker(worker)
+            assigned = dispatcher.assign(worker, low=8, high=16)
+            if any(item.key == culprit for item in assigned):
+                dispatcher.remove_worker(worker)
                 deaths += 1
                 continue
-            for key, index in _parts(dealt):
-                dealer.done(worker, key, index)
+            for key, index in _parts(assigned):
+                dispatcher.done(worker, key, index)
                 done.add((key, index))
-    assert dealer.left_out == {culprit}
+    assert dispatcher.left_out == {culprit}
     assert done == {(key, index) for key in range(64) for index in range(3) if key != culprit}
     assert deaths <= 12
 
 
 def test_suspects_are_not_kept_for_workers_that_are_away() -> None:
-    dealer = Dispatcher(_items(1, 1), range(2))
-    dealer.remove_worker(1)
+    dispatcher = Dispatcher(_items(1, 1), range(2))
+    dispatcher.remove_worker(1)
     for _ in range(2):
-        assert dealer.assign(0, low=4, high=8)
-        dealer.remove_worker(0)
-        dealer.add(0)
-    assert dealer.assign(0, low=4, high=8)
+        assert dispatcher.assign(0, low=4, high=8)
+        dispatcher.remove_worker(0)
+        dispatcher.add(0)
+    assert dispatcher.assign(0, low=4, high=8)
 
 
 def test_what_is_left_out_is_not_dealt_again_when_others_give_it_back() -> None:
-    dealer = Dispatcher(_items(12), range(4))
+    dispatcher = Dispatcher(_items(12), range(4))
     for worker in (1, 2):
-        assert dealer.assign(worker, low=4, high=4)
-    while not dealer.left_out:
-        worker = next(each for each in (0, 3) if dealer.assign(each, low=4, high=4))
-        dealer.remove_worker(worker)
-        dealer.add(worker)
-    dealer.remove_worker(2)
-    dealer.requeue(1, [(0, range(12))])
-    assert not dealer.has_work
+        assert dispatcher.assign(worker, low=4, high=4)
+    while not dispatcher.left_out:
+        worker = next(each for each in (0, 3) if dispatcher.assign(each, low=4, high=4))
+        dispatcher.remove_worker(worker)
+        dispatcher.add(worker)
+    dispatcher.remove_worker(2)
+    dispatcher.requeue(1, [(0, range(12))])
+    assert not dispatcher.has_work
 
 
 def test_an_idle_worker_relieves_one_that_has_much() -> None:
-    dealer = Dispatcher(_items(100), range(2))
-    dealer.requeue(1, [])
-    dealer.assign(0, low=0, high=100)
-    dealer.assign(1, low=0, high=10)
-    assert dealer.find_donor() == (0, 25)
+    dispatcher = Dispatcher(_items(100), range(2))
+    dispatcher.requeue(1, [])
+    dispatcher.assign(0, low=0, high=100)
+    dispatcher.assign(1, low=0, high=10)
+    assert dispatcher.find_donor() == (0, 25)
     for worker, indices in ((0, range(49)), (1, range(50, 59))):
-        assert all(dealer.done(worker, 0, index) for index in indices)
-    assert dealer.find_donor() is None
+        assert all(dispatcher.done(worker, 0, index) for index in indices)
+    assert dispatcher.find_donor() is None

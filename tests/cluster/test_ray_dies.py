@@ -57,7 +57,7 @@ def test_a_process_that_listens_no_more_is_told_of(monkeypatch: pytest.MonkeyPat
             get_node_id=lambda: "a", gcs_address=f"127.0.0.1:{server.getsockname()[1]}"
         )
         ray: Any = SimpleNamespace(get_runtime_context=lambda: here, nodes=lambda: [node])
-        monkeypatch.setattr(ray_session, "_LOOK", 0.0)
+        monkeypatch.setattr(ray_session, "_POLL_SECONDS", 0.0)
         both, of_server = RayMonitor(ray), RayMonitor(ray)
         of_server._raylet = None  # a driver on a machine that is no node
         assert not both.describe_failure() and not of_server.describe_failure()
@@ -68,13 +68,13 @@ def test_a_process_that_listens_no_more_is_told_of(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_dealer_leaves_out_what_is_open_and_what_waits() -> None:
-    dealer = Dispatcher([WorkItem(key, (0, 1)) for key in range(4)], [0, 1])
-    assert [part.key for part in dealer.assign(0, low=1, high=3)] == [0, 1]
-    assert dealer.done(0, 0, 0) and dealer.done(0, 0, 1)
-    assert dealer.cancel_remaining() == [1, 2, 3]
-    assert not dealer.has_work and not dealer.done(0, 1, 0)
-    dealer.put(WorkItem(1, (1,)))
-    assert not dealer.has_work and not dealer.cancel_remaining()
+    dispatcher = Dispatcher([WorkItem(key, (0, 1)) for key in range(4)], [0, 1])
+    assert [part.key for part in dispatcher.assign(0, low=1, high=3)] == [0, 1]
+    assert dispatcher.done(0, 0, 0) and dispatcher.done(0, 0, 1)
+    assert dispatcher.cancel_remaining() == [1, 2, 3]
+    assert not dispatcher.has_work and not dispatcher.done(0, 1, 0)
+    dispatcher.put(WorkItem(1, (1,)))
+    assert not dispatcher.has_work and not dispatcher.cancel_remaining()
 
 
 def _has(name: str) -> Callable[[int, Path], bool]:

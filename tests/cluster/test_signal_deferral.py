@@ -63,8 +63,8 @@ def test_workers_that_load_are_stopped_by_it(
     """Ray would make another exception of that of the handler."""
     begin = WorkerPool.begin
 
-    def beginning(crew: WorkerPool, slot: WorkerSlot) -> None:
-        begin(crew, slot)
+    def beginning(pool: WorkerPool, slot: WorkerSlot) -> None:
+        begin(pool, slot)
         threading.Timer(0.5, os.kill, (os.getpid(), number)).start()
 
     monkeypatch.setattr(WorkerPool, "begin", beginning)

@@ -68,8 +68,8 @@ def test_the_number_is_chosen_once_and_what_a_user_says_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before = torch.get_num_threads()
-    was_set = cores._CHOSEN.is_set()
-    cores._CHOSEN.clear()
+    was_set = cores._has_chosen.is_set()
+    cores._has_chosen.clear()
     monkeypatch.setattr(cores, "count_idle_cores", lambda: 3)
     monkeypatch.setattr(cores, "count_cores", torch.get_num_threads)
     try:
@@ -79,8 +79,8 @@ def test_the_number_is_chosen_once_and_what_a_user_says_stays(
         monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
         assert set_threads() == 3
         assert set_threads("2") == 3  # it is chosen once
-        cores._CHOSEN.clear()
+        cores._has_chosen.clear()
         assert set_threads("2") == 2
     finally:
         torch.set_num_threads(before)
-        cores._CHOSEN.set() if was_set else cores._CHOSEN.clear()
+        cores._has_chosen.set() if was_set else cores._has_chosen.clear()

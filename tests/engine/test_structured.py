@@ -153,7 +153,7 @@ def test_lanes_change_no_sample(
         calls = load(checkpoint, **options).generate(PROMPTS, params)
         return [[each.tokens for each in call] for call in calls]
 
-    monkeypatch.setattr(grammars, "_MOST_LANES", 1)
+    monkeypatch.setattr(grammars, "_MAX_LANES", 1)
     whole = run()
     monkeypatch.setattr(row_grammars, "_ROWS_OF_LANE", 1)
     monkeypatch.setattr(grammars, "_num_lanes", lambda _seconds: 5)
@@ -410,7 +410,7 @@ def test_a_hostile_structure_costs_a_bounded_time_and_one_line(
             llm.stopping_of(SamplingParams(**how))
         assert len(str(caught.value)) < 300
     # What many patterns have in common takes several times longer with each further one.
-    monkeypatch.setattr(grammars, "_MOST_SECONDS", 0.01)
+    monkeypatch.setattr(grammars, "_MAX_COMPILE_SECONDS", 0.01)
     patterns = [{"type": "string", "pattern": f"a{{{size}}}"} for size in range(1, 20)]
     with pytest.raises(InputError, match=r"json_schema takes more than 0.01 seconds"):
         llm.stopping_of(SamplingParams(json_schema={"allOf": patterns}))
@@ -428,7 +428,7 @@ def test_the_time_to_compile_is_that_of_all_its_parts(
 
     llm = load(checkpoint)
     llm.stopping_of(SamplingParams(choice=["a", "b"]))
-    monkeypatch.setattr(grammars, "_MOST_SECONDS", 1.2)
+    monkeypatch.setattr(grammars, "_MAX_COMPILE_SECONDS", 1.2)
     monkeypatch.setattr(grammars, "_compile_structure", late(grammars._compile_structure))
     monkeypatch.setattr(grammars, "_warm_up", late(grammars._warm_up))
     with pytest.raises(InputError, match=r"choice takes more than 1.2 seconds"):
@@ -490,6 +490,9 @@ def test_bad_values_are_refused(how: dict[str, Any], message: str) -> None:
         ({"allOf": [{"$ref": "#/allOf/0"}]}, False),
         ({"type": "array", "prefixItems": [{"$ref": "#"}], "minItems": 1.0}, False),
         ({"type": "object", "properties": 1, "required": 5, "anyOf": 3, "allOf": {}}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": float("inf")}, True),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": float("nan")}, True),
+        ({"anyOf": [{"$ref": "#/anyOf/" + "9" * 5_000}]}, True),
     ],
 )
 def test_schemas_that_never_end_are_found(schema: dict[str, Any], ends: bool) -> None:

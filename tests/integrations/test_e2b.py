@@ -80,6 +80,27 @@ def test_tools(cloud: Cloud) -> None:
     assert cloud.sandboxes == {}
 
 
+def test_long_texts_are_cut_at_any_limit(cloud: Cloud) -> None:
+    async def body(environment: E2BEnvironment) -> None:
+        shown = await bash(await environment.start(PROBLEM), "echo hello")
+        assert shown.text == "\n[... 5 characters left out ...]\n"
+
+    use(body, max_chars=1)
+
+
+def test_a_world_that_gets_no_directory_is_closed(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(environment: E2BEnvironment) -> None:
+        cloud.endless, cloud.drip = "/filesystem.Filesystem/MakeDir", 0.2
+        monkeypatch.setattr(e2b_server, "_ANSWER_SECONDS", 0.5)
+        with pytest.raises(WorldError, match="did not finish its response"):
+            await environment.start(PROBLEM)
+        assert not cloud.sandboxes and not environment.worlds
+
+    use(body)
+
+
 def test_forks_and_snapshots(cloud: Cloud) -> None:
     async def body(environment: E2BEnvironment) -> None:
         first = await environment.start(PROBLEM)
@@ -316,7 +337,11 @@ def test_sandboxes_live_on_while_they_are_used(cloud: Cloud) -> None:
     assert 1 <= [path.endswith("/timeout") for _, path in cloud.requests].count(True) <= 3
 
 
-def test_leftovers_are_found_by_the_name_of_the_run(cloud: Cloud) -> None:
+def test_leftovers_are_found_by_the_name_of_the_run(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(e2b_server, "_FIRST_WAIT", 0.01)
+
     async def leave(environment: E2BEnvironment) -> None:
         await environment.start(PROBLEM)
         await environment._server.close()  # as if the process had been killed
@@ -328,6 +353,10 @@ def test_leftovers_are_found_by_the_name_of_the_run(cloud: Cloud) -> None:
 
     async def body(environment: E2BEnvironment) -> None:
         world = await environment.start(PROBLEM)
+        cloud.failing = 100
+        with pytest.warns(RuntimeWarning, match="of E2B still exists"):
+            assert await environment.remove_leftovers() == 0
+        cloud.failing = 0
         assert await environment.remove_leftovers() == 1
         assert await environment.remove_leftovers() == 0
         assert (await bash(world, "cat note.txt")).text == "hello"
@@ -335,6 +364,23 @@ def test_leftovers_are_found_by_the_name_of_the_run(cloud: Cloud) -> None:
     use(body, run_name="runs/a & b")
     (left,) = cloud.sandboxes.values()
     assert left.body["metadata"] == {"treegen": "other"}
+
+
+def test_leftovers_are_found_on_all_pages(cloud: Cloud) -> None:
+    async def leave(environment: E2BEnvironment) -> None:
+        for _ in range(3):
+            await environment.start(PROBLEM)
+        await environment._server.close()
+        environment.worlds.clear()
+
+    use(leave, run_name="run")
+    cloud.page = 2
+
+    async def body(environment: E2BEnvironment) -> None:
+        assert await environment.remove_leftovers() == 3
+
+    use(body, run_name="run")
+    assert not cloud.sandboxes
 
 
 def test_the_key_is_nowhere(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from treegen.prompts.token_bytes import ByteSpeller, TokenLowerBound, token_bytes
 from treegen.prompts.token_text import NamedToken, TokenText, chat_logprobs
-from treegen.prompts.tokens import longer_prompt, tokenize
+from treegen.prompts.tokens import find_too_long_prompt, tokenize
 from treegen.prompts.tree import Node
 
 BY_BYTES = ("gpt2", "llama3", "qwen", "digits from the right", "llama2", "mistral", "gemma")
@@ -148,9 +148,9 @@ def test_only_a_prompt_that_cannot_fit_is_called_longer(name: str) -> None:
         tree = Node(text, children=[Node(middle, children=[Node(text, samples=1, id="q")])])
         (prompt,) = tokenize(tree, tokenizer)
         most = draw.randrange(len(prompt.tokens) + 20)
-        found = longer_prompt(tree, tokenizer, most)
+        found = find_too_long_prompt(tree, tokenizer, most)
         assert found is None or (found[0].id == "q" and most < found[1] <= len(prompt.tokens))
-    found = longer_prompt(Node("a " * 100_000, samples=1, id="q"), tokenizer, 90)
+    found = find_too_long_prompt(Node("a " * 100_000, samples=1, id="q"), tokenizer, 90)
     assert (found is not None) == (name in TELLING)
 
 

@@ -314,3 +314,16 @@ def test_a_budget_that_ends_the_checks_leaves_an_order() -> None:
     for agree in (-0.1, 2.0):
         with pytest.raises(InputError, match="agree must be between 0 and 1"):
             asyncio.run(mutual(SearchOutcome(None), lambda _: None, whole, agree=agree))
+
+
+def test_a_share_of_checks_that_equals_the_limit_confirms() -> None:
+    """0.28 * 25 is more than 7 in floating-point numbers."""
+
+    async def complete(node: SearchNode, n: int) -> list[SearchNode]:
+        return [node.extend(letter) for letter in "b" * 7 + "c" * (n - 7)]
+
+    async def search(root: SearchNode) -> SearchOutcome:
+        ends = SearchOutcome(None, tuple(root.extend(letter) for letter in "ab"))
+        return await mutual(ends, lambda node: node.text, complete, checks=25, agree=0.28)
+
+    assert texts(find(search).candidates) == ["b", "a"]

@@ -30,7 +30,7 @@ _MOST = 200_000  # rounds of a loop after which a test gives up
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give searches up after fewer calls and less time than usual."""
     monkeypatch.setattr(budgeted_search, "_MORE", 100)
-    monkeypatch.setattr(event_loop, "_BEHIND", 0.1)
+    monkeypatch.setattr(event_loop, "_STUCK_SECONDS", 0.1)
 
 
 async def polls(root: SearchNode) -> int:

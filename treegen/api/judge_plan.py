@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from treegen.api.judging import Judgings, check_judges, judge, names_of
+from treegen.api.judging import Judgings, as_judges, check_judges, judge
 from treegen.errors import InputError, TreegenError, arg
 from treegen.evals.config.base import absolute
 from treegen.evals.judging.rubric import BUILT_IN, Rubric, load_rubric
@@ -86,7 +86,7 @@ class JudgingPlan:
         Raises:
             InputError: the judge is not a model.
         """
-        judges = names_of(judge)
+        judges = as_judges(judge)
         if NOBODY not in judges:
             return cls(judges=judges, **how)
         if len(judges) > 1:
@@ -97,7 +97,7 @@ class JudgingPlan:
         return None
 
     @classmethod
-    def check_kept(cls, stored: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    def check_stored(cls, stored: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         """Raise TreegenError if the judges that a run stores cannot judge it; see `of_json`."""
         plan = cls.of_json(stored, options)
         try:

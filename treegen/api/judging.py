@@ -192,21 +192,21 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
         InputError: an argument cannot be used.
         TreegenError: as for the run, the model, and the folder of the run.
     """
-    judges = _check_judges(judge, pairs)
+    judges = _read_judges(judge, pairs)
     weights = check_jury(len(judges), weights, combine)
     if repeats is not None:
         check_int("repeats", repeats)
     _check_listeners(listener, follow, models)
     if stop_when not in (None, "decided"):
         raise InputError(f"{arg('stop_when')} must be 'decided' or None, got {stop_when!r}")
-    named = None if rubric is None else load_rubric(rubric)
+    given_rubric = None if rubric is None else load_rubric(rubric)
     listener = listener or (BarListener() if progress else Listener())
     follow = follow or _following(listener, progress)
     path = _path(run)
     with ExitStack() as stack:
         runs = open_runs([path, *(given_path("pairs", pair) for pair in pairs)], reading, stack)
-        usual = runs.jobs[0].task.rubric
-        judge_rubric = named or load_rubric("pairwise" if pairs else usual)
+        task_rubric = runs.jobs[0].task.rubric
+        judge_rubric = given_rubric or load_rubric("pairwise" if pairs else task_rubric)
         choices = {
             "wordings": wordings,
             "verdicts": verdicts,
@@ -218,16 +218,18 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
             "seed": seed,
         }
         settings = resolve_judge_settings(judge_rubric, choices)
-        people = None if labels is None else _load_human_labels(labels, judge_rubric, runs.answers)
+        human_labels = (
+            None if labels is None else _load_human_labels(labels, judge_rubric, runs.answers)
+        )
         resolved = resolve_judges(judges, options or {})
         if models is None:
             models = stack.enter_context(JudgeLoader())
         result = judge_all(runs, resolved, models, settings, follow, listener)
-        how: dict[str, Any] = {"labels": people, "weights": weights, "combine": combine}
+        how: dict[str, Any] = {"labels": human_labels, "weights": weights, "combine": combine}
         return _make_judgings(path, runs, result, **how)
 
 
-def _check_judges(
+def _read_judges(
     judge: "str | BaseLLM | Sequence[str | BaseLLM]", pairs: object
 ) -> "tuple[str | BaseLLM, ...]":
     """Return the judges of a call.
@@ -235,7 +237,7 @@ def _check_judges(
     Raises:
         InputError: there is no judge, or `pairs` is not a list.
     """
-    judges = names_of(judge)
+    judges = as_judges(judge)
     if isinstance(pairs, str) or not isinstance(pairs, Sequence):
         raise InputError(f"{arg('pairs')} must be a list of directories, got {pairs!r:.60}")
     if not judges:
@@ -296,7 +298,7 @@ def check_judges(
             "this run is finished"
         )
     resolve_judge_settings(loaded, {"wordings": wordings, "verdicts": verdicts})
-    resolve_judges(names_of(judge), options or {})
+    resolve_judges(as_judges(judge), options or {})
 
 
 def judgings(
@@ -337,10 +339,10 @@ def judgings(
     stored = count_judgements(path, groups, samples)
     for group in groups:
         rubric = group[0].judging.settings.rubric
-        people = None
+        human_labels = None
         if labels is not None and not rubric.pairs:
-            people = _load_human_labels(labels, rubric, runs.answers)
-        how: dict[str, Any] = {"labels": people}
+            human_labels = _load_human_labels(labels, rubric, runs.answers)
+        how: dict[str, Any] = {"labels": human_labels}
         if len(group) > 1:
             how |= {"weights": weights, "combine": combine}
         summaries.append(summarize(group, groups=runs.answers.groups, **how))
@@ -393,7 +395,7 @@ def _describe_runs(runs: OpenRuns) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def names_of(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | BaseLLM, ...]":
+def as_judges(judge: "str | BaseLLM | Sequence[str | BaseLLM]") -> "tuple[str | BaseLLM, ...]":
     """Return the judges that a user names, as a tuple.
 
     Raises:

@@ -245,7 +245,7 @@ def evaluate(  # noqa: PLR0913 -- users name these settings of a run
             output=place.output,
             resume=place.resume,
             execution=execution,
-            check_judges=lambda stored: JudgingPlan.check_kept(stored, {}),
+            check_judges=lambda stored: JudgingPlan.check_stored(stored, {}),
         )
         if plan is None and results[0].judged_by is not None:
             plan = JudgingPlan.of_json(results[0].judged_by, {})

@@ -123,7 +123,7 @@ class SelfCheck:
             yield self._compare(f"{name} alone", {name: problems[name]})
         yield self._compare("every second sample, as resumed runs draw", problems, skip=0)
         yield self._compare("one sample of each", problems, skip=1)
-        few_pages = {"memory": self._little_memory(), "page_size": 16}
+        few_pages = {"memory": self._min_memory(), "page_size": 16}
         changes: dict[str, dict[str, Any]] = {
             f"{_ROWS} rows at once": {"max_rows": _ROWS},
             "few pages": few_pages,
@@ -162,7 +162,7 @@ class SelfCheck:
             samples = {(c.prompt_id, c.sample_index): (c.tokens, c.logprob) for c in stream}
             return samples, stream.usage
 
-    def _little_memory(self) -> int:
+    def _min_memory(self) -> int:
         """Return the bytes for the prompts and for a few rows."""
         plan = self._llm.plan(_tree(self._problems), self._params)
         page = 16  # the last page of each segment or row may not be full

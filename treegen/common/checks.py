@@ -131,7 +131,7 @@ def check_argument_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
         for name, value in bound.arguments.items():
             if name not in kinds:
                 kinds[name] = _kind_of(signature.parameters[name], function)
-            if not _is_of(value, kinds[name]):
+            if not _has_type(value, kinds[name]):
                 raise InputError(
                     f"{arg(name)} must be {_describe_annotation(kinds[name])}, got {_short(value)}"
                 )
@@ -180,12 +180,12 @@ def _kind_of(parameter: inspect.Parameter, function: Callable[..., Any]) -> Any:
     return GenericAlias(tuple, (kind, ...)) if several else kind
 
 
-def _is_of(value: Any, kind: Any) -> bool:
+def _has_type(value: Any, kind: Any) -> bool:
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if kind is Any:
         return True
     if origin in (Union, UnionType):
-        return any(_is_of(value, part) for part in parts)
+        return any(_has_type(value, part) for part in parts)
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
     if kind is None or kind is NoneType:
@@ -205,13 +205,13 @@ def _is_of(value: Any, kind: Any) -> bool:
             return True
         if origin is tuple and parts[-1] is not ...:
             fits = len(value) == len(parts)
-            return fits and all(_is_of(*pair) for pair in zip(value, parts, strict=True))
+            return fits and all(_has_type(*pair) for pair in zip(value, parts, strict=True))
         part = parts[0]
         is_plain = isinstance(part, type) and part not in (Any, int, float)
         if is_plain and not hasattr(part, "_is_protocol"):
             # Lists may be long, so each type is checked once.
             return all(issubclass(element, part) for element in set(map(type, value)))
-        return all(_is_of(item, part) for item in value)
+        return all(_has_type(item, part) for item in value)
     if not isinstance(origin, type) or getattr(origin, "_is_protocol", False):
         return True
     return isinstance(value, origin)

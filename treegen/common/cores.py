@@ -97,7 +97,7 @@ def _read_times(root: Path) -> dict[int, tuple[int, int]]:
     return times
 
 
-_CHOSEN: Final = threading.Event()  # set once this process has chosen a number of threads
+_has_chosen: Final = threading.Event()  # set once this process has chosen a number of threads
 
 
 def set_threads(stored: str | None = None) -> int:
@@ -110,10 +110,14 @@ def set_threads(stored: str | None = None) -> int:
     """
     import torch
 
-    usual = torch.get_num_threads() in (os.cpu_count(), (os.cpu_count() or 2) // 2, count_cores())
+    is_default = torch.get_num_threads() in (
+        os.cpu_count(),
+        (os.cpu_count() or 2) // 2,
+        count_cores(),
+    )
     by_user = any(os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-    if not by_user and usual and not _CHOSEN.is_set():
+    if not by_user and is_default and not _has_chosen.is_set():
         is_number = stored is not None and stored.isdecimal() and 0 < int(stored) <= 1024
         torch.set_num_threads(int(stored or 1) if is_number else count_idle_cores())
-        _CHOSEN.set()
+        _has_chosen.set()
     return torch.get_num_threads()

@@ -95,7 +95,7 @@ class StagingBuffer:
             tensor = torch.empty(*shape, dtype=dtype, device=device)
             write(tensor.view(-1).numpy())
             return tensor
-        main, copy_stream = torch.cuda.current_stream(device), _stream_beside(device)
+        main, copy_stream = torch.cuda.current_stream(device), _copy_stream(device)
         with torch.cuda.stream(copy_stream):
             tensor = torch.empty(*shape, dtype=dtype, device=device)
             self.fill(tensor, tensor.numel(), write)
@@ -129,7 +129,7 @@ class StagingBuffer:
 
 
 @functools.cache
-def _stream_beside(device: torch.device) -> torch.cuda.Stream:
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the one stream for copies that overlap a device's work.
 
     Memory of a stream is reused only for that stream. So if each run had its own stream, it would

@@ -150,7 +150,7 @@ def _check_regular(mode: int, path: str | os.PathLike[str]) -> None:
 
 
 # Limits the listing of a very large folder that is searched for a similar name.
-_MOST_NAMES = 10_000
+_MAX_LISTED_NAMES = 10_000
 
 
 def describe_read_error(path: Path | str, error: OSError) -> str:
@@ -202,17 +202,17 @@ def _such_as(path: Path) -> str:
 
 def _names(folder: Path) -> Iterable[str]:
     try:
-        return [entry.name for entry in islice(folder.iterdir(), _MOST_NAMES)]
+        return [entry.name for entry in islice(folder.iterdir(), _MAX_LISTED_NAMES)]
     except OSError:
         return []
 
 
 # Data sets and logs unpack to 3 to 50 times the size of their packed files, malicious files to a
 # thousand times or more.
-_LEAST: Final = 1 << 26
-_MOST: Final = 1 << 30
-_TIMES: Final = 100
-_TIMES_LARGE: Final = 8
+_MIN_LIMIT: Final = 1 << 26
+_SMALL_FILE_LIMIT: Final = 1 << 30
+_SMALL_FILE_RATIO: Final = 100
+_LARGE_FILE_RATIO: Final = 8
 
 
 def most_unpacked(size: int) -> int:
@@ -221,10 +221,12 @@ def most_unpacked(size: int) -> int:
     Args:
         size: Size of the packed file in bytes.
     """
-    return max(_LEAST, min(_TIMES * size, _MOST), _TIMES_LARGE * size)
+    return max(
+        _MIN_LIMIT, min(_SMALL_FILE_RATIO * size, _SMALL_FILE_LIMIT), _LARGE_FILE_RATIO * size
+    )
 
 
-_MOST_BYTES: Final = 200
+_MAX_NAME_BYTES: Final = 200
 """Maximum bytes of a name; file systems allow 255, and scratch files append a suffix."""
 
 
@@ -251,7 +253,7 @@ def is_path_component(name: str) -> bool:
     if name in ("", ".", "..") or "/" in name or "\\" in name or not name.isprintable():
         return False
     try:
-        return len(name.encode()) <= _MOST_BYTES
+        return len(name.encode()) <= _MAX_NAME_BYTES
     except UnicodeEncodeError:  # a lone surrogate
         return False
 
@@ -273,7 +275,7 @@ def path_component(name: object, what: str) -> str:
         return name
     raise InputError(
         f"{what} has the name {name!r:.80}, which is not a valid file name; use a name without "
-        f"'/' and '\\' that has at most {_MOST_BYTES} bytes"
+        f"'/' and '\\' that has at most {_MAX_NAME_BYTES} bytes"
     )
 
 

@@ -116,7 +116,7 @@ def graceful_signals() -> Iterator[StopFlag]:
             signal.signal(s, handler)
 
 
-_LOOK: Final = 1.0  # seconds between checks
+_POLL_SECONDS: Final = 1.0  # seconds between checks
 
 
 def exit_with_parent(leader: int) -> None:
@@ -130,5 +130,5 @@ def exit_with_parent(leader: int) -> None:
 
 def _watch(leader: int) -> None:
     while os.getppid() == leader:
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
     os._exit(1)

@@ -135,13 +135,13 @@ def with_hints(kind: _Kind) -> _Kind:
             check_field_names(kind, arguments)
             raise
 
-    def _refuse_change(_: object, name: str, value: object) -> None:
+    def _reject_change(_: object, name: str, value: object) -> None:
         raise FrozenInstanceError(
             f"{kind.__name__} cannot be changed; use dataclasses.replace(params, {name}=...)"
         )
 
     kind.__init__ = init_checked  # type: ignore[misc]
-    kind.__setattr__ = _refuse_change  # type: ignore[assignment]
+    kind.__setattr__ = _reject_change  # type: ignore[assignment]
     return kind
 
 

@@ -119,7 +119,11 @@ class E2BEnvironment:
             raise InputError(
                 f"the template {name!r:.80} was not found; use a template that the server has"
             ) from None
-        await world.make_directory()
+        try:
+            await world.make_directory()
+        except BaseException:
+            await world.close()
+            raise
         await write_first_files(world, self._files(problem))
         return world
 
@@ -174,13 +178,21 @@ class E2BEnvironment:
         """
         self._older |= {snapshot for snapshot in keep if self._read_id(snapshot) is not None}
         query = urlencode({"metadata": urlencode(self._new["metadata"])})
+        num_deleted = 0
+        seen = set(self.worlds)
+        # The server lists at most 100 sandboxes at once, so list again what is left.
+        while names := [name for name in await self._list_running(query) if name not in seen]:
+            seen.update(names)
+            for name in names:
+                path = f"/sandboxes/{quote(name)}"
+                num_deleted += await self._server.delete(path, f"the sandbox {name} of E2B")
+        return num_deleted
+
+    async def _list_running(self, query: str) -> list[str]:
+        """Return the ids of running sandboxes that a query selects; not all, if they are many."""
         with check_form():
             running = await self._server.call("GET", f"/v2/sandboxes?{query}")
-            names = [str(sandbox["sandboxID"]) for sandbox in running]
-        leftovers = [name for name in names if name not in self.worlds]
-        for name in leftovers:
-            await self._server.delete(f"/sandboxes/{quote(name)}", f"the sandbox {name} of E2B")
-        return len(leftovers)
+            return [str(sandbox["sandboxID"]) for sandbox in running]
 
     def make_id(self, name: str) -> str:
         """Return the id of a snapshot: its name at the server, and a hash that needs the key.
@@ -277,7 +289,6 @@ class E2BWorld(FileWorld):
         headers["Connect-Protocol-Version"] = "1"
         response = await self._server.send("POST", url, content=body, headers=headers)
         if response.status not in (200, _EXISTS):
-            await self.close()
             raise self._server.failure(response)
 
     async def list_files(self) -> list[str]:

@@ -413,7 +413,7 @@ async def _read_messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str
     Raises:
         WorldError: The stream has another form, or breaks off.
     """
-    buffer = b""
+    buffer = bytearray()
     async for chunk in chunks:
         buffer += chunk
         while len(buffer) >= 5:
@@ -430,7 +430,7 @@ async def _read_messages(chunks: AsyncIterator[bytes]) -> AsyncIterator[dict[str
                 raise WorldError(
                     "a sandbox sent a response that is not JSON; check the server's version"
                 ) from None
-            buffer = buffer[5 + size :]
+            del buffer[: 5 + size]
             yield message
             if flags & _END_OF_STREAM:
                 return

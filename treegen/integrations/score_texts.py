@@ -108,7 +108,7 @@ def read_extent(folder: Path) -> WrittenExtent:
                 "another folder"
             )
         try:
-            at = _reached_by(path, at)
+            at = _read_part_extent(path, at)
         except (pa.ArrowException, OSError, KeyError, AttributeError, ValueError) as error:
             reason = format_os_error(error) if isinstance(error, OSError) else error
             raise RunError(
@@ -118,7 +118,7 @@ def read_extent(folder: Path) -> WrittenExtent:
     return at
 
 
-def _reached_by(path: Path, start: WrittenExtent) -> WrittenExtent:
+def _read_part_extent(path: Path, start: WrittenExtent) -> WrittenExtent:
     """Return how far a file goes that continues from `start`."""
     with open(open_regular(path), "rb") as file:
         parquet = pq.ParquetFile(file)
@@ -206,7 +206,7 @@ def score_texts(
     Args:
         llm: The model.
         path: File of JSON lines; see `read_texts`.
-        folder: Folder of the columns; see `columns`.
+        folder: Folder of the Parquet files, whose columns hold the scores.
         top: Number of most likely tokens to write at the position of each token.
         part: Maximum number of most likely tokens of a part, which bounds the memory. A part has at
             least one text.
@@ -231,7 +231,7 @@ def score_texts(
         at, computed = read_extent(folder), 0
         _check_settings(llm, folder, top, at)
         texts = read_texts(path)
-        _pass(texts, at, path, folder)
+        _skip_scored_texts(texts, at, path, folder)
         for part_texts, requests in _parts(llm, texts, top, part):
             pairs: list[Any] = [
                 (r.tokens[: r.score_from], r.tokens[r.score_from :]) for r in requests
@@ -272,8 +272,10 @@ def _check_settings(llm: LLM, folder: Path, top: int, at: WrittenExtent) -> None
         )
 
 
-def _pass(texts: Iterator[InputText], at: WrittenExtent, path: Path, folder: Path) -> None:
-    """Skip the texts that are scored already."""
+def _skip_scored_texts(
+    texts: Iterator[InputText], at: WrittenExtent, path: Path, folder: Path
+) -> None:
+    """Skip the texts that are scored already, and check that they are the same."""
     if not at.rows:
         return
     last = next(islice(texts, at.rows - 1, None), None)

@@ -1,6 +1,8 @@
 """LLM: one model, its cache and the calls that sample; AsyncLLM: the same for many callers.
 
-llm.py, base.py, search_calls.py   the calls    follower.py   the other ranks of a model
+llm.py, base.py  the calls of one caller; search/search_calls.py has those that search
+arguments.py     arguments of the calls, in the forms that other tools accept too
+follower.py      the other ranks of a model that is split across GPUs
 async_llm.py     calls that callers in event loops await, and the limit on waiting samples
 encoder.py       the threads that encode prompts in order of arrival
 engine_loop.py   the thread that owns the LLM and runs its steps

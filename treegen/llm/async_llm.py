@@ -81,8 +81,8 @@ class AsyncLLM(Closeable):
         self.text = TokenText(llm.tokenizer)
         self.replies = ReplyReader(llm.tokenizer, tool_format)
         self.max_waiting, self.has_nodes = max_waiting, nodes
-        self._stepper = EngineLoop(llm, nodes=nodes)
-        self._encoder = PromptEncoder(llm, self._stepper.start_call, max_image_pixels)
+        self._engine_loop = EngineLoop(llm, nodes=nodes)
+        self._encoder = PromptEncoder(llm, self._engine_loop.start_call, max_image_pixels)
 
     @reject_unknown_arguments
     async def generate(
@@ -240,15 +240,15 @@ class AsyncLLM(Closeable):
         if not self.has_nodes:
             raise InputError("this AsyncLLM was created without nodes; pass nodes=True to AsyncLLM")
         call = NodeCall(begin, asyncio.get_running_loop().create_future(), rows, discard)
-        with self._stepper.lock:
+        with self._engine_loop.lock:
             self._check_open()
             self._check_num(rows, "samples")
             self._check_waiting(rows)
-            self._stepper.start_node_call(call)
+            self._engine_loop.start_node_call(call)
         try:
             result: T = await call.future
         except asyncio.CancelledError:
-            self._stepper.cancel_node_call(call)
+            self._engine_loop.cancel_node_call(call)
             raise
         return result
 
@@ -259,7 +259,7 @@ class AsyncLLM(Closeable):
             backend: The backend that made them.
             contexts: The contexts.
         """
-        self._stepper.release(backend, contexts)
+        self._engine_loop.release(backend, contexts)
 
     async def render_turns(
         self,
@@ -355,11 +355,11 @@ class AsyncLLM(Closeable):
     @property
     def num_waiting(self) -> int:
         """Approximate number of samples that wait to be decoded."""
-        return max(self._stepper.open_rows - self._stepper.status.rows, 0)
+        return max(self._engine_loop.open_rows - self._engine_loop.status.rows, 0)
 
     def status(self) -> Status:
         """Return the status after the last step: active rows and pages in use."""
-        return self._stepper.status
+        return self._engine_loop.status
 
     def usages(self) -> list[Usage]:
         """Return the usage so far: one entry for each run that failed, then the current run's.
@@ -368,7 +368,7 @@ class AsyncLLM(Closeable):
         own, because concurrent calls share their prompts and steps. `prompt_tokens_unshared` counts
         the prompts of `generate`, `stream` and `score`, and none of searches' nodes.
         """
-        return self._stepper.usages()
+        return self._engine_loop.usages()
 
     if not TYPE_CHECKING:  # to type checkers a class with __getattr__ has every attribute
 
@@ -378,7 +378,7 @@ class AsyncLLM(Closeable):
     @property
     def failure(self) -> Exception | None:
         """The error that ended all service; None while calls can be served."""
-        return self._stepper.failure
+        return self._engine_loop.failure
 
     def _call(
         self,
@@ -393,29 +393,31 @@ class AsyncLLM(Closeable):
         contents = read_prompts(prompts)
         template = chat_arguments(tools, chat_template_kwargs)
         num_rows = len(contents) * (1 if params is None or params.temperature == 0 else params.n)
-        due = len(contents) * (1 if params is None else params.n)
-        call = AsyncCall(params, streams, asyncio.get_running_loop(), num_rows, due, first, top)
-        with self._stepper.lock:
+        num_results = len(contents) * (1 if params is None else params.n)
+        call = AsyncCall(
+            params, streams, asyncio.get_running_loop(), num_rows, num_results, first, top
+        )
+        with self._engine_loop.lock:
             self._check_open()
-            self._check_num(due, "samples")
+            self._check_num(num_results, "samples")
             self._check_waiting(num_rows)
-            self._stepper.expect(call)
+            self._engine_loop.expect(call)
             self._encoder.submit(call, contents, template)
         return call
 
     async def _results(self, call: AsyncCall) -> AsyncGenerator[tuple[int, Any], None]:
         """Yield the results that the engine hands out for a call, until the call is complete."""
-        due = call.due
+        num_pending = call.num_pending
         try:
-            while due:
+            while num_pending:
                 batch = await call.queue.get()
                 if isinstance(batch, Exception):
                     raise batch
                 for place, item in batch:
-                    due -= isinstance(item, Completion | Score)
+                    num_pending -= isinstance(item, Completion | Score)
                     yield place, item
         finally:
-            self._stepper.cancel(call)
+            self._engine_loop.cancel(call)
 
     def _check_num(self, num: int, what: str) -> None:
         if self.max_waiting is None:
@@ -438,9 +440,9 @@ class AsyncLLM(Closeable):
             )
 
     def _check_open(self) -> None:
-        if self._stepper.failure is not None:
-            raise self._stepper.failure
-        if self._stepper.closing:
+        if self._engine_loop.failure is not None:
+            raise self._engine_loop.failure
+        if self._engine_loop.closing:
             raise StoppedError("this AsyncLLM is closed or closing; create a new AsyncLLM")
 
     def check(self) -> None:
@@ -450,7 +452,7 @@ class AsyncLLM(Closeable):
             StoppedError: it is closed.
         """
         self._check_open()
-        self._stepper.check()
+        self._engine_loop.check()
 
     def close(self, *, drain: bool = True) -> None:
         """Stop accepting calls and wait for the running ones; the LLM can be used afterwards.
@@ -459,6 +461,6 @@ class AsyncLLM(Closeable):
             drain: Whether to finish the running calls. False cancels them, and their callers get a
                 StoppedError.
         """
-        self._stepper.end()
+        self._engine_loop.end()
         self._encoder.close()
-        self._stepper.join(drain=drain)
+        self._engine_loop.join(drain=drain)

@@ -53,12 +53,12 @@ from treegen.search.search_calls import LocalSearchCalls
 
 
 class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
-    """The calls of an LLM, built on four abstract methods that each kind of LLM implements.
+    """The calls of an LLM, built on abstract methods that each kind of LLM implements.
 
     Use it in a `with` statement, or `close` it, to release its resources.
 
     Attributes:
-        images: Those of the model; `images` is None if it takes none.
+        images: The images that prompts contain; None if the model takes no images.
     """
 
     tokenizer: Any

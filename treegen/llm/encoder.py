@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError
-from treegen.prompts.chat_images import has_images, open_images, render_turns
+from treegen.prompts.chat_images import has_image_files, has_images, open_images, render_turns
 from treegen.prompts.plan.requests import build_flat_requests
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tree import Message, Parts
@@ -48,7 +48,7 @@ class AsyncCall:
     """The caller's event loop."""
     rows: int
     """Rows that count towards the limit of waiting samples; 0 once no caller waits."""
-    due: int
+    num_pending: int
     """Number of results that the engine has not handed out."""
     first: int = 0
     """With a seed, index of the first sample to draw."""
@@ -85,7 +85,7 @@ class NodeCall:
 
 
 _Result = TypeVar("_Result")
-_MOST_CACHED: Final = 2**22  # tokens of all cached prompts together
+_MAX_CACHED_TOKENS: Final = 2**22  # tokens of all cached prompts together
 ENTRY: Final = 64
 """Extra tokens that each cached prompt counts for, because its key and its array take memory."""
 
@@ -264,7 +264,7 @@ def _convert_panic(error: BaseException) -> Exception:
 class PromptCache:
     """Maps texts and conversations to their token ids. Not thread-safe."""
 
-    def __init__(self, most: int = _MOST_CACHED) -> None:
+    def __init__(self, most: int = _MAX_CACHED_TOKENS) -> None:
         """Create an empty cache.
 
         Args:
@@ -294,7 +294,8 @@ class PromptCache:
 def key_of(content: object, template: Mapping[str, Any]) -> bytes | None:
     """Return the cache key of a prompt; None for token ids and for content that is not JSON.
 
-    The key is a hash, because a conversation may be much larger than the text its template renders.
+    Conversations with image files have no key either, because a file may change. The key is a hash,
+    because a conversation may be much larger than the text its template renders.
 
     Args:
         content: Text, token ids or chat messages.
@@ -305,8 +306,9 @@ def key_of(content: object, template: Mapping[str, Any]) -> bytes | None:
     if not isinstance(content, list) or not content or not isinstance(content[0], Mapping):
         return None
     try:
-        return _hash(json.dumps([content, template]))
-    except (TypeError, ValueError, RecursionError):
+        key = _hash(json.dumps([content, template]))
+        return None if has_image_files([content]) else key
+    except (TypeError, ValueError, RecursionError, InputError):
         return None
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from treegen.search.live.backend import LiveBackend
     from treegen.search.session import Started
 
-_GATHERED: Final = 0.002  # seconds that the first call waits for further calls
-_MOST_GATHERED: Final = 0.05
+_BURST_GAP_SECONDS: Final = 0.002  # seconds that the first call waits for further calls
+_MAX_BURST_SECONDS: Final = 0.05
 
 
 class EngineLoop:
@@ -59,8 +59,8 @@ class EngineLoop:
         self._calls: dict[
             int, tuple[AsyncCall, int]
         ] = {}  # by request number, with the prompt's place
-        self._coming = 0  # calls that are not in the inbox yet
-        self._past: list[Usage] = []  # usage of runs that failed
+        self._num_encoding = 0  # calls that are being encoded
+        self._failed_usages: list[Usage] = []  # usage of runs that failed
         self._node_calls: dict[Started[Any], NodeCall] = {}
         self._open_run()
         self.status = self._run.status()
@@ -71,24 +71,24 @@ class EngineLoop:
 
     def usages(self) -> list[Usage]:
         """Return the usage so far: one entry for each run that failed, then the current run's."""
-        return [*self._past, self._run.usage]
+        return [*self._failed_usages, self._run.usage]
 
     def expect(self, call: AsyncCall) -> None:
         """Count a call that is about to be encoded."""
         with self.lock:
             self.open_rows += call.rows
-            self._coming += 1
+            self._num_encoding += 1
 
     def start_call(self, call: AsyncCall, failure: Exception | None) -> None:
         """Start an expected call, or end it if it could not be encoded."""
         with self.lock:
-            self._coming -= 1
+            self._num_encoding -= 1
             self._post(lambda: self._admit(call) if not failure else self._finish(call, failure))
 
     def cancel(self, call: AsyncCall) -> None:
         """End a call that no caller waits for; a complete call is left alone."""
         if not call.is_over:
-            self._make_room(call)
+            self._release_rows(call)
             self._post(lambda: self._finish(call))
 
     def start_node_call(self, call: NodeCall) -> None:
@@ -98,7 +98,7 @@ class EngineLoop:
 
     def cancel_node_call(self, call: NodeCall) -> None:
         """End a call that no caller waits for, and free its result."""
-        self._make_room(call)
+        self._release_rows(call)
         self._post(lambda: self._cancel_node_call(call))
 
     def release(self, backend: LiveBackend, contexts: Sequence[Context]) -> None:
@@ -129,7 +129,7 @@ class EngineLoop:
             self._post(lambda: self._finish_open_calls(stopped))
         self._thread.join()
 
-    def _make_room(self, call: AsyncCall | NodeCall) -> None:
+    def _release_rows(self, call: AsyncCall | NodeCall) -> None:
         """Stop counting the rows of a complete or cancelled call, so that other calls may wait."""
         with self.lock:
             self.open_rows -= call.rows
@@ -176,8 +176,10 @@ class EngineLoop:
 
         A prefill pass costs more than this wait.
         """
-        until = time.monotonic() + _MOST_GATHERED
-        while (self.lock.wait(_GATHERED) or self._coming) and time.monotonic() < until:
+        until = time.monotonic() + _MAX_BURST_SECONDS
+        while (
+            self.lock.wait(_BURST_GAP_SECONDS) or self._num_encoding
+        ) and time.monotonic() < until:
             pass
 
     @property
@@ -197,8 +199,10 @@ class EngineLoop:
             else:
                 params = [call.params] * len(call.requests)
                 call.numbers += self._run.add(call.requests, params, first=call.first)
-        except Exception as error:
-            self._finish(call, error)
+        except BaseException as error:
+            self._finish(call, _as_exception(error))
+            if not isinstance(error, Exception):
+                raise
             return
         self._calls.update((number, (call, place)) for place, number in enumerate(call.numbers))
         if call.streams:
@@ -211,13 +215,13 @@ class EngineLoop:
         for number, result in results:
             call, place = self._calls[number]
             out.setdefault(call, []).append((place, result))
-            call.due -= 1
+            call.num_pending -= 1
         streamed = [number for number, (call, _) in self._calls.items() if call.streams]
-        for news in self._run.take_deltas(streamed):
-            call, place = self._calls[news.number]
-            out.setdefault(call, []).append((place, news))
+        for delta in self._run.take_deltas(streamed):
+            call, place = self._calls[delta.number]
+            out.setdefault(call, []).append((place, delta))
         for call, batch in out.items():
-            if not call.due:
+            if not call.num_pending:
                 # Finish first, so that a caller with this result can call again at once.
                 self._finish(call)
             self._hand_out(call, batch)
@@ -233,7 +237,7 @@ class EngineLoop:
         if call.is_over:
             return
         call.is_over = True
-        self._make_room(call)
+        self._release_rows(call)
         if failure is not None:
             self._hand_out(call, failure)
         for number in call.numbers:
@@ -254,7 +258,7 @@ class EngineLoop:
     def _restart_run(self, error: Exception) -> None:
         self._run.close()
         self._finish_open_calls(error)
-        self._past.append(self._run.usage)
+        self._failed_usages.append(self._run.usage)
         self._open_run()
 
     def _open_run(self) -> None:
@@ -301,7 +305,7 @@ class EngineLoop:
     def _fail_node_call(self, call: NodeCall, error: Exception) -> None:
         """Hand out the error of a call that has not started."""
         call.is_over = True
-        self._make_room(call)
+        self._release_rows(call)
 
         def fail() -> None:
             if not call.future.done():
@@ -315,7 +319,7 @@ class EngineLoop:
         assert call.started is not None
         del self._node_calls[call.started]
         call.is_over = True
-        self._make_room(call)
+        self._release_rows(call)
         try:
             call.future.get_loop().call_soon_threadsafe(self._deliver, call)
         except RuntimeError:  # its event loop is closed, so no caller waits

@@ -336,15 +336,15 @@ def parse_image_sizes(text: str) -> list[tuple[int, int]]:
         InputError: the text is not a list of sizes, or a size has more pixels than an image may
             have.
     """
-    from treegen.prompts.images.loading import MOST_PIXELS
+    from treegen.prompts.images.loading import MAX_PIXELS
 
     sizes = []
     for word in text.split(","):
         parts = re.fullmatch(r"\s*([1-9]\d{0,4})x([1-9]\d{0,4})\s*", word)
-        if parts is None or int(parts[1]) * int(parts[2]) > MOST_PIXELS:
+        if parts is None or int(parts[1]) * int(parts[2]) > MAX_PIXELS:
             raise InputError(
                 "--image-size must be sizes such as 1024x768, separated by commas, with at "
-                f"most {MOST_PIXELS:,} pixels each, got {text!r:.80}"
+                f"most {MAX_PIXELS:,} pixels each, got {text!r:.80}"
             )
         sizes.append((int(parts[1]), int(parts[2])))
     return sizes

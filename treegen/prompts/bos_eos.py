@@ -14,9 +14,9 @@ from treegen.common.params import SamplingParams
 from treegen.errors import ModelWarning
 from treegen.prompts.radix import Tokens
 
-_SAID: Final = "The answer of a probe"
-_begun_twice: WeakSet[Any] = WeakSet()  # tokenizers with a warning that was issued already
-_unended: WeakSet[Any] = WeakSet()
+_PROBE_ANSWER: Final = "The answer of a probe"
+_warned_of_double_bos: WeakSet[Any] = WeakSet()  # tokenizers with a warning that was issued already
+_warned_of_unended_turns: WeakSet[Any] = WeakSet()
 
 
 def end_ids(eos_token_ids: Sequence[int], tokenizer: Any) -> tuple[int, ...]:
@@ -34,10 +34,10 @@ def warn_of_double_bos(tokenizer: Any, encoded: Iterable[Tokens]) -> None:
     The ids are not changed: they stay those of `tokenizer(text)`.
     """
     bos = getattr(tokenizer, "bos_token_id", None)
-    if bos is None or tokenizer in _begun_twice:
+    if bos is None or tokenizer in _warned_of_double_bos:
         return
     if any(len(ids) > 1 and ids[0] == bos == ids[1] for ids in encoded):
-        _begun_twice.add(tokenizer)
+        _warned_of_double_bos.add(tokenizer)
         warnings.warn(
             f"a prompt begins with {tokenizer.bos_token!r} twice: the text contains the token, and "
             "the tokenizer adds it again. A chat template has probably been applied already; pass "
@@ -58,9 +58,9 @@ def warn_of_unended_turns(
         eos_token_ids: The ids that end a sample.
         params: The samples' parameters, whose own stops may end a turn.
     """
-    if tokenizer in _unended:
+    if tokenizer in _warned_of_unended_turns:
         return
-    _unended.add(tokenizer)
+    _warned_of_unended_turns.add(tokenizer)
     name, id = _turn_end(tokenizer)
     if id is None or id in eos_token_ids:
         return
@@ -81,12 +81,12 @@ def _turn_end(tokenizer: Any) -> tuple[str, int | None]:
     The template may reject the probe, or write no token there.
     """
     question = {"role": "user", "content": "Hello"}
-    answer = {"role": "assistant", "content": _SAID}
+    answer = {"role": "assistant", "content": _PROBE_ANSWER}
     try:
         text = str(tokenizer.apply_chat_template([question, answer], tokenize=False))
     except Exception:  # a template is a program, which may raise anything
         return "", None
-    _, separator, after = text.rpartition(_SAID)
+    _, separator, after = text.rpartition(_PROBE_ANSWER)
     added = getattr(tokenizer, "added_tokens_decoder", {})
     for id, token in added.items():
         if separator and str(token) and after.lstrip().startswith(str(token)):

@@ -85,6 +85,14 @@ def _image_parts(contents: Sequence[Any]) -> Iterator[tuple[str, Mapping[str, An
                     yield str(place), part
 
 
+def has_image_files(contents: Sequence[Any]) -> bool:
+    """Return whether a prompt of a call has an image whose bytes are not in the prompt itself."""
+    return any(
+        not (isinstance(source, str) and source.startswith("data:"))
+        for _, source in _sources(contents)
+    )
+
+
 def _sources(contents: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     for name, part in _image_parts(contents):
         try:

@@ -7,38 +7,41 @@ text whatever its nesting and repetition.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-_Ways = list[tuple[Hashable, list[Hashable]]]
+_MAX_DIGITS: Final = 18  # of an index; int() rejects texts with thousands of digits
+
+_Alternatives = list[tuple[Hashable, list[Hashable]]]
 """Pairs of a rule and what one of its alternatives needs. A rule may have several alternatives."""
 
 
-def _can_end(ways: _Ways, start: Hashable) -> bool:
-    lacks = [len(set(needed)) for _, needed in ways]
+def _can_end(alternatives: _Alternatives, start: Hashable) -> bool:
+    num_missing = [len(set(needed)) for _, needed in alternatives]
     waiting: dict[Hashable, list[int]] = defaultdict(list)
-    for place, (_, needed) in enumerate(ways):
+    for place, (_, needed) in enumerate(alternatives):
         for schema_id in set(needed):
             waiting[schema_id].append(place)
     ending: set[Hashable] = set()
-    ready = [thing for (thing, _), num in zip(ways, lacks, strict=True) if not num]
+    ready = [rule for (rule, _), num in zip(alternatives, num_missing, strict=True) if not num]
     while ready:
-        thing = ready.pop()
-        if thing in ending:
+        rule = ready.pop()
+        if rule in ending:
             continue
-        ending.add(thing)
-        for place in waiting[thing]:
-            lacks[place] -= 1
-            if not lacks[place]:
-                ready.append(ways[place][0])
+        ending.add(rule)
+        for place in waiting[rule]:
+            num_missing[place] -= 1
+            if not num_missing[place]:
+                ready.append(alternatives[place][0])
     return start in ending
 
 
 def has_finite_value(schema: Any) -> bool:
     """Whether some finite JSON value satisfies a schema's requirements and internal references."""
-    ways: _Ways = []
+    alternatives: _Alternatives = []
     seen: dict[int, Any] = {}  # by id(); keeps the objects, because freed ids are reused
     stack = [schema]
     while stack:
@@ -47,16 +50,19 @@ def has_finite_value(schema: Any) -> bool:
             continue
         seen[id(part)] = part
         needed: list[Hashable] = []
-        for ways_through in _requires(part, schema):
-            if len(ways_through) == 1:
-                needed += map(id, ways_through[0])
+        for options in _requires(part, schema):
+            if len(options) == 1:
+                needed += map(id, options[0])
             else:
-                one_of = (id(part), len(ways))
+                one_of = (id(part), len(alternatives))
                 needed.append(one_of)
-                ways += [(one_of, [id(subschema) for subschema in way]) for way in ways_through]
-            stack += [subschema for way in ways_through for subschema in way]
-        ways.append((id(part), needed))
-    return _can_end(ways, id(schema))
+                alternatives += [
+                    (one_of, [id(subschema) for subschema in alternative])
+                    for alternative in options
+                ]
+            stack += [subschema for alternative in options for subschema in alternative]
+        alternatives.append((id(part), needed))
+    return _can_end(alternatives, id(schema))
 
 
 def _requires(schema: Any, root: Any) -> Iterator[list[list[Any]]]:
@@ -67,7 +73,7 @@ def _requires(schema: Any, root: Any) -> Iterator[list[list[Any]]]:
         yield [[ref] for ref in [_resolve_reference(name, root)] if ref is not None] or [[]]
     for key in ("anyOf", "oneOf"):
         if options := _list(schema.get(key)):
-            yield [[way] for way in options]
+            yield [[alternative] for alternative in options]
     yield [_list(schema.get("allOf"))]
     kinds = schema.get("type", "string")
     yield [_of_kind(kind, schema) for kind in (kinds if isinstance(kinds, list) else [kinds])]
@@ -82,7 +88,8 @@ def _of_kind(kind: Any, schema: Mapping[str, Any]) -> list[Any]:
         return [properties.get(name, other) for name in names]
     if kind == "array":
         least, first = schema.get("minItems", 0), _list(schema.get("prefixItems"))
-        least = int(least) if isinstance(least, int | float) else 0
+        is_number = isinstance(least, int) or (isinstance(least, float) and math.isfinite(least))
+        least = int(least) if is_number else 0
         item_schemas = [schema.get("items", True)] if least > len(first) else []
         return [*first[: max(least, 0)], *item_schemas]
     return []
@@ -99,8 +106,9 @@ def _resolve_reference(name: str, root: Any) -> Any:
     target = root
     for part in filter(None, name[1:].split("/")):
         part = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and part.isdecimal() and int(part) < len(target):
-            target = target[int(part)]
+        if isinstance(target, list):
+            is_index = part.isdecimal() and len(part) <= _MAX_DIGITS and int(part) < len(target)
+            target = target[int(part)] if is_index else None
         else:
             target = target.get(part) if isinstance(target, dict) else None
     return target
@@ -119,10 +127,10 @@ def has_finite_text(text: str) -> bool:
     Syntax that is not understood counts as terminating.
     """
     rules = dict(_rules(text))
-    ways: _Ways = []
+    alternatives: _Alternatives = []
     for name, words in rules.items():
-        _RuleParser(name, words, rules, ways).read()
-    return "start" not in rules or _can_end(ways, "start")
+        _RuleParser(name, words, rules, alternatives).read()
+    return "start" not in rules or _can_end(alternatives, "start")
 
 
 def _rules(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -149,8 +157,10 @@ def _rules(text: str) -> Iterator[tuple[str, list[str]]]:
 class _RuleParser:
     """Parses a rule's body: alternatives of sequences of parts. Each group becomes a rule too."""
 
-    def __init__(self, name: str, words: list[str], rules: Mapping[str, Any], ways: _Ways) -> None:
-        self._words, self._rules, self._ways, self._at = words, rules, ways, 0
+    def __init__(
+        self, name: str, words: list[str], rules: Mapping[str, Any], alternatives: _Alternatives
+    ) -> None:
+        self._words, self._rules, self._alternatives, self._at = words, rules, alternatives, 0
         # Open groups: each with what its current sequence needs, and its closing bracket.
         self._open: list[tuple[Hashable, list[Hashable], str]] = [(name, [], "")]
 
@@ -160,13 +170,13 @@ class _RuleParser:
             word = self._take()
             if word in ("(", "["):
                 closing = ")" if word == "(" else "]"
-                self._open.append(((len(self._ways), len(self._open)), [], closing))
+                self._open.append(((len(self._alternatives), len(self._open)), [], closing))
                 if word == "[":
-                    self._ways.append((self._open[-1][0], []))
+                    self._alternatives.append((self._open[-1][0], []))
             elif word == "|":
-                self._end_way()
+                self._end_alternative()
             elif word == self._open[-1][2]:
-                self._end_way()
+                self._end_alternative()
                 self._part([self._open.pop()[0]])
             elif word == "%":  # an inline schema or regular expression
                 self._skip()
@@ -174,7 +184,7 @@ class _RuleParser:
             else:
                 self._part([word] if word in self._rules else [])
         while self._open:
-            self._end_way()
+            self._end_alternative()
             self._open.pop()
 
     def _take(self) -> str:
@@ -184,10 +194,10 @@ class _RuleParser:
     def _peek(self) -> str:
         return self._words[self._at] if self._at < len(self._words) else ""
 
-    def _end_way(self) -> None:
-        thing, needed, closing = self._open[-1]
-        self._ways.append((thing, needed))
-        self._open[-1] = thing, [], closing
+    def _end_alternative(self) -> None:
+        rule, needed, closing = self._open[-1]
+        self._alternatives.append((rule, needed))
+        self._open[-1] = rule, [], closing
 
     def _part(self, needed: Iterable[Hashable]) -> None:
         """Add a part to the sequence, unless the operator after it makes it optional."""

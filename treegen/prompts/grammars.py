@@ -42,11 +42,11 @@ _NAMES: Final = {
 _WORDS: Final = ("[a-z]{1,30}", "[a-zA-Z0-9_]{1,30}")
 # Parts of a Lark grammar: strings, comments, patterns, and names of tokens.
 _LARK: Final = re.compile(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<[^<>\s"]+>')
-_MOST_SECONDS: Final = 30
-_MOST_LANES: Final = 16
+_MAX_COMPILE_SECONDS: Final = 30
+_MAX_LANES: Final = 16
 _SECONDS_OF_LANES: Final = 0.5  # limit of the time to compile all lanes of a grammar
-_MOST_TOLD: Final = 200  # characters of llguidance's message
-_Made = TypeVar("_Made")
+_MAX_REASON_CHARS: Final = 200  # characters of llguidance's message
+_Result = TypeVar("_Result")
 JSON_SPACE: Final[Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -167,7 +167,7 @@ def grammar_of(
 
 def _num_lanes(seconds: float) -> int:
     """Return the number of lanes of a grammar that took `seconds` to compile."""
-    return min(max(int(_SECONDS_OF_LANES / max(seconds, 1e-9)), 1), _MOST_LANES)
+    return min(max(int(_SECONDS_OF_LANES / max(seconds, 1e-9)), 1), _MAX_LANES)
 
 
 def _warm_up(matcher: LLMatcher) -> LLMatcher:
@@ -227,7 +227,7 @@ def _make_grammar_error(kind: str, message: str) -> InputError:
             f"{arg(kind)} cannot be used: the alternatives of oneOf may overlap, which is not "
             "supported; use anyOf instead"
         )
-    reason = textwrap.shorten(_find_reason(kind, message), _MOST_TOLD)
+    reason = textwrap.shorten(_find_reason(kind, message), _MAX_REASON_CHARS)
     return InputError(f"{arg(kind)} cannot be used: {reason}; correct the value")
 
 
@@ -250,16 +250,17 @@ def _find_reason(kind: str, message: str) -> str:
     return reason if kind == "regex" else f"{place}{reason}"
 
 
-def _run_with_timeout(kind: str, make: Callable[[], _Made]) -> _Made:
+def _run_with_timeout(kind: str, make: Callable[[], _Result]) -> _Result:
     """Return the result of a function that runs in a thread; abandon the thread after a time limit.
 
     A grammar of a few hundred characters can take forever, because llguidance intersects patterns
     by trying.
     """
     result = run_in_daemon("treegen-grammar", make)
-    if not wait([result], _MOST_SECONDS).done:
+    if not wait([result], _MAX_COMPILE_SECONDS).done:
         raise InputError(
-            f"compiling {arg(kind)} takes more than {_MOST_SECONDS} seconds; simplify the value"
+            f"compiling {arg(kind)} takes more than {_MAX_COMPILE_SECONDS} seconds; simplify the "
+            "value"
         )
     return result.result()
 

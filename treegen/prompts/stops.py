@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from treegen.prompts.token_text import Tokens
 
-_MOST_KEPT: Final = 32
+_MAX_CACHED: Final = 32
 
 Ending = tuple[FinishReason, str | int | None, str]
 """Finish reason, what stopped a sample, and its text."""
@@ -158,7 +158,7 @@ class StopConditionsCache:
     """Caches stop conditions, because the table of a large vocabulary is slow to build."""
 
     def __init__(self) -> None:
-        self._cache = functools.lru_cache(maxsize=_MOST_KEPT)(_make)
+        self._cache = functools.lru_cache(maxsize=_MAX_CACHED)(_make)
 
     def of(
         self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
@@ -276,14 +276,14 @@ class StopStrings:
             since: Stop strings that end in the text of this many first tokens do not count.
                 Default: 0.
         """
-        if num_new is not None and not self._in_tail(prompt_tokens, tokens, num_new):
+        if num_new is not None and not self._may_end_in_tail(prompt_tokens, tokens, num_new):
             return None
         text = self._detokenizer.text(prompt_tokens, tokens)
         before = self._detokenizer.text(prompt_tokens, tokens[:since]) if since else ""
         hit = self.find(text, len(before))
         return (text[: hit[0]], hit[1]) if hit else None
 
-    def _in_tail(self, prompt_tokens: Tokens, tokens: Tokens, num_new: int) -> bool:
+    def _may_end_in_tail(self, prompt_tokens: Tokens, tokens: Tokens, num_new: int) -> bool:
         """Whether a stop string may end in the text of the last num_new tokens."""
         width = num_new + self._longest
         while width < len(tokens):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_MOST_KEPT: Final = 2**14  # spelled texts that are remembered
+_MAX_CACHED_TEXTS: Final = 2**14  # spelled texts that are remembered
 
 
 def token_bytes(tokenizer: Any) -> dict[int, bytes] | None:
@@ -96,7 +96,7 @@ class ByteSpeller:
             self._bytes.get(id) or added_bytes.get(id) or b"<[%d]>" % id for id in range(num_tokens)
         ]
         self._backend = _plain(backend)
-        self.spell = functools.lru_cache(maxsize=_MOST_KEPT)(self._spell)
+        self.spell = functools.lru_cache(maxsize=_MAX_CACHED_TEXTS)(self._spell)
 
     def __call__(self, text: str | bytes) -> list[int]:
         """Return the token ids of a text as the tokenizer encodes it inside another text."""
@@ -224,7 +224,7 @@ class TokenLowerBound:
         self._most = 0  # largest number of characters of a token; 0 if it is not known
         self._greedy: list[str] = []  # added tokens that absorb all spaces next to them
         if getattr(tokenizer, "is_fast", False):
-            self._look(tokenizer.backend_tokenizer)
+            self._inspect_backend(tokenizer.backend_tokenizer)
 
     def of_chars(self, num_chars: int) -> int:
         """Return a lower bound for texts of `num_chars` characters; 0 means that nothing is known.
@@ -237,7 +237,7 @@ class TokenLowerBound:
         """Return a lower bound for a text without special tokens around it; 0 means unknown."""
         return 0 if any(token in text for token in self._greedy) else self.of_chars(len(text))
 
-    def _look(self, backend: Any) -> None:
+    def _inspect_backend(self, backend: Any) -> None:
         normalizers = list(component_parts(backend.normalizer))
         cutters = list(component_parts(backend.pre_tokenizer))
         vocab = backend.get_vocab(with_added_tokens=True)

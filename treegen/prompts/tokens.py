@@ -103,7 +103,7 @@ def tokenize(
     return result
 
 
-def longer_prompt(
+def find_too_long_prompt(
     root: Node, tokenizer: PreTrainedTokenizerBase, most: int, table: ImageTable | None = None
 ) -> tuple[Prompt, int] | None:
     """Return a prompt that surely has more than `most` tokens, if any.
@@ -220,7 +220,7 @@ def _encode_shared(
     before, after = (np.array(special, dtype=np.int32) for special in special_tokens)
     splicer = Splicer(tokenizer)
     spans, span_of_text = shared_starts(texts)
-    requested, goes_on = set(span_of_text), {span.parent for span in spans}
+    requested, with_children = set(span_of_text), {span.parent for span in spans}
     ids: dict[int, Ids] = {}
     above: dict[int, tuple[int, Rows]] = {}
     by_depth = sorted(range(len(spans)), key=lambda index: spans[index].depth)
@@ -233,7 +233,7 @@ def _encode_shared(
         for index, (head, added) in zip(level, parts, strict=True):
             if index in requested:
                 ids[index] = np.concatenate([before, head[ID], added[ID], after])
-            if index in goes_on:
+            if index in with_children:
                 above[index] = (len(spans[index].text), np.concatenate([head, added], axis=1))
     return [ids[span] for span in span_of_text]
 

@@ -90,7 +90,7 @@ class ToolTurns:
         start = self._find_start(answered, ending)
         text = self._render(answered, results, is_open=True)
         if not text.startswith(start):
-            raise self._refusal("the rendered text before the results depends on the results")
+            raise self._error("the rendered text before the results depends on the results")
         return text[len(start) :]
 
     def render_message(self, text: str) -> str:
@@ -108,7 +108,7 @@ class ToolTurns:
         empty = {"role": "assistant", "content": ""}
         rendered = self._chat([_QUESTION, empty, {"role": "user", "content": text}], is_open=True)
         if not rendered.startswith(start):
-            raise self._refusal("the template renders the start of an empty reply differently")
+            raise self._error("the template renders the start of an empty reply differently")
         return rendered[len(start) :]
 
     def render_question(self, text: str) -> str:
@@ -124,19 +124,19 @@ class ToolTurns:
         rendered = self._render(calls, [marker] * len(calls), is_open=True)
         place = rendered.find(marker)
         if place < 0:
-            raise self._refusal("the template does not render the results")
+            raise self._error("the template does not render the results")
         without = self._render(calls, (), is_open=False)
         at = rendered.rfind(ending, 0, place) if ending else -1
         if at < 0 or at < len(self._chat([_QUESTION], is_open=False)):
             # The template does not write the token with which the model has stopped.
             at = len(without) - len(self._reply_end())
             if not without.endswith(self._reply_end()):
-                raise self._refusal(
+                raise self._error(
                     "the template ends a reply with tool calls differently from a reply without "
                     "tool calls"
                 )
         if rendered[:at] != without[:at]:
-            raise self._refusal("the template renders a reply differently when results follow")
+            raise self._error("the template renders a reply differently when results follow")
         return rendered[:at]
 
     def _stop_text(self, stop: int | str | None) -> str:
@@ -154,7 +154,7 @@ class ToolTurns:
         text = self._chat([_QUESTION, {"role": "assistant", "content": word}], is_open=False)
         _, separator, end = text.rpartition(word)
         if not separator:
-            raise self._refusal("the template does not render replies")
+            raise self._error("the template does not render replies")
         return end
 
     def _render(self, calls: Sequence[ToolCall], results: Sequence[str], *, is_open: bool) -> str:
@@ -191,9 +191,9 @@ class ToolTurns:
                 **{**self._template, **more, "add_generation_prompt": is_open},
             )
         except (TemplateError, TypeError) as error:
-            raise self._refusal(str(error)) from error
+            raise self._error(str(error)) from error
 
-    def _refusal(self, reason: str) -> InputError:
+    def _error(self, reason: str) -> InputError:
         return InputError(
             f"the chat template cannot continue a chat with tool results: {reason}; load the model "
             f"with {arg('chat_template', 'TEMPLATE')} and a template that supports tool results"

@@ -24,7 +24,7 @@ from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import Budget, SearchUsage
 from treegen.search.budgeted_search import BudgetedSearch, QueuedCall
-from treegen.search.event_loop import IdleLoop, end_loop, run_apart
+from treegen.search.event_loop import IdleLoop, end_loop, run_outside_loop
 from treegen.search.run import RunningSearch, resume_any
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchResult, name_problems, warn_if_all_failed
@@ -235,9 +235,9 @@ class _RequestBackend:
         self.new.append(request)
         if search.line is not None:
             samples = len(request.indices) if isinstance(request, SampleRequest) else 0
-            most = request.params.max_tokens if isinstance(request, SampleRequest) else 0
+            max_tokens = request.params.max_tokens if isinstance(request, SampleRequest) else 0
             pending.call = QueuedCall(
-                num_samples=samples, num_open=samples or 1, return_=pending.deliver, most=most
+                num_samples=samples, num_open=samples or 1, return_=pending.deliver, most=max_tokens
             )
             search.line.join(pending.call)
         try:
@@ -287,25 +287,25 @@ class AskTell(Closeable):
             InputError: An argument cannot be used, or two problems have the same name.
         """
         params = check_tree_params(params)
-        self._mail = _RequestBackend(count_tokens)
-        before = DrawCounter()
+        self._backend = _RequestBackend(count_tokens)
+        counter = DrawCounter()
         self._searches = [
             Search(
-                self._mail,
+                self._backend,
                 problem.content,
                 name=problem.name,
                 params=params,
                 budget=budget,
                 origin=None
                 if problem.is_named
-                else before.origin_of_search(hash_prompt(problem.content)),
+                else counter.origin_of_search(hash_prompt(problem.content)),
             )
             for problem in name_problems(problems, _flatten_content)
         ]
         self.results: list[SearchResult | None] = [None] * len(self._searches)
         """Results in the order of the problems; None for a search that has not ended."""
         self._closing = False
-        self._loop = IdleLoop(self._on_idle, self._on_idle, self._mail)
+        self._loop = IdleLoop(self._on_idle, self._on_idle, self._backend)
         self._running = {
             RunningSearch(self._loop, fn, search, partial(self._note, index))
             for index, search in enumerate(self._searches)
@@ -323,16 +323,16 @@ class AskTell(Closeable):
         before. If they wait for something else, such as a tool, this call waits too.
         """
         if not self._loop.is_closed():
-            run_apart(self._loop.run_forever)
+            run_outside_loop(self._loop.run_forever)
             if self.done:
                 self.close()
                 warn_if_all_failed([result for result in self.results if result is not None])
-        new, self._mail.new = self._mail.new, []
+        new, self._backend.new = self._backend.new, []
         return [request for request in new if self.is_wanted(request)]
 
     def is_wanted(self, request: SearchRequest) -> bool:
         """Return whether a request is unanswered and its search still waits for it."""
-        return request in self._mail.waiting and self._mail.waiting[request].is_open
+        return request in self._backend.waiting and self._backend.waiting[request].is_open
 
     def tell(self, request: SearchRequest, answers: Sequence[Completion | Score | str]) -> bool:
         """Answer a request; the next `ask` continues its search.
@@ -358,7 +358,7 @@ class AskTell(Closeable):
         """
         if not self.is_wanted(request):
             return False
-        pending = self._mail.waiting[request]
+        pending = self._backend.waiting[request]
         search, line, call = pending.search, pending.search.line, pending.call
         kind: type[Completion | Score] = Score
         if isinstance(request, SampleRequest):
@@ -366,7 +366,7 @@ class AskTell(Closeable):
             # The characters of one text are not answers.
             if len(answers) == expected and not isinstance(answers, str):
                 answers = [
-                    self._mail.completion(request, place, answer)
+                    self._backend.completion(request, place, answer)
                     if isinstance(answer, str)
                     else answer
                     for place, answer in enumerate(answers)
@@ -380,19 +380,19 @@ class AskTell(Closeable):
             )
         completions = [answer for answer in answers if isinstance(answer, Completion)]
         uncounted = any(completion.text and not completion.tokens for completion in completions)
-        if uncounted and search.budget.tokens and self._mail.count_tokens is None:
+        if uncounted and search.budget.tokens and self._backend.count_tokens is None:
             raise InputError(
                 "a token budget requires the token count of each answer; pass count_tokens to "
                 "AskTell, or answer with Completions that include tokens"
             )
         pending.answers = answers
         if line is None or call is None:
-            search.usage.tokens_decoded += sum(map(self._mail.num_tokens, completions))
+            search.usage.tokens_decoded += sum(map(self._backend.num_tokens, completions))
             pending.future.set_result(answers)
             return True
         call.num_open = len(completions)
         for place, completion in enumerate(completions):
-            line.record_end(call, place, self._mail.num_tokens(completion))
+            line.record_end(call, place, self._backend.num_tokens(completion))
         return True
 
     def stop(self, reason: str = "stopped") -> None:
@@ -417,7 +417,7 @@ class AskTell(Closeable):
             return False
         if resume_any(self._loop, self._running, busy=False):
             return True
-        unanswered = any(pending.is_open for pending in self._mail.waiting.values())
+        unanswered = any(pending.is_open for pending in self._backend.waiting.values())
         if unanswered or self.done:
             self._loop.stop()
             return True

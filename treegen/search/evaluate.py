@@ -41,7 +41,7 @@ async def evaluate_nodes(nodes: Sequence[SearchNode], evaluate: Evaluate) -> lis
     returned = await evaluate(nodes) if nodes else []
     try:
         values = [float(value) for value in returned]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"evaluate must return a list of numbers, got {returned!r:.200}") from None
     if len(values) != len(nodes):
         raise InputError(

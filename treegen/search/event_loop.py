@@ -16,11 +16,11 @@ from treegen.errors import InputError
 from treegen.search.budget import BudgetIgnored, BudgetReached
 from treegen.search.external_calls import ExternalCallQueue, running_loop
 
-_ROUNDS: Final = 1000
+_BUSY_ROUNDS: Final = 1000
 """Busy rounds of an event loop after which `on_busy` is called."""
 
 
-_BEHIND: Final = 1.0
+_STUCK_SECONDS: Final = 1.0
 """Seconds to wait for tasks to end while another task never ends."""
 
 
@@ -34,7 +34,7 @@ class _IdleSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         self._num_busy = self._num_busy + 1 if timeout == 0 else 0
-        if self._num_busy == _ROUNDS:
+        if self._num_busy == _BUSY_ROUNDS:
             self._num_busy = 0
             self._on_busy()
         elif timeout != 0 and self._on_idle():
@@ -42,7 +42,7 @@ class _IdleSelector(selectors.DefaultSelector):
         return super().select(timeout)
 
 
-LEFT: Final[list[object]] = []
+ABANDONED: Final[list[object]] = []
 """Coroutines and tasks that ignore every error, kept so that no GeneratorExit is raised in them."""
 
 
@@ -53,10 +53,10 @@ async def suspend_forever() -> None:
         await _YieldForever()
         return
     task = asyncio.current_task()
-    if isinstance(loop, IdleLoop) and task is not None and task not in loop.behind:
-        loop.behind.add(task)
+    if isinstance(loop, IdleLoop) and task is not None and task not in loop.stuck_tasks:
+        loop.stuck_tasks.add(task)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
-        LEFT.append(task)
+        ABANDONED.append(task)
     await loop.create_future()
 
 
@@ -77,8 +77,8 @@ class IdleLoop(asyncio.SelectorEventLoop):
 
     Attributes:
         backend: Computes the samples that are awaited in the loop.
-        behind: Tasks that nothing ends.
-        aside: The external calls of its searches.
+        stuck_tasks: Tasks that nothing ends.
+        external_calls: The external calls of its searches.
         ending: Whether all tasks are being cancelled.
     """
 
@@ -93,8 +93,8 @@ class IdleLoop(asyncio.SelectorEventLoop):
             backend: Computes the samples that are awaited in the loop.
         """
         super().__init__(_IdleSelector(on_idle, on_busy))
-        self.backend, self.aside, self.ending = backend, ExternalCallQueue(), False
-        self.behind: set[asyncio.Task[Any]] = set()
+        self.backend, self.external_calls, self.ending = backend, ExternalCallQueue(), False
+        self.stuck_tasks: set[asyncio.Task[Any]] = set()
         _loops[id(backend)] = self  # the loop keeps the backend alive, so its id stays unique
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ def check_loop(backend: object) -> None:
         )
 
 
-def run_apart(run: Callable[[], object]) -> None:
+def run_outside_loop(run: Callable[[], object]) -> None:
     """Run an event loop, in a separate thread if a loop already runs, as in a notebook."""
     if running_loop() is not None:
         with ThreadPoolExecutor(1) as thread:
@@ -159,19 +159,21 @@ def end_loop(loop: IdleLoop) -> None:
     for task in tasks:
         task.cancel()  # before the loop runs, so that no task starts
     try:
-        run_apart(lambda: loop.run_until_complete(_ends(loop, tasks)))
+        run_outside_loop(lambda: loop.run_until_complete(_ends(loop, tasks)))
     finally:
         loop.close()
 
 
 async def _ends(loop: IdleLoop, tasks: Iterable[asyncio.Task[object]]) -> None:
     waiting = set(tasks)
-    while waiting - loop.behind:
-        _, waiting = await asyncio.wait(waiting, timeout=_BEHIND if loop.behind else None)
-        if loop.behind and waiting:
+    while waiting - loop.stuck_tasks:
+        _, waiting = await asyncio.wait(
+            waiting, timeout=_STUCK_SECONDS if loop.stuck_tasks else None
+        )
+        if loop.stuck_tasks and waiting:
             break  # they may wait for a task that never ends
     await loop.shutdown_asyncgens()
-    loop.aside.close()
+    loop.external_calls.close()
     await loop.shutdown_default_executor()
 
 

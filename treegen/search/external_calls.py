@@ -23,7 +23,7 @@ from treegen.errors import InputError
 Place = tuple[tuple[int, int], ...]
 
 _THREADS: Final = 32
-_MOMENT: Final = 0.0002  # seconds
+_WAIT_SECONDS: Final = 0.0002  # seconds
 
 T = TypeVar("T")
 X = TypeVar("X")
@@ -68,8 +68,8 @@ class _Batch:
     """Calls of a `BatchedFunction` that are not computed yet."""
 
     calls: list[tuple[Sequence[Any], asyncio.Future[Any]]] = field(default_factory=list)
-    looks: int = 0
-    """How often they could have been computed."""
+    num_checks: int = 0
+    """How often treegen checked whether to compute them."""
 
 
 class ExternalCallQueue:
@@ -93,12 +93,12 @@ class ExternalCallQueue:
         Args:
             busy: Whether the model has work.
         """
-        for together, batch in list(self._batches.items()):
-            batch.looks += 1
+        for function, batch in list(self._batches.items()):
+            batch.num_checks += 1
             num_items = sum(len(items) for items, _ in batch.calls)
-            if not busy or num_items >= together.size or batch.looks > together.patience:
-                del self._batches[together]
-                together.answer(batch.calls)
+            if not busy or num_items >= function.size or batch.num_checks > function.patience:
+                del self._batches[function]
+                function.answer(batch.calls)
         ready = [
             search
             for search, calls in self._calls.items()
@@ -122,7 +122,7 @@ class ExternalCallQueue:
         for call in new:
             call.is_new = False
         if new:
-            time.sleep(_MOMENT)
+            time.sleep(_WAIT_SECONDS)
         return bool(new)
 
     async def run_call(
@@ -150,18 +150,18 @@ class ExternalCallQueue:
                 work.exception()  # mark the error as retrieved, because nobody may read it
         return work.result()
 
-    def add(self, together: BatchedFunction[X, Y], items: Sequence[X]) -> asyncio.Future[list[Y]]:
+    def add(self, function: BatchedFunction[X, Y], items: Sequence[X]) -> asyncio.Future[list[Y]]:
         """Add items to the batch that a function computes for several searches.
 
         Args:
-            together: The function.
+            function: The function.
             items: Items of one search.
 
         Returns:
             A future of the items' results.
         """
         future: asyncio.Future[list[Y]] = asyncio.get_running_loop().create_future()
-        self._batches.setdefault(together, _Batch()).calls.append((items, future))
+        self._batches.setdefault(function, _Batch()).calls.append((items, future))
         return future
 
 
@@ -306,7 +306,7 @@ def place_of(node: NodeLike) -> Place:
 
 def _get_call_queue() -> ExternalCallQueue | None:
     """Return the external calls of the running loop of searches; None outside such a loop."""
-    return getattr(running_loop(), "aside", None)
+    return getattr(running_loop(), "external_calls", None)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -138,10 +138,10 @@ class MultiModelBackend:
         for backend in self._backends.values():
             backend.close()
 
-    def prompts_together(self, contents: Sequence[Content], *, rows: int) -> list[Context]:
+    def add_prompts(self, contents: Sequence[Content], *, rows: int) -> list[Context]:
         """Return contexts of the known prompts, which each LLM stores once."""
         contexts = {
-            name: backend.prompts_together([content[name] for content in self._contents], rows=rows)
+            name: backend.add_prompts([content[name] for content in self._contents], rows=rows)
             for name, backend in self._backends.items()
         }
         return [
@@ -273,7 +273,7 @@ def search_with(
             raise InputError(f"llms[{name!r}] must be an LLM, got {llm!r:.60}")
     check_counts(concurrency=concurrency, rows=rows)
     check_budget(budget)
-    listed = name_problems(problems, _as_given)
+    listed = name_problems(problems, _check_content)
     with ExitStack() as stack:
         sessions = {name: stack.enter_context(llm.session(params)) for name, llm in llms.items()}
         contents: list[Mapping[str, Content]] = [
@@ -300,7 +300,8 @@ def search_with(
         return run.in_order()
 
 
-def _as_given(content: Any) -> Any:
+def _check_content(content: Any) -> Any:
+    """Return the content of a problem unchanged; raise InputError for token ids."""
     is_list = isinstance(content, Iterable) and not isinstance(content, str)
     if is_list and all(isinstance(token, int) for token in content):
         raise InputError("token ids depend on the LLM; for several LLMs, use text or messages")

@@ -17,14 +17,14 @@ from treegen.common.params import SamplingParams
 from treegen.common.synchronization import ExclusiveSection
 from treegen.search.backend import Backend, Context
 from treegen.search.budget import Budget, BudgetIgnored, BudgetReached, StopReason
-from treegen.search.event_loop import IdleLoop, end_loop, run_apart
+from treegen.search.event_loop import IdleLoop, end_loop, run_outside_loop
 from treegen.search.tree.node import Search, SearchFn
 from treegen.search.tree.result import SearchProblem, SearchResult, warn_if_all_failed
 
 if TYPE_CHECKING:
     from treegen.engine.scheduler import Scheduler
 
-_AGAIN: Final = 0.1
+_END_WAIT_SECONDS: Final = 0.1
 """Seconds between ending two waits of one search, in which it cleans up after the first."""
 
 
@@ -69,8 +69,8 @@ class RunningSearch:
         """
         if self._due is None or self._loop.time() < self._due or self.task.done():
             return False
-        self._due = self._loop.time() + _AGAIN
-        self._loop.call_later(_AGAIN, lambda: None)  # so that the loop looks again
+        self._due = self._loop.time() + _END_WAIT_SECONDS
+        self._loop.call_later(_END_WAIT_SECONDS, lambda: None)  # so that the loop looks again
         self._raises = self.search.stopped
         self.task.cancel()
         return True
@@ -153,7 +153,7 @@ def resume_any(loop: IdleLoop, running: set[RunningSearch], *, busy: bool) -> bo
     running -= {one for one in running if one.end_abandoned()}
     if sum(one.search.return_next() for one in running):  # one call of each
         return True
-    return loop.aside.resume_searches(busy=busy)
+    return loop.external_calls.resume_searches(busy=busy)
 
 
 def _trim_traceback(trace: TracebackType | None) -> TracebackType | None:
@@ -180,9 +180,7 @@ class RunBackend(Backend, Protocol):
         """Whether a requested result has not been computed."""
         ...
 
-    def prompts_together(
-        self, contents: Sequence[str | Sequence[int]], *, rows: int
-    ) -> list[Context]:
+    def add_prompts(self, contents: Sequence[str | Sequence[int]], *, rows: int) -> list[Context]:
         """Return contexts of prompts known in advance, with `rows` rows expected below each."""
         ...
 
@@ -237,7 +235,7 @@ class SearchRun(SearchResults):
         concurrency: int,
         budget: Budget | None,
         rows: int,
-        dealt: bool = False,
+        on_demand: bool = False,
     ) -> None:
         """Create a run; `LLM.search_stream` does this.
 
@@ -249,13 +247,13 @@ class SearchRun(SearchResults):
             concurrency: Maximum number of searches that run at once.
             budget: Budget of each search.
             rows: Rows that each search is expected to decode at once.
-            dealt: Start only those searches that `enqueue` names.
+            on_demand: Whether to start only those searches that `enqueue` names.
         """
         self.backend = backend
         self.names = [problem.name for problem in problems]
         self._fn, self._params, self._budget = fn, params, budget
         self._concurrency = concurrency
-        contexts = backend.prompts_together([problem.content for problem in problems], rows=rows)
+        contexts = backend.add_prompts([problem.content for problem in problems], rows=rows)
         self._entries = {
             problem.name: (
                 problem,
@@ -266,13 +264,13 @@ class SearchRun(SearchResults):
             for problem, context in zip(problems, contexts, strict=True)
         }
         self._waiting: deque[str] = deque()
-        if not dealt:
+        if not on_demand:
             self.enqueue(self.names)
         self._running: set[RunningSearch] = set()
         self._results: deque[SearchResult] = deque()
         self._loop = IdleLoop(self._on_idle, self._on_busy, backend)
         self.closed = False
-        self._alone = ExclusiveSection("run")
+        self._exclusive = ExclusiveSection("run")
 
     def status(self) -> Status:
         """Return the current load."""
@@ -336,14 +334,14 @@ class SearchRun(SearchResults):
         Raises:
             InputError: Another thread is in a step, which is not disturbed.
         """
-        with self._alone():
+        with self._exclusive():
             self._step()
 
     def _step(self) -> None:
         try:
             while self._waiting and len(self._running) < self._concurrency:
                 self._begin(*self._entries.pop(self._waiting.popleft()))
-            run_apart(self._loop.run_forever)
+            run_outside_loop(self._loop.run_forever)
             if self.closed:  # a search has closed the run
                 self.close()
             elif self.backend.has_work:

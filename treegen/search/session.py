@@ -22,13 +22,13 @@ from treegen.prompts.tokens import tokenize
 from treegen.prompts.tree import Message, Node, chat_arguments
 from treegen.search.backend import PendingResults
 from treegen.search.budget import Budget, BudgetIgnored, SearchUsage, check_budget
-from treegen.search.event_loop import LEFT, drive_backend
+from treegen.search.event_loop import ABANDONED, drive_backend
 from treegen.search.live.backend import LiveBackend
 from treegen.search.tree.node import Search, SearchNode
 
 T = TypeVar("T")
 
-_MANY: Final = 64
+_MIN_SWEEP_SIZE: Final = 64
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +71,7 @@ class Started(Generic[T]):
         try:
             self.call.close()
         except RuntimeError:  # the coroutine ignores GeneratorExit
-            LEFT.append(self.call)
+            ABANDONED.append(self.call)
         self.error, self.is_done = error, True
 
 
@@ -93,8 +93,8 @@ class Session(Closeable, NonCopyable):
         self._num_roots = 0
         self._searches: WeakSet[Search] = WeakSet()
         self._live: list[Search] = []  # keeps searches alive whose nodes nobody holds
-        self._looks_at = _MANY
-        self._alone = ExclusiveSection("session")
+        self._sweep_size = _MIN_SWEEP_SIZE
+        self._exclusive = ExclusiveSection("session")
 
     def root(
         self,
@@ -145,9 +145,9 @@ class Session(Closeable, NonCopyable):
         )
         self._searches.add(search)
         self._live.append(search)
-        if len(self._live) > self._looks_at:
+        if len(self._live) > self._sweep_size:
             self._live = [other for other in self._live if other.root.is_live]
-            self._looks_at = max(_MANY, 2 * len(self._live))
+            self._sweep_size = max(_MIN_SWEEP_SIZE, 2 * len(self._live))
         return search.root
 
     def find(self, key: str) -> SearchNode:
@@ -179,14 +179,14 @@ class Session(Closeable, NonCopyable):
             **overrides: Sampling parameters, as for `SearchNode.sample`.
         """
         self._check_own(wanted)
-        with self._alone():
+        with self._exclusive():
             calls = [node.sample(n, **overrides) for node, n in wanted.items()]
             return dict(zip(wanted, self._wait(calls), strict=True))
 
     def score(self, wanted: Mapping[SearchNode, Sequence[str]]) -> dict[SearchNode, list[Score]]:
         """Return the log-likelihoods of texts after several nodes; see `SearchNode.score`."""
         self._check_own(wanted)
-        with self._alone():
+        with self._exclusive():
             calls = [node.score(texts) for node, texts in wanted.items()]
             return dict(zip(wanted, self._wait(calls), strict=True))
 
@@ -206,7 +206,7 @@ class Session(Closeable, NonCopyable):
 
     def start(self, call: Coroutine[Any, Any, T]) -> Started[T]:
         """Start a call, such as `node.sample(5)`; `step` returns it when it is done."""
-        with self._alone():
+        with self._exclusive():
             started = Started(call)
             self._started.append(started)
             self._advance(started)
@@ -218,7 +218,7 @@ class Session(Closeable, NonCopyable):
         return self._take_done()
 
     def _work(self) -> None:
-        with self._alone():
+        with self._exclusive():
             if self.backend.has_work:
                 self.backend.step()
             while True:
@@ -237,7 +237,7 @@ class Session(Closeable, NonCopyable):
 
         It is for a run whose steps another object computes.
         """
-        with self._alone():
+        with self._exclusive():
             self._advance_ready()
             return self._take_done()
 

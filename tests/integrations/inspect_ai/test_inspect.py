@@ -262,7 +262,7 @@ def test_what_the_checkpoint_recommends_holds_where_nobody_says(
     file.write_text(json.dumps({"do_sample": True, "temperature": 0.3, "top_k": 4}))
     for arguments, want in (({}, (0.3, 4)), ({"sampling": "neutral"}, (1.0, 0))):
         api = api_of(loaded(tmp_path / "model", **arguments))
-        params = sampling_params(GenerateConfig(top_p=0.8), api._usual)
+        params = sampling_params(GenerateConfig(top_p=0.8), api._defaults)
         assert (params.temperature, params.top_k, params.top_p) == (*want, 0.8)
         api.close()
 

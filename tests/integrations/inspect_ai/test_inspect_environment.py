@@ -23,12 +23,14 @@ from treegen.search.environments.protocol import Observation
 if TYPE_CHECKING:
     from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
+    from treegen.integrations.inspect_ai import world as inspect_world
     from treegen.integrations.inspect_ai.environment import InspectEnvironment
     from treegen.integrations.inspect_ai.world import InspectWorld
 else:
     pytest.importorskip("inspect_ai")
     from inspect_ai.util._sandbox.local import LocalSandboxEnvironment
 
+    from treegen.integrations.inspect_ai import world as inspect_world
     from treegen.integrations.inspect_ai.environment import InspectEnvironment
     from treegen.integrations.inspect_ai.world import InspectWorld
 
@@ -93,6 +95,18 @@ def test_tools(empty: Path) -> None:
 
     use(body)
     assert not [*empty.iterdir()]
+
+
+def test_files_that_cannot_be_listed_are_not_no_files(
+    empty: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(environment: InspectEnvironment) -> None:
+        world = await environment.start(PROBLEM)
+        monkeypatch.setattr(inspect_world, "_LIST", "echo find: not found >&2; exit 127")
+        with pytest.raises(WorldError, match="find failed in a sandbox: find: not found"):
+            await world.observe()
+
+    use(body)
 
 
 def test_forks(empty: Path) -> None:

@@ -1090,6 +1090,19 @@ def test_two_servers_do_not_share_an_address() -> None:
         bind_socket("127.0.0.1", first.getsockname()[1])
 
 
+@pytest.mark.parametrize(
+    ("host", "port", "reason"),
+    [
+        ("a" * 64, 0, "cannot listen at a"),
+        ("127.0.0.1", 65_536, "between 0 and 65535, got 65536"),
+        ("127.0.0.1", -1, "got -1"),
+    ],
+)
+def test_addresses_that_cannot_be_are_refused(host: str, port: int, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        bind_socket(host, port)
+
+
 def test_two_servers_that_take_over_an_address_do_not_share_it(model: LLM) -> None:
     with bind_socket("127.0.0.1", 0) as first, socket.socket() as second:
         for each in (first, second):

@@ -262,6 +262,23 @@ def test_async_llm_takes_images(directory: Path, llm: LLM) -> None:
     ]
 
 
+def test_a_file_that_changes_is_another_image(directory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.png"
+
+    async def sample(served: AsyncLLM, seed: int) -> list[int]:
+        file.write_bytes(png(picture(seed)))
+        (tokens,), _ = await served.generate([image_question(str(file))], GREEDY)
+        return list(tokens)
+
+    async def body() -> list[list[int]]:
+        own = LLM(str(directory), images=True, device="cpu", memory="16MiB")
+        with AsyncLLM(own) as served:
+            return [await sample(served, seed) for seed in (1, 2, 1)]
+
+    first, second, third = asyncio.run(body())
+    assert first == third != second
+
+
 def test_the_server_takes_data_urls_alone(llm: LLM) -> None:
     asks = pytest.importorskip("treegen.integrations.server.requests")
     body = {
@@ -314,6 +331,8 @@ def broken(kind: str) -> Any:
         "network": "https://example.org/a.png",
         "missing": "/no/such/picture.png",
         "folder": "/tmp",
+        "bracket": "//[x.png",
+        "home": "~no-such-user/x.png",
     }[kind]
 
 
@@ -332,6 +351,8 @@ def broken(kind: str) -> Any:
         ("network", "is a URL"),
         ("missing", "/no/such/picture.png"),
         ("folder", "/tmp"),
+        ("bracket", "cannot be read"),
+        ("home", "cannot be read"),
     ],
 )
 def test_images_that_cannot_be_used_are_refused(llm: LLM, kind: str, reason: str) -> None:

@@ -210,7 +210,7 @@ def test_recurrent_states_are_counted_beside_pages() -> None:
 def test_however_many_prompts_are_asked_for_no_sample_is_drawn_twice(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(draws, "_MOST", 3)
+    monkeypatch.setattr(draws, "_MAX_COUNTED_PROMPTS", 3)
     before, drawn = DrawCounter(), set[tuple[str, int]]()
     for turn in range(200):
         origin, num = f"p{turn * turn % 17 % 7}", 1 + turn % 3
@@ -227,7 +227,7 @@ def test_however_many_prompts_are_asked_for_no_sample_is_drawn_twice(
 
 
 def test_a_prompt_that_is_asked_for_again_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "_MOST", 2)
+    monkeypatch.setattr(draws, "_MAX_COUNTED_PROMPTS", 2)
     before = DrawCounter()
     for origin in ("a", "b", "a", "c"):  # "b" was asked for the longest ago
         before.advance(origin, 5)
@@ -237,7 +237,7 @@ def test_a_prompt_that_is_asked_for_again_is_kept(monkeypatch: pytest.MonkeyPatc
 
 
 def test_one_call_numbers_all_of_its_prompts_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "_MOST", 2)
+    monkeypatch.setattr(draws, "_MAX_COUNTED_PROMPTS", 2)
     before = DrawCounter()
     assert [before.advance(f"p{i}", 3) for i in range(9)] == [0] * 9
 

@@ -224,3 +224,15 @@ def test_an_answer_of_hunyuan_is_what_stands_between_its_tags(size: int) -> None
         parts = [p for at in range(0, len(text), size) for p in parser.add(text[at : at + size])]
         thoughts, said, calls = joined(parts + parser.end())
         assert (thoughts, said, calls) == want
+
+
+def test_declared_types_are_found_at_any_depth_and_in_schemas_that_contain_themselves() -> None:
+    deep: dict[str, Any] = {"type": "integer"}
+    for _ in range(30):
+        deep = {"anyOf": [deep]}
+    wide = {"anyOf": [{"$ref": "#/$defs/wide"}] * 1_000 + [{"type": "integer"}]}
+    parameters = {"properties": {"deep": deep, "wide": wide}, "$defs": {"wide": wide}}
+    tools = ToolSchemas([{"name": "f", "parameters": parameters}])
+    for name in ("deep", "wide"):
+        assert tools.parse_argument("f", name, "7") == 7
+        assert tools.parse_argument("f", name, "true") == "true"

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-# Maximum characters of a text: MOST_CHARS, plus MOST_TIMES per character of the request.
-MOST_CHARS = 2**22
-MOST_TIMES = 8
-_MOST_TOLD = 300  # characters of an error
+# Maximum characters of a text: BASE_CHARS, plus CHARS_PER_REQUEST_CHAR per character of a request.
+BASE_CHARS = 2**22
+CHARS_PER_REQUEST_CHAR = 8
+_MAX_ERROR_CHARS = 300  # characters of an error
 _GENERATION = re.compile(r"\{%-?\+?\s*(end)?generation\s*-?\+?%\}")
 
 
@@ -26,14 +26,14 @@ def prepare(kind: str) -> Callable[[Any], Any]:
         except MemoryError:
             raise
         except Exception as error:  # a template is a program, which may raise anything
-            message = " ".join(f"{error}".split())[:_MOST_TOLD]
+            message = " ".join(f"{error}".split())[:_MAX_ERROR_CHARS]
             return {"refused": message or type(error).__name__}
 
     return answer
 
 
 def _check_length(text: str, room: int) -> dict[str, Any]:
-    most = MOST_CHARS + MOST_TIMES * room
+    most = BASE_CHARS + CHARS_PER_REQUEST_CHAR * room
     if len(text) > most:
         message = f"the text has {len(text):,} characters, but the maximum is {most:,}"
         return {"refused": message}

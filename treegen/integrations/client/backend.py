@@ -145,7 +145,7 @@ class NodeBackend:
         try:
             sampling = Sampling.model_validate(fields)
         except ValidationError as error:
-            raise _describe_refusal(error) from None
+            raise _make_input_error(error) from None
         ticket = Ticket(search, [None] * len(indices))
 
         def begin(first: int, num: int, most: int) -> None:
@@ -242,7 +242,7 @@ class NodeBackend:
                         if not request.add(call):
                             outbox.calls.append(call)
                     except (ValidationError, InputError) as error:
-                        self._fail(call.ticket, _describe_refusal(error))
+                        self._fail(call.ticket, _make_input_error(error))
                         has_failed = True
                 if request.operations:
                     outbox.requests.add(request)
@@ -286,14 +286,14 @@ class NodeBackend:
                     context.num_tokens = result.node.num_context_tokens
             for place, call in request.calls:
                 self._receive(call, request.find_failure(call, results) or results[place])
-            for call in request.begun:
+            for call in request.postponed:
                 failure = request.find_failure(call, results)
                 if failure is not None:
                     self._receive(call, failure)
                 else:
                     self._post(call)
         except Exception as error:
-            for call in (*(call for _, call in request.calls), *request.begun):
+            for call in (*(call for _, call in request.calls), *request.postponed):
                 self._fail(call.ticket, error)
         finally:
             outbox.requests.discard(request)
@@ -347,14 +347,14 @@ class NodeBackend:
             self.release(context)
             return
         ticket.results[place] = BackendSample(completion, context)
-        ticket.count_sample(place, completion, call.held)
+        ticket.count_sample(place, completion, call.max_tokens)
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         if ticket in self._tickets and not ticket.is_done:
             ticket.leave(error)
 
 
-def _describe_refusal(error: ValidationError | InputError) -> InputError:
+def _make_input_error(error: ValidationError | InputError) -> InputError:
     """Return the error for what the protocol of nodes cannot express."""
     if isinstance(error, InputError):
         return error

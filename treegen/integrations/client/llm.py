@@ -28,7 +28,7 @@ from treegen.llm.arguments import reject_unknown_arguments
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.tree import as_list, chat_arguments
 from treegen.search.budget import Budget
-from treegen.search.event_loop import gather, run_apart
+from treegen.search.event_loop import gather, run_outside_loop
 from treegen.search.run import SearchResults
 from treegen.search.search_calls import SearchCalls
 from treegen.search.tree.node import SearchFn
@@ -91,7 +91,7 @@ class RemoteSearchRun(SearchResults):
             results.append(await self._results.get())
 
         try:
-            run_apart(lambda: loop.run_until_complete(wait()))
+            run_outside_loop(lambda: loop.run_until_complete(wait()))
         except BaseException:
             self.close()
             raise
@@ -143,7 +143,7 @@ class RemoteSearchRun(SearchResults):
             async def wait() -> None:
                 await asyncio.wait({main}, timeout=_END_SECONDS)
 
-            run_apart(lambda: loop.run_until_complete(wait()))
+            run_outside_loop(lambda: loop.run_until_complete(wait()))
         self._searches.close()
 
     def __del__(self) -> None:
@@ -357,7 +357,7 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             async with self.connect() as connection:
                 results.append(await call(connection))
 
-        run_apart(lambda: asyncio.run(run()))
+        run_outside_loop(lambda: asyncio.run(run()))
         return results[0]
 
 

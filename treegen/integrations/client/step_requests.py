@@ -69,7 +69,7 @@ class StepCall:
     """Returns the operation for the id of its node."""
     places: range
     """Places of the results in the ticket."""
-    held: int
+    max_tokens: int
     """Maximum number of tokens of a sample."""
     counted: int | None
     """Tokens of the context that the usage has counted; None if another call counts them."""
@@ -102,7 +102,7 @@ class StepRequest:
         self.operations: list[Operation] = []
         self.calls: list[tuple[int, StepCall]] = []
         """Calls, each with the place of its operation."""
-        self.begun: list[StepCall] = []
+        self.postponed: list[StepCall] = []
         """Calls that need a further request, because this one creates only nodes above theirs."""
         self.created: list[tuple[int, NodeContext]] = []
         """Nodes that it creates, each with the place of its operation."""
@@ -115,7 +115,7 @@ class StepRequest:
         """Add the operation of a call, after those that create its node; return whether it fits.
 
         An empty request takes any call. If it has too little room, it creates only some of the
-        nodes above, and the call is in `begun`.
+        nodes above, and the call is in `postponed`.
 
         Raises:
             InputError: nodes that cannot be kept for a further request need more operations than a
@@ -138,7 +138,7 @@ class StepRequest:
                     "texts into fewer extensions"
                 )
             self._name(missing[self._max_operations - 1], call.root_name, names)
-            self.begun.append(call)
+            self.postponed.append(call)
             return True
         name = self._name(call.context, call.root_name, names)
         self.calls.append((len(self.operations), call))

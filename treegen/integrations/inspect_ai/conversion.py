@@ -107,13 +107,13 @@ _REFUSED: Final = (
 
 
 def sampling_params(
-    config: GenerateConfig, usual: Mapping[str, Any] = MappingProxyType({})
+    config: GenerateConfig, defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> SamplingParams:
     """Return the sampling parameters of a generation.
 
     Args:
         config: Inspect's settings.
-        usual: Defaults for settings that are not given, before those of SamplingParams.
+        defaults: Defaults for settings that are not given, before those of SamplingParams.
 
     Raises:
         InputError: A setting is not supported, or has an invalid value.
@@ -133,7 +133,7 @@ def sampling_params(
         structure["json_schema"] = config.response_schema.json_schema.model_dump(exclude_none=True)
     if config.top_logprobs and not config.logprobs:
         raise InputError("top_logprobs needs logprobs; set logprobs=True too")
-    arguments = {**usual, **set_fields, **extra, **structure}
+    arguments = {**defaults, **set_fields, **extra, **structure}
     return SamplingParams(**arguments, logprobs=config.top_logprobs or 0)
 
 

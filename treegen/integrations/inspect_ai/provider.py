@@ -90,7 +90,7 @@ class TreegenAPI(ModelAPI):
             self._served = AsyncLLM(llm, tool_format=tool_format)
         except TreegenError as error:
             raise PrerequisiteError(_name_model_args(error)) from error
-        self._usual = llm.spec.take_recommended() if sampling == "recommended" else {}
+        self._defaults = llm.spec.take_recommended() if sampling == "recommended" else {}
         self._template = dict(chat_template_kwargs or {})
         if config.max_connections is None and config.adaptive_connections is None:
             # Inspect's default starts with 20 connections and never exceeds 100. Its model shares
@@ -119,7 +119,7 @@ class TreegenAPI(ModelAPI):
         Raises:
             InputError: A message or a setting cannot be used.
         """
-        params, tool_specs = sampling_params(config, self._usual), template_tools(tools)
+        params, tool_specs = sampling_params(config, self._defaults), template_tools(tools)
         if tool_choice not in ("auto", "none"):
             if params.structure is not None:
                 raise InputError(

@@ -94,8 +94,14 @@ class InspectWorld(FileWorld):
             await self._call(self.sandbox.write_file(path, data))
 
     async def list_files(self) -> list[str]:
-        """Return the paths of all files; those of directories end with a slash."""
-        result = await self._exec(["sh", "-c", _LIST], _SECONDS)
+        """Return the paths of all files; those of directories end with a slash.
+
+        Raises:
+            WorldError: No file can be listed. Directories that cannot be read are left out.
+        """
+        result = await self._run_in_time(["sh", "-c", _LIST])
+        if not result.success and not result.stdout:
+            raise _failure("find", result)
         return [line.removeprefix("./") for line in result.stdout.splitlines()]
 
     async def snapshot(self) -> str:
@@ -142,17 +148,17 @@ class InspectWorld(FileWorld):
         await self._run_checked(["rm", "-f", name])
 
     async def _run_checked(self, command: list[str]) -> None:
+        result = await self._run_in_time(command)
+        if not result.success:
+            raise _failure(command[0], result)
+
+    async def _run_in_time(self, command: list[str]) -> ExecResult[str]:
         try:
-            result = await self._exec(command, _SECONDS)
+            return await self._exec(command, _SECONDS)
         except (TimeoutError, OutputLimitExceededError) as error:
             raise WorldError(
                 f"{command[0]} did not finish in a sandbox ({error}); try again"
             ) from None
-        if not result.success:
-            raise WorldError(
-                f"{command[0]} failed in a sandbox: {result.stderr.strip()[-200:]}; free disk "
-                "space, or install the command in the image"
-            )
 
     async def _exec(self, command: list[str], seconds: float) -> ExecResult[str]:
         timeout = math.ceil(seconds)
@@ -172,6 +178,13 @@ class InspectWorld(FileWorld):
                 f"Inspect's sandbox failed: {type(error).__name__}: {error!s:.300}; run the search "
                 "again"
             ) from error
+
+
+def _failure(command: str, result: ExecResult[str]) -> WorldError:
+    return WorldError(
+        f"{command} failed in a sandbox: {result.stderr.strip()[-200:]}; free disk space, or "
+        "install the command in the image"
+    )
 
 
 @contextmanager

@@ -70,7 +70,7 @@ class Journal:
 
 
 def read_stored(file: RecordFile, requested: Collection[Key]) -> dict[Key, dict[str, Any]]:
-    """Return the records of a file that have one of the wanted keys."""
+    """Return the records of a file that have one of the requested keys."""
     keys = set(requested) & file.keys
     if not keys:
         return {}

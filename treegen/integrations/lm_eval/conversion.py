@@ -42,7 +42,7 @@ def gen_settings(
     seed: int,
     eos: str | None,
     thinks: bool,
-    usual: Mapping[str, Any] = MappingProxyType({}),
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> GenSettings:
     """Return the settings in a request's gen_kwargs, where None means that a setting is not given.
 
@@ -55,7 +55,7 @@ def gen_settings(
         eos: Text of the end-of-sequence token.
         thinks: Whether reasoning comes before the answer. Reasoning may contain any text, so stop
             strings do not end the sample and only cut its answer.
-        usual: Defaults for settings that gen_kwargs do not give; a greedy request stays greedy.
+        defaults: Defaults for settings that gen_kwargs do not give; a greedy request stays greedy.
 
     Raises:
         InputError: A setting is not supported, or has an invalid value.
@@ -82,12 +82,12 @@ def gen_settings(
             f"{arg('gen_kwargs')} with {', '.join(refused)} is not supported; use only until, "
             f"{arg('do_sample')}, max_gen_toks, {', '.join(REQUEST_FIELDS)}"
         )
-    honoured: dict[str, Any] = {
+    supported: dict[str, Any] = {
         name: normalized[name] for name in REQUEST_FIELDS if name in normalized
     }
     if "temperature" not in set_kwargs:  # lm-eval fills in 0
-        honoured.pop("temperature", None)
-    settings = {**usual, **honoured}
+        supported.pop("temperature", None)
+    settings = {**defaults, **supported}
     settings.setdefault("seed", seed)
     settings["temperature"] = settings.get("temperature", 0.0) if is_drawn else 0.0
     until = tuple(text for text in until if text != "")

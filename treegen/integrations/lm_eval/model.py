@@ -142,7 +142,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         self.tokenizer_name = str(self.tokenizer.name_or_path).replace("/", "__")
         self._device = torch.device(self.llm.facts.device_type)
         self._seed, self.max_gen_toks, self._thinks = seed, max_gen_toks, bool(enable_thinking)
-        self._usual = self.llm.spec.take_recommended() if sampling == "recommended" else {}
+        self._defaults = self.llm.spec.take_recommended() if sampling == "recommended" else {}
         self._revision = options.get("revision")
         self.max_length = self._resolve_max_length(max_length)
         self._answers = ResponseCache(
@@ -281,7 +281,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             seed=self._seed,
             eos=self._texts.eos,
             thinks=self._texts.think,
-            usual=self._usual,
+            defaults=self._defaults,
         )
         if self._images is not None and images:
             tokens = image_tokens(context, images, self._images, self._texts.encode_prompt)

@@ -171,7 +171,7 @@ def name_field_in_errors(param: str) -> Iterator[None]:
 
 
 @contextmanager
-def blaming_params() -> Iterator[None]:
+def name_params_in_errors() -> Iterator[None]:
     """Name the sampling parameter, or else params, in errors of the block about parameters."""
     try:
         yield

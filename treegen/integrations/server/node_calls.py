@@ -17,7 +17,11 @@ from treegen.common.outputs import Score
 from treegen.common.params import SamplingParams
 from treegen.errors import StoppedError
 from treegen.integrations.server.errors import StatusError
-from treegen.integrations.server.given_text import GivenText, blaming_params, read_judged_text
+from treegen.integrations.server.given_text import (
+    GivenText,
+    name_params_in_errors,
+    read_judged_text,
+)
 from treegen.integrations.server.node_answers import (
     check_answer_size,
     count_cached,
@@ -101,7 +105,7 @@ class NodeCalls:
         """
         prompt = self.texts.read_root(ask)
         seed = secrets.randbits(48) if ask.seed is None else ask.seed
-        with blaming_params():
+        with name_params_in_errors():
             params = merge_params(SamplingParams(seed=seed), ask.params)
         try:
             size = len(ask.params.model_dump_json(exclude_none=True))
@@ -326,7 +330,7 @@ class NodeCalls:
             ask: The request.
             changes: Records the indices.
         """
-        with blaming_params():
+        with name_params_in_errors():
             params = merge_params(node.tree.params, ask.params)
         if ask.n > self.store.limits.max_node_samples:
             raise RequestError(f"n must be at most {self.store.limits.max_node_samples:,}", "n")
@@ -349,7 +353,7 @@ class NodeCalls:
     ) -> tuple[list[BackendSample], NodeUsage]:
         """Return one sample per index, and what they took."""
         tree, search = node.tree, BudgetedSearch("", None, node.tree.origin)
-        with blaming_params():
+        with name_params_in_errors():
             await self._served.prepare(params)
         self._check_live(node)
 

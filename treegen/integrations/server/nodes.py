@@ -63,7 +63,7 @@ class Tree:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Renew the lease at the begin and at the end of the block, in which it does not end."""
+        """Renew the lease at the start and the end of the block; it does not end in between."""
         self.num_open += 1
         self.used = time.monotonic()
         try:

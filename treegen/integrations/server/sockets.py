@@ -19,6 +19,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
     Raises:
         InputError: The address cannot be used.
     """
+    if not 0 <= port < 2**16:  # getaddrinfo uses the last 16 bits of other numbers
+        raise InputError(f"the port must be between 0 and 65535, got {port}")
     try:
         family, kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         try:
@@ -30,7 +32,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
                 raise
         # Closing connections of an earlier server may block the address, which is harmless.
         return _bind_address(family, kind, address, reuse=True)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a name that is no host name has no IDNA form
         raise InputError(
             f"cannot listen at {host} port {port}: {error}; choose another port"
         ) from error

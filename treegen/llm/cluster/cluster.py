@@ -139,11 +139,11 @@ class Cluster(BaseLLM):
         self._stop = weakref.finalize(self, self._session.close)
         try:
             how = make_llm_options(options, places.device)
-            self._crew = _start_workers(self._session, places, how, before, make)
+            self._pool = _start_workers(self._session, places, how, before, make)
         except BaseException:
             self._stop()
             raise
-        loaded = [slot.loaded for slot in self._crew.slots if slot.loaded is not None]
+        loaded = [slot.loaded for slot in self._pool.slots if slot.loaded is not None]
         first = loaded[0]
         self.spec, self.fingerprint = first.facts.spec, first.fingerprint
         if processor is not None:
@@ -160,26 +160,26 @@ class Cluster(BaseLLM):
             num_pages=min(slot.num_pages for slot in loaded),
         )
         self._before = DrawCounter()
-        self._most: int | None = None
+        self._max_workers: int | None = None
         self._current: weakref.ref[ClusterRun] | None = None
         self._closed = False
 
     @property
     def num_workers(self) -> int:
         """Number of workers that run or are starting."""
-        return sum(not slot.over for slot in self._crew.slots)
+        return sum(not slot.over for slot in self._pool.slots)
 
     def limit(self, workers: int | None) -> None:
         """Make later runs use only the first `workers` workers; None uses all."""
         if workers is not None:
             check_int("workers", workers, least=1)
-        self._most = workers
+        self._max_workers = workers
 
     def close(self) -> None:
         """Stop the workers, and Ray if it was started for them."""
         if not self._closed:
             self._closed = True
-            self._crew.close()
+            self._pool.close()
             self._stop()
 
     if not TYPE_CHECKING:  # to type checkers a class with __getattr__ has every attribute
@@ -254,11 +254,18 @@ class Cluster(BaseLLM):
         self._check_ready()
         if self.images is not None and (images := self.images.export_images(prompts)):
             job = ImageJob(images, job)
-        slots = self._crew.slots[: self._most]
+        slots = self._pool.slots[: self._max_workers]
         if all(slot.over for slot in slots):
             raise make_no_workers_error(slots)
-        dealer = Dispatcher(items, [slot.number for slot in slots if not slot.over])
-        run = ClusterRun(self._crew, job, dealer, names.__getitem__, parts=parts, most=self._most)
+        dispatcher = Dispatcher(items, [slot.number for slot in slots if not slot.over])
+        run = ClusterRun(
+            self._pool,
+            job,
+            dispatcher,
+            names.__getitem__,
+            parts=parts,
+            max_workers=self._max_workers,
+        )
         self._current = weakref.ref(run)
         return run
 
@@ -304,7 +311,7 @@ def _start_workers(
             )
         count //= per_worker
     threads = min(max(1, int(free.get("CPU", 1) // count)), most_threads())
-    crew = WorkerPool(
+    pool = WorkerPool(
         session=session,
         options=options,
         before=before,
@@ -316,8 +323,8 @@ def _start_workers(
         grows=on_gpus and places.count is None,
     )
     try:
-        crew.start(count)
+        pool.start(count)
     except BaseException:
-        crew.close()
+        pool.close()
         raise
-    return crew
+    return pool

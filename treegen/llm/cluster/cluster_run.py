@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.errors import ModelWarning, TreegenError, WorkerError
-from treegen.llm.cluster.dispatcher import MOST_DEATHS, Dispatcher, WorkItem
+from treegen.llm.cluster.dispatcher import MAX_DEATHS, Dispatcher, WorkItem
 from treegen.llm.cluster.jobs import Result, WorkerJob, pickle_job
 from treegen.llm.cluster.worker import TurnResult
 from treegen.llm.cluster.worker_pool import NO_ROOM, PATIENCE, WaitTimer, WorkerPool, WorkerSlot
@@ -39,11 +39,11 @@ class _WorkerState:
     """The levels reported with the last batch of results."""
     rate: float = 0.0
     """Tokens per second between the last two batches."""
-    last: int = 0
+    num_last_results: int = 0
     """Number of results of the last turn."""
-    relieved: bool = False
+    is_asked_to_return: bool = False
     """Whether it was asked to return work and has not returned any since."""
-    silence: WaitTimer = field(default_factory=WaitTimer)
+    answer_timer: WaitTimer = field(default_factory=WaitTimer)
     """Timer for its answer."""
 
 
@@ -59,31 +59,36 @@ class ClusterRun:
 
     def __init__(
         self,
-        crew: WorkerPool,
+        pool: WorkerPool,
         job: WorkerJob,
-        dealer: Dispatcher,
+        dispatcher: Dispatcher,
         name_of: Callable[[int], str],
         *,
         parts: int | None = None,
-        most: int | None = None,
+        max_workers: int | None = None,
     ) -> None:
         """Start a run.
 
         Args:
-            crew: The workers.
+            pool: The workers.
             job: The job that each worker gets once.
-            dealer: Assigns the work.
+            dispatcher: Assigns the work.
             name_of: Returns the name of a key, for messages.
             parts: How many parts keep one worker busy. Default: the number of rows that it decodes
                 at once.
-            most: How many of the workers take part. Default: all, and those that join.
+            max_workers: How many of the workers take part. Default: all, and those that join.
         """
         ClusterRun._number += 1
-        self._id, self._crew, self._dealer, self.name_of = ClusterRun._number, crew, dealer, name_of
-        self._job, self._parts = crew.session.ray.put(pickle_job(job)), parts
-        self._most = most
+        self._id, self._pool, self._dispatcher, self.name_of = (
+            ClusterRun._number,
+            pool,
+            dispatcher,
+            name_of,
+        )
+        self._job, self._parts = pool.session.ray.put(pickle_job(job)), parts
+        self._max_workers = max_workers
         self._shares: dict[WorkerSlot, _WorkerState] = {}
-        self._past: list[tuple[WorkerSlot, Usage]] = []  # usage of dead workers
+        self._dead_usages: list[tuple[WorkerSlot, Usage]] = []  # usage of dead workers
         self._start = time.monotonic()
         self._error: TreegenError | None = None
         self.usage, self.left_out = Usage(), dict[int, str]()
@@ -93,34 +98,34 @@ class ClusterRun:
             if slot.loaded is not None:
                 self._begin(slot)
             elif not slot.over:
-                dealer.remove_worker(slot.number)  # until its model is loaded
+                dispatcher.remove_worker(slot.number)  # until its model is loaded
 
     @property
     def _slots(self) -> list[WorkerSlot]:
-        return self._crew.slots[: self._most]
+        return self._pool.slots[: self._max_workers]
 
     def _begin(self, slot: WorkerSlot) -> None:
         """Let a worker with a loaded model take part."""
         slot.actor.begin.remote(self._id, self._job)
         status = Status(0, 0, slot.loaded.num_pages if slot.loaded else 0)
         self._shares[slot] = _WorkerState(deque(), Usage(), status, updated_at=time.monotonic())
-        self._dealer.add(slot.number)
+        self._dispatcher.add(slot.number)
 
     def add_work(self, items: Iterable[WorkItem], floors: Mapping[int, float]) -> None:
         """Add work; `floors` has, by key, the min_confidence of its parts from now on."""
         self._floors.update(floors)
         for item in items:
-            self._dealer.put(item)
+            self._dispatcher.put(item)
 
     @property
     def has_work(self) -> bool:
         """Whether any work is left."""
-        return not self.closed and (self._dealer.has_work or self._error is not None)
+        return not self.closed and (self._dispatcher.has_work or self._error is not None)
 
     @property
     def num_open(self) -> int:
         """Number of parts that workers have."""
-        return sum(self._dealer.num_open(slot.number) for slot in self._shares)
+        return sum(self._dispatcher.num_open(slot.number) for slot in self._shares)
 
     def step(self) -> list[Result]:
         """Return new results after at most a fifth of a second, possibly none.
@@ -130,7 +135,7 @@ class ClusterRun:
         if self._error is not None:
             raise self._error
         results: list[Result] = []
-        if gone := self._crew.session.describe_failure():
+        if gone := self._pool.session.describe_failure():
             self._give_up(gone)
             return []
         self._look_for_workers()
@@ -139,9 +144,13 @@ class ClusterRun:
         for slot in self._wait_for_turns():
             results += self._collect(slot)
         self._end_hung_workers()
-        if all(slot.over for slot in self._slots) and self._dealer.has_work and self._error is None:
+        if (
+            all(slot.over for slot in self._slots)
+            and self._dispatcher.has_work
+            and self._error is None
+        ):
             self._error = make_no_workers_error(self._slots)
-        elif not self._shares and self._crew.has_no_room() and self._error is None:
+        elif not self._shares and self._pool.has_no_room() and self._error is None:
             self._error = WorkerError(f"no worker is left ({NO_ROOM})")
         self._add_up()
         if self._error is not None and not results:
@@ -159,13 +168,13 @@ class ClusterRun:
         return results
 
     def _look_for_workers(self) -> None:
-        for slot in [*self._crew.slots, *self._crew.add_joined_gpus()]:
+        for slot in [*self._pool.slots, *self._pool.add_joined_gpus()]:
             over, has_part = slot.over, slot in self._slots
-            if self._crew.poll_slot(slot):
+            if self._pool.poll_slot(slot):
                 if has_part:
                     self._begin(slot)
             elif has_part and slot.over and not over:
-                self._dealer.remove_worker(slot.number, for_good=True)
+                self._dispatcher.remove_worker(slot.number, for_good=True)
 
     # Turns
 
@@ -174,9 +183,9 @@ class ClusterRun:
         share, loaded = self._shares[slot], slot.loaded
         assert loaded is not None
         while len(share.turns) < _QUEUED:
-            low = (self._parts or loaded.facts.max_rows * 5 // 4) + share.last
-            parts = self._dealer.assign(slot.number, low=low, high=2 * low)
-            if not parts and not self._dealer.num_open(slot.number):
+            low = (self._parts or loaded.facts.max_rows * 5 // 4) + share.num_last_results
+            parts = self._dispatcher.assign(slot.number, low=low, high=2 * low)
+            if not parts and not self._dispatcher.num_open(slot.number):
                 if not share.turns:
                     self._rebalance(slot)
                 return
@@ -189,21 +198,21 @@ class ClusterRun:
 
     def _rebalance(self, idle: WorkerSlot) -> None:
         """Ask the busiest worker to return work that it has not started, for an idle worker."""
-        donor = self._dealer.find_donor()
+        donor = self._dispatcher.find_donor()
         slot = next((s for s in self._shares if donor and s.number == donor[0]), None)
-        if donor is None or slot is None or slot is idle or self._shares[slot].relieved:
+        if donor is None or slot is None or slot is idle or self._shares[slot].is_asked_to_return:
             return
         if len(self._shares[slot].turns) <= _QUEUED:
             self._turn(slot, [], recall=donor[1])
-            self._shares[slot].relieved = True
+            self._shares[slot].is_asked_to_return = True
 
     def _wait_for_turns(self) -> list[WorkerSlot]:
         """Wait a while for a turn to end, also by an error; return the workers with ended turns."""
         slot_of = {turn: slot for slot, share in self._shares.items() for turn in share.turns}
-        waiting = [*slot_of, *(s.loading for s in self._crew.slots if s.loading is not None)]
+        waiting = [*slot_of, *(s.loading for s in self._pool.slots if s.loading is not None)]
         if not waiting:
             return []
-        ray = self._crew.session.ray
+        ray = self._pool.session.ray
         done, _ = ray.wait(waiting, num_returns=1, timeout=_WAIT)
         if done:
             done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0)
@@ -211,13 +220,13 @@ class ClusterRun:
 
     def _collect(self, slot: WorkerSlot) -> list[Result]:
         """Return the new results of a worker's ended turns."""
-        ray, results = self._crew.session.ray, list[Result]()
+        ray, results = self._pool.session.ray, list[Result]()
         share = self._shares[slot]
         while share.turns and ray.wait([share.turns[0]], timeout=0)[0]:
             try:
                 batch: TurnResult = ray.get(share.turns.popleft())
             except ray.exceptions.RayError as error:
-                self._handle_worker_death(slot, self._crew.session.describe_worker_error(error))
+                self._handle_worker_death(slot, self._pool.session.describe_worker_error(error))
                 break
             results += self._note(slot, share, batch)
             if batch.failure is not None:
@@ -231,7 +240,7 @@ class ClusterRun:
     def _end_hung_workers(self) -> None:
         """Treat workers that have not answered for a long time as dead."""
         for slot, share in list(self._shares.items()):
-            if share.silence.has_timed_out(goes_on=bool(share.turns)):
+            if share.answer_timer.has_timed_out(goes_on=bool(share.turns)):
                 self._handle_worker_death(
                     slot, f"it did not respond for {PATIENCE / 60:.0f} minutes"
                 )
@@ -239,17 +248,17 @@ class ClusterRun:
     def _note(self, slot: WorkerSlot, share: _WorkerState, batch: TurnResult) -> list[Result]:
         """Record a batch; return the results that are new."""
         now = time.monotonic()
-        share.silence.has_timed_out(goes_on=False)
-        done = [r for r in batch.results if self._dealer.done(slot.number, r[0], r[1])]
+        share.answer_timer.has_timed_out(goes_on=False)
+        done = [r for r in batch.results if self._dispatcher.done(slot.number, r[0], r[1])]
         if batch.given_back:
-            self._dealer.requeue(slot.number, batch.given_back)
+            self._dispatcher.requeue(slot.number, batch.given_back)
         if done or batch.given_back:
-            share.relieved = False
+            share.is_asked_to_return = False
         if done:
             slot.failures = 0
         tokens = batch.usage.decoded_tokens - share.usage.decoded_tokens
         share.rate = tokens / max(now - share.updated_at, 1e-3)
-        share.updated_at, share.last = now, len(done)
+        share.updated_at, share.num_last_results = now, len(done)
         share.usage, share.status, share.levels = batch.usage, batch.status, batch.levels
         return done
 
@@ -257,18 +266,18 @@ class ClusterRun:
         """Handle the death of a worker: reassign its work, and start another in its place."""
         share = self._shares.pop(slot)
         gone = replace(share.usage, peak_rows=0, peak_pages=0, num_pages=0)
-        self._past.append((slot, gone))
-        before = set(self._dealer.left_out)
-        self._crew.replace_worker(slot, reason)
-        self._dealer.remove_worker(slot.number, for_good=slot.over)
-        for key in self._dealer.left_out - before:
-            self.left_out[key] = f"it crashed workers {MOST_DEATHS} times ({slot.reason})"
+        self._dead_usages.append((slot, gone))
+        before = set(self._dispatcher.left_out)
+        self._pool.replace_worker(slot, reason)
+        self._dispatcher.remove_worker(slot.number, for_good=slot.over)
+        for key in self._dispatcher.left_out - before:
+            self.left_out[key] = f"it crashed workers {MAX_DEATHS} times ({slot.reason})"
             name = self.name_of(key)
             warnings.warn(f"{name!r} is left out: {self.left_out[key]}", ModelWarning, stacklevel=2)
 
     def _give_up(self, reason: str) -> None:
         """Leave out all unfinished work."""
-        keys = self._dealer.cancel_remaining()
+        keys = self._dispatcher.cancel_remaining()
         self.left_out |= dict.fromkeys(keys, reason)
         warnings.warn(f"{reason}; {len(keys):,} prompts are not done", ModelWarning, stacklevel=2)
 
@@ -276,7 +285,7 @@ class ClusterRun:
 
     def _add_up(self) -> None:
         shares = [(slot, share.usage) for slot, share in self._shares.items()]
-        sum_usages([usage for _, usage in [*self._past, *shares]], self.usage)
+        sum_usages([usage for _, usage in [*self._dead_usages, *shares]], self.usage)
         self.usage.seconds = time.monotonic() - self._start
 
     def status(self) -> Status:
@@ -304,7 +313,7 @@ class ClusterRun:
     def workers(self) -> tuple[WorkerStatus, ...]:
         """Return the status of each worker, with its tokens of this run."""
         tokens: dict[WorkerSlot, int] = {}
-        for slot, usage in self._past:
+        for slot, usage in self._dead_usages:
             tokens[slot] = tokens.get(slot, 0) + usage.decoded_tokens
         rows = []
         for slot in self._slots:

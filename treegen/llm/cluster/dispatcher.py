@@ -18,10 +18,12 @@ from typing import Final
 
 from treegen.prompts.plan.plan import Plan
 
-MOST_DEATHS: Final = 3
+MAX_DEATHS: Final = 3
 """How often a problem may crash a worker that does nothing else before it is left out."""
 _SUSPECT: Final = 2  # number of deaths from which on a problem is assigned separately
-_SNAP: Final = 0.05  # part of a lane's share within which a lane ends at the end of a problem
+_LANE_TOLERANCE: Final = (
+    0.05  # part of a lane's share within which a lane ends at the end of a problem
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,13 @@ class Dispatcher:
         self._items = {item.key: item for item in items}
         self._lanes: dict[int, deque[WorkItem]] = {worker: deque() for worker in workers}
         self._open: dict[int, dict[int, set[int]]] = defaultdict(dict)  # worker, key, indices
-        self._apart: deque[tuple[list[WorkItem], int]] = deque()  # suspects; worker that they broke
-        self._is_apart: set[int] = set()  # workers that have suspects
-        self._away: set[int] = set()  # workers that are lost, and may return
+        self._suspects: deque[tuple[list[WorkItem], int]] = (
+            deque()
+        )  # with the worker that they crashed
+        self._suspect_workers: set[int] = set()  # workers that have suspects
+        self._lost_workers: set[int] = set()  # workers that are lost, and may return
         self._deaths: Counter[int] = Counter()
-        self._alone: Counter[int] = Counter()
+        self._solo_deaths: Counter[int] = Counter()
         self._last: dict[int, int] = {}  # by key, the worker that last finished a part of it
         self.left_out: set[int] = set()
         self._fill_lanes(items)
@@ -87,27 +91,29 @@ class Dispatcher:
         cost_left = sum(item.cost for item in items)
         for number, lane in enumerate(lanes):
             share = cost_left / (len(lanes) - number)
-            has = 0.0
-            while queue and (number == len(lanes) - 1 or has < share * (1 - _SNAP)):
+            filled = 0.0
+            while queue and (number == len(lanes) - 1 or filled < share * (1 - _LANE_TOLERANCE)):
                 item = queue.popleft()
-                if number < len(lanes) - 1 and has + item.cost > share * (1 + _SNAP):
-                    taken = round((share - has) / item.weight)
+                if number < len(lanes) - 1 and filled + item.cost > share * (1 + _LANE_TOLERANCE):
+                    taken = round((share - filled) / item.weight)
                     if not item.is_atomic and 0 < taken < item.size:
                         item, behind = item.cut(taken)
                         queue.appendleft(behind)
-                    elif has and item.cost / 2 > share - has:  # closer to the share without it
+                    elif (
+                        filled and item.cost / 2 > share - filled
+                    ):  # closer to the share without it
                         queue.appendleft(item)
                         break
                 lane.append(item)
-                has += item.cost
-            cost_left -= has
+                filled += item.cost
+            cost_left -= filled
 
     # Workers
 
     def add(self, worker: int) -> None:
         """Add a worker, or one that was lost and has returned; it steals work from the others."""
         self._lanes.setdefault(worker, deque())
-        self._away.discard(worker)
+        self._lost_workers.discard(worker)
 
     def remove_worker(self, worker: int, *, for_good: bool = False) -> None:
         """Take back the open work of a dead worker.
@@ -117,23 +123,23 @@ class Dispatcher:
             for_good: Whether it never returns, so that its lane goes to another worker.
         """
         open_items = self._open.pop(worker, {})
-        self._away.add(worker)
-        self._is_apart.discard(worker)
+        self._lost_workers.add(worker)
+        self._suspect_workers.discard(worker)
         self._deaths.update(open_items.keys())
         back = [
-            replace(self._items[key], indices=tuple(sorted(has)))
-            for key, has in open_items.items()
+            replace(self._items[key], indices=tuple(sorted(indices)))
+            for key, indices in open_items.items()
             if key not in self.left_out
         ]
         if len(back) == 1:
             (only,) = back
-            self._alone[only.key] += 1
-            if self._alone[only.key] >= MOST_DEATHS:
+            self._solo_deaths[only.key] += 1
+            if self._solo_deaths[only.key] >= MAX_DEATHS:
                 self._leave_out(only.key)
                 back = []
         suspects = [item for item in back if self._deaths[item.key] >= _SUSPECT]
         half = -(-len(suspects) // 2)
-        self._apart += ((part, worker) for part in (suspects[:half], suspects[half:]) if part)
+        self._suspects += ((part, worker) for part in (suspects[:half], suspects[half:]) if part)
         innocent = [item for item in back if self._deaths[item.key] < _SUSPECT]
         self._lanes.setdefault(worker, deque()).extendleft(reversed(innocent))
         if for_good:
@@ -146,8 +152,8 @@ class Dispatcher:
     def cancel_remaining(self) -> list[int]:
         """Stop assigning work and take back open work; return the keys that are not done."""
         items = [item for lane in self._lanes.values() for item in lane]
-        items += [item for part, _ in self._apart for item in part]
-        keys = {item.key for item in items} | {k for has in self._open.values() for k in has}
+        items += [item for part, _ in self._suspects for item in part]
+        keys = {item.key for item in items} | {k for parts in self._open.values() for k in parts}
         for key in keys:
             self._leave_out(key)
         self._open.clear()
@@ -160,8 +166,8 @@ class Dispatcher:
             remaining = [item for item in lane if item.key != key]
             lane.clear()
             lane.extend(remaining)
-        apart = [([i for i in items if i.key != key], who) for items, who in self._apart]
-        self._apart = deque((items, who) for items, who in apart if items)
+        suspects = [([i for i in items if i.key != key], who) for items, who in self._suspects]
+        self._suspects = deque((items, who) for items, who in suspects if items)
 
     # Work
 
@@ -174,7 +180,7 @@ class Dispatcher:
             return
         self._items[item.key] = item
         worker = self._last.get(item.key)
-        if worker not in self._lanes or worker in self._away:
+        if worker not in self._lanes or worker in self._lost_workers:
             worker = min(self._lanes, key=self._load)
         self._lanes[worker].append(item)
 
@@ -186,12 +192,14 @@ class Dispatcher:
     @property
     def has_waiting(self) -> bool:
         """Whether any work waits to be assigned."""
-        return bool(self._apart) or any(self._lanes.values())
+        return bool(self._suspects) or any(self._lanes.values())
 
     def num_open(self, worker: int) -> int:
         """Return the number of rows that a worker was assigned and has not finished."""
         open_of = self._open.get(worker, {})
-        return sum(1 if self._items[key].is_atomic else len(has) for key, has in open_of.items())
+        return sum(
+            1 if self._items[key].is_atomic else len(indices) for key, indices in open_of.items()
+        )
 
     def assign(self, worker: int, *, low: int, high: int) -> list[WorkItem]:
         """Assign further work to a worker, and return it.
@@ -201,12 +209,12 @@ class Dispatcher:
             low: With fewer rows than this, it steals from the lanes of other workers.
             high: Maximum number of rows that it then has.
         """
-        if worker in self._is_apart:
+        if worker in self._suspect_workers:
             if self._open.get(worker):
                 return []
-            self._is_apart.discard(worker)
+            self._suspect_workers.discard(worker)
         room = high - self.num_open(worker)
-        lane, dealt = self._lanes.setdefault(worker, deque()), []
+        lane, assigned = self._lanes.setdefault(worker, deque()), []
         while room > 0:
             if not lane and high - room < low:
                 self._steal(worker)
@@ -217,10 +225,10 @@ class Dispatcher:
                 item, remainder = item.cut(room)
                 lane.appendleft(remainder)
             room -= item.size
-            dealt.append(self._assign_item(worker, item))
-        if not dealt and not self._open.get(worker):
-            dealt = [self._assign_item(worker, item) for item in self._choose_suspects(worker)]
-        return dealt
+            assigned.append(self._assign_item(worker, item))
+        if not assigned and not self._open.get(worker):
+            assigned = [self._assign_item(worker, item) for item in self._choose_suspects(worker)]
+        return assigned
 
     def _assign_item(self, worker: int, item: WorkItem) -> WorkItem:
         self._open[worker].setdefault(item.key, set()).update(item.indices)
@@ -228,13 +236,13 @@ class Dispatcher:
 
     def _choose_suspects(self, worker: int) -> list[WorkItem]:
         """Return suspects for a worker, preferably not ones that have crashed it before."""
-        candidates = self._lanes.keys() - self._away - {worker}
-        for _ in range(len(self._apart)):
-            items, broke = self._apart.popleft()
-            if broke == worker and candidates:
-                self._apart.append((items, broke))
+        candidates = self._lanes.keys() - self._lost_workers - {worker}
+        for _ in range(len(self._suspects)):
+            items, crashed = self._suspects.popleft()
+            if crashed == worker and candidates:
+                self._suspects.append((items, crashed))
                 continue
-            self._is_apart.add(worker)
+            self._suspect_workers.add(worker)
             return items
         return []
 
@@ -248,7 +256,7 @@ class Dispatcher:
             return
         most, own_lane = max(lanes, key=self._load), self._lanes[worker]
         lane, gap = lanes[most], self._load(most) - self._load(worker)
-        if most in self._away:
+        if most in self._lost_workers:
             gap = 2 * _cost(lane)
         while lane and gap > 0:
             item = lane.pop()
@@ -265,7 +273,9 @@ class Dispatcher:
     def _load(self, worker: int) -> float:
         """Return the cost of a worker's open work and of its lane."""
         items, open_of = self._items, self._open.get(worker, {})
-        open_cost = sum(replace(items[k], indices=tuple(has)).cost for k, has in open_of.items())
+        open_cost = sum(
+            replace(items[k], indices=tuple(parts)).cost for k, parts in open_of.items()
+        )
         return _cost(self._lanes[worker]) + open_cost
 
     def done(self, worker: int, key: int, index: int) -> bool:
@@ -279,15 +289,15 @@ class Dispatcher:
         Returns:
             False if the worker does not have this part, so that the result must be ignored.
         """
-        has = self._open.get(worker, {}).get(key, set())
-        if index not in has:
+        open_parts = self._open.get(worker, {}).get(key, set())
+        if index not in open_parts:
             return False
-        has.discard(index)
+        open_parts.discard(index)
         self._last[key] = worker
-        if not has:
+        if not open_parts:
             del self._open[worker][key]
         self._deaths.pop(key, None)
-        self._alone.pop(key, None)
+        self._solo_deaths.pop(key, None)
         return True
 
     def requeue(self, worker: int, parts: Iterable[tuple[int, Sequence[int]]]) -> None:
@@ -312,7 +322,7 @@ class Dispatcher:
         """
         counts = {worker: self.num_open(worker) for worker in self._lanes}
         worker = max(counts, key=lambda number: counts[number], default=None)
-        if worker is None or worker in self._is_apart or counts[worker] < 2:
+        if worker is None or worker in self._suspect_workers or counts[worker] < 2:
             return None
         return worker, counts[worker] // 2
 

@@ -150,7 +150,7 @@ class SearchingJob(WorkerJob):
             concurrency=self.concurrency,
             budget=self.budget,
             rows=self.rows,
-            dealt=True,
+            on_demand=True,
         )
         return _SearchingShare(run)
 

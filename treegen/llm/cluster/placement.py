@@ -11,7 +11,7 @@ from treegen.common.cores import count_cores
 from treegen.errors import InputError, install
 
 ALL = "all"
-_MOST_A_CORE: Final = 16  # CPU workers per core; more would overload a machine
+_MAX_WORKERS_PER_CORE: Final = 16  # CPU workers per core; more would overload a machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def parse_placement(
             raise InputError(
                 f"workers (--workers) run only on CPUs, got device {device}; use gpus (--gpus)"
             )
-        if address is None and workers > (most := _MOST_A_CORE * count_cores()):
+        if address is None and workers > (most := _MAX_WORKERS_PER_CORE * count_cores()):
             raise InputError(
                 f"workers (--workers) must be at most {most} on a machine with {count_cores()} "
                 f"cores, got {workers:,}"

@@ -26,7 +26,7 @@ _SECONDS: Final = 15.0  # time limit for an address to answer
 # Start of an HTTP/2 connection, which Ray uses: a preface, then settings from both sides.
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _SETTINGS: Final = b"\x04"
-_LOOK: Final = 0.2  # seconds between checks that Ray's processes are alive
+_POLL_SECONDS: Final = 0.2  # seconds between checks that Ray's processes are alive
 _CONNECT_SECONDS: Final = 5.0  # limit of a connection; a process that is silent may be busy
 # Seconds in which Ray's server may restart. Ray ends this process after 60, without a message.
 _PATIENCE: Final = 40.0
@@ -75,7 +75,7 @@ class RaySession:
         if places.address not in (None, "auto"):
             _check_answers(places.address)
         self.ray: Any = _import_ray(private=places.address is None)
-        self._pulse: RayMonitor | None = None
+        self._monitor: RayMonitor | None = None
         self._is_ours = not self.ray.is_initialized()  # otherwise the caller ends it
         if not self._is_ours:
             return
@@ -117,9 +117,9 @@ class RaySession:
 
     def describe_failure(self) -> str:
         """Return a message about an ended process of Ray; empty while Ray works."""
-        if self._pulse is None:
-            self._pulse = RayMonitor(self.ray)
-        return self._pulse.describe_failure()
+        if self._monitor is None:
+            self._monitor = RayMonitor(self.ray)
+        return self._monitor.describe_failure()
 
     def get_free_resources(self) -> dict[str, float]:
         """Return the free resources of all nodes together."""
@@ -224,7 +224,7 @@ class RayMonitor:
     def describe_failure(self) -> str:
         """Return a message about an ended process; empty while all are alive."""
         now = time.monotonic()
-        if self._failure or now - self._last < _LOOK:
+        if self._failure or now - self._last < _POLL_SECONDS:
             return self._failure
         self._last = now
         if self._raylet is not None and _refuses(self._raylet):
@@ -271,13 +271,13 @@ def defer_signals() -> Iterator[None]:
         for signal_number in before:
             install(signal_number, second_signal_handler(signal_number))
 
-    def not_these(number: int, handler: Any) -> Any:
+    def install_others(number: int, handler: Any) -> Any:
         return signal.getsignal(number) if number in SIGNALS else install(number, handler)
 
     try:
         for number in before:
             install(number, on_signal)
-        module.signal = not_these
+        module.signal = install_others
         yield
     finally:
         module.signal = install

@@ -155,7 +155,7 @@ class ClusterSearchRun(_WorkerRunView, SearchRun):
         self._run = run
         self._results = deque()
         self.closed = False
-        self._alone = ExclusiveSection("run")
+        self._exclusive = ExclusiveSection("run")
 
     @property
     def num_running(self) -> int:

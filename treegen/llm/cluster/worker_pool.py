@@ -42,13 +42,13 @@ class WaitTimer:
         return self._seconds > PATIENCE
 
 
-MOST_FAILURES: Final = 5
+MAX_FAILURES: Final = 5
 """Number of deaths without any result in between after which a worker is given up."""
 NO_ROOM: Final = (
     f"Ray found no room for workers within {PATIENCE / 60:.0f} minutes; check `ray status`"
 )
 _TURN: Final = 0.2  # maximum seconds of one check of workers, during which signals are deferred
-_LOOK: Final = 5.0  # seconds between checks for GPUs that have joined
+_POLL_SECONDS: Final = 5.0  # seconds between checks for GPUs that have joined
 
 
 @dataclass(eq=False, slots=True)
@@ -129,7 +129,7 @@ class WorkerPool:
             )
         for text in dict.fromkeys(w for s in self.slots if s.loaded for w in s.loaded.warnings):
             warnings.warn(text, ModelWarning, stacklevel=2)
-        self._look_due = time.monotonic() + _LOOK
+        self._look_due = time.monotonic() + _POLL_SECONDS
 
     def _poll_loading(self) -> None:
         self.session.ray.wait([s.loading for s in self.slots if s.loading], timeout=_TURN)
@@ -196,7 +196,7 @@ class WorkerPool:
         slot.failures += 1
         slot.loaded = slot.loading = None
         self.session.ray.kill(slot.actor)
-        if slot.failures >= MOST_FAILURES:
+        if slot.failures >= MAX_FAILURES:
             slot.over = True
         else:
             self.begin(slot)
@@ -211,7 +211,7 @@ class WorkerPool:
         """Start workers on GPUs that have joined the Ray cluster; return their slots."""
         if not self.grows or time.monotonic() < self._look_due:
             return []
-        self._look_due = time.monotonic() + _LOOK
+        self._look_due = time.monotonic() + _POLL_SECONDS
         free = int(self.session.get_free_resources().get("GPU", 0))
         waiting = sum(slot.loading is not None for slot in self.slots)
         have = len(self.slots)

@@ -26,9 +26,9 @@ FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 Their decoders read only the bytes that they get. Other decoders of Pillow start programs (EPS
 starts Ghostscript), pass the bytes to other libraries or read whole containers.
 """
-MOST_PIXELS: Final = 2**26
+MAX_PIXELS: Final = 2**26
 """Maximum pixels of an image; a small file may claim any number (a decompression bomb)."""
-MOST_BYTES: Final = 2**26
+MAX_BYTES: Final = 2**26
 """Maximum bytes of an image's file."""
 _PARTS: Final = ("image", "path", "url", "base64", "image_url")
 """Keys under which the message formats of various programs store an image."""
@@ -179,13 +179,13 @@ def read_image(source: Source) -> bytes | Image:
     elif isinstance(source, str) and source.startswith("data:"):
         data = _decode_data_url(source)
     elif isinstance(source, str | os.PathLike):
-        data = _bytes_of(_path(os.fspath(source)), name)
+        data = _bytes_of(os.fspath(source), name)
     else:
         return source  # type: ignore[no-any-return]
     if not data:
         raise InputError(f"{name} is empty; pass a file that contains an image")
-    if len(data) > MOST_BYTES:
-        raise InputError(f"{name} is larger than {MOST_BYTES >> 20} MiB; pass a smaller image")
+    if len(data) > MAX_BYTES:
+        raise InputError(f"{name} is larger than {MAX_BYTES >> 20} MiB; pass a smaller image")
     return data
 
 
@@ -259,7 +259,7 @@ def open_image(content: bytes | Image, name: str) -> Image:
     width, height = image.size
     if not width or not height:
         raise InputError(f"{name} has no pixels ({width} x {height}); pass another image")
-    if width * height > MOST_PIXELS:
+    if width * height > MAX_PIXELS:
         raise InputError(_too_large(name, f" ({width:,} x {height:,})"))
     if _is_animated(image):
         raise InputError(f"{name} is animated, which is not supported; pass a single frame")
@@ -323,7 +323,7 @@ def _is_animated(image: Image) -> bool:
 
 
 def _too_large(name: str, size: str = "") -> str:
-    return f"{name} has more than {MOST_PIXELS:,} pixels{size}; pass a smaller image"
+    return f"{name} has more than {MAX_PIXELS:,} pixels{size}; pass a smaller image"
 
 
 def _decode_data_url(url: str) -> bytes:
@@ -331,9 +331,9 @@ def _decode_data_url(url: str) -> bytes:
     kind, comma, data = url.partition(",")
     if not comma or not kind.endswith(";base64"):
         raise InputError("the data URL of an image must begin with data:image/TYPE;base64,")
-    if len(data) > MOST_BYTES * 4 // 3 + 4:
+    if len(data) > MAX_BYTES * 4 // 3 + 4:
         raise InputError(
-            f"the data URL of an image is larger than {MOST_BYTES >> 20} MiB; pass a smaller image"
+            f"the data URL of an image is larger than {MAX_BYTES >> 20} MiB; pass a smaller image"
         )
     try:
         return base64.b64decode(unquote(data), validate=True)
@@ -355,10 +355,13 @@ def _path(text: str) -> Path:
     return Path(text).expanduser()
 
 
-def _bytes_of(path: Path, name: str) -> bytes:
+def _bytes_of(text: str, name: str) -> bytes:
     try:
-        data = read_regular(path, MOST_BYTES)
-    except (OSError, ValueError) as error:
+        data = read_regular(_path(text), MAX_BYTES)
+    except InputError:
+        raise
+    # The text may be no valid URL, and `~name` may name no user.
+    except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"{name} cannot be read: {reason}; pass a readable file") from None
     if data is None:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 Ids = NDArray[np.int32]
 Ahead = Literal["all", "windowed"]
 """Layers in which image tokens attend to later ones: all, or those with a window."""
-_MOST_ID: Final = 2**31 - 1
-_MOST_BYTES: Final = 2**31  # of processor outputs, kept because prompts may need them again
+_MAX_ID: Final = 2**31 - 1
+_MAX_INPUT_BYTES: Final = 2**31  # of processor outputs, kept because prompts may need them again
 _NOT_IMAGE: Final = (
     "input_ids",
     "attention_mask",
@@ -241,11 +241,11 @@ class ImageTable:
 
     def _room(self, number: int, num: int) -> int:
         """Return the first of `num` consecutive free ids, searching from the hash `number`."""
-        room = _MOST_ID + 1 - self.vocab_size - num
+        room = _MAX_ID + 1 - self.vocab_size - num
         first = self.vocab_size + number % room
         for _ in range(2):  # the second search starts at the lowest id
             first = self._free(first, num)
-            if first + num <= _MOST_ID + 1:
+            if first + num <= _MAX_ID + 1:
                 return first
             first = self.vocab_size
         raise CapacityError("no token ids are left for another image; create a new LLM")
@@ -296,7 +296,9 @@ class ImageTable:
         inputs = {key: outputs[key] for key in outputs if key not in _NOT_IMAGE}
         with self._lock:
             self._inputs[digest] = inputs
-            while len(self._inputs) > 1 and sum(map(_size, self._inputs.values())) > _MOST_BYTES:
+            while (
+                len(self._inputs) > 1 and sum(map(_size, self._inputs.values())) > _MAX_INPUT_BYTES
+            ):
                 self._inputs.popitem(last=False)
         return text, num, inputs
 

@@ -44,7 +44,7 @@ def sample_seed(run_seed: int | None, request: Request, sample_index: int) -> in
     return row_seed(run_seed, request.origin or request.id, request.first + sample_index)
 
 
-_MOST: Final = 2**19  # prompts whose counts are kept, in about 150 MB
+_MAX_COUNTED_PROMPTS: Final = 2**19  # prompts whose counts are kept, in about 150 MB
 
 
 def hash_prompt(content: str | Sequence[int] | Tokens) -> str:
@@ -94,7 +94,7 @@ class DrawCounter:
 
         A prompt without a count continues from that maximum, so no random numbers are used twice.
         """
-        while len(self._num) > _MOST:
+        while len(self._num) > _MAX_COUNTED_PROMPTS:
             self._forgotten = max(self._forgotten, self._num.popitem(last=False)[1])
 
     def origin_of_search(self, origin: str) -> str:

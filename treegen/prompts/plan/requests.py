@@ -19,7 +19,7 @@ from treegen.prompts.plan.cost_model import DEVICE_COSTS, Sharing
 from treegen.prompts.plan.draws import hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
 from treegen.prompts.radix import Tokens
-from treegen.prompts.tokens import TokenPrompt, encode_texts, longer_prompt, tokenize
+from treegen.prompts.tokens import TokenPrompt, encode_texts, find_too_long_prompt, tokenize
 from treegen.prompts.tree import (
     MAX_TOKEN_ID,
     Message,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ScoreInput = str | Sequence[int]
 ScoreContext = ScoreInput | Sequence[Message]
 """The context of a continuation to score."""
-_MOST_SAMPLES: Final = 10**8  # of a run, because memory holds a number for each sample
+_MAX_SAMPLES: Final = 10**8  # of a run, because memory holds a number for each sample
 
 
 def build_sample_requests(
@@ -90,9 +90,9 @@ def requests_of_prompts(
     if any(prompt.node.has_messages for prompt in prompts):
         warn_of_unended_turns(tokenizer, spec.eos_token_ids, all_params)
     total = sum(prompt.samples for prompt in prompts)
-    if total > _MOST_SAMPLES:
+    if total > _MAX_SAMPLES:
         raise CapacityError(
-            f"one run can have at most {_MOST_SAMPLES:,} samples, got {total:,}; request fewer "
+            f"one run can have at most {_MAX_SAMPLES:,} samples, got {total:,}; request fewer "
             "samples, or use several runs with different seeds"
         )
     return [
@@ -190,7 +190,7 @@ def check_length(
         TreeError: the tree has no samples, or generates levels.
         ContextError: a prompt is too long for the model's context.
     """
-    if too_long := longer_prompt(tree, tokenizer, spec.context_length - generates, images):
+    if too_long := find_too_long_prompt(tree, tokenizer, spec.context_length - generates, images):
         prompt, num_tokens = too_long
         raise _too_long(prompt.name, num_tokens, spec, least="at least ", generates=generates)
 

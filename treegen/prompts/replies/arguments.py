@@ -79,27 +79,37 @@ def _schema_of_function(tool: Callable[..., Any]) -> Any:
         return None
 
 
-def _types(schema: Any, root_schema: Mapping[str, Any], depth: int = 0) -> set[str]:
+def _types(schema: Any, root_schema: Mapping[str, Any]) -> set[str]:
     """Return the JSON types that a schema allows; empty if it does not say."""
-    if not isinstance(schema, Mapping) or depth > 8:
-        return set()
     types: set[str] = set()
+    pending, visited = [schema], set()
+    while pending:
+        part = pending.pop()
+        if not isinstance(part, Mapping) or id(part) in visited:
+            continue
+        visited.add(id(part))  # a schema may refer to itself
+        types |= _declared_types(part)
+        for name in ("anyOf", "oneOf", "allOf"):
+            options = part.get(name)
+            pending += options if isinstance(options, list) else ()
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/"):
+            target: Any = root_schema
+            for step in reference[2:].split("/"):
+                target = target.get(step) if isinstance(target, Mapping) else None
+            pending.append(target)
+    return types
+
+
+def _declared_types(schema: Mapping[str, Any]) -> set[str]:
+    """Return the JSON types of a schema's own `type`, or else of its `enum`."""
     declared = schema.get("type")
-    for kind in [declared] if isinstance(declared, str) else declared or ():
-        if isinstance(kind, str):
-            types.add(_TYPES.get(kind.lower(), kind.lower()))
-    if not types and "enum" in schema and isinstance(schema["enum"], list):
-        types |= {_TYPES.get(type(value).__name__, "string") for value in schema["enum"]}
-    for name in ("anyOf", "oneOf", "allOf"):
-        options = schema.get(name)
-        for option in options if isinstance(options, list) else ():
-            types |= _types(option, root_schema, depth + 1)
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        target: Any = root_schema
-        for step in reference[2:].split("/"):
-            target = target.get(step) if isinstance(target, Mapping) else None
-        types |= _types(target, root_schema, depth + 1)
+    if isinstance(declared, str):
+        declared = [declared]
+    names = declared if isinstance(declared, list | tuple) else ()
+    types = {_TYPES.get(kind.lower(), kind.lower()) for kind in names if isinstance(kind, str)}
+    if not types and isinstance(schema.get("enum"), list):
+        types = {_TYPES.get(type(value).__name__, "string") for value in schema["enum"]}
     return types
 
 

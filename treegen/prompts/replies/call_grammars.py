@@ -13,7 +13,7 @@ from typing import Any, Final
 from treegen.errors import InputError
 from treegen.prompts.grammar_termination import has_finite_value
 from treegen.prompts.grammars import JSON_SPACE
-from treegen.prompts.replies.formats import USUAL, ToolFormat
+from treegen.prompts.replies.formats import DEFAULT_FORMAT, ToolFormat
 from treegen.prompts.thinking import template_text
 
 
@@ -108,7 +108,7 @@ def call_grammar(
         InputError: the format cannot be forced, there is no such tool, or its parameters have no
             finite value.
     """
-    form = form or USUAL
+    form = form or DEFAULT_FORMAT
     if form.name not in _WRITTEN:
         raise InputError(
             f"forced tool calls are not supported with the format {form.name!r}; the supported "
@@ -125,7 +125,7 @@ def call_grammar(
             f"there is no tool {name!r:.80}; the available tools are {', '.join(schemas)}"
         )
     chosen = schemas if name is None else {name: schemas[name]}
-    marks = _marks(tokenizer, form)
+    marks = _find_special_tokens(tokenizer, form)
     before, within, after = written.call
     lines = []
     for index, (tool_name, schema) in enumerate(chosen.items()):
@@ -164,7 +164,7 @@ def _function(tool: Any) -> tuple[str, Any]:
     return name, {"type": "object", **schema, "x-guidance": JSON_SPACE}
 
 
-def _marks(tokenizer: Any, form: ToolFormat) -> dict[str, int]:
+def _find_special_tokens(tokenizer: Any, form: ToolFormat) -> dict[str, int]:
     """Return the special tokens that a format writes; text in a grammar cannot express them."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     literals = (*form.literals, *form.inner)

@@ -214,7 +214,7 @@ _FORMATS: Final = (
         {
             "<tool_call>": readers.make_closed_reader(_QWEN, "</tool_call>"),
             # Models sometimes forget the tag around a call.
-            "<function=": lambda scan, tools: _QWEN(_back(scan, "<function="), tools),
+            "<function=": lambda scan, tools: _QWEN(_step_back(scan, "<function="), tools),
         },
     ),
     ToolFormat(
@@ -318,11 +318,11 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {form.name: form for form in _FO
 """Formats of tool calls, by name. A model has the first format whose marks it contains."""
 
 NO_TOOLS: Final = ToolFormat("none", ())
-USUAL: Final = TOOL_FORMATS["hermes"]
+DEFAULT_FORMAT: Final = TOOL_FORMATS["hermes"]
 """The format for a model whose own format is not known."""
 
 
-def _back(scan: Scan, literal: str) -> Scan:
+def _step_back(scan: Scan, literal: str) -> Scan:
     scan.at -= len(literal)
     return scan
 

@@ -67,7 +67,7 @@ class ReplyParser:
                 if self._thinks:
                     yield from self._think()
                 else:
-                    yield from self._speak()
+                    yield from self._emit_parts()
         except NeedMoreText:
             if self._ended:
                 raise AssertionError(
@@ -97,7 +97,7 @@ class ReplyParser:
         if mark not in self._form.blocks:
             self._text = self._text[len(mark) :]
 
-    def _speak(self) -> Iterator[Part]:
+    def _emit_parts(self) -> Iterator[Part]:
         """Yield text and calls, up to the reasoning."""
         if not self._begun:
             text = self._text.lstrip()

@@ -11,8 +11,8 @@ from treegen.errors import InputError, ModelWarning, arg
 from treegen.prompts.replies.arguments import ToolSchemas
 from treegen.prompts.replies.call_grammars import call_grammar
 from treegen.prompts.replies.formats import (
+    DEFAULT_FORMAT,
     NO_TOOLS,
-    USUAL,
     tool_format,
     tool_format_of,
 )
@@ -59,7 +59,7 @@ class ReplyReader:
         tags = known or KNOWN[0]
         self._tags, self._thinking = tags, ThinkingTags(tags, tokenizer)
         self._knows_tags = known is not None
-        form = self.format or USUAL
+        form = self.format or DEFAULT_FORMAT
         marks = (*form.literals, *form.inner, tags.open, tags.close)
         special = special_tokens(tokenizer, Detokenizer(tokenizer))
         visible = [name for name in special if any(name in mark for mark in marks)]
@@ -187,7 +187,7 @@ class ReplyReader:
         )
 
     def _get_format(self, tools: Sequence[Any] | None) -> tuple[Any, ToolSchemas]:
-        form = self.format or USUAL
+        form = self.format or DEFAULT_FORMAT
         return form if tools or form.has_channels else NO_TOOLS, ToolSchemas(tools)
 
     def _parser(self, is_thinking: bool, tools: Sequence[Any] | None) -> ReplyParser:

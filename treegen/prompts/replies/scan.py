@@ -40,10 +40,13 @@ JSON: Final = json.JSONDecoder(strict=False, parse_constant=_no_constant, parse_
 class Scan:
     """A position in a text.
 
+    Each method starts at the position. It raises NeedMoreText if further text decides, and NotACall
+    if the text is not a call.
+
     Attributes:
-        text, at: The text so far, and the position.
-        ended: Whether the text is complete. Each method starts at the position. It raises
-            NeedMoreText if further text decides, and NotACall if the text is not a call.
+        text: The text so far.
+        at: The position.
+        ended: Whether the text is complete.
     """
 
     __slots__ = ("at", "ended", "text")

@@ -207,7 +207,7 @@ class FileWorld(ABC):
             return text
         half = self._max_chars // 2
         left_out = f"\n[... {len(text) - 2 * half:,} characters left out ...]\n"
-        return text[:half] + left_out + text[-half:]
+        return text[:half] + left_out + text[len(text) - half :]
 
     def _check(self, action: ToolCall) -> list[str]:
         """Return the arguments of a call in the order of the tool's schema."""

@@ -75,9 +75,9 @@ class ReplayEnvironment:
                 if after != before:
                     raise WorldError(
                         f"action {place} of {len(history.actions)}, {action.name}, shows "
-                        f"{_differing(after, before)} when it runs again; without snapshots, "
-                        "treegen can fork an environment only if equal actions always have "
-                        "equal results"
+                        f"{_describe_difference(after, before)} when it runs again; without "
+                        "snapshots, treegen can fork an environment only if equal actions always "
+                        "have equal results"
                     )
         except BaseException:
             await world.close()
@@ -124,7 +124,7 @@ class _ReplayWorld:
         await self._world.close()
 
 
-def _differing(after: Any, before: Observation) -> str:
+def _describe_difference(after: Any, before: Observation) -> str:
     if not isinstance(after, Observation) or after.text != before.text:
         text = getattr(after, "text", after)
         return f"{text!r:.60} instead of {before.text!r:.60}"

@@ -90,9 +90,7 @@ class LiveBackend:
         before = self._before if seed is None else self._own_before
         return before.origin_of_search(hash_prompt(context.segment.path_tokens()))
 
-    def prompts_together(
-        self, contents: Sequence[str | Sequence[int]], *, rows: int
-    ) -> list[Context]:
+    def add_prompts(self, contents: Sequence[str | Sequence[int]], *, rows: int) -> list[Context]:
         """Return contexts of prompts known in advance, with `rows` rows expected below each."""
         requests = [
             Request(str(index), tokens, samples=rows, rows=rows, max_tokens=1)
@@ -319,11 +317,11 @@ class LiveBackend:
                 decoded = int(counts[list(request.slots or ())].sum())
                 ticket.search.usage.tokens_decoded += decoded
             self.scheduler.cancel(request.index)
-            self._settle(ticket, request)
+            self._finish_request(ticket, request)
         ticket.leave()
         self._open.pop(ticket, None)
 
-    def _settle(self, ticket: LiveResults[Any], request: LiveRequest) -> None:
+    def _finish_request(self, ticket: LiveResults[Any], request: LiveRequest) -> None:
         """Record that a request is over, and finish its ticket if nothing else is pending."""
         del self._tickets[request.index], ticket.requests[request]
         ticket.search.usage.tokens_prefilled += request.num_prefilled
@@ -364,7 +362,7 @@ class LiveBackend:
         for index in {index for index, _ in self.scheduler.grown} & self._tickets.keys():
             ticket, request = self._tickets[index]
             if not request.samples:
-                self._settle(ticket, request)
+                self._finish_request(ticket, request)
         self.scheduler.grown.clear()
         for index, score in self.scheduler.scores.items():
             if index in self._tickets:
@@ -372,7 +370,7 @@ class LiveBackend:
                 ticket.results[ticket.requests[request]] = score
                 if ticket.call is not None:
                     ticket.call.num_open -= 1
-                self._settle(ticket, request)
+                self._finish_request(ticket, request)
         self.scheduler.scores.clear()
         for ticket, place, completion, most in ended:
             ticket.count_sample(place, completion, most)

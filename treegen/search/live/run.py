@@ -148,7 +148,7 @@ class LiveRun(Closeable, NonCopyable):
         if request.score_from is None:
             segment = self._prompts.find(request.tokens)
         else:
-            segment = self._scored_anew(request.tokens)
+            segment = self._add_scored_segment(request.tokens)
         try:
             check_fits("the prompt", segment, request, self._run.cache)
             below = sum(other.num_rows for other in segment.requests)
@@ -161,7 +161,7 @@ class LiveRun(Closeable, NonCopyable):
         finally:
             store.release(segment)  # its request holds a reference by now
 
-    def _scored_anew(self, tokens: Tokens) -> LiveSegment:
+    def _add_scored_segment(self, tokens: Tokens) -> LiveSegment:
         """Return a new segment for all tokens but the first, with one reference for the caller.
 
         Segments that are already computed have no logits any more.
@@ -186,7 +186,7 @@ class LiveRun(Closeable, NonCopyable):
         if len(tokens) < 2:
             raise InputError("the first token has no log-probability; pass at least two tokens")
         check_scored("the prompt", len(tokens), self._spec)
-        store, segment = self._run.store, self._scored_anew(tokens)
+        store, segment = self._run.store, self._add_scored_segment(tokens)
         try:
             check_fits("the prompt", segment, _SCORING, self._run.cache)
             spec = replace(_SCORING, id=str(self._num_added), tokens=tokens[-TAIL:], top=top)
@@ -336,7 +336,7 @@ class StreamedText:
             return ""
         self.num_decoded = len(self.tokens)
         self.pending += new
-        return self._send(len(self.pending) - self._at_risk())
+        return self._send(len(self.pending) - self._count_stop_prefix())
 
     def end(self, full_text: str) -> str:
         """Return the rest of the text, now that the whole text is known."""
@@ -348,7 +348,7 @@ class StreamedText:
         self.sent += piece
         return piece
 
-    def _at_risk(self) -> int:
+    def _count_stop_prefix(self) -> int:
         """Return the length of the longest end of the text that a stop string may begin with."""
         most = max((len(stop) for stop in self.stops), default=0)
         for num in range(min(most, len(self.pending)), 0, -1):

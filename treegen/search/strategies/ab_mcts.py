@@ -154,7 +154,7 @@ def check_rule(rule: str) -> None:
 def choose_child(
     options: Sequence[SearchNode],
     children: Sequence[SearchNode],
-    barren: Sequence[float],
+    childless: Sequence[float],
     values: Mapping[SearchNode, Sequence[float]],
     rule: Rule,
     rng: random.Random,
@@ -164,7 +164,7 @@ def choose_child(
     Args:
         options: Children that may have children.
         children: All children of the node.
-        barren: Values of attempts that made no new child.
+        childless: Values of attempts that made no new child.
         values: For each child, its own value and then the values of the nodes below it.
         rule: How scores are drawn; see `ab_mcts`.
         rng: Source of randomness.
@@ -172,13 +172,13 @@ def choose_child(
     if not options:
         return None
     if rule == "m":
-        groups = [*(values[child] for child in children), *([value] for value in barren)]
+        groups = [*(values[child] for child in children), *([value] for value in childless)]
         *draws, new = draw_mixed(groups, 1, rng)
         by_child = dict(zip(children, draws, strict=False))
         best = max(options, key=by_child.__getitem__)
         return best if by_child[best] > new else None
     draw = _DRAWS[rule]
-    wider = draw([*(values[child][0] for child in children), *barren], rng)
+    wider = draw([*(values[child][0] for child in children), *childless], rng)
     if wider >= draw([value for child in children for value in values[child][1:]], rng):
         return None
     draws = [draw(values[child], rng) for child in options]
@@ -235,11 +235,11 @@ async def ab_mcts(  # noqa: PLR0913 -- users name these settings of a search
         evaluate: Gives nodes their values, where 0 is bad and 1 is good.
         done: Whether a node ends a solution.
         iterations: Maximum number of children to generate.
-        rule: "m": the mixed model of `posterior.draw_mixed` over the values below each child. "a":
-            a new child draws from the values that the children had when they were new, and all
-            existing children together draw from the values of the nodes below them. If these win,
-            each child draws from the values at and below it. Draws are those of
-            `posterior.draw_gaussian`. "a-beta": as "a", with draws of `posterior.draw_beta`.
+        rule: "m": the mixed model of `draw_mixed` over the values below each child. "a": a new
+            child draws from the values that the children had when they were new, and all existing
+            children together draw from the values of the nodes below them. If these win, each child
+            draws from the values at and below it. Draws are those of `draw_gaussian`. "a-beta": as
+            "a", with draws of `draw_beta`.
         batch: Children to choose at once, if the budget has room.
         depth: Maximum number of steps of a path; None is no limit.
         refine: Whether solutions have children too, as improved solutions.
@@ -316,7 +316,7 @@ class _Branches:
         self.observed = observed
         self._children: defaultdict[SearchNode, list[SearchNode]] = defaultdict(list)
         # Values of attempts without a new child, by parent.
-        self._barren: defaultdict[SearchNode, list[float]] = defaultdict(list)
+        self._childless: defaultdict[SearchNode, list[float]] = defaultdict(list)
         self._values: dict[str, list[float]] = {name: [] for name in names}
         self._above: dict[SearchNode, SearchNode] = {}
         origin = root.search.origin_of(root.key)
@@ -330,7 +330,7 @@ class _Branches:
             children = self._children[node]
             options = [child for child in children if self._is_open(child, steps)]
             child = choose_child(
-                options, children, self._barren[node], self.observed, self._rule, self._rng
+                options, children, self._childless[node], self.observed, self._rule, self._rng
             )
             if child is None:
                 return node, generator(self._values, self._rule, self._rng)
@@ -353,7 +353,7 @@ class _Branches:
             if len(self._values) > 1 and child.data is None:
                 child.data = {"by": name}
         else:
-            self._barren[node].append(value)
+            self._childless[node].append(value)
         self._note(node, value)
         self._values[name].append(value)
 

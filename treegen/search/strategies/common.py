@@ -117,12 +117,12 @@ def drop_duplicates(
         root: Node that the strategy searches below.
     """
     unique: list[SearchNode] = []
-    twice: list[SearchNode] = []
+    duplicates: list[SearchNode] = []
     for node in dict.fromkeys(nodes):
         key = state(node)
-        (twice if key in seen else unique).append(node)
+        (duplicates if key in seen else unique).append(node)
         seen.add(key)
-    prune(twice, root, DUPLICATE)
+    prune(duplicates, root, DUPLICATE)
     return unique
 
 

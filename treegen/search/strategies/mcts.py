@@ -157,20 +157,20 @@ class _Visits:
 
     def _descend(self, path: list[SearchNode]) -> bool:
         """Extend a path to where a visit ends. False if the node there needs children first."""
-        ways = self._statistics.ways
+        children_of = self._statistics.children
         while path and not self._is_end(path):
             node = path[-1]
             if node is not self._root and not self._statistics.arms[node].visits:
                 return True
-            if node not in ways:
+            if node not in children_of:
                 return False
-            if ways[node]:
+            if children_of[node]:
                 path.append(self._statistics.next(node))
             else:
                 path.pop()
-                if path and node in ways[path[-1]]:  # another visit may have pruned it
+                if path and node in children_of[path[-1]]:  # another visit may have pruned it
                     prune([node], self._root, DEAD_END)
-                    ways[path[-1]].remove(node)
+                    children_of[path[-1]].remove(node)
         return True
 
     async def _grow(self, nodes: Sequence[SearchNode]) -> None:
@@ -178,6 +178,6 @@ class _Visits:
         proposed = await self._costs.of("steps", len(nodes), calls)
         for node, steps in zip(nodes, proposed, strict=True):
             new = drop_duplicates(steps, self._state, self._seen, self._root)
-            self._statistics.ways[node] = new
+            self._statistics.children[node] = new
             weights = await arms_of(new, self._priors)
             self._statistics.arms.update(zip(new, weights, strict=True))

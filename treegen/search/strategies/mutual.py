@@ -72,7 +72,7 @@ async def mutual(
     async def check(node: SearchNode) -> None:
         ends = await complete(_choose_cut(node, low, high), checks)
         same = sum(answer(end) == answers[node] for end in ends)
-        if ends and same >= agree * len(ends):
+        if ends and same / len(ends) >= agree:
             confirmed.add(node)
 
     def score(node: SearchNode) -> float:

@@ -153,7 +153,7 @@ class TreeStatistics:
 
     Attributes:
         arms: Statistics of each node.
-        ways: The children of each node that has been expanded.
+        children: The children of each node that has been expanded.
     """
 
     def __init__(self, arms: dict[SearchNode, NodeStatistics], c: float, rules: MCTSRules) -> None:
@@ -164,16 +164,17 @@ class TreeStatistics:
             c: Weight of the second term of the bound.
             rules: How visits count.
         """
-        self.arms, self.ways = arms, dict[SearchNode, list[SearchNode]]()
+        self.arms, self.children = arms, dict[SearchNode, list[SearchNode]]()
         self._c, self._rules = c, rules
 
     def next(self, node: SearchNode) -> SearchNode:
         """Return the child with the highest bound; ties go to the first."""
         visits = self.arms[node].visits + self.arms[node].pending
         bounds = [
-            self.arms[child].compute_ucb(visits, self._c, self._rules) for child in self.ways[node]
+            self.arms[child].compute_ucb(visits, self._c, self._rules)
+            for child in self.children[node]
         ]
-        return self.ways[node][bounds.index(max(bounds))]
+        return self.children[node][bounds.index(max(bounds))]
 
     def mark(self, paths: Iterable[Sequence[SearchNode]], change: int) -> None:
         """Add `change` to the pending visits of all nodes on some paths."""
@@ -202,7 +203,9 @@ class TreeStatistics:
             ranked.sort(key=lambda n: -self.arms[n].reached if n in self.arms else math.inf)
         else:
             node = root
-            while below := [child for child in self.ways.get(node, ()) if self.arms[child].visits]:
+            while below := [
+                child for child in self.children.get(node, ()) if self.arms[child].visits
+            ]:
                 keys = [
                     self.arms[child].visits if rule == "visits" else self.arms[child].mean
                     for child in below

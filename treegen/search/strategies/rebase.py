@@ -103,12 +103,14 @@ async def rebase(
             nodes = drop_duplicates((node for group in groups for node in group), state, seen, root)
             await assess(nodes, evaluate)
             nodes = [node for node in nodes if not node.pruned]
-            going = [node for node in nodes if not done(node)]
-            num_finished += len(nodes) - len(going)
-            values = [node.value for node in going if node.value is not None]
+            unfinished = [node for node in nodes if not done(node)]
+            num_finished += len(nodes) - len(unfinished)
+            values = [node.value for node in unfinished if node.value is not None]
             counts = allocate(values, max(0, width - num_finished), temperature)
-            shares = [(node, count) for node, count in zip(going, counts, strict=True) if count]
-            dropped = [node for node, count in zip(going, counts, strict=True) if not count]
+            shares = [
+                (node, count) for node, count in zip(unfinished, counts, strict=True) if count
+            ]
+            dropped = [node for node, count in zip(unfinished, counts, strict=True) if not count]
             prune(dropped, root, OUTRANKED)
             if not shares:
                 return ""

@@ -67,11 +67,11 @@ async def bfs(
             thoughts = drop_duplicates(await propose_all(frontier, propose), state, seen, root)
             await assess(thoughts, evaluate)
             good, bad = split(thoughts, prune_below)
-            going = [node for node in good if not done(node)]
-            num_finished += len(good) - len(going)
+            unfinished = [node for node in good if not done(node)]
+            num_finished += len(good) - len(unfinished)
             prune(bad, root, TOO_LOW)
-            prune(going[breadth:], root, OUTRANKED)
-            frontier = going[:breadth]
+            prune(unfinished[breadth:], root, OUTRANKED)
+            frontier = unfinished[:breadth]
             if not frontier or (solutions is not None and num_finished >= solutions):
                 return ""
         return f"depth of {depth} steps reached"

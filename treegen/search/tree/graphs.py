@@ -20,7 +20,7 @@ _LEGEND: Final = (
     "node, higher is better"
 )
 # Of an SVG: the largest number of nodes, the size of a column and a row, and characters of a text.
-_MOST_DRAWN: Final = 300
+_MAX_DRAWN_NODES: Final = 300
 _COLUMN: Final = 230
 _ROW: Final = 30
 _SVG_SHOWN: Final = 29
@@ -99,7 +99,7 @@ def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
         nodes: The nodes, parents before their children.
         path: The ids of the nodes on the best path.
     """
-    visible = nodes[:_MOST_DRAWN]
+    visible = nodes[:_MAX_DRAWN_NODES]
     below: dict[Any, list[int]] = {}
     for place, node in enumerate(visible):
         below.setdefault(node["parent_id"], []).append(place)

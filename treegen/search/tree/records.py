@@ -24,7 +24,7 @@ _DEPTH: Final = 100  # maximum nesting of JSON values
 _DIGITS: Final = 4  # decimals of a value, or digits of a smaller one
 # Maximum number of characters of a text, and of the end of a prompt, in a terminal, which cuts the
 # line at its width anyway.
-_MOST_SHOWN: Final = 1000
+_MAX_SHOWN_CHARS: Final = 1000
 _PROMPT_END: Final = 80
 _LINE_BREAK: Final = " \u21b5 "
 
@@ -400,14 +400,14 @@ def _label(node: TreeNode, on_path: bool, *, restart: int, full: bool) -> Text:
     if node.get("parent_id") is None and not full:
         line = _shorten_prompt(text)
     else:
-        line = " ".join(safe_text(text if full else text[:_MOST_SHOWN]).split())
+        line = " ".join(safe_text(text if full else text[:_MAX_SHOWN_CHARS]).split())
     label.append(line or "(empty)", style="bold" if on_path else "")
     return label
 
 
 def _shorten_prompt(text: str) -> str:
     """Return the last lines of a prompt as one line, because the question is there."""
-    end = text.rstrip()[-_MOST_SHOWN:]
+    end = text.rstrip()[-_MAX_SHOWN_CHARS:]
     lines = [" ".join(safe_text(line).split()) for line in end.splitlines()]
     shown = lines[-1:]
     for line in reversed(lines[:-1]):
