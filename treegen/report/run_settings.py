@@ -1,6 +1,5 @@
 """What a run is in one line, its model and key settings, and in which settings runs differ."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treegen.common.formatting import safe_line
 from treegen.errors import InputError, RunError
 from treegen.evals.registry import is_builtin_task
+from treegen.runs.files import parse_json
 
 if TYPE_CHECKING:
     from treegen.report.view import RunView
@@ -324,7 +324,7 @@ def _list_recorded(choices: Mapping[str, Any]) -> frozenset[str]:
     """Return the settings that an imported log contains."""
     names: Any = None
     with suppress(KeyError, TypeError, ValueError):
-        names = json.loads(choices["extra"]["recorded"])
+        names = parse_json(choices["extra"]["recorded"])
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return frozenset(names if is_list else _LOGGED) | {"num_samples"}
 
