@@ -28,7 +28,7 @@ HEADER: Final = b"-----BEGIN SSH SIGNATURE-----"
 
 
 def signature_path(certificate: Path) -> Path:
-    """Return where the signature of a certificate is: beside it."""
+    """Return the path of a certificate's signature, which is in the same folder."""
     return certificate.with_name(f"{certificate.name}.sig")
 
 
@@ -125,9 +125,12 @@ def _run(*words: str, content: bytes = b"") -> "subprocess.CompletedProcess[byte
             f"(Debian: openssh-client), or leave out {arg('sign=')} and {arg('signer=')}"
         )
     seconds = None if "sign" in words else _SECONDS  # a person may have to type a passphrase
-    return subprocess.run(
-        [program, *words], input=content, capture_output=True, timeout=seconds, check=False
-    )
+    try:
+        return subprocess.run(
+            [program, *words], input=content, capture_output=True, timeout=seconds, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"{program} cannot be run: {error!s:.200}; check OpenSSH") from None
 
 
 def _last_line(done: "subprocess.CompletedProcess[bytes]") -> str:
