@@ -152,7 +152,7 @@ class KeySettings:
             name, {k: v for k, v in values.items() if k in recorded}, recorded=recorded
         )
 
-    def knows(self, name: str) -> bool:
+    def is_known(self, name: str) -> bool:
         """Return whether the value of a setting is known."""
         return self.recorded is None or name in self.recorded
 
@@ -211,7 +211,7 @@ class KeySettings:
         elif self.weights != other.weights and self.weights and other.weights:
             pairs["weights"] = self.weights[:8], other.weights[:8]
         for name in dict.fromkeys((*self.values, *other.values)):
-            if name in of_methods or not (self.knows(name) and other.knows(name)):
+            if name in of_methods or not (self.is_known(name) and other.is_known(name)):
                 continue
             a, b = self.values.get(name), other.values.get(name)
             if isinstance(a or b, Mapping):
@@ -309,7 +309,7 @@ def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:
         first_value = next(pair[0] for pair in pairs if pair is not None)
         columns[name] = [first_value]
         for pair, other in zip(pairs, later, strict=True):
-            unchanged = first_value if other.knows(name) else _NOT_RECORDED
+            unchanged = first_value if other.is_known(name) else _NOT_RECORDED
             columns[name].append(unchanged if pair is None else pair[1])
     return columns
 
