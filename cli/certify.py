@@ -73,8 +73,8 @@ def command(
     from treegen.cli.terminal.progress import Terminal
     from treegen.cli.terminal.render import echo, json_line
 
-    anew = check is not None and params["allow_code_execution"]
-    choices, execution = collect_choices(params), make_execution(params, anew=anew)
+    rescore = check is not None and params["allow_code_execution"]
+    choices, execution = collect_choices(params), make_execution(params, rescore=rescore)
     writing = {"--sign": sign, "--output-path": output_path}
     checking = {
         "--signer": signer,

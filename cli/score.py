@@ -42,7 +42,7 @@ def score(run: Path, rejudge: bool, all_filters: bool, **params: Any) -> None:
     from treegen.evals.pipeline.rescoring import rescore_run
     from treegen.report.run_settings import describe_results
 
-    execution = make_execution(params, anew=rejudge)
+    execution = make_execution(params, rescore=rejudge)
     result = rescore_run(run, collect_choices(params), Terminal(), execution)
     if not is_quiet():
         render.show_report(result.results, result.report, all_filters=all_filters)

@@ -148,7 +148,9 @@ class GSM8K(TextTask, SearchTask):
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict for each filter. The text ends where a stop string began."""
         (numeric, flexible), strict = numeric_and_flexible(text), strict_match(text)
-        is_short = len(strict or "") <= _SHORT and len(flexible or "") <= _SHORT
+        is_short = (
+            len(strict or "") <= _MAX_CACHED_CHARS and len(flexible or "") <= _MAX_CACHED_CHARS
+        )
         judge = _cached_verdicts if is_short else _build_verdicts
         return judge(problem.answer, numeric, strict, flexible).copy()
 
@@ -194,7 +196,7 @@ def _before_stop(text: str) -> str:
 # A problem has many samples with few different answers, which are short unless they are runs of
 # digits. So verdicts on short answers are cached.
 _CACHE_SIZE: Final = 1 << 14
-_SHORT: Final = 64
+_MAX_CACHED_CHARS: Final = 64
 _gold: Final = lru_cache(maxsize=1024)(canonical_number)
 _exact_gold: Final = lru_cache(maxsize=1024)(exact_match_form)
 
@@ -216,7 +218,7 @@ _cached_verdicts: Final = lru_cache(maxsize=_CACHE_SIZE)(_build_verdicts)
 
 def _verdict(answer: str | None, right: bool) -> Verdict:
     # All samples with the same answer share one verdict object.
-    return (_cached_verdict if len(answer or "") <= _SHORT else Verdict)(answer, right)
+    return (_cached_verdict if len(answer or "") <= _MAX_CACHED_CHARS else Verdict)(answer, right)
 
 
 _cached_verdict: Final = lru_cache(maxsize=_CACHE_SIZE)(Verdict)

@@ -1,6 +1,5 @@
 """The problems of an imported log, whose samples keep the verdicts of the log."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from treegen.evals.statistics.metrics import Report, ReportOptions, clusters_of,
 from treegen.evals.statistics.tables import problem_values
 from treegen.evals.task import TaskData, TaskDefaults, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
+from treegen.runs.files import parse_json
 from treegen.tasks.common.files import read_rows
 from treegen.tasks.common.sources import problems_of
 from treegen.tasks.common.text_task import TextTask
@@ -47,7 +47,7 @@ class Imported(TextTask):
         self.name = arguments.get("name") or self.name
         self.version = arguments.get("version") or self.version
         try:
-            filters = json.loads(arguments.get("filters", '["score"]'))
+            filters = parse_json(arguments.get("filters", '["score"]'))
             self._num_fewshot = int(arguments.get("fewshot", "0"))
         except ValueError as error:
             raise InputError(

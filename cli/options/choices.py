@@ -94,16 +94,18 @@ def make_engine(params: Mapping[str, Any]) -> EngineOptions:
     return EngineOptions(**choices)
 
 
-def make_execution(params: Mapping[str, Any], *, anew: bool = False) -> "ExecutionOptions | None":
+def make_execution(
+    params: Mapping[str, Any], *, rescore: bool = False
+) -> "ExecutionOptions | None":
     """Return the permission to run programs, and how; None without it.
 
     Args:
         params: The parameters of a command.
-        anew: Whether samples that have a verdict are judged again. Default: False.
+        rescore: Whether samples that have a verdict are judged again. Default: False.
     """
     from treegen.evals.pipeline.program_scoring import make_execution_options
 
-    return make_execution_options(*(params[name] for name in _EXECUTION), anew=anew)
+    return make_execution_options(*(params[name] for name in _EXECUTION), rescore=rescore)
 
 
 def make_placement(params: Mapping[str, Any], device: str = "auto") -> "Placement | None":

@@ -28,8 +28,8 @@ class Function:
         return function
 
 
-def _integers(draw: random.Random, low: int = -9, high: int = 9, most: int = 7) -> list[int]:
-    return [draw.randint(low, high) for _ in range(draw.randint(0, most))]
+def _integers(draw: random.Random, low: int = -9, high: int = 9, max_length: int = 7) -> list[int]:
+    return [draw.randint(low, high) for _ in range(draw.randint(0, max_length))]
 
 
 def _draw_clamp(draw: random.Random) -> Arguments:
@@ -47,8 +47,8 @@ def _draw_table(draw: random.Random) -> Arguments:
     return ([[draw.randint(0, 9) for _ in range(width)] for _ in range(draw.randint(1, 4))],)
 
 
-def _draw_word(letters: str, most: int) -> Callable[[random.Random], Arguments]:
-    return lambda draw: ("".join(draw.choice(letters) for _ in range(draw.randint(0, most))),)
+def _draw_word(letters: str, max_length: int) -> Callable[[random.Random], Arguments]:
+    return lambda draw: ("".join(draw.choice(letters) for _ in range(draw.randint(0, max_length))),)
 
 
 def _draw_brackets(draw: random.Random) -> Arguments:

@@ -42,7 +42,7 @@ from treegen.tasks.environments.local import LocalWorld
 
 _DIRECTORY: Final = "/app"
 """The working directory in sandboxes of E2B."""
-_MOST: Final = 1e9
+_MAX_REWARD: Final = 1e9
 """Rewards are smaller than this; NaN is not."""
 _RESET: Final = "rm -rf /tests /logs/verifier && mkdir -p /tests /logs/verifier"
 _TEST: Final = "/bin/bash --noprofile --norc /tests/test.sh > /logs/verifier/test-stdout.txt 2>&1"
@@ -267,7 +267,8 @@ async def _run_in_container(world: FileWorld, task: HarborTask) -> dict[str, Any
     except ValueError:
         rewards = None
     if not isinstance(rewards, dict) or not all(
-        isinstance(reward, int | float) and -_MOST < reward < _MOST for reward in rewards.values()
+        isinstance(reward, int | float) and -_MAX_REWARD < reward < _MAX_REWARD
+        for reward in rewards.values()
     ):
         return {"reward": 0.0, "failure": "the reward that test.sh has written is no number"}
     return rewards

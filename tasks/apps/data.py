@@ -24,7 +24,7 @@ from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import TestCase
 
 # int(text) fails for more digits than Python's limit. Decimal has no limit.
-_LONG: Final = 4000
+_MAX_INT_DIGITS: Final = 4000
 
 # The published checker puts this before every program, and solutions in the data rely on it.
 PRELUDE: Final = """\
@@ -99,7 +99,9 @@ def json_value(text: str) -> Any:
         ValueError: The text is not JSON, or is nested too deeply.
     """
     try:
-        return json.loads(text, parse_int=lambda n: int(n) if len(n) < _LONG else int(Decimal(n)))
+        return json.loads(
+            text, parse_int=lambda n: int(n) if len(n) < _MAX_INT_DIGITS else int(Decimal(n))
+        )
     except json.JSONDecodeError as error:
         raise ValueError(f"the text is not JSON: {error.msg} at character {error.pos}") from None
     except RecursionError:

@@ -49,7 +49,7 @@ from treegen.tasks.sandbox import Limits, SandboxPool, TestCase
 # read.
 _HARMLESS: Final = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP")
 _TEXTS: Final = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
-_MOST_BYTES: Final = 1 << 30
+_MAX_BYTES: Final = 1 << 30
 
 # The published scorer puts these imports before every program, and solutions rely on them. Later
 # imports override earlier ones, so their order matters.
@@ -114,7 +114,7 @@ def packed_text(field: str) -> str:
     """
     try:
         stream = zlib.decompressobj()
-        data = stream.decompress(base64.b64decode(field, validate=True), _MOST_BYTES)
+        data = stream.decompress(base64.b64decode(field, validate=True), _MAX_BYTES)
     except (binascii.Error, zlib.error, ValueError) as error:
         raise ValueError(f"private tests are neither JSON nor compressed: {error}") from None
     if stream.unconsumed_tail:

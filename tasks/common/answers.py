@@ -196,7 +196,9 @@ def flexible_extract(text: str) -> str | None:
         words = text.rsplit(None, size)
         text = words.pop(0) if len(words) > size else ""
         for word in reversed(words):  # a match has no spaces
-            if last := (_cached_last if len(word) <= _SHORT else _find_last_number)(word):
+            if last := (_cached_last if len(word) <= _MAX_CACHED_CHARS else _find_last_number)(
+                word
+            ):
                 return last
         size *= 8
     return None
@@ -211,7 +213,7 @@ def numeric_and_flexible(text: str) -> tuple[str | None, str | None]:
     start = text.rfind("he answer is ") - 1
     if start == 0 or (start > 0 and text[start - 1] in " \n" and not is_hedged(text, start + 4)):
         end = text[start:]
-        if len(end) <= _SHORT and (number := _cached_end(end)):
+        if len(end) <= _MAX_CACHED_CHARS and (number := _cached_end(end)):
             return number
     return numeric_answer(text), flexible_extract(text)
 
@@ -265,7 +267,7 @@ def _find_last_number(word: str) -> str | None:
 
 
 # The texts of a run often end with the same words and lines, so short ones are cached.
-_SHORT: Final = 64
+_MAX_CACHED_CHARS: Final = 64
 _cached_last: Final = lru_cache(maxsize=1 << 14)(_find_last_number)
 _cached_end: Final = lru_cache(maxsize=1 << 14)(_end)
 
@@ -364,7 +366,7 @@ def _answer_of(text: str, start: int, after: int, stop: int) -> tuple[str | None
     newline = text.find("\n", after, stop)
     part = text[start : stop if newline < 0 else newline]
     # Samples of one problem state few different answers, so results for short texts are cached.
-    return (_cached_first if len(part) <= _SHORT else _first)(part, after - start)
+    return (_cached_first if len(part) <= _MAX_CACHED_CHARS else _first)(part, after - start)
 
 
 def _first(text: str, start: int) -> tuple[str | None] | None:

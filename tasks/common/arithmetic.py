@@ -134,7 +134,7 @@ def calculations(text: str, start: int = 0, stop: int | None = None) -> Iterator
 
 
 # Short calculations recur in the texts of a run, so they are cached; long ones rarely recur.
-_SHORT: Final = 64
+_MAX_CACHED_CHARS: Final = 64
 
 
 def result(calculation: str) -> str | None:
@@ -142,7 +142,7 @@ def result(calculation: str) -> str | None:
 
     The result is None without a single value: for a range such as 5-10, a pair, or an unknown.
     """
-    return (_cached_result if len(calculation) <= _SHORT else _result)(calculation)
+    return (_cached_result if len(calculation) <= _MAX_CACHED_CHARS else _result)(calculation)
 
 
 def states_result(calculation: str) -> bool:

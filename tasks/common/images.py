@@ -83,7 +83,7 @@ class RowImages:
         return ImageFile(name, image.sha256, image.size, data)
 
 
-MOST_IMAGES: Final = 7
+MAX_IMAGES: Final = 7
 """Maximum number of columns image_1, image_2 and so on of a row."""
 
 Images = Callable[..., tuple[ImageFile, ...]]
@@ -144,7 +144,7 @@ def numbered_images(row: Mapping[str, Any]) -> list[Any]:
     """Return the images in the columns image_1, image_2 and so on, or in the list `images`."""
     if isinstance(listed := row.get("images"), list):
         return listed
-    values = [row.get(f"image_{number}") for number in range(1, MOST_IMAGES + 1)]
+    values = [row.get(f"image_{number}") for number in range(1, MAX_IMAGES + 1)]
     while values and values[-1] is None:
         values.pop()
     if None in values:

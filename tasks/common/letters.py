@@ -31,7 +31,7 @@ LETTERS: Final = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Number of characters that are read before and after a letter.
 _WINDOW: Final = 80
 # A text with more letters is hardly an answer; only its first letter and this many last are read.
-_MOST: Final = 500
+_MAX_LATER_MATCHES: Final = 500
 # Before these words "A" and "I" are letters. Before other lower-case words they are words.
 _VERBS: Final = (
     r"(?:is|was|because|since|as|and|or|but|nor|for|given|due|would|will|must|should|seems|in|with"
@@ -197,7 +197,7 @@ def _form(text: str, end: int) -> str:
 
 def _find_mentions(text: str) -> list[_Mention]:
     matches = list(_LETTER.finditer(text))
-    matches = [*matches[:1], *matches[1:][-_MOST:]]
+    matches = [*matches[:1], *matches[1:][-_MAX_LATER_MATCHES:]]
     groups: list[list[re.Match[str]]] = []
     for match in matches:
         if groups and _are_listed_together(text, groups[-1][-1], match):

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
@@ -417,10 +417,11 @@ class LocalEnvironment:
         if self._is_closed:
             return
         self._is_closed = True
-        for world in [*self._host.worlds]:
-            await world.close()
-        await self._host.call(self._storage.close, keep)
-        self._host.executor.shutdown()
+        async with AsyncExitStack() as stack:  # an error of one world does not keep the others open
+            stack.callback(self._host.executor.shutdown)
+            stack.push_async_callback(self._host.call, self._storage.close, keep)
+            for world in [*self._host.worlds]:
+                stack.push_async_callback(world.close)
 
     async def _create(self, fill: Callable[[LocalWorld], None]) -> LocalWorld:
         if self._is_closed:

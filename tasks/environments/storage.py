@@ -203,9 +203,9 @@ class Storage:
         Args:
             keep: Ids of snapshots that stay.
         """
-        for snapshot in self._created - set(keep):
-            self.delete(snapshot)
-        self._stack.close()
+        with self._stack:
+            for snapshot in self._created - set(keep):
+                self.delete(snapshot)
 
     def _reserve(self, size: int) -> str:
         with self._lock:

@@ -148,7 +148,7 @@ def _over_instructions(
 
 
 # Characters; no real answer is as long. Longer texts fail every check, which bounds their cost.
-_LONGEST: Final = 1_000_000
+_MAX_RESPONSE_CHARS: Final = 1_000_000
 
 
 class IFEval(TextTask):
@@ -197,7 +197,7 @@ class IFEval(TextTask):
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return which instructions an answer follows, by the strict and by the loose rule."""
         checks = self._checks(problem.answer)
-        if len(text) > _LONGEST or not text.strip():
+        if len(text) > _MAX_RESPONSE_CHARS or not text.strip():
             nothing = FollowedVerdict(None, False, 0.0, followed=(False,) * len(checks))
             return dict.fromkeys(self.filters, nothing)
         strict = [check(text) for check in checks]

@@ -94,7 +94,8 @@ def part_of(name: str, task: Any, options: TaskOptions, seed: int) -> TaskPart:
     with quiet(), use_default_seeds():
         docs = list(task.eval_docs)
     if options.ids is not None:
-        chosen = [at for at in range(len(docs)) if f"{name}/{at}" in set(options.ids)]
+        ids = set(options.ids)
+        chosen = [at for at in range(len(docs)) if f"{name}/{at}" in ids]
     else:
         start, stop = parse_limit(options.limit, len(docs))
         chosen = list(range(start, stop))

@@ -275,10 +275,10 @@ def _mean(values: Sequence[float]) -> dict[str, Any]:
 
 def _aggregate_corpus(how: Any, documents: Sequence[Sequence[Any]]) -> dict[str, Any]:
     """Return a corpus metric: its mean over the first samples of all documents, the second, ..."""
-    most = max(map(len, documents))
+    max_values = max(map(len, documents))
     scores = [
         float(how([doc_values[at] for doc_values in documents if at < len(doc_values)]))
-        for at in range(most)
+        for at in range(max_values)
     ]
     value = math.fsum(scores) / len(scores)
     if not math.isfinite(value):

@@ -57,19 +57,23 @@ _NEEDLE: Final = "One of the special magic {kind} for {key} is: {value}."
 _NOISE: Final = (
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 )
-_MANY: Final = (
+_SEVERAL_VALUES: Final = (
     "Some special magic {kind} are hidden within the following text. Make sure to memorize it. "
     "I will quiz you about the {kind} afterwards.\n{context}\n"
     "What are all the special magic {kind} for {query} mentioned in the provided text?"
 )
-_MANY_REPLY: Final = " The special magic {kind} for {query} mentioned in the provided text are"
+_SEVERAL_VALUES_REPLY: Final = (
+    " The special magic {kind} for {query} mentioned in the provided text are"
+)
 # Templates for a single requested value.
-_ONE: Final = (
+_SINGLE_VALUE: Final = (
     "A special magic {kind} is hidden within the following text. Make sure to memorize it. "
     "I will quiz you about the {kind} afterwards.\n{context}\n"
     "What is the special magic {kind} for {query} mentioned in the provided text?"
 )
-_ONE_REPLY: Final = " The special magic {kind} for {query} mentioned in the provided text is"
+_SINGLE_VALUE_REPLY: Final = (
+    " The special magic {kind} for {query} mentioned in the provided text is"
+)
 
 # Needles are at some of 40 depths, the first at the start and the last at the end.
 _NUM_DEPTHS: Final = 40
@@ -133,12 +137,12 @@ class RulerItem:
         self._depths = [place / (_NUM_DEPTHS - 1) for place in places]
         *first, last = queries
         self._query = f"{', '.join(first)}, and {last}" if first else last
-        self.reply = self._fill(_ONE_REPLY if self._is_one else _MANY_REPLY)
+        self.reply = self._fill(_SINGLE_VALUE_REPLY if self._is_one else _SEVERAL_VALUES_REPLY)
 
     def question(self, size: int) -> str:
         """Return the prompt up to where the answer begins, with `size` characters of filler."""
         context = self._document(size).text
-        return self._fill(_ONE if self._is_one else _MANY, context)
+        return self._fill(_SINGLE_VALUE if self._is_one else _SEVERAL_VALUES, context)
 
     def prompt(self, size: int) -> str:
         """Return the whole prompt."""

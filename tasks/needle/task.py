@@ -381,8 +381,8 @@ class Needle(TextTask):
         report = self.overall(scores, options)
         if not options.problems:
             return report
-        (_, most), *_ = Counter(problem.answer for problem in options.problems).most_common(1)
-        share = most / len(options.problems)
+        (_, count), *_ = Counter(problem.answer for problem in options.problems).most_common(1)
+        share = count / len(options.problems)
         constant = self.metric_row("constant_answer", "none", options, value=share)
         groups = by_decile({problem.id: problem.metadata["depth"] for problem in options.problems})
         values = problem_values(scores, self.filters[0])

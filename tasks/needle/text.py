@@ -39,10 +39,10 @@ def draw_names(draw: random.Random, num: int) -> list[str]:
     """
     if num <= len(NAMES):
         return draw.sample(NAMES, num)
-    most = len(NAMES) * len(SECOND_NAMES)
-    if num > most:
+    max_names = len(NAMES) * len(SECOND_NAMES)
+    if num > max_names:
         raise InputError(
-            f"the number of dogs must be at most {most:,}, got {num:,}; use fewer questions"
+            f"the number of dogs must be at most {max_names:,}, got {num:,}; use fewer questions"
         )
     rounds = -(-num // len(NAMES))
     seconds = {first: draw.sample(SECOND_NAMES, rounds) for first in NAMES}
@@ -107,7 +107,7 @@ _END: Final = re.compile(
     r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])(?<!\b[A-Z][a-z]{2})"
     r"[.!?]+[\"'\u2019\u201d)\]]*(?= |$)|[\u3002\uff01\uff1f]+[\u300d\u300f\u201d]*"
 )
-_LONGEST_WORD: Final = 200
+_MAX_WORD_CHARS: Final = 200
 _CLOSERS: Final = "\"'\u2019\u201d)]\u300d\u300f"
 _STOPS: Final = (".", "!", "?", "\u3002", "\uff01", "\uff1f")
 
@@ -233,11 +233,11 @@ def _cut(text: str, ends: Sequence[int], target: int, reach: int) -> int:
     end = ends[bisect_right(ends, target) - 1]
     if target - end <= reach:
         return end
-    space = text.rfind(" ", max(end, target - _LONGEST_WORD), target + 1)
+    space = text.rfind(" ", max(end, target - _MAX_WORD_CHARS), target + 1)
     if space >= 0:
         return space
     # Cut scripts without spaces anywhere.
-    return target if target - end > _LONGEST_WORD else end
+    return target if target - end > _MAX_WORD_CHARS else end
 
 
 def _is_ended(text: str) -> bool:

@@ -67,7 +67,7 @@ class VerdictFile:
         self._stack = ExitStack()
         self._file: RecordFile | None = None
         if execution is not None:
-            opened = open_for_append(self.path, _LOCK, anew=execution.anew)
+            opened = open_for_append(self.path, _LOCK, anew=execution.rescore)
             self._file = self._stack.enter_context(opened)
         elif self.path.exists():
             stored = RecordFile(self.path, writable=False)
@@ -152,7 +152,7 @@ class SandboxScoring(AccuracyCounter):
         self._outcomes: dict[Key, ProgramOutcome] = {}
         self._outcome_of: dict[tuple[str, str], ProgramOutcome] = {}
         self._waiting: deque[_PendingProgram] = deque()
-        self._flights: dict[tuple[str, str], _PendingProgram] = {}
+        self._running: dict[tuple[str, str], _PendingProgram] = {}
         self._queued: dict[tuple[str, str], _PendingProgram] = {}
         self._added: set[Key] = set()
         self._errors: dict[Key, str] = {}
@@ -201,29 +201,29 @@ class SandboxScoring(AccuracyCounter):
         elif name in self._queued:
             self._queued[name].keys.append(key)
         else:
-            flight = _PendingProgram(key[0], name[1], source, [key])
-            self._queued[name] = flight
-            self._waiting.append(flight)
+            pending = _PendingProgram(key[0], name[1], source, [key])
+            self._queued[name] = pending
+            self._waiting.append(pending)
 
     def poll(self) -> None:
         """Collect finished verdicts, and submit more programs."""
-        for name, flight in list(self._flights.items()):
-            if flight.future is not None and flight.future.done():
-                self._take_result(flight, flight.future.result())
-                if flight.future is None:
-                    del self._flights[name], self._queued[name]
+        for name, pending in list(self._running.items()):
+            if pending.future is not None and pending.future.done():
+                self._take_result(pending, pending.future.result())
+                if pending.future is None:
+                    del self._running[name], self._queued[name]
         if not self._waiting:
             return
         self.prepare()
         assert self._judge is not None
-        while self._waiting and len(self._flights) < _AHEAD * self._judge.workers:
-            flight = self._waiting.popleft()
-            self._submit(flight)
-            name = (flight.problem_id, flight.program)
-            if flight.future is None:
+        while self._waiting and len(self._running) < _AHEAD * self._judge.workers:
+            pending = self._waiting.popleft()
+            self._submit(pending)
+            name = (pending.problem_id, pending.program)
+            if pending.future is None:
                 del self._queued[name]
             else:
-                self._flights[name] = flight
+                self._running[name] = pending
 
     def finish(self, stop: Callable[[], object] = lambda: None) -> Iterator[RunProgress]:
         """Wait for the verdicts on all added samples, and yield the progress.
@@ -232,18 +232,18 @@ class SandboxScoring(AccuracyCounter):
             stop: Called repeatedly; waiting ends when it returns true.
         """
         start, started = time.monotonic(), self.num_judged
-        glance, interval = UpdateTimer(), None
+        update_timer, interval = UpdateTimer(), None
         self.poll()
         while self._queued and not stop():
-            futures = [f.future for f in self._flights.values() if f.future is not None]
+            futures = [f.future for f in self._running.values() if f.future is not None]
             wait(futures, timeout=0.1, return_when=FIRST_COMPLETED)
             self.poll()
-            if glance(now=not self._queued):
+            if update_timer(now=not self._queued):
                 interval = self.estimate()
             yield RunProgress(
                 done=self.num_judged,
                 planned=len(self._added),
-                rows=len(self._flights),
+                rows=len(self._running),
                 pages=0,
                 num_pages=0,
                 tokens=0,
@@ -295,48 +295,48 @@ class SandboxScoring(AccuracyCounter):
         finally:
             self._file.close()
 
-    def _submit(self, flight: _PendingProgram) -> None:
+    def _submit(self, pending: _PendingProgram) -> None:
         """Submit the program's next tests; its future stays None if the tests cannot be read."""
         assert self._judge is not None
-        if flight.cases is None and flight.problem_id not in self._no_cases:
+        if pending.cases is None and pending.problem_id not in self._no_cases:
             try:
-                flight.cases = self._task.cases(flight.problem_id, self._judge)
+                pending.cases = self._task.cases(pending.problem_id, self._judge)
             except SandboxError as error:
-                self._no_cases[flight.problem_id] = str(error)
-        if flight.cases is None:
-            self._errors |= dict.fromkeys(flight.keys, self._no_cases[flight.problem_id])
+                self._no_cases[pending.problem_id] = str(error)
+        if pending.cases is None:
+            self._errors |= dict.fromkeys(pending.keys, self._no_cases[pending.problem_id])
             return
-        start = len(flight.results)
-        flight.future = self._judge.submit(
-            flight.cases.program(flight.source),
-            flight.cases.tests[start : start + _SLICE],
-            flight.cases.compare,
+        start = len(pending.results)
+        pending.future = self._judge.submit(
+            pending.cases.program(pending.source),
+            pending.cases.tests[start : start + _SLICE],
+            pending.cases.compare,
             stop_at_failure=True,
         )
 
-    def _take_result(self, flight: _PendingProgram, result: ProgramResult) -> None:
+    def _take_result(self, pending: _PendingProgram, result: ProgramResult) -> None:
         """Add the new results. Then submit the remaining tests, or store the verdict."""
-        flight.future = None
-        flight.results += result.tests
-        last = flight.results[-1]
-        assert flight.cases is not None
-        num_tests = len(flight.cases.tests)
+        pending.future = None
+        pending.results += result.tests
+        last = pending.results[-1]
+        assert pending.cases is not None
+        num_tests = len(pending.cases.tests)
         if last.verdict is ProgramStatus.JUDGE_ERROR:
-            for key in flight.keys:
+            for key in pending.keys:
                 self._errors[key] = last.detail
             return
-        verdicts = [test.verdict for test in flight.results]
-        over = (
+        verdicts = [test.verdict for test in pending.results]
+        is_decided = (
             last.verdict is ProgramStatus.COMPILE_ERROR
             or (not self._task.all_tests and last.verdict is not ProgramStatus.ACCEPTED)
             or verdicts.count(ProgramStatus.TIMEOUT) >= self._task.max_timeouts
         )
-        if len(verdicts) < num_tests and not over:
-            self._submit(flight)
+        if len(verdicts) < num_tests and not is_decided:
+            self._submit(pending)
             return
-        outcome = outcome_of(flight.program, flight.results, num_tests, result.sandbox)
-        self._outcome_of[flight.problem_id, flight.program] = outcome
-        for key in flight.keys:
+        outcome = outcome_of(pending.program, pending.results, num_tests, result.sandbox)
+        self._outcome_of[pending.problem_id, pending.program] = outcome
+        for key in pending.keys:
             self._settle(key, outcome)
 
     def _settle(self, key: Key, outcome: ProgramOutcome) -> None:

@@ -111,7 +111,7 @@ if TYPE_CHECKING:
 
 # Deciding longer puzzles takes minutes, and their lines exceed the length of a step.
 MAX_NUMBERS: Final = 6
-_LARGEST: Final = 10**6
+_MAX_NUMBER: Final = 10**6
 _LIST_TOKENS: Final = 320
 
 
@@ -315,11 +315,11 @@ def read_puzzle(row: dict[str, Any]) -> tuple[PuzzleState, int]:
     """
     numbers, target = row.get("numbers"), row.get("target")
     if not isinstance(numbers, list) or not all(map(_is_integer, numbers)):
-        raise ValueError(f"numbers is not a list of integers from 0 to {_LARGEST:,}")
+        raise ValueError(f"numbers is not a list of integers from 0 to {_MAX_NUMBER:,}")
     if not 2 <= len(numbers) <= MAX_NUMBERS:
         raise ValueError(f"numbers must have 2 to {MAX_NUMBERS} entries, not {len(numbers)}")
     if target is None or not _is_integer(target):
-        raise ValueError(f"target is not an integer from 0 to {_LARGEST:,}")
+        raise ValueError(f"target is not an integer from 0 to {_MAX_NUMBER:,}")
     return state_of(numbers), target
 
 
@@ -341,7 +341,7 @@ def puzzle_of(problem: Problem) -> Puzzle:
 
 
 def _is_integer(value: object) -> bool:
-    return type(value) is int and 0 <= value <= _LARGEST
+    return type(value) is int and 0 <= value <= _MAX_NUMBER
 
 
 def _ends_a_step(text: str) -> bool:

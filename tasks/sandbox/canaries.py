@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -33,7 +32,14 @@ from treegen.tasks.sandbox.programs import (
     SandboxError,
     TestCase,
 )
-from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of, unless_killed
+from treegen.tasks.sandbox.runtime import (
+    FROM_OUTSIDE,
+    Runtime,
+    name_of,
+    run_outside,
+    signal_of,
+    unless_killed,
+)
 
 MakeWorkspace = Callable[[SandboxTier], Workspace | None]
 
@@ -235,14 +241,10 @@ def verify_tier(
     _check_works(tier, runtime, make_workspace)
     with _plant_targets() as bait:
         token = bait["token"]
-        control = subprocess.run(
+        control = run_outside(
             [runtime.python, "-s", "-S", "-P", "-B", "-c", _CANARY],
-            input=json.dumps(bait),
-            env={"TREEGEN_CANARY": token, "LD_LIBRARY_PATH": runtime.library_path},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
+            {"TREEGEN_CANARY": token, "LD_LIBRARY_PATH": runtime.library_path},
+            json.dumps(bait),
         )
         Path(bait["drop"]).unlink(missing_ok=True)
         if (number := signal_of(control.returncode)) in FROM_OUTSIDE:

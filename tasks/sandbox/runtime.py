@@ -11,7 +11,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -21,6 +21,7 @@ from treegen.tasks.sandbox.programs import HelperKilledError, SandboxError
 
 _T = TypeVar("_T")
 _ATTEMPTS = 3
+_SECONDS = 60.0  # of a program outside the sandbox
 FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 """Signals that a user, a supervisor or the kernel's out-of-memory killer sends. A sandbox that does
 not work ends its helper by other signals, such as SIGSYS."""
@@ -41,6 +42,36 @@ def name_of(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def run_outside(
+    command: Sequence[str], env: Mapping[str, str], stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a program of treegen's own outside the sandbox.
+
+    Args:
+        command: The program and its arguments.
+        env: The environment variables.
+        stdin: The standard input.
+
+    Raises:
+        HelperKilledError: The program did not end in time, so treegen has killed it.
+    """
+    try:
+        return subprocess.run(
+            command,
+            env=env,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        raise HelperKilledError(
+            f"a test program of the sandbox did not end within {_SECONDS:g} s; try again on a "
+            "machine with less load"
+        ) from None
 
 
 def unless_killed(check: Callable[[], _T]) -> _T:
@@ -163,9 +194,7 @@ def _parts(python: str) -> list[str]:
     command = [python, "-s", "-S", "-P", "-B", "-c", _PROBE, *PRELOAD]
     # Keep the caller's library path: without it the interpreter may not start at all.
     keep = {key: value for key, value in os.environ.items() if key == "LD_LIBRARY_PATH"}
-    done = subprocess.run(
-        command, env=keep, capture_output=True, text=True, check=False, timeout=60
-    )
+    done = run_outside(command, keep)
     if done.returncode:
         ended = signal_of(done.returncode)
         reason = (

@@ -363,7 +363,9 @@ def test_a_line_of_a_log_has_the_accuracy_of_all_its_samples(
 ) -> None:
     import treegen as library
 
-    monkeypatch.setattr(run_progress, "GLANCE", 1e9)  # no update between the first and the last
+    monkeypatch.setattr(
+        run_progress, "UPDATE_SECONDS", 1e9
+    )  # no update between the first and the last
     run = tmp_path / "run"
     done = treegen("eval", "gsm8k", "--limit", "6", "-n", "8", "--max-tokens", "96", "-o", run)
     lines = re.findall(r"(\d+)/48 samples .* accuracy (\S+ \(\S+ to \S+\))", done.err)

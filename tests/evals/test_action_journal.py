@@ -66,6 +66,21 @@ def test_an_action_that_shows_something_else_ends_its_branch(tmp_path: Path) -> 
     assert inner.ran == ["0add", "close"]
 
 
+def test_a_world_that_does_not_close_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def close(self: Counter) -> None:
+        raise OSError("the container is gone")
+
+    with opened(tmp_path, Counters({}), keeps=False) as environment:
+        asyncio.run(act(environment, "add", "add"))
+    monkeypatch.setattr(Counter, "close", close)
+    with opened(tmp_path, inner := Counters({}), keeps=False) as environment:
+        inner.word = "later"
+        with pytest.raises(WorldError, match="returned a different result"):
+            asyncio.run(act(environment, "add", "add", "add"))
+
+
 @pytest.mark.parametrize("has_snapshots", [True, False])
 def test_forks_are_restored_or_replayed(tmp_path: Path, has_snapshots: bool) -> None:
     async def fork(environment: JournaledEnvironment) -> list[str]:

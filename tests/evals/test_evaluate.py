@@ -106,7 +106,7 @@ def test_an_interrupted_run_stays_and_goes_on(llm: LLM, monkeypatch: pytest.Monk
     from treegen.evals import sampling as draws
 
     whole = evaluate("gsm8k", llm, **CHOICES)
-    look = draws._ProgressTracker.look
+    look = draws._ProgressTracker.report
     looks = 0
 
     def pressed(self: Any, *, last: bool) -> Any:
@@ -116,7 +116,7 @@ def test_an_interrupted_run_stays_and_goes_on(llm: LLM, monkeypatch: pytest.Monk
             signal.raise_signal(signal.SIGINT)
         return look(self, last=last)
 
-    monkeypatch.setattr(draws._ProgressTracker, "look", pressed)
+    monkeypatch.setattr(draws._ProgressTracker, "report", pressed)
     with pytest.raises(KeyboardInterrupt) as stopped:
         evaluate("gsm8k", llm, **{**CHOICES, "max_tokens": 20})
     monkeypatch.undo()

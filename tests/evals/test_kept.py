@@ -31,7 +31,7 @@ from treegen.runs.record_format import decode_record, encode_record
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where verdicts are kept, also those of small runs."""
     monkeypatch.setenv(verdict_cache.FOLDER, str(tmp_path / "kept"))
-    monkeypatch.setattr(verdict_cache, "_LEAST", 1)
+    monkeypatch.setattr(verdict_cache, "_MIN_CACHED_SAMPLES", 1)
     return tmp_path / "kept"
 
 
@@ -288,7 +288,7 @@ def test_small_unfinished_and_stopping_runs_are_judged_each_time(
     )
     load_run(stopping)
     load_run(make_run(tmp_path / "part", num_problems=5, num_samples=5, done=[4] * 5))
-    monkeypatch.setattr(verdict_cache, "_LEAST", 21)
+    monkeypatch.setattr(verdict_cache, "_MIN_CACHED_SAMPLES", 21)
     load_run(make_run(tmp_path / "small", num_problems=5, num_samples=4))
     assert len(judged) == 60 and not files(folder)
 
@@ -303,7 +303,7 @@ def test_the_files_have_a_bound(
         cache.write(str(number), [found])
         os.utime(cache._path(str(number)), ns=(number, number))
     assert cache.read("0")  # which is now the one that was read last
-    monkeypatch.setattr(verdict_cache, "_MOST_BYTES", 3 * files(folder)[0].stat().st_size)
+    monkeypatch.setattr(verdict_cache, "_MAX_BYTES", 3 * files(folder)[0].stat().st_size)
     cache.write("4", [found])
     assert [cache.read(str(number)) is not None for number in range(5)] == [1, 0, 0, 1, 1]
 
@@ -325,7 +325,7 @@ def test_without_a_folder_all_is_judged(
     (tmp_path / "file").write_text("")
     named = {"a file": str(tmp_path / "file"), "nowhere": "", "relative": "here"}
     named["too long"] = str(tmp_path / ("x" * 300))
-    monkeypatch.setattr(verdict_cache, "_LEAST", 1)
+    monkeypatch.setattr(verdict_cache, "_MIN_CACHED_SAMPLES", 1)
     monkeypatch.setenv(verdict_cache.FOLDER, named[where])
     monkeypatch.chdir(tmp_path)
     path = make_run(tmp_path / "run", num_problems=5, num_samples=4)

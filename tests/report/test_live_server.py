@@ -191,6 +191,18 @@ def test_a_run_that_cannot_be_read_is_told_and_may_come_back(run: Path) -> None:
         assert ask(port)[0] == 200
 
 
+def test_a_failure_of_the_server_itself_is_printed(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: WatchedPage) -> bytes:
+        raise KeyError("a defect")
+
+    monkeypatch.setattr(WatchedPage, "page", fail)
+    with served(WatchedPage([run])) as port, pytest.raises(http.client.RemoteDisconnected):
+        ask(port, "/")
+    assert "KeyError: 'a defect'" in capsys.readouterr().err
+
+
 def test_a_port_that_is_taken_is_refused(run: Path) -> None:
     with (
         served(WatchedPage([run])) as port,

@@ -34,7 +34,7 @@ from hostile_cases import (
 from treegen.errors import CapacityError, InputError, StoppedError, WorldError
 from treegen.evals.problem import Problem
 from treegen.search.environments.protocol import Observation
-from treegen.tasks.environments import directories, storage
+from treegen.tasks.environments import directories, local, storage
 from treegen.tasks.environments.directories import copy_tree, remove_tree
 from treegen.tasks.environments.local import LocalEnvironment
 
@@ -655,6 +655,28 @@ def test_snapshots_stay_for_the_next_process(tmp_path: Path) -> None:
 
     use(create("none", folder=tmp_path / "w"), body)
     assert not [*(tmp_path / "w").iterdir()]
+
+
+def test_a_world_that_cannot_be_removed_leaves_the_rest_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(environment: LocalEnvironment) -> None:
+        worlds = [await environment.start(PROBLEM) for _ in range(3)]
+        broken = worlds[1].workspace.path
+
+        def remove(path: str | os.PathLike[str]) -> None:
+            if path == broken:
+                raise OSError("the disk failed")
+            remove_tree(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(local, "remove_tree", remove)
+            with pytest.raises(WorldError, match="the disk failed"):
+                await environment.close()
+
+    use(create("none", folder=tmp_path / "w"), body)
+    use(create("none", folder=tmp_path / "w"), body)  # the folder is not locked any more
+    assert not (tmp_path / "w").exists()
 
 
 @pytest.mark.parametrize("name", ["worlds", "snapshots"])

@@ -30,9 +30,11 @@ from treegen.tasks.sandbox import (
     TestCase,
     TestResult,
     canaries,
+    runtime,
 )
 from treegen.tasks.sandbox.isolation import TIERS, SandboxTier
 from treegen.tasks.sandbox.pool import _ExclusiveGate, _is_starved
+from treegen.tasks.sandbox.programs import HelperKilledError
 from treegen.tasks.sandbox.runtime import find_runtime
 
 pytestmark = [
@@ -266,6 +268,17 @@ def test_a_sandbox_that_holds_is_tested_once_in_a_process(monkeypatch: pytest.Mo
             reports.append(judge.report)
     assert tested == [USABLE[-1]]
     assert reports[0] == reports[1] and "fork" in reports[0].held
+
+
+def test_a_test_program_that_does_not_end_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(runtime, "_SECONDS", 0.2)
+    with pytest.raises(HelperKilledError, match=r"did not end within 0\.2 s; try again"):
+        runtime._parts(str(python))
 
 
 def test_folders_of_canaries_that_died_are_removed(

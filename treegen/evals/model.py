@@ -65,13 +65,13 @@ def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) 
     if engine.adapter is not None:
         find_adapter(engine.adapter, weights=False)  # an unusable adapter fails at once
     stored = quantization_of(config)
-    stays = False
+    keeps_fp8 = False
     # The code that loads and runs models takes seconds to import. A finished run does not need it.
     if stored is not None and engine.adapter is None:
         from treegen.model.weights import stays_fp8
 
-        stays = stays_fp8(stored, requested, device)
-    quantization = "fp8" if requested == "fp8" or stays else None
+        keeps_fp8 = stays_fp8(stored, requested, device)
+    quantization = "fp8" if requested == "fp8" or keeps_fp8 else None
     return ModelPrecision(directory, config, device, dtype, quantization)
 
 

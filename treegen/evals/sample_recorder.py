@@ -22,7 +22,7 @@ class SampleRecorder:
 
     Attributes:
         run: The run.
-        account: The usage of the run.
+        usage_log: The usage of the run.
         rounds: Early stopping, which receives every sample; None without it.
         tally: The accuracy so far; None if samples are not scored during sampling.
     """
@@ -48,7 +48,7 @@ class SampleRecorder:
         self._verdicts: RunVerdicts | None = None
         if job.settings.score and as_code_execution_task(job.task) is None:
             self._verdicts = verdicts or RunVerdicts(job)
-        self.account = UsageLog(run)
+        self.usage_log = UsageLog(run)
         self.rounds = restore_rounds(job, run, self._verdicts)
         self._counter = AccuracyCounter()
         self.tally = self._counter if self._verdicts else judging
@@ -69,7 +69,7 @@ class SampleRecorder:
             verdict = self._verdicts.append(self.run, record)[self._headline]
             self._counter.count(record["problem_id"], verdict.correct)
             answer = verdict.answer
-        self.account.count()
+        self.usage_log.count()
         if self._judging:
             self._judging.add(record)
         if self.rounds:

@@ -72,15 +72,15 @@ def sample(
         yield from sample_choices(prepared, recorder, llm, stop=stop)
         return
     forecast = _start_forecast(job, run, llm)
-    which: dict[str, Any] = {"on_demand": True} if recorder.rounds else {"skip": set(run.done)}
+    selection: dict[str, Any] = {"on_demand": True} if recorder.rounds else {"skip": set(run.done)}
     with (
         closing(recorder),
-        closing(Timeline(run.path, len(recorder.account.parts))) as timeline,
-        llm.start_plan(prepared.plan_for(llm), job.drawing, **which) as stream,
+        closing(Timeline(run.path, len(recorder.usage_log.parts))) as timeline,
+        llm.start_plan(prepared.plan_for(llm), job.drawing, **selection) as stream,
     ):
         records = RecordMaker(stream.plan, job)
         feeder = _RoundFeeder(run, stream, recorder.rounds) if recorder.rounds else None
-        recorder.account.begin(stream.usage, stream.plan, stream.workers)
+        recorder.usage_log.begin(stream.usage, stream.plan, stream.workers)
         tracker = _ProgressTracker(run, stream, recorder.tally, forecast)
 
         def store(completions: Sequence[Completion]) -> None:
@@ -94,12 +94,12 @@ def sample(
                 stopped = bool(stop())
                 store(stream.take_finished() if stopped else stream.step())
                 if feeder:
-                    feeder.go_on()
+                    feeder.add_due()
                 if judging:
                     judging.poll()
-                recorder.account.save()
+                recorder.usage_log.save()
                 last, computed = stopped or not stream.has_work, stream.usage.prompt_tokens_computed
-                now = tracker.look(last=last)
+                now = tracker.report(last=last)
                 timeline.note(now, last=last, prompt_tokens=computed)
                 yield now
         except BaseException:
@@ -107,10 +107,10 @@ def sample(
             with suppress(Exception):
                 store(stream.take_finished())
             with suppress(RunError):
-                recorder.account.save(now=True)
+                recorder.usage_log.save(now=True)
             raise
         run.sync()
-        recorder.account.save(now=True)
+        recorder.usage_log.save(now=True)
 
 
 def _start_forecast(job: Job, run: RunDir, llm: "BaseLLM") -> TimeForecast:
@@ -143,18 +143,18 @@ class _ProgressTracker:
         """
         self._run, self._stream, self._tally, self._forecast = run, stream, tally, forecast
         self._started, self._start = len(run.done), time.monotonic()
-        self._glance = UpdateTimer()
+        self._update_timer = UpdateTimer()
         self._interval: Estimate | None = None
         self._levels: tuple[LevelRows, ...] = ()
 
-    def look(self, *, last: bool) -> RunProgress:
+    def report(self, *, last: bool) -> RunProgress:
         """Return the progress of the run.
 
         Args:
             last: Whether this is the last report.
         """
         draws = self._forecast is not None
-        if self._glance(now=last or (draws and not self._levels)):
+        if self._update_timer(now=last or (draws and not self._levels)):
             self._interval = self._tally.estimate() if self._tally else None
             self._levels = self._stream.levels() if draws else ()
         status, usage = self._stream.status(), self._stream.usage
@@ -246,9 +246,9 @@ class _RoundFeeder:
         self._run, self._stream, self._rounds = run, stream, rounds
         self._place = {request.id: i for i, request in enumerate(stream.plan.requests)}
         rounds.begin()
-        self.go_on()
+        self.add_due()
 
-    def go_on(self) -> None:
+    def add_due(self) -> None:
         """Add the samples that have become due."""
         due = self._rounds.take_due()
         pairs = ((self._place[name], self._rounds.floor(name)) for name, _ in due)
@@ -276,7 +276,7 @@ def sample_choices(
     Yields:
         The progress of the run after every step.
     """
-    job, run, account = prepared.job, recorder.run, recorder.account
+    job, run, usage_log = prepared.job, recorder.run, recorder.usage_log
     problems = job.choices
     done = {problem_id for problem_id, _ in run.done}
     prompts = [prompt for prompt in prepared.choice_prompts if prompt.id not in done]
@@ -285,10 +285,10 @@ def sample_choices(
     stopped = False
     with (
         closing(recorder),
-        closing(Timeline(run.path, len(account.parts))) as timeline,
+        closing(Timeline(run.path, len(usage_log.parts))) as timeline,
         llm.score_plan(prepared.plan_for(llm, prompts)) as stream,
     ):
-        account.begin(stream.usage, workers=stream.workers)
+        usage_log.begin(stream.usage, workers=stream.workers)
         tracker = _ProgressTracker(run, stream, recorder.tally)
         try:
             while stream.has_work and not stopped:
@@ -306,18 +306,18 @@ def sample_choices(
                     if job.task_requests is not None:
                         record["choice_greedy"] = [score.is_greedy for score in scores]
                     recorder.add(record)
-                account.save()
+                usage_log.save()
                 last = stopped or not stream.has_work
-                now = tracker.look(last=last)
+                now = tracker.report(last=last)
                 timeline.note(now, last=last)
                 yield now
         except BaseException:
             # The user must see the first error, such as a full disk, not its consequences.
             with suppress(RunError):
-                account.save(now=True)
+                usage_log.save(now=True)
             raise
     run.sync()
-    account.save(now=True)
+    usage_log.save(now=True)
 
 
 def _record(

@@ -85,13 +85,15 @@ def _by_id(problems: Sequence[Problem], ids: Sequence[str]) -> tuple[Problem, ..
     by_id = {problem.id: problem for problem in problems}
     if not ids:
         raise InputError("the list of problem ids is empty; add a problem id, or remove the list")
-    for number, problem_id in enumerate(ids):
+    selected: dict[str, Problem] = {}
+    for problem_id in ids:
         if problem_id not in by_id:
             hint = (
                 did_you_mean(problem_id, by_id)
                 or f"; the id of the first problem is {next(iter(by_id), None)!r}"
             )
             raise InputError(f"there is no problem {problem_id!r}{hint}")
-        if problem_id in ids[:number]:
+        if problem_id in selected:
             raise InputError(f"problem {problem_id!r} is named twice; name each problem once")
-    return tuple(by_id[problem_id] for problem_id in ids)
+        selected[problem_id] = by_id[problem_id]
+    return tuple(selected.values())

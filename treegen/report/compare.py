@@ -381,7 +381,7 @@ def _compare_verdicts(
     Raises:
         InputError: some problems have no verdicts.
     """
-    most = min(a.fixed or a.num_samples, b.fixed or b.num_samples)
+    max_k = min(a.fixed or a.num_samples, b.fixed or b.num_samples)
     stops = a.voters is not None or b.voters is not None
     votes = all(view.report is not None and view.report.majority for view in (a, b))
     # The name in `treegen show`.
@@ -400,9 +400,9 @@ def _compare_verdicts(
         for metric in task_metrics if task_metrics is not None else [correctness]:
             values = [[_mean(metric, run[p]) for p in ids] for run in (first, second)]
             differences.append(_difference(metric, filter, values[0], values[1], clusters))
-        least = min(len(run[p]) for run in (first, second) for p in ids)
-        for metric in _of_many(most, votes=votes) if least >= most else ():
-            values = [[_value(metric, most, run[p]) for p in ids] for run in (first, second)]
+        min_samples = min(len(run[p]) for run in (first, second) for p in ids)
+        for metric in _of_many(max_k, votes=votes) if min_samples >= max_k else ():
+            values = [[_value(metric, max_k, run[p]) for p in ids] for run in (first, second)]
             differences.append(_difference(metric, filter, values[0], values[1], clusters))
         if stops and votes:
             values = [_final_votes(view, filter, ids) for view in (a, b)]
@@ -475,11 +475,11 @@ def _mean(metric: str, verdicts: Sequence[Verdict]) -> float:
     )
 
 
-def _of_many(most: int, *, votes: bool) -> list[str]:
+def _of_many(max_k: int, *, votes: bool) -> list[str]:
     """Return the metrics that use several samples of a problem."""
-    if most == 1:
+    if max_k == 1:
         return []
-    return [*([f"maj@{most}"] if votes else []), f"pass@{most}"]
+    return [*([f"maj@{max_k}"] if votes else []), f"pass@{max_k}"]
 
 
 def _value(metric: str, k: int, verdicts: Sequence[Verdict]) -> float:

@@ -74,10 +74,10 @@ def k_curves(
         problems: The problems, for error bars clustered by their groups; empty for no clusters.
     """
     groups = list(verdicts.values())
-    most = min(map(len, groups), default=0)
-    if most < 2:
+    max_k = min(map(len, groups), default=0)
+    if max_k < 2:
         return []
-    ks = some_ks(most)
+    ks = some_ks(max_k)
     rights = [sum(verdict.correct for verdict in group) for group in groups]
     clusters = clusters_of(problems, list(verdicts))
     passed = tuple(

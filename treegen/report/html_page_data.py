@@ -33,7 +33,7 @@ from treegen.report.view import ProblemView, RunView, Sample, StoredTree
 from treegen.runs.images import RunImages
 from treegen.search.tree.records import TreeNode, best_path
 
-MOST_BYTES: Final = 2**24
+MAX_THUMBNAIL_BYTES: Final = 2**24
 """The largest total size of a run's thumbnails in bytes, as data URLs."""
 # A part ends with the item that reaches one of these bounds.
 _ITEMS: Final = 256
@@ -61,7 +61,7 @@ class PageData:
     content: str
 
 
-def thumbnails(images: RunImages, most: int = MOST_BYTES) -> dict[str, str]:
+def thumbnails(images: RunImages, most: int = MAX_THUMBNAIL_BYTES) -> dict[str, str]:
     """Return thumbnails of a run's images as data URLs, by the images' hashes.
 
     Images that cannot be shown are left out.

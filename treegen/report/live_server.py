@@ -11,6 +11,7 @@ their host.
 
 import hashlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -131,7 +132,9 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_port = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors: a browser that disconnects is not an error."""
+        """Print a traceback, unless the browser has disconnected or is too slow."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -152,17 +152,16 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     Raises:
         RunError: a path is not a run and contains none.
     """
-    directories: list[Path] = []
+    directories: dict[Path, Path] = {}  # by resolved path, because two paths may be one directory
     for path in paths:
         # os.path, because a Path raises for names that are too long.
         own_file = [path / "run.json"] if os.path.exists(path / "run.json") else []
         run_files = own_file or (sorted(path.glob("*/run.json")) if os.path.isdir(path) else [])
         if not run_files:
             RunDir.open(path).close()  # raises an error with the reason
-        for directory in (file.parent for file in run_files):
-            if directory.resolve() not in [other.resolve() for other in directories]:
-                directories.append(directory)
-    return directories
+        for file in run_files:
+            directories.setdefault(file.parent.resolve(), file.parent)
+    return list(directories.values())
 
 
 @pause_gc()

@@ -203,9 +203,9 @@ def _report(
         **mean_row(flags),
     )
     done = sum(len(problem.samples) for problem in problems)
-    most = max(1, info.planned // max(1, len(problems)))
+    repeats = max(1, info.planned // max(1, len(problems)))
     missing = tuple(
-        Incomplete(p.id, len(p.samples), most) for p in problems if len(p.samples) < most
+        Incomplete(p.id, len(p.samples), repeats) for p in problems if len(p.samples) < repeats
     )
-    begun = sum(bool(problem.samples) for problem in problems)
-    return Report((row,), (), begun, done, missing)
+    num_searched = sum(bool(problem.samples) for problem in problems)
+    return Report((row,), (), num_searched, done, missing)

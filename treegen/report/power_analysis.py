@@ -85,14 +85,14 @@ def spread_of_runs(
     variances = [estimate_variances(list(rights.values())) for rights in rights_of_runs]
     means = [sum(column) / len(variances) for column in zip(*variances, strict=True)]
     measured = means or [_VARIANCE, _VARIANCE]
-    given = {"between": between, "within": within, "correlation": correlation}
+    chosen = {"between": between, "within": within, "correlation": correlation}
     num_needed = {"between": 1, "within": 1, "correlation": 2}  # runs that estimate the value
     source = SpreadSource(
         num_problems=min(map(len, rights_of_runs), default=None),
         estimates_correlation=correlation is None and len(rights_of_runs) == 2,
         assumed=tuple(
             name
-            for name, value in given.items()
+            for name, value in chosen.items()
             if value is None and len(rights_of_runs) < num_needed[name]
         ),
     )
@@ -174,7 +174,7 @@ class PowerQuery:
         return rows
 
     def limits(self, spread: Variances, rows: list[dict[str, Any]]) -> list[dict[str, float]]:
-        """Return the variances that are used for the wanted and the largest found difference."""
+        """Return the variances for the requested difference and for the largest one found."""
         return [
             {"difference": difference, **asdict(limit_variances(spread, difference))}
             for difference in self._list_differences(rows)
@@ -185,9 +185,11 @@ class PowerQuery:
         return self.source.is_rough and self.source.estimates_correlation
 
     def _list_differences(self, rows: list[dict[str, Any]]) -> list[float]:
-        """Return the wanted difference and the largest difference found, if there is one."""
-        found = [row["difference_found"] for row in rows if row.get("difference_found") is not None]
-        return [self.difference, *([max(found)] if found else [])]
+        """Return the requested difference and the largest difference found, if there is one."""
+        differences = [
+            row["difference_found"] for row in rows if row.get("difference_found") is not None
+        ]
+        return [self.difference, *([max(differences)] if differences else [])]
 
     def build_table(self, spread: Variances, rows: list[dict[str, Any]]) -> str:
         """Return the rows as a table."""

@@ -1,6 +1,5 @@
 """What a run is in one line, its model and key settings, and in which settings runs differ."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from treegen.common.formatting import safe_line
 from treegen.errors import InputError, RunError
 from treegen.evals.registry import is_builtin_task
+from treegen.runs.files import parse_json
 
 if TYPE_CHECKING:
     from treegen.report.view import RunView
@@ -152,7 +152,7 @@ class KeySettings:
             name, {k: v for k, v in values.items() if k in recorded}, recorded=recorded
         )
 
-    def knows(self, name: str) -> bool:
+    def is_known(self, name: str) -> bool:
         """Return whether the value of a setting is known."""
         return self.recorded is None or name in self.recorded
 
@@ -211,7 +211,7 @@ class KeySettings:
         elif self.weights != other.weights and self.weights and other.weights:
             pairs["weights"] = self.weights[:8], other.weights[:8]
         for name in dict.fromkeys((*self.values, *other.values)):
-            if name in of_methods or not (self.knows(name) and other.knows(name)):
+            if name in of_methods or not (self.is_known(name) and other.is_known(name)):
                 continue
             a, b = self.values.get(name), other.values.get(name)
             if isinstance(a or b, Mapping):
@@ -309,7 +309,7 @@ def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:
         first_value = next(pair[0] for pair in pairs if pair is not None)
         columns[name] = [first_value]
         for pair, other in zip(pairs, later, strict=True):
-            unchanged = first_value if other.knows(name) else _NOT_RECORDED
+            unchanged = first_value if other.is_known(name) else _NOT_RECORDED
             columns[name].append(unchanged if pair is None else pair[1])
     return columns
 
@@ -324,7 +324,7 @@ def _list_recorded(choices: Mapping[str, Any]) -> frozenset[str]:
     """Return the settings that an imported log contains."""
     names: Any = None
     with suppress(KeyError, TypeError, ValueError):
-        names = json.loads(choices["extra"]["recorded"])
+        names = parse_json(choices["extra"]["recorded"])
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return frozenset(names if is_list else _LOGGED) | {"num_samples"}
 

@@ -198,8 +198,8 @@ class _ReplayCache:
 def _savings(
     label: str, ids: Sequence[str], cache: _ReplayCache, chances: Sequence[float]
 ) -> Savings:
-    most = min(len(cache.drawn[i].tokens) for i in ids)
-    curve = {k: cache.plain(ids, k) for k in some_ks(most)}
+    max_k = min(len(cache.drawn[i].tokens) for i in ids)
+    curve = {k: cache.plain(ids, k) for k in some_ks(max_k)}
     votes = {k: _mean_vote(outcomes) for k, outcomes in curve.items()}
 
     def point(name: str, outcomes: Sequence[RuleOutcome]) -> Point:

@@ -313,19 +313,19 @@ class RunView:
             fixed: Use only samples that are always drawn, for estimates that early stopping would
                 bias.
         """
-        most = self.fixed if fixed and self.fixed is not None else math.inf
-        if (cached := self._verdicts.get((filter, most))) is not None:
+        max_samples = self.fixed if fixed and self.fixed is not None else math.inf
+        if (cached := self._verdicts.get((filter, max_samples))) is not None:
             return cached
         every = {
             problem.id: [
                 verdict
                 for sample in problem.samples
-                if sample.index < most and (verdict := sample.verdict(filter)) is not None
+                if sample.index < max_samples and (verdict := sample.verdict(filter)) is not None
             ]
             for problem in self.problems
         }
         by_problem = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
-        self._verdicts[filter, most] = by_problem
+        self._verdicts[filter, max_samples] = by_problem
         return by_problem
 
 

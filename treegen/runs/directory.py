@@ -54,7 +54,7 @@ class RunDir:
 
     records_file: ClassVar[str] = "samples.jsonl"
     spared = 0
-    """How many of the planned samples need not be drawn; the caller that stops early sets it."""
+    """The number of planned samples that need not be drawn; early stopping sets it."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class RunDir:
             RunError: the directory already has a run, is in use, or cannot be written.
         """
         path = Path(path)
-        new_directory = NewDirectory.directory(path)
+        new_directory = NewDirectory.create(path)
         lock = new_directory.lock()
         try:
             _check_new(path)
@@ -160,17 +160,17 @@ class RunDir:
             remove_scratch_files(path)
             samples = _read_samples(path / cls.records_file, info, writable=True)
             try:
-                began = {"free": info.free, "versions": info.versions}
-                before = info.resumes[-1] if info.resumes else began
+                initial = {"free": info.free, "versions": info.versions}
+                previous = info.resumes[-1] if info.resumes else initial
                 versions = dict(settings.versions)
-                if "threads" not in before.get("versions", {}):  # a run of an earlier treegen
+                if "threads" not in previous.get("versions", {}):  # a run of an earlier treegen
                     versions.pop("threads", None)
-                now = {"free": to_json_value(settings.free), "versions": versions}
-                if not _is_same(before, now):
-                    info = replace(info, resumes=(*info.resumes, {"time": _now(), **now}))
+                current = {"free": to_json_value(settings.free), "versions": versions}
+                if not _is_same(previous, current):
+                    info = replace(info, resumes=(*info.resumes, {"time": _now(), **current}))
                     _write_info(path, info)
                 missing = len(samples.keys) < info.planned
-                changed = changed_versions(before.get("versions"), versions) if missing else ()
+                changed = changed_versions(previous.get("versions"), versions) if missing else ()
                 return cls(path, info, samples, lock, notices=changed)
             except BaseException:
                 samples.close()
@@ -199,7 +199,7 @@ class RunDir:
 
     @property
     def missing(self) -> int:
-        """How many of the planned samples are missing; negative if there are too many."""
+        """The number of samples that are still to be drawn; negative if too many are stored."""
         return self.info.planned - len(self._samples.keys) - self.spared
 
     @property
@@ -334,13 +334,13 @@ class SearchRunDir(RunDir):
         return super().is_new and not has_actions
 
 
-def _is_same(before: Mapping[str, Any], now: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return whether the free settings and versions of a resume are those of before.
+def _is_same(previous: Mapping[str, Any], current: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether the free settings and versions of two resumes are the same.
 
-    A setting that the run of an earlier treegen does not have counts as None.
+    A setting that an earlier version of treegen did not store counts as None.
     """
-    for group, values in now.items():
-        stored = before.get(group) or {}
+    for group, values in current.items():
+        stored = previous.get(group) or {}
         if not stored.keys() <= values.keys():
             return False
         if any(stored.get(name) != value for name, value in values.items()):
@@ -420,11 +420,11 @@ def _write_info(path: Path, info: RunInfo) -> None:
 
 def _read_samples(path: Path, info: RunInfo, *, writable: bool) -> RecordFile:
     samples = RecordFile(path, writable=writable)
-    strangers = {problem_id for problem_id, _ in samples.keys} - set(info.problem_ids)
-    if strangers:
+    unknown_ids = {problem_id for problem_id, _ in samples.keys} - set(info.problem_ids)
+    if unknown_ids:
         samples.close()
         raise RunError(
-            f"{samples.path} has samples of {len(strangers):,} problems that are not in this "
-            f"run, such as {min(strangers)!r}; replace the file with the file of this run"
+            f"{samples.path} has samples of {len(unknown_ids):,} problems that are not in this "
+            f"run, such as {min(unknown_ids)!r}; replace the file with the file of this run"
         )
     return samples

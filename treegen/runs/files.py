@@ -344,12 +344,12 @@ class NewDirectory:
     """The directory."""
     directories: tuple[Path, ...]
     """The directory and its parents, as far as they did not exist; outermost first."""
-    before: frozenset[str]
-    """The names that were already in it."""
+    earlier_names: frozenset[str]
+    """The names of the files that the directory already contained."""
 
     @classmethod
-    def directory(cls, path: Path) -> Self:
-        """Create the directory.
+    def create(cls, path: Path) -> Self:
+        """Create the directory `path` and its missing parents.
 
         Raises:
             RunError: it cannot be created.
@@ -384,7 +384,9 @@ class NewDirectory:
             return
         with suppress(OSError):
             remove_scratch_files(self.path)
-            for file in [entry for entry in self.path.iterdir() if entry.name not in self.before]:
+            for file in [
+                entry for entry in self.path.iterdir() if entry.name not in self.earlier_names
+            ]:
                 # An empty file was made for verdicts; the task determines its name.
                 if file.name in _WRITTEN or (
                     file != lock.path and file.is_file() and not file.stat().st_size
@@ -402,18 +404,22 @@ def check_directory(path: Path) -> None:
     Raises:
         RunError: the path or a parent is a file, or the directory cannot be written.
     """
-    there = next(parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent))
-    if not os.path.isdir(there):
+    existing = next(
+        parent for parent in (path, *path.absolute().parents) if os.path.lexists(parent)
+    )
+    if not os.path.isdir(existing):
         reason = (
             "is a file"
-            if os.path.exists(there)
+            if os.path.exists(existing)
             else "is a symbolic link to a path that does not exist"
         )
-        raise RunError(f"cannot make the directory {path}: {there} {reason}; choose another path")
-    if not os.access(there, os.W_OK | os.X_OK):
         raise RunError(
-            f"cannot write in {there}: no permission, or a read-only file system; choose another "
-            "path"
+            f"cannot make the directory {path}: {existing} {reason}; choose another path"
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise RunError(
+            f"cannot write in {existing}: no permission, or a read-only file system; choose "
+            "another path"
         )
 
 

@@ -3,9 +3,9 @@
     images.json   name and size of each image, and the images of each problem
     images/       the files, once each, named by a hash of their content
 
-A run stores files of up to `MOST_KEPT` bytes in all; images.json also lists the remaining images.
-Run directories may come from other people: links out of the directory are not followed, and sizes
-are checked.
+A run stores files of up to `MAX_STORED_BYTES` bytes in all; images.json also lists the remaining
+images. Run directories may come from other people: links out of the directory are not followed, and
+sizes are checked.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ from treegen.common.files import read_regular, sweep, write_atomically
 from treegen.errors import RunError
 from treegen.runs.files import format_os_error, read_json, write_json
 
-MOST_KEPT: Final = 2**30
+MAX_STORED_BYTES: Final = 2**30
 """Maximum number of bytes of images that a run stores."""
 INDEX: Final = "images.json"
 FOLDER: Final = "images"
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
 _SCRATCH: Final = "[0-9a-f]" * 64 + ".[0-9]*.tmp"
-_MOST_SIDE: Final = 2**26  # pixels, or tokens; no image that can be opened has more
-_MOST_BYTES: Final = 2**26  # bytes of a file; no image that can be opened has more
+_MAX_SIDE: Final = 2**26  # pixels, or tokens; no image that can be opened has more
+_MAX_BYTES: Final = 2**26  # bytes of a file; no image that can be opened has more
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class RunImages:
         if (file := self.file(sha256)) is None:
             return None
         try:
-            data = read_regular(file, _MOST_BYTES)
+            data = read_regular(file, _MAX_BYTES)
         except OSError as error:
             raise RunError(f"cannot read {file}: {format_os_error(error)}") from error
         if data is None or hashlib.sha256(data).hexdigest() != sha256:
@@ -142,7 +142,7 @@ def keep_images(
     path: Path,
     problems: Mapping[str, Sequence[RunImage]],
     content: Callable[[str], bytes | None],
-    most: int = MOST_KEPT,
+    max_bytes: int = MAX_STORED_BYTES,
 ) -> None:
     """Store the images of a run. Stored images are not written again.
 
@@ -150,7 +150,7 @@ def keep_images(
         path: The run directory.
         problems: The images of each problem, by its id.
         content: Returns the content of an image's file by its hash; None leaves the image out.
-        most: Maximum number of bytes in all. An image that would exceed them is left out.
+        max_bytes: Maximum number of bytes in all. An image that would exceed them is left out.
 
     Raises:
         RunError: the system refused a write, or the folder is a link. Images stored by then are
@@ -174,7 +174,7 @@ def keep_images(
                 size += file.stat().st_size
                 continue
             data = content(name)
-            if data is None or size + len(data) > most:
+            if data is None or size + len(data) > max_bytes:
                 continue
             with write_atomically(file, folder / f"{name}.{os.getpid()}.tmp") as scratch:
                 scratch.write(data)
@@ -198,14 +198,16 @@ def _image(entry: Mapping[str, Any]) -> RunImage:
     sha256, tokens = str(entry["sha256"]), entry["tokens"]
     if not _HASH.fullmatch(sha256):  # it becomes a part of a path
         raise ValueError(f"{sha256!r:.80} is not a SHA-256 hash")
-    size = _number(entry["width"]), _number(entry["height"])
-    return RunImage(sha256, str(entry["name"]), size, None if tokens is None else _number(tokens))
+    size = _check_number(entry["width"]), _check_number(entry["height"])
+    return RunImage(
+        sha256, str(entry["name"]), size, None if tokens is None else _check_number(tokens)
+    )
 
 
-def _number(value: object) -> int:
-    if type(value) is not int or not 0 < value <= _MOST_SIDE:  # true is an int too
+def _check_number(value: object) -> int:
+    if type(value) is not int or not 0 < value <= _MAX_SIDE:  # true is an int too
         raise ValueError(
-            f"the number of pixels or tokens must be an integer from 1 to {_MOST_SIDE}, got "
+            f"the number of pixels or tokens must be an integer from 1 to {_MAX_SIDE}, got "
             f"{value!r:.80}"
         )
     return value

@@ -32,8 +32,8 @@ from treegen.runs.record_format import (
     read_key,
 )
 
-_PART: Final = 1 << 20
-_LINES: Final = 1 << 16  # bytes of lines read at once
+_CHUNK_BYTES: Final = 1 << 20  # bytes read at once for a digest
+_LINES_BYTES: Final = 1 << 16  # bytes of lines decoded at once
 _NO_MORE: Final = (("", -1), sys.maxsize)
 _SYNC_SECONDS: Final = 1.0
 # If fsync is slow it is called less often, so that it takes at most a twentieth of the time, but at
@@ -61,8 +61,8 @@ class CorruptLineError(RunError):
         Args:
             file: The file.
             number: The number of the line, from 1.
-            why: What is wrong with it.
-            again: How a user continues.
+            why: What is wrong with the line.
+            again: The action with which the user continues, such as "run the same command again".
         """
         super().__init__(
             f"{file}:{number}: corrupt line ({why}); restore the file from a copy, or "
@@ -75,12 +75,13 @@ class RecordFile:
     """The records of one file, at most one per key; written by one thread of one process."""
 
     def __init__(self, path: Path, *, writable: bool, again: str | None = None) -> None:
-        """Read an existing file; if it is to be written, repair its end so that it can grow.
+        """Read an existing file; with `writable`, also repair its end.
 
         Args:
             path: The file.
             writable: Whether records will be appended.
-            again: How a user continues after an error, for messages. Default: resume the run.
+            again: The action with which the user continues after an error, for messages. Default:
+                resume the run.
 
         Raises:
             RunError: the file cannot be read, is corrupt before its end, or has two different
@@ -99,11 +100,11 @@ class RecordFile:
         self._sync_due = 0.0
         try:
             with pause_gc():
-                whole_newline, tail = self._scan()
+                ends_with_newline, tail = self._scan()
             self._read = self._end + (tail[1] if tail else 0)
             if writable:
                 self._fd = open_regular(path, os.O_RDWR | os.O_APPEND)
-                self._repair_tail(whole_newline, tail)
+                self._repair_tail(ends_with_newline, tail)
             elif tail is not None:
                 self.notices.append(
                     f"the last line of {path.name} (line {tail[0]}) is unfinished and is skipped"
@@ -214,7 +215,7 @@ class RecordFile:
         hashed, remaining = hashlib.sha256(), self._end
         try:
             with open(open_regular(self.path), "rb") as file:
-                while remaining and (part := file.read(min(remaining, _PART))):
+                while remaining and (part := file.read(min(remaining, _CHUNK_BYTES))):
                     hashed.update(part)
                     remaining -= len(part)
         except OSError as error:
@@ -237,7 +238,7 @@ class RecordFile:
         key, first = next(firsts, _NO_MORE)
         try:
             with open(open_regular(self.path), "rb") as file:
-                for lines in _parts(file, end):
+                for lines in _read_lines(file, end):
                     if digest is not None:
                         digest.update(b"".join(lines))
                     decoded = decode_records(lines)
@@ -312,8 +313,8 @@ class RecordFile:
     def _damage(self, number: int, why: str) -> RunError:
         return CorruptLineError(self.path, number, why, self._again)
 
-    def _repair_tail(self, whole_newline: bool, torn: tuple[int, int, str] | None) -> None:
-        if not whole_newline:
+    def _repair_tail(self, ends_with_newline: bool, torn: tuple[int, int, str] | None) -> None:
+        if not ends_with_newline:
             try:
                 self._write(b"\n")
             except OSError:
@@ -388,9 +389,9 @@ class RecordFile:
             )
 
 
-def _parts(file: BinaryIO, end: int) -> Iterator[list[bytes]]:
-    """Yield the lines that begin before `end`, some at a time."""
-    while end > 0 and (lines := file.readlines(min(_LINES, end))):
+def _read_lines(file: BinaryIO, end: int) -> Iterator[list[bytes]]:
+    """Yield the lines that begin before byte `end`, as lists of about `_LINES_BYTES` bytes."""
+    while end > 0 and (lines := file.readlines(min(_LINES_BYTES, end))):
         size = sum(map(len, lines))
         while size - len(lines[-1]) >= end:  # readlines returned lines after `end`
             size -= len(lines.pop())

@@ -74,7 +74,7 @@ _NODE: Final = _types(
 _VERDICT: Final[Types] = {"answer": _TEXT, "correct": (bool,), "credit": (*_NUMBER, _NONE)}
 _NESTED: Final[Mapping[str, Types]] = {"nodes": _NODE, "verdicts": _VERDICT}
 """Types of the fields of these elements."""
-_MOST: Final = 2**64
+_MAX_INT: Final = 2**64
 
 FREE: Final = _types(
     {
@@ -119,7 +119,7 @@ def check_record(record: Mapping[str, Any]) -> None:
     if integers is None:
         return check_types(record, RECORD)
     for name in integers:
-        if not -_MOST < record[name] < _MOST:
+        if not -_MAX_INT < record[name] < _MAX_INT:
             raise _wrong(name, record[name], RECORD[name])
 
 
@@ -151,11 +151,13 @@ def check_types(values: Mapping[str, Any], types: Types) -> None:
         kind = type(value)
         if (kinds := types.get(name)) is None:
             continue
-        if kind not in kinds or (kind is int and not -_MOST < value < _MOST):
+        if kind not in kinds or (kind is int and not -_MAX_INT < value < _MAX_INT):
             raise _wrong(name, value, kinds)
         if kind in _HOLDERS and (parts := (_PARTS if types is RECORD else _FREE_PARTS).get(name)):
             for part in value.values() if kind is dict else value:
-                if type(part) not in parts or (type(part) is int and not -_MOST < part < _MOST):
+                if type(part) not in parts or (
+                    type(part) is int and not -_MAX_INT < part < _MAX_INT
+                ):
                     raise _wrong(f"an element of {name}", part, parts)
                 if name in _NESTED:
                     check_types(part, _NESTED[name])
@@ -167,7 +169,7 @@ def _wrong(name: str, value: Any, kinds: tuple[type, ...]) -> ValueError:
     return ValueError(f"{name} must be {allowed}{bits}, got {value!r:.60}")
 
 
-_MOST_SAMPLES: Final = 2**63
+_MAX_SAMPLES: Final = 2**63
 Key = tuple[str, int]
 """The key of a record: its problem_id and its sample_index."""
 
@@ -304,7 +306,7 @@ def key_of(record: Mapping[str, Any]) -> Key:
     problem_id, index = record.get("problem_id"), record.get("sample_index")
     if not isinstance(problem_id, str):
         raise InputError(f"problem_id must be text, got {problem_id!r}")
-    if type(index) is not int or not 0 <= index < _MOST_SAMPLES:
+    if type(index) is not int or not 0 <= index < _MAX_SAMPLES:
         raise InputError(f"sample_index must be an integer from 0 to 2^63 - 1, got {index!r}")
     check_id(problem_id)
     return problem_id, index

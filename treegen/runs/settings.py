@@ -17,9 +17,9 @@ from treegen.runs.record_format import FREE, check_types
 
 SCHEMA: Final = 1
 _PACKAGES: Final = ("torch", "transformers", "tokenizers", "numpy")
-_SHOWN: Final = 60
+_MAX_SHOWN_CHARS: Final = 60
 _ABSENT: Final = object()
-_MOST_SAMPLES: Final = 2**53
+_MAX_SAMPLES: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +243,7 @@ def _require_type(value: Any, kind: type) -> Any:
 
 
 def _require_count(value: Any) -> int:
-    if not 1 <= _require_type(value, int) <= _MOST_SAMPLES:
+    if not 1 <= _require_type(value, int) <= _MAX_SAMPLES:
         raise ValueError("the number of planned samples is out of range")
     return int(value)
 
@@ -275,8 +275,8 @@ def _change(before: Any, after: Any) -> str:
 
 
 def _shorten(text: str, around: int) -> str:
-    if len(text) <= _SHOWN:
+    if len(text) <= _MAX_SHOWN_CHARS:
         return text
-    start = max(0, min(around - _SHOWN // 3, len(text) - _SHOWN))
-    stop = start + _SHOWN
+    start = max(0, min(around - _MAX_SHOWN_CHARS // 3, len(text) - _MAX_SHOWN_CHARS))
+    stop = start + _MAX_SHOWN_CHARS
     return ("..." if start else "") + text[start:stop] + ("..." if stop < len(text) else "")

@@ -16,9 +16,13 @@ from treegen.evals.judging.components import (
     design_of,
 )
 from treegen.evals.judging.interval import OF_FEW, correct_mean, mean_of, quantile
+from treegen.evals.judging.judgements import Judgement, JudgementSet
 from treegen.evals.judging.jury import check_jury, cohens_kappa, jury_of, krippendorffs_alpha
 from treegen.evals.judging.preference import bradley_terry, estimate_position_bias
+from treegen.evals.judging.rubric import load_rubric
 from treegen.evals.judging.sample_size import predicted_reach, reach_of, required_numbers
+from treegen.evals.judging.settings import JudgeRun, JudgeSettings
+from treegen.evals.judging.summary import summarize
 
 
 def test_krippendorffs_alpha_of_published_data() -> None:
@@ -376,3 +380,24 @@ def test_juries() -> None:
     for given, combine in alone:
         with pytest.raises(InputError, match="requires several judges"):
             check_jury(1, given, combine)
+
+
+def judged_by(judge: str, verdicts: list[str | None]) -> JudgementSet:
+    """The verdicts of a judge on one answer to each problem."""
+    rubric = load_rubric({"choices": {"yes": 1, "no": 0}, "wordings": ["{{ answer }}"]})
+    settings = JudgeSettings(rubric=rubric, verdicts="samples")
+    judging = JudgeRun(judge, judge, "0", settings, ({"path": "runs/a"},), "ANSWER_1f")
+    judgements = [
+        Judgement(f"p{i}", ((0, 0),), 0, 0, 0, v, None if v is None else rubric.choices[v])
+        for i, v in enumerate(verdicts)
+    ]
+    return JudgementSet(judging, tuple(judgements))
+
+
+def test_the_mean_of_each_judge_counts_clusters_and_may_be_missing() -> None:
+    first = judged_by("j", ["yes" if i % 4 else "no" for i in range(24)])
+    groups = {f"p{i}": f"c{i // 3}" for i in range(24)}
+    alone = summarize([first], groups=groups).tables[0].rows[0]
+    (_, _, j, k) = summarize([first, judged_by("k", [None] * 24)], groups=groups).tables[0].rows
+    assert j == alone, "the interval of one of two judges is that of this judge alone"
+    assert k == ("k", *[None] * 7)

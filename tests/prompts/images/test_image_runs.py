@@ -170,7 +170,7 @@ def test_a_crash_while_images_are_kept_leaves_a_run_that_goes_on(tmp_path: Path)
 def test_a_run_keeps_no_more_than_its_bound(tmp_path: Path) -> None:
     data = {hashlib.sha256(each).hexdigest(): each for each in (b"a" * 60, b"b" * 60, b"c" * 30)}
     images = [RunImage(name, "x.png", (1, 1)) for name in data]
-    keep_images(tmp_path, {"a": images}, data.__getitem__, most=100)
+    keep_images(tmp_path, {"a": images}, data.__getitem__, max_bytes=100)
     found = RunImages.read(tmp_path)
     assert [found.file(image.sha256) is not None for image in images] == [True, False, True]
     assert found.num_left_out == 1

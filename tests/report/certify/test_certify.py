@@ -1,6 +1,7 @@
 """Certificates: every edit is found, honest runs hold, and signatures and foreign files."""
 
 import json
+import os
 import random
 import re
 import shutil
@@ -19,6 +20,7 @@ from report_cases import make_run
 from treegen import demo, evaluate
 from treegen.errors import InputError, TreegenError
 from treegen.evals.pipeline.listener import Listener
+from treegen.report.certify import signature
 from treegen.report.certify.build import (
     certify_run,
     describe_run,
@@ -32,6 +34,7 @@ from treegen.report.certify.document import (
     find_differences,
     read_certificate,
 )
+from treegen.report.certify.signature import HEADER
 from treegen.report.exchange import export_run, import_log
 from treegen.runs import RunDir
 from treegen.runs.record_format import decode_record, encode_record
@@ -582,3 +585,19 @@ def test_compare_and_exports_know_certificates(
     stored = json.loads(log.read_text())["eval"]["metadata"]["treegen"]["certificate"]
     assert stored["sha256"] == certificate.sha256
     assert not list(find_differences(stored["content"], json.loads(content)))
+
+
+def test_a_program_that_does_not_end_or_start_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ssh-keygen"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    (tmp_path / "c.sig").write_bytes(HEADER)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(signature, "_SECONDS", 0.2)
+    with pytest.raises(InputError, match=r"cannot be run: .* timed out"):
+        signature.verify(b"{}", tmp_path / "c.sig", None)
+    program.write_text("no program")
+    with pytest.raises(InputError, match=r"cannot be run: .* [Ee]xec format error"):
+        signature.verify(b"{}", tmp_path / "c.sig", None)

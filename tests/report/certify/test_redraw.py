@@ -20,7 +20,7 @@ from treegen.evals.pipeline.near_ties import (
     NearTies,
     Record,
     compare_records,
-    most_ties,
+    max_ties,
     random_number,
 )
 from treegen.evals.pipeline.redraw import _record_tokens, redraw_samples
@@ -88,7 +88,7 @@ def test_honest_samples_part_at_near_ties_and_nowhere_else(repository: Path) -> 
         narrow = redraw_samples(run, prepared, Listener(), num=40, seed=1, tolerance=1e-4)
         assert not narrow.holds and len(narrow.parted) < len(wide.parted)
         assert narrow.default_tolerance == wide.default_tolerance == 0.1
-    many = replace(wide, num_ties=most_ties(wide.num_tokens) + 1)
+    many = replace(wide, num_ties=max_ties(wide.num_tokens) + 1)
     assert not many.holds and "at most 2% of the tokens" in str(many)
 
 

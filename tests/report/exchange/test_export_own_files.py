@@ -144,4 +144,4 @@ def test_the_system_message_of_a_foreign_log_is_read(told: Path, tmp_path: Path)
     write_eval_log(log, str(file))
     (back,) = import_log(file, tmp_path / "several")
     assert not settings_group(load_run(back).info, "prompt")["system_instruction"]
-    assert not KeySettings.of(load_run(back)).knows("system_instruction")
+    assert not KeySettings.of(load_run(back)).is_known("system_instruction")

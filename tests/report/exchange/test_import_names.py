@@ -17,6 +17,7 @@ from treegen.model.checkpoint.files import check_weights, weight_files
 from treegen.report.exchange import export_run, import_log
 from treegen.report.load import load_run
 from treegen.runs.settings import RunInfo, from_json, to_json
+from treegen.tasks.imported import Imported
 
 BAD = ["..", ".", "", "a/b", "/etc", "../out", "a\\b", "a\0b", "a\nb", "x" * 300, "\ud800"]
 
@@ -166,6 +167,12 @@ def test_an_export_stays_in_its_folder(tmp_path: Path, name: str, to: str) -> No
     assert {
         name: each for name, each in content(tmp_path).items() if not name.startswith("out/deep/")
     } == before
+
+
+def test_arguments_of_an_imported_task_may_be_nested_too_deeply() -> None:
+    for filters in ("[" * 200_000, "{}", '[""]', "[NaN]"):
+        with pytest.raises(InputError, match=r"import the log again|JSON list of names"):
+            Imported().configure({"filters": filters})
 
 
 def test_the_time_of_a_run_is_a_time(tmp_path: Path) -> None:

@@ -262,11 +262,11 @@ class EvalSettings(BaseSettings):
                 f"{arg('reasoning=')} is an argument of the chat template; also pass "
                 f"{arg('apply_chat_template', True)}"
             )
-        budget, most = self.sampling.max_thinking_tokens, self.sampling.max_tokens
-        if budget is not None and budget >= most:
+        budget, max_tokens = self.sampling.max_thinking_tokens, self.sampling.max_tokens
+        if budget is not None and budget >= max_tokens:
             raise InputError(
                 f"{arg('max_thinking_tokens', budget)} must be less than "
-                f"{arg('max_tokens', most)}, which counts the reasoning and the answer"
+                f"{arg('max_tokens', max_tokens)}, which counts the reasoning and the answer"
             )
 
     def explain_unused(self, name: str) -> str | None:

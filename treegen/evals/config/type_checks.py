@@ -14,14 +14,14 @@ from treegen.errors import InputError, arg
 class Minimum:
     """The smallest number allowed for a value of the type Annotated[int, Minimum(1)]."""
 
-    least: float
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
 class Maximum:
     """The largest number allowed for a value of such a type."""
 
-    most: float
+    value: float
 
 
 Count = Annotated[int, Minimum(1)]
@@ -56,10 +56,10 @@ def check_bounds(settings: object) -> None:
     kind: type = type(settings)
     for name, bound in _bounds(kind):
         value = getattr(settings, name)
-        if isinstance(bound, Minimum) and not value >= bound.least:  # true of NaN too
-            raise InputError(f"{arg(name)} must be at least {bound.least}, got {value}")
-        if isinstance(bound, Maximum) and not value <= bound.most:
-            raise InputError(f"{arg(name)} must be at most {bound.most:,}, got {value}")
+        if isinstance(bound, Minimum) and not value >= bound.value:  # true of NaN too
+            raise InputError(f"{arg(name)} must be at least {bound.value}, got {value}")
+        if isinstance(bound, Maximum) and not value <= bound.value:
+            raise InputError(f"{arg(name)} must be at most {bound.value:,}, got {value}")
 
 
 @cache

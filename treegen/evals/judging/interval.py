@@ -81,18 +81,18 @@ def mean_of(values: Cells, clusters: Mapping[int, str] | None = None) -> Mean:
     value = math.fsum(by_problem) / len(by_problem)
     adjusted = adjusted_mean(by_problem, 0.0, 1.0, groups)
     halves = [quantile(0.5 + CONFIDENCE / 2, adjusted.freedom) * adjusted.error]
-    few = []
+    level_variances = []
     fixed = []
     for name in ("judge", "wording"):
         means = _means(values, name)
         if len(means) < 2:
             fixed.append(name)
             continue
-        few.append(float(np.var(means, ddof=1)) / len(means))
-        halves.append(quantile(0.5 + OF_FEW / 2, len(means) - 1.0) * math.sqrt(few[-1]))
+        level_variances.append(float(np.var(means, ddof=1)) / len(means))
+        halves.append(quantile(0.5 + OF_FEW / 2, len(means) - 1.0) * math.sqrt(level_variances[-1]))
     half, alone = math.hypot(*halves), halves[0]
     naive = standard_error(by_problem, groups)
-    stderr = None if naive is None else math.sqrt(naive**2 + math.fsum(few))
+    stderr = None if naive is None else math.sqrt(naive**2 + math.fsum(level_variances))
     return Mean(
         value=min(1.0, max(0.0, value)),
         stderr=stderr,
@@ -127,7 +127,7 @@ def _means(values: Cells, name: str) -> list[float]:
     return [float(mean) for mean in sums]
 
 
-FEWEST_LABELS: Final = 10  # minimum labelled problems for a weight above 0
+MIN_LABELLED_PROBLEMS: Final = 10  # minimum labelled problems for a weight above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,7 @@ def correct_mean(
     )
     weight = 0.0
     spread = float(np.var(np.concatenate([f, f_unlabelled]), ddof=1))
-    if n >= FEWEST_LABELS and m and spread > 0:
+    if n >= MIN_LABELLED_PROBLEMS and m and spread > 0:
         covariance = float(np.cov(y, f, ddof=0)[0, 1])
         weight = min(1.0, max(0.0, covariance / (spread * (1 + n / m))))
     by_labels = adjusted_mean(labels, 0.0, 1.0)

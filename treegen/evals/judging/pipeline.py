@@ -236,19 +236,19 @@ def progress_of(
         judging: The judge run; it must judge answers of that run only.
         samples: (problem, index) of each sample of the run.
     """
-    settings, there = judging.settings, set(samples)
+    settings, sample_keys = judging.settings, set(samples)
     num_criteria = max(1, len(settings.rubric.criteria))
-    done, planned = 0, len(there) * settings.wordings * num_criteria * settings.repeats
+    done, planned = 0, len(sample_keys) * settings.wordings * num_criteria * settings.repeats
     verdict_of_repeat: dict[Hashable, dict[int, str | None]] = defaultdict(dict)
     for record in read_records(path, judging.name):
         answer_keys, wording, criterion, repeat = get_slot(record)
-        is_asked = (
+        is_planned = (
             wording < settings.wordings and criterion < num_criteria and repeat < settings.repeats
         )
         if (
-            is_asked
+            is_planned
             and len(answer_keys) == 1
-            and (record["problem_id"], answer_keys[0][1]) in there
+            and (record["problem_id"], answer_keys[0][1]) in sample_keys
         ):
             verdict = read_verdict(record, settings.rubric) if settings.decided else None
             verdict_of_repeat[record["problem_id"], answer_keys, wording, criterion][repeat] = (

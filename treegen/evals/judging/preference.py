@@ -13,9 +13,9 @@ from treegen.evals.judging.interval import quantile
 
 _Floats = npt.NDArray[np.float64]
 
-_FARTHEST: Final = 50.0  # strength, in log-odds, from which an interval counts as having no end
-_LONGEST: Final = 4.0  # maximum step of Newton's method
-_NEARLY_NO_WIN: Final = 1e-9
+_MAX_STRENGTH: Final = 50.0  # strength, in log-odds, from which an interval counts as having no end
+_MAX_STEP: Final = 4.0  # maximum step of Newton's method
+_TINY_WIN: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ def bradley_terry(pairs: Sequence[tuple[str, int, int, float]], num_runs: int) -
     _check_connected(pairs, num_runs)
     problems = {name: i for i, name in enumerate(dict.fromkeys(pair[0] for pair in pairs))}
     num = len(problems)
-    met = sorted({(min(a, b), max(a, b)) for _, a, b, _ in pairs})
-    size = len(pairs) / num / len(met)  # weight of a pair of an imaginary problem
+    compared = sorted({(min(a, b), max(a, b)) for _, a, b, _ in pairs})
+    size = len(pairs) / num / len(compared)  # weight of a pair of an imaginary problem
     rows = [(problems[p], a, b, won, 1.0) for p, a, b, won in pairs]
-    added = [(a, b, won) for a, b in met for won in (1.0, 0.0)]
+    added = [(a, b, won) for a, b in compared for won in (1.0, 0.0)]
     rows += [(num + i, a, b, won, size) for i, (a, b, won) in enumerate(added)]
     total = num + len(added)
     table = np.array(rows, dtype=np.float64)
@@ -165,7 +165,7 @@ def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[floa
     from scipy.optimize import brentq
 
     # This tiny share of a win keeps strengths finite if a run always wins, with no visible effect.
-    wins = wins + _NEARLY_NO_WIN * (1 - np.eye(len(wins)))
+    wins = wins + _TINY_WIN * (1 - np.eye(len(wins)))
     theta = _greatest(wins, start, run, None)
     middle = float(theta[run] - theta.mean())
     least = _log_likelihood(wins, theta) - fall
@@ -180,7 +180,7 @@ def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[floa
             return _log_likelihood(wins, last) - least
 
         distance = 1.0
-        while (inside := above(distance) > 0) and abs(middle + sign * distance) < _FARTHEST:
+        while (inside := above(distance) > 0) and abs(middle + sign * distance) < _MAX_STRENGTH:
             distance *= 2
         if inside:
             return sign * math.inf
@@ -211,12 +211,12 @@ def _greatest(wins: _Floats, start: _Floats, run: int, strength: float | None) -
     if strength is not None:
         free[run] = False
         theta = theta + (strength - theta[run]) * np.where(free, -1 / (num - 1), 1.0)
-    met = wins + wins.T
+    compared = wins + wins.T
     value = _log_likelihood(wins, theta)
     for _ in range(100):
         chance = 1 / (1 + np.exp(theta[None, :] - theta[:, None]))
-        gradient = (wins - met * chance).sum(axis=1)
-        weight = met * chance * (1 - chance)
+        gradient = (wins - compared * chance).sum(axis=1)
+        weight = compared * chance * (1 - chance)
         hessian = np.diag(weight.sum(axis=1)) - weight
         # The last row keeps the sum of the free strengths constant.
         size = int(free.sum())
@@ -224,7 +224,7 @@ def _greatest(wins: _Floats, start: _Floats, run: int, strength: float | None) -
         system[:size, :size], system[size, size] = hessian[np.ix_(free, free)], 0
         step = np.zeros(num)
         step[free] = np.linalg.solve(system, np.append(gradient[free], 0.0))[:size]
-        step *= min(1.0, _LONGEST / max(float(np.abs(step).max()), 1e-300))
+        step *= min(1.0, _MAX_STEP / max(float(np.abs(step).max()), 1e-300))
         while (moved := _log_likelihood(wins, theta + step)) < value - 1e-12:
             step /= 2
         theta = theta + step

@@ -179,7 +179,8 @@ def _games(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[str, Any]]
         for one in judge_run.judgements:
             swapped = one.shown[0] > one.shown[1]
             pair = one.shown[::-1] if swapped else one.shown
-            texts[pair, one.problem_id, one.wording, one.repeat][swapped] = one.text
+            key = pair, one.problem_id, one.wording, one.criterion, one.repeat
+            texts[key][swapped] = one.text
         scores = scores_of[judge_run.judging.name] = mt_bench_pairs(
             [
                 Game(runs[pair[0][0]], runs[pair[1][0]], both[False], both[True])

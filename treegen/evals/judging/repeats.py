@@ -65,8 +65,8 @@ class RepeatScheduler:
         self._verdicts[case.id][repeat] = verdict
         self.done += 1
         if self._is_decided(case):
-            begun = self._verdicts[case.id].keys() | self._dealt.get(case.id, set())
-            self.planned -= self._settings.repeats - len(begun)
+            started = self._verdicts[case.id].keys() | self._dealt.get(case.id, set())
+            self.planned -= self._settings.repeats - len(started)
             self._touched.pop(case.id, None)
         else:
             self._touched[case.id] = case
@@ -79,13 +79,13 @@ class RepeatScheduler:
         """
         due = []
         for case in self._touched.values():
-            begun = self._dealt.setdefault(case.id, set())
+            started = self._dealt.setdefault(case.id, set())
             verdicts = self._verdicts[case.id]
-            if len(begun - verdicts.keys()):
+            if started - verdicts.keys():
                 continue  # repeats that are being drawn may settle the case
             missing = [i for i in range(self._settings.repeats) if i not in verdicts]
             count = self._next(verdicts) if self._settings.decided else len(missing)
-            begun.update(missing[:count])
+            started.update(missing[:count])
             if missing[:count]:
                 due.append((case, missing[:count]))
         self._touched = {}

@@ -108,16 +108,16 @@ class RubricTemplate:
             InputError: the text is not valid Jinja, uses an unknown field, or takes too long.
         """
         self.source, self._name = source, name
-        places = {field: f"\0{field}\0" for field in FIELDS}
+        placeholders = {field: f"\0{field}\0" for field in FIELDS}
         try:
-            rendered = render_rubric(source, places)
+            rendered = render_rubric(source, placeholders)
         except TemplateError as error:
             raise InputError(
                 f"{name} is not a valid template: {error}; available fields: {', '.join(FIELDS)}"
             ) from None
-        position_of = {field: rendered.find(place) for field, place in places.items()}
-        there = [field for field in FIELDS if position_of[field] >= 0]
-        self.fields: tuple[str, ...] = tuple(sorted(there, key=position_of.__getitem__))
+        position_of = {field: rendered.find(text) for field, text in placeholders.items()}
+        shown = [field for field in FIELDS if position_of[field] >= 0]
+        self.fields: tuple[str, ...] = tuple(sorted(shown, key=position_of.__getitem__))
 
     def render(self, values: Mapping[str, str]) -> str:
         """Return the prompt for these values of fields.
@@ -171,7 +171,7 @@ LEAD: Final = "Verdict:"
 # Errors that the yaml package raises in addition to its own, such as for a date in month 13.
 _YAML_RAISES: Final = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 _KEYS: Final = ("name", "choices", "wordings", "criteria", "reader", "pairs", "system")
-_MOST: Final = 1_000_000  # maximum bytes of a file
+_MAX_BYTES: Final = 1_000_000  # maximum bytes of a file
 
 
 @dataclass(frozen=True)
@@ -298,9 +298,9 @@ def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
             ".jinja file"
         )
     try:
-        if path.stat().st_size > _MOST:
+        if path.stat().st_size > _MAX_BYTES:
             raise InputError(
-                f"the rubric {path} must have at most {_MOST:,} bytes; shorten the file"
+                f"the rubric {path} must have at most {_MAX_BYTES:,} bytes; shorten the file"
             )
         text = read_text(path)
     except (OSError, ValueError) as error:

@@ -160,15 +160,15 @@ class _JudgePrompts:
         nodes = [(case, self.node(case, samples, lead=lead)) for case in self.cases]
         for case in self.cases:
             self.check(case, range(samples))
-        most = self.llm.facts.spec.context_length - room
+        max_prompt_tokens = self.llm.facts.spec.context_length - room
         long = [
             (case, node)
             for case, node in nodes
-            if deciding.lacks(case) and self._sizes[case.id] + _TEMPLATE > most
+            if deciding.lacks(case) and self._sizes[case.id] + _TEMPLATE > max_prompt_tokens
         ]
         lengths = self._lengths([node for _, node in long])
         for (case, _), length in zip(long, lengths, strict=True):
-            for repeat in range(samples if length > most else 0):
+            for repeat in range(samples if length > max_prompt_tokens else 0):
                 if deciding.lacks(case) and not self.has(case, repeat):
                     self.add(case, repeat, {"text": "", TOO_LONG: True, "prompt_tokens": length})
                     deciding.add(case, repeat, None)

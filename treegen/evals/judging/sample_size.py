@@ -10,7 +10,7 @@ from treegen.errors import InputError, arg
 from treegen.evals.judging.components import REST, Design
 from treegen.evals.judging.interval import CONFIDENCE, OF_FEW, Mean, quantile
 
-_MOST: Final = 10**7
+_MAX_NUMBER: Final = 10**7
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +120,16 @@ def required_numbers(
             return reach(replace(design, **{what: number}), repeats)
 
         # A single judge or wording would be treated as fixed.
-        needed = _find_least_number(with_number, half_width, least=1 if factor is None else 2)
+        needed = _find_min_number(with_number, half_width, least=1 if factor is None else 2)
         why = ""
         if needed is None:
-            best = with_number(_MOST)
+            best = with_number(_MAX_NUMBER)
             why = f"not reachable: the other numbers keep the half width above about {best:.2g}"
         needs.append(Need(what, now, needed, why))
     return needs
 
 
-def _find_least_number(reach: Callable[[int], float], half_width: float, least: int) -> int | None:
+def _find_min_number(reach: Callable[[int], float], half_width: float, least: int) -> int | None:
     """Return the smallest sufficient number; None if 10^7 is not enough.
 
     Args:
@@ -137,6 +137,6 @@ def _find_least_number(reach: Callable[[int], float], half_width: float, least: 
         half_width: The distance to reach.
         least: The smallest possible number.
     """
-    numbers = range(least, _MOST + 1)
+    numbers = range(least, _MAX_NUMBER + 1)
     place = bisect_left(numbers, True, key=lambda number: reach(number) <= half_width)
     return numbers[place] if place < len(numbers) else None

@@ -42,10 +42,10 @@ class JudgeSettings:
     def __post_init__(self) -> None:
         check_choices(vars(self), JudgeSettings)
         check_bounds(self)
-        there = len(self.rubric.wordings)
-        if self.wordings > there:
+        num_wordings = len(self.rubric.wordings)
+        if self.wordings > num_wordings:
             raise InputError(
-                f"{arg('wordings', self.wordings)} is more than the {there} wordings of the "
+                f"{arg('wordings', self.wordings)} is more than the {num_wordings} wordings of the "
                 f"rubric {self.rubric.name}; add wordings to the file of the rubric"
             )
         if self.verdicts == "likelihood" and (self.repeats > 1 or self.decided):

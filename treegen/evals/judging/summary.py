@@ -169,7 +169,7 @@ def summarize(
     more_tables, more = _scores_of_kind(judged)
     notices = list_notices(judged, mean)
     tables = [
-        make_mean_table(judged, _list_means(judged, mean, jury, combine), notices),
+        make_mean_table(judged, _list_means(judged, mean, jury, combine, groups), notices),
         make_verdict_table(judged),
         *_list_criterion_tables(judged, groups),
         make_variance_table(variances, values, rubric.name),
@@ -223,9 +223,29 @@ def _scores_of_kind(judged: Sequence[JudgementSet]) -> tuple[list[Table], dict[s
     return tables, more
 
 
+def _mean_of_rows(rows: Sequence[tuple[Any, ...]], groups: Mapping[str, str] | None) -> Mean | None:
+    """Return the mean of (value, problem, ...) rows; None without rows.
+
+    Args:
+        rows: As for `jury_of`.
+        groups: As for `summarize`.
+    """
+    if not rows:
+        return None
+    clusters = None
+    if groups is not None:
+        problem_ids = dict.fromkeys(str(row[1]) for row in rows)
+        clusters = {i: groups.get(p, "") for i, p in enumerate(problem_ids)}
+    return mean_of(cells(rows), clusters)
+
+
 def _list_means(
-    judged: Sequence[JudgementSet], mean: Mean, jury: Mean | None, combine: Combine
-) -> list[tuple[str, Mean]]:
+    judged: Sequence[JudgementSet],
+    mean: Mean,
+    jury: Mean | None,
+    combine: Combine,
+    groups: Mapping[str, str] | None,
+) -> list[tuple[str, Mean | None]]:
     """Return the name and the mean of each row of the table of means.
 
     Args:
@@ -233,11 +253,15 @@ def _list_means(
         mean: The mean over all judges.
         jury: The mean of the combined judges; None for a single judge.
         combine: How the judges' values are combined.
+        groups: As for `summarize`.
+
+    Returns:
+        (name, mean) pairs; the mean of a judge without readable verdicts is None.
     """
     if jury is None:
         return [(judged[0].judging.judge, mean)]
-    of_judges = [(run.judging.judge, mean_of(cells(_rows_of(run, 0)))) for run in judged]
-    return [("all", mean), (f"jury, {combine}", jury), *of_judges]
+    by_judge = [(run.judging.judge, _mean_of_rows(_rows_of(run, 0), groups)) for run in judged]
+    return [("all", mean), (f"jury, {combine}", jury), *by_judge]
 
 
 def _list_criterion_tables(
@@ -252,14 +276,10 @@ def _list_criterion_tables(
     rubric = judged[0].judging.settings.rubric
     if len(rubric.criteria) < 2:
         return []
-    means: list[Mean | None] = []
+    means = []
     for criterion in range(len(rubric.criteria)):
         rows = [row for n, run in enumerate(judged) for row in _rows_of(run, n, criterion)]
-        clusters = None
-        if groups is not None:
-            problem_ids = dict.fromkeys(str(row[1]) for row in rows)
-            clusters = {i: groups.get(p, "") for i, p in enumerate(problem_ids)}
-        means.append(mean_of(cells(rows), clusters) if rows else None)
+        means.append(_mean_of_rows(rows, groups))
     return [make_criterion_table(rubric, means)]
 
 

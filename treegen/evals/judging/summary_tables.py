@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from treegen.evals.judging.components import Cells
-from treegen.evals.judging.interval import FEWEST_LABELS, CorrectedMean, Mean
+from treegen.evals.judging.interval import MIN_LABELLED_PROBLEMS, CorrectedMean, Mean
 from treegen.evals.judging.judgement_files import FILE, FOLDER
 from treegen.evals.judging.judgements import JudgementSet
 from treegen.evals.judging.rubric import BUILT_IN, LEAD, Rubric, load_rubric
@@ -31,18 +31,20 @@ _MEAN_COLUMNS: Final = {
     "High, these judges": "high_given",
 }
 _MIN_MASS: Final = 0.5  # smallest total probability of the choices of a reliable judge
-_SMALLEST: Final = 0.0005  # smallest standard deviation that the table does not show as 0.000
-_EXCERPT: Final = 60  # characters of a text that a notice shows
+_MIN_SHOWN_DEVIATION: Final = 0.0005  # smaller standard deviations are shown as 0.000
+_MAX_EXCERPT_CHARS: Final = 60  # characters of a text that a notice shows
 
 
 def make_mean_table(
-    judged: Sequence[JudgementSet], means: Sequence[tuple[str, Mean]], notices: Sequence[str]
+    judged: Sequence[JudgementSet],
+    means: Sequence[tuple[str, Mean | None]],
+    notices: Sequence[str],
 ) -> AnnotatedTable:
     """Return the table of means.
 
     Args:
         judged: Judge runs that differ only in their judge.
-        means: The name and the mean of each row.
+        means: The name and the mean of each row; the mean is None without readable verdicts.
         notices: Sentences below the table.
     """
     rubric = judged[0].judging.settings.rubric
@@ -52,7 +54,8 @@ def make_mean_table(
     else:
         about = values if values == "0 to 1" else f"{values}, scaled to 0 to 1"
     rows = tuple(
-        (name, *(getattr(mean, field) for field in _MEAN_COLUMNS.values())) for name, mean in means
+        (name, *(getattr(mean, field, None) for field in _MEAN_COLUMNS.values()))
+        for name, mean in means
     )
     title = f"Judged by {rubric.name} ({about})"
     return AnnotatedTable(title, ("Judge", *_MEAN_COLUMNS), rows, _to_sentences(notices))
@@ -124,7 +127,7 @@ def make_variance_table(
         for name, value in variances.items()
     )
     lines = []
-    if 0 < total < _SMALLEST**2:
+    if 0 < total < _MIN_SHOWN_DEVIATION**2:
         lines.append(
             f"All values are almost equal (standard deviation {math.sqrt(total):.1g}), so the "
             "shares of the variance and Krippendorff's alpha mean little."
@@ -164,8 +167,8 @@ def make_corrected_table(corrected: CorrectedMean, num_unjudged: int) -> Annotat
     """
     lines = []
     if corrected.weight == 0:
-        if corrected.labelled < FEWEST_LABELS:
-            reason = f"With fewer than {FEWEST_LABELS} labelled problems"
+        if corrected.labelled < MIN_LABELLED_PROBLEMS:
+            reason = f"With fewer than {MIN_LABELLED_PROBLEMS} labelled problems"
         elif corrected.labelled == corrected.problems:
             reason = "Because all problems have labels"
         else:
@@ -256,7 +259,7 @@ def _describe_texts(run: JudgementSet) -> str:
     if num_cut:
         cut = f"; {num_cut:,} of these texts are cut off after --max-tokens {settings.max_tokens}"
     end = " ".join(texts[0].split())
-    end = f"...{end[-_EXCERPT:]}" if len(end) > _EXCERPT else end
+    end = f"...{end[-_MAX_EXCERPT_CHARS:]}" if len(end) > _MAX_EXCERPT_CHARS else end
     shown = f"ends with {end!r}" if end else "is empty"
     return (
         f"{expected}{cut}; the first of these texts {shown}; all texts are in "

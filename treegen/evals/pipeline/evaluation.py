@@ -151,13 +151,13 @@ def _start_work(
 
 
 # A run of more samples is announced if the user chose neither problems nor their number.
-_MANY: Final = 2000
+_MIN_ANNOUNCED_SAMPLES: Final = 2000
 
 
 def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
     """Tell the listener which runs draw thousands of samples by default."""
     for job in jobs:
-        if job.planned >= _MANY:
+        if job.planned >= _MIN_ANNOUNCED_SAMPLES:
             listener.tell(
                 Message(
                     f"{job.task.name}: the run draws {job.planned:,} samples, "
@@ -167,13 +167,15 @@ def _tell_large_plans(jobs: Sequence[Job], listener: Listener) -> None:
             )
 
 
-def _tell_unused_template(job: Job, facts: "ModelInfo", told: set[str], listener: Listener) -> None:
+def _tell_unused_template(
+    job: Job, facts: "ModelInfo", shown_hints: set[str], listener: Listener
+) -> None:
     """Tell the listener once if the model has a chat template that the prompts do not use.
 
     Args:
         job: The job, with its prompts.
         facts: The facts of the model.
-        told: The hints that the listener got; a new one is added.
+        shown_hints: The hints that the listener got; a new one is added.
         listener: Receives the hint.
     """
     settings = job.settings
@@ -188,8 +190,8 @@ def _tell_unused_template(job: Job, facts: "ModelInfo", told: set[str], listener
         "the model has a chat template, which this run does not use; for a chat model, pass "
         f"{arg('apply_chat_template', True)}"
     )
-    if hint.marked not in told:
-        told.add(hint.marked)
+    if hint.marked not in shown_hints:
+        shown_hints.add(hint.marked)
         listener.tell(hint)
 
 

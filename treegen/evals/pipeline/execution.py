@@ -151,9 +151,9 @@ class ModelLoader(Closeable):
 
         Args:
             job: The job of the run.
-            info: The stored content of run.json. With it only the weights are compared, and nothing
-                else
-                is read: not even torch is imported. With None the model's precision is resolved.
+            info: The stored content of run.json. With it, treegen compares only the weights, reads
+                nothing else, and does not import torch. With None, it resolves the model's
+                precision.
         """
         engine = job.settings.engine
         if self.llm is not None:
@@ -184,8 +184,8 @@ class ModelLoader(Closeable):
         engine = item.job.settings.engine
         if self._loaded is None or self._options != engine:
             self.close()  # frees its memory before the next model is loaded
-            many = f" on {_format_places(self.places)}" if self.places else ""
-            listener.loading(f"{engine.model}{many}")
+            placement = f" on {_format_places(self.places)}" if self.places else ""
+            listener.loading(f"{engine.model}{placement}")
             weights = item.run.info.identity["model"]["fingerprint"]
             self._loaded = load_llm(engine, weights, self.places, before)
             self._options = engine

@@ -96,24 +96,25 @@ class BarListener(Listener):
 def interruptible() -> Iterator[Stop]:
     """Yield a function that returns whether Ctrl-C was pressed; raise KeyboardInterrupt at the end.
 
-    So the results of the current step are stored first. A second Ctrl-C interrupts at once. Outside
-    the main thread, where Python allows no signal handlers, the function always returns False.
+    So the results of the current step are stored first. A second Ctrl-C interrupts at once. The
+    function always returns False outside the main thread, where Python allows no signal handlers,
+    and if the program has installed its own handler of SIGINT.
     """
-    came = threading.Event()
-    before = signal.getsignal(signal.SIGINT)
+    interrupted = threading.Event()
+    previous = signal.getsignal(signal.SIGINT)
     in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or before is not signal.default_int_handler:
-        yield came.is_set  # another handler is installed, or this thread cannot install one
+    if not in_main or previous is not signal.default_int_handler:
+        yield interrupted.is_set  # another handler is installed, or this thread cannot install one
         return
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
-        came.set()
-        signal.signal(signal.SIGINT, before)
+        interrupted.set()
+        signal.signal(signal.SIGINT, previous)
 
     signal.signal(signal.SIGINT, on_signal)
     try:
-        yield came.is_set
+        yield interrupted.is_set
     finally:
-        signal.signal(signal.SIGINT, before)
-    if came.is_set():
+        signal.signal(signal.SIGINT, previous)
+    if interrupted.is_set():
         raise KeyboardInterrupt

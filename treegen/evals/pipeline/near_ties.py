@@ -27,13 +27,15 @@ Record = Mapping[str, Any]
 Branch = tuple[int, ...]
 """The first tokens of a sample. The last token nearly ties with another one."""
 
-MOST_SHARE: Final = 0.02
+MAX_TIE_SHARE: Final = 0.02
 """The largest share of an honest sample's tokens at which it parts from its redraws. 120 samples
 drawn in float32 and redrawn in bfloat16 parted at 0.25% of their tokens."""
-_FEW: Final = 2
-_MOST_TIES: Final = 64  # of one sample, because each takes another redraw
-_MOST_BRANCHES: Final = 8  # of a sample whose tokens are unknown
-_BACK: Final = 4  # tokens before the first one that disagrees with a text whose tokens are unknown
+_ALWAYS_ALLOWED_TIES: Final = 2  # of a sample of any length
+_MAX_TIES: Final = 64  # of one sample, because each near-tie takes another redraw
+_MAX_BRANCHES: Final = 8  # continuations of a sample whose tokens are not stored
+_MAX_TOKENS_BACK: Final = (
+    4  # before the first token that disagrees with a text without stored tokens
+)
 _EXACT: Final = (
     "seed",
     "text",
@@ -58,9 +60,9 @@ _NUMBERS: Final = {
 }
 
 
-def most_ties(num_tokens: int) -> int:
+def max_ties(num_tokens: int) -> int:
     """Return at how many near-ties honest samples with this many tokens may part from redraws."""
-    return _FEW + math.ceil(MOST_SHARE * num_tokens)
+    return _ALWAYS_ALLOWED_TIES + math.ceil(MAX_TIE_SHARE * num_tokens)
 
 
 def compare_records(stored: Record, redrawn: Record, tolerance: float) -> tuple[str, float]:
@@ -142,9 +144,9 @@ class NearTies:
         open_branches = [
             (key, branch)
             for key in stored
-            for branch in self._find(stored[key], redraws[key], 0)[:_MOST_BRANCHES]
+            for branch in self._find(stored[key], redraws[key], 0)[:_MAX_BRANCHES]
         ]
-        for num_ties in range(1, _MOST_TIES + 1):
+        for num_ties in range(1, _MAX_TIES + 1):
             if not open_branches:
                 break
             redrawn = self._draw(open_branches)
@@ -158,12 +160,12 @@ class NearTies:
             done |= holding
             following = defaultdict[Key, list[Branch]](list)
             for (key, branch), record in zip(open_branches, redrawn, strict=True):
-                if key not in holding and num_ties < most_ties(record["num_tokens"]):
+                if key not in holding and num_ties < max_ties(record["num_tokens"]):
                     following[key] += self._find(stored[key], record, len(branch))
             open_branches = [
                 (key, branch)
                 for key, branches in following.items()
-                for branch in branches[:_MOST_BRANCHES]
+                for branch in branches[:_MAX_BRANCHES]
             ]
         return done
 
@@ -243,7 +245,7 @@ class NearTies:
                 isinstance(stop, str) and added.startswith(full_text)
             )
 
-        def _may_follow(before: str, added: str, other: int) -> bool:
+        def may_follow(before: str, added: str, other: int) -> bool:
             if other in self._ends or stop == other:  # it adds no text
                 return stop == other and before == text
             following = full_text[len(before) : len(before) + 1]
@@ -254,12 +256,12 @@ class NearTies:
         places = range(len(tokens))
         first = bisect_left(places, True, key=lambda at: not agrees(read(tokens[: at + 1])))
         last = min(first, len(tokens) - 1)
-        last_places = range(last, max(start - 1, last - _BACK), -1)
+        last_places = range(last, max(start - 1, last - _MAX_TOKENS_BACK), -1)
         for at, near in zip(last_places, self._list_near(redrawn, last_places), strict=True):
             before = read(tokens[:at])
             for other in near:
                 added = read([*tokens[:at], other])
-                if _may_follow(before, added, other):
+                if may_follow(before, added, other):
                     yield len(added), (*tokens[:at], other)
 
     def _follow_choice(self, stored: Record, redrawn: Record) -> Followed:
@@ -274,8 +276,8 @@ class NearTies:
         )
         of_text = {name: stored.get(name) for name in ("text", "num_tokens", "tokens")}
         reason, distance = self._compare(stored, {**redrawn, **of_text, "logprob": old_logprob})
-        most = self._tolerance * math.sqrt(max(1, redrawn["choice_tokens"]))
-        if reason or abs(new_logprob - old_logprob) > 2 * most:
+        max_distance = self._tolerance * math.sqrt(max(1, redrawn["choice_tokens"]))
+        if reason or abs(new_logprob - old_logprob) > 2 * max_distance:
             return Followed(0, why)
         return Followed(1, "", distance)
 

@@ -25,7 +25,7 @@ def make_execution_options(
     sandbox: str | None = None,
     num_workers: int | None = None,
     *,
-    anew: bool = False,
+    rescore: bool = False,
 ) -> ExecutionOptions | None:
     """Return the permission to run programs; None without it.
 
@@ -33,7 +33,7 @@ def make_execution_options(
         allow_code_execution: Whether the user allows programs that a model wrote to run.
         sandbox: The sandbox; None for "auto".
         num_workers: The number of programs that run at once; None for the default.
-        anew: Whether programs that have a verdict are run again.
+        rescore: Whether programs that have a verdict are run again.
 
     Raises:
         InputError: the sandbox is not known, or an option has no effect.
@@ -41,14 +41,14 @@ def make_execution_options(
     options = {"sandbox": sandbox, "num_workers": num_workers}
     chosen = {name: value for name, value in options.items() if value is not None}
     if not allow_code_execution:
-        if chosen or anew:
+        if chosen or rescore:
             name = next(iter(chosen), "rejudge")
             raise InputError(
                 f"{arg(name + '=')} has no effect without {arg('allow_code_execution', True)}; "
                 "pass both arguments"
             )
         return None
-    return ExecutionOptions(anew=anew, sandbox=sandbox or "auto", num_workers=num_workers)
+    return ExecutionOptions(rescore=rescore, sandbox=sandbox or "auto", num_workers=num_workers)
 
 
 def check_execution_options(tasks: "Sequence[Task]", execution: ExecutionOptions | None) -> None:

@@ -20,12 +20,12 @@ from treegen.evals.job import Job, PreparedJob
 from treegen.evals.model import load_llm, weights_fingerprint
 from treegen.evals.pipeline.listener import Listener
 from treegen.evals.pipeline.near_ties import (
-    MOST_SHARE,
+    MAX_TIE_SHARE,
     Followed,
     NearTies,
     Record,
     compare_records,
-    most_ties,
+    max_ties,
 )
 from treegen.evals.sampling import sample
 from treegen.model.options import EngineOptions
@@ -66,7 +66,7 @@ class Redraw:
     @property
     def holds(self) -> bool:
         """Whether no sample differs, and few tokens are near-ties at which samples part."""
-        return not self.differing and self.num_ties <= most_ties(self.num_tokens)
+        return not self.differing and self.num_ties <= max_ties(self.num_tokens)
 
     def __str__(self) -> str:
         num = len(self.same) + len(self.parted) + len(self.differing)
@@ -90,7 +90,7 @@ class Redraw:
                 f"{why}"
             )
         elif not self.holds:
-            text += f"; in honest runs, at most {MOST_SHARE:.0%} of the tokens are such near-ties"
+            text += f"; in honest runs, at most {MAX_TIE_SHARE:.0%} of the tokens are near-ties"
         return text
 
 
@@ -244,10 +244,10 @@ def _draw(
         for record in run.records():
             if _key(record) not in chosen:
                 copy.append(record)
-        kept = len(copy.done)
+        num_copied = len(copy.done)
         with listener.poll_interrupts() as stop:
             steps = sample(prepared, copy, llm, stop=stop)
-            listener.track((_leave_out(now, kept) for now in steps), "redraw")
+            listener.track((_leave_out(now, num_copied) for now in steps), "redraw")
         return {_key(record): record for record in copy.records() if _key(record) in chosen}
 
 

@@ -75,7 +75,7 @@ def rescore_run(
         judging = rescore_programs(job, run, execution, listener)
         if judging:
             stack.callback(judging.close)
-        results, report = build_results(job, run, judging, anew=True)
+        results, report = build_results(job, run, judging, rescore=True)
         try:
             run.write_results(results)
         except RunInUseError as error:

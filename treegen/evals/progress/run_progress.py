@@ -1,10 +1,11 @@
 """Progress of a run, as its iterator yields it, with the accuracy so far and its interval.
 
-A forecast tells the remaining time of a run from the lengths of its samples so far. Samples
-that start together end together, so their number says little about the time that is left. The
-forecast fits a log-normal distribution to the lengths of finished samples, and to those that
-samples being decoded have reached without an end. The fit gives each of them a likely end. The
-remaining tokens over the speed of the last seconds give the time.
+`TimeForecast` predicts the remaining time of a run from the lengths of its samples so far. Samples
+that start together end together, so the number of finished samples says little about the remaining
+time. The forecast fits a log-normal distribution to the lengths of finished samples and to the
+present lengths of samples being decoded, which are lower bounds. The fit gives each sample being
+decoded an expected length. The remaining time is the number of remaining tokens over the speed of
+the last seconds.
 """
 
 import math
@@ -168,9 +169,9 @@ class TimeForecast:
             reached = _NORMAL.cdf((math.log(max(age, 1e-3)) - mean) / spread)
             order = (place * 7919) % num if num % 7919 else place  # not in the order of ages
             share = reached + (1 - reached) * (order + 0.5) / num
-            # A sample far longer than all others is none of the fit; it may go on for a while.
-            least = max(1.0, min(_MIN_REMAINING * age, self._longest - age))
-            rests.append(max(self._length_at(share, mean, spread) - age, least))
+            # A sample far longer than all others does not fit the distribution; it may go on.
+            min_rest = max(1.0, min(_MIN_REMAINING * age, self._longest - age))
+            rests.append(max(self._length_at(share, mean, spread) - age, min_rest))
         return rests
 
     def _measure_speed(self, seconds: float) -> float:
@@ -188,7 +189,7 @@ class TimeForecast:
 
 # Seconds between updates of values that are too slow to compute in every step: intervals, and rows
 # by level.
-GLANCE: Final = 0.25
+UPDATE_SECONDS: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,8 +290,8 @@ class RunProgress:
         minutes, seconds = divmod(round(self.seconds_left), 60)
         hours, minutes = divmod(minutes, 60)
         clock = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-        most = "at most " if self.forecast is not None and self.forecast.is_bound else ""
-        return f"{most}{clock} left"
+        prefix = "at most " if self.forecast is not None and self.forecast.is_bound else ""
+        return f"{prefix}{clock} left"
 
 
 class AccuracyCounter:
@@ -349,5 +350,5 @@ class UpdateTimer:
         """
         if not now and time.monotonic() < self._due:
             return False
-        self._due = time.monotonic() + GLANCE
+        self._due = time.monotonic() + UPDATE_SECONDS
         return True

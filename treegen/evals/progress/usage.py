@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Workers = Callable[[], Sequence[WorkerStatus]]
 _SAVE_SECONDS: Final = 10.0
-_LARGEST: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
+_MAXIMA: Final = ("peak_rows", "peak_pages", "num_pages", "page_size")
 _OF_LEVELS: Final = ("depth", "segments", "tokens", "rows", "kept")
 # It counts all planned samples of an attempt, finished or not; `sum_usage` counts finished ones.
 _REPLACED: Final = "prompt_tokens_unshared"
@@ -210,7 +210,7 @@ def sum_usage(
                 total[name] = _sum_level_steps(total.get(name, {}), value)
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 total[name] = value
-            elif name in _LARGEST:
+            elif name in _MAXIMA:
                 total[name] = max(total.get(name, 0), value)
             else:
                 total[name] = total.get(name, 0) + value
@@ -361,7 +361,7 @@ NAME: Final = "progress.jsonl"
 # The first moments are this many seconds apart, later moments a hundredth of the time so far.
 _FIRST: Final = 0.25
 _GROWTH: Final = 0.01
-_MOST: Final = 1e18  # larger numbers are damage: no run lasts so long, or has so much of anything
+_MAX_COUNT: Final = 1e18  # of seconds, tokens, ...; a larger number means that the file is damaged
 
 
 class Timeline:
@@ -438,4 +438,4 @@ def _is_moment(value: object) -> bool:
         if not isinstance(value["level_rows"], list):
             return False
         numbers += value["level_rows"]
-    return all(type(number) in (int, float) and 0 <= number < _MOST for number in numbers)
+    return all(type(number) in (int, float) and 0 <= number < _MAX_COUNT for number in numbers)

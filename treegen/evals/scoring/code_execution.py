@@ -26,7 +26,7 @@ class ExecutionOptions:
     """Auto, bubblewrap, landlock, or none for no protection."""
     num_workers: int | None = None
     """Maximum number of programs at once; None for one per core."""
-    anew: bool = False
+    rescore: bool = False
     """Whether to score samples again that already have a verdict."""
 
     def __post_init__(self) -> None:

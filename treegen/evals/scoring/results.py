@@ -47,7 +47,7 @@ def build_results(
     judging: ProgramScoring | None = None,
     verdicts: RunVerdicts | None = None,
     *,
-    anew: bool = False,
+    rescore: bool = False,
 ) -> tuple[dict[str, Any], Report | None]:
     """Return the content of results.json for the samples of a run, and the report.
 
@@ -58,7 +58,7 @@ def build_results(
         run: The run, open for reading.
         judging: The verdicts on programs; None if samples are not programs, or not scored.
         verdicts: The verdicts that are known.
-        anew: Whether to score all samples, including those with cached verdicts.
+        rescore: Whether to score all samples, including those with cached verdicts.
     """
     unjudged = as_code_execution_task(job.task) is not None and judging is None
     report = None
@@ -66,13 +66,15 @@ def build_results(
     if job.settings.score and not unjudged:
         scores: list[SampleScore] = []
 
-        def look(record: dict[str, Any], score: SampleScore | None) -> None:
+        def on_sample(record: dict[str, Any], score: SampleScore | None) -> None:
             totals.add(record)
             if score is not None:
                 scores.append(score)
 
         rounds = rounds_of(job)
-        score_samples(job, run, look, judging=judging, rounds=rounds, anew=anew, verdicts=verdicts)
+        score_samples(
+            job, run, on_sample, judging=judging, rounds=rounds, rescore=rescore, verdicts=verdicts
+        )
         report = aggregate(job, scores, rounds, VoteInputs.of(run.path))
     else:
         rounds = restore_rounds(job, run)

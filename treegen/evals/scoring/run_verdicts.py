@@ -76,7 +76,7 @@ class RunVerdicts:
         self,
         run: RunDir,
         *,
-        anew: bool = False,
+        rescore: bool = False,
         unify: bool = False,
         cache: VerdictCache | None = None,
     ) -> Iterator[ScoredSample]:
@@ -84,14 +84,14 @@ class RunVerdicts:
 
         Args:
             run: The run.
-            anew: Whether to score all samples, including those that have verdicts.
+            rescore: Whether to score all samples, including those that have verdicts.
             unify: Whether to unify answers; otherwise both verdicts are the same.
             cache: Receives the unified verdicts.
         """
         # Equal verdicts on samples of a problem are one object; by its id, its problem and copy.
         copies: dict[int, tuple[str, dict[str, Verdict]]] = {}
         has_copies = unify and bool(self._types)
-        earlier, expected = ([], "") if anew else self._earlier_verdicts(run)
+        earlier, expected = ([], "") if rescore else self._earlier_verdicts(run)
         digest, scored = hashlib.sha256(), list[Verdicts | None]()
         for number, record in enumerate(run.records(digest)):
             verdicts = earlier[number] if number < len(earlier) else None
@@ -121,7 +121,7 @@ class RunVerdicts:
         if cache is not None:
             cache.write(digest.hexdigest(), self._unified)
 
-    def read_unified(self, run: RunDir, *, anew: bool = False) -> Iterator[ScoredSample]:
+    def read_unified(self, run: RunDir, *, rescore: bool = False) -> Iterator[ScoredSample]:
         """Yield every stored sample with its verdicts, as the task gives them and as reports do.
 
         In the latter, equal answers of a problem are equal strings if the task declares answer
@@ -129,7 +129,7 @@ class RunVerdicts:
 
         Args:
             run: The run.
-            anew: Whether to score all samples, including those that have verdicts.
+            rescore: Whether to score all samples, including those that have verdicts.
 
         Raises:
             RunError: as for `read_stored`.
@@ -138,14 +138,14 @@ class RunVerdicts:
         complete = run.missing <= 0 and not self._job.settings.in_rounds
         cache = VerdictCache.of(self._job, run, any_run=self._cache_all) if complete else None
         digest, unified = "", list[Verdicts]()
-        if not anew and (self._unified or (cache and not cache.is_empty)):
+        if not rescore and (self._unified or (cache and not cache.is_empty)):
             digest = run.digest()
             if self._unified and self._digest.hexdigest() == digest:
                 unified = self._unified
             elif cache is not None:
                 unified = list(filter(None, cache.read(digest) or ()))
         if not unified:
-            return self._read(run, anew=anew, unify=True, cache=cache)
+            return self._read(run, rescore=rescore, unify=True, cache=cache)
         raw = list(filter(None, self._verdicts)) if unified is self._unified else unified
         return _read_with(run, raw, unified, digest)
 

@@ -27,14 +27,14 @@ from treegen.runs import RunDir
 def score_samples(
     job: Job,
     run: RunDir,
-    look: Callable[[dict[str, Any], SampleScore | None], None],
+    on_sample: Callable[[dict[str, Any], SampleScore | None], None],
     *,
     judging: ProgramScoring | None = None,
     rounds: Rounds | None = None,
-    anew: bool = False,
+    rescore: bool = False,
     verdicts: RunVerdicts | None = None,
 ) -> None:
-    """Read every stored sample once, and call `look` with the sample and its score.
+    """Read every stored sample once, and call `on_sample` with the sample and its score.
 
     If the task declares answer types, equal answers of a problem become equal strings in the
     scores only when this function returns. Equal verdicts are one object, which saves memory.
@@ -42,11 +42,11 @@ def score_samples(
     Args:
         job: The job of the run.
         run: The run, open for reading.
-        look: Called with each stored sample and its score, which is None for a program that has
-            none yet.
+        on_sample: Called with each stored sample and its score, which is None for a program
+            without a verdict.
         judging: The verdicts on programs; None if samples are not programs.
         rounds: Early stopping; receives each sample too. None without early stopping.
-        anew: Whether to score all samples, including those with cached verdicts.
+        rescore: Whether to score all samples, including those with cached verdicts.
         verdicts: The verdicts that are known; by default those that `VerdictCache` has.
 
     Raises:
@@ -58,7 +58,7 @@ def score_samples(
         verdicts = RunVerdicts(job)
     scored: Iterable[tuple[dict[str, Any], Any, Any]]
     if judging is None:
-        scored = verdicts.read_unified(run, anew=anew)
+        scored = verdicts.read_unified(run, rescore=rescore)
     else:
         scored = ((record, v := judging.verdicts(record), v) for record in run.records())
     for record, raw, verdicts_of_sample in scored:
@@ -73,7 +73,7 @@ def score_samples(
             score = build_sample_score(
                 problem_ids[record["problem_id"]], record, verdicts_of_sample, by_length
             )
-        look(record, score)
+        on_sample(record, score)
     if rounds is not None:
         rounds.take_due()
         run.spared = rounds.spared

@@ -28,9 +28,9 @@ from treegen.runs.files import parse_json
 FOLDER: Final = "TREEGEN_CACHE"
 """The environment variable that names the folder; if it is empty, nothing is cached."""
 
-_LEAST: Final = 1000  # samples; reading a run does not cache fewer, which are quick to score
-_MOST_BYTES: Final = 1 << 28
-_MOST_FILES: Final = 4096
+_MIN_CACHED_SAMPLES: Final = 1000  # in smaller runs, scoring again is as fast as reading a cache
+_MAX_BYTES: Final = 1 << 28
+_MAX_FILES: Final = 4096
 _ENDING: Final = ".verdicts"
 _LIBRARIES: Final = ("langdetect", "latex2sympy2-extended", "math-verify", "nltk", "numpy", "sympy")
 # Packages of treegen whose code verdicts depend on.
@@ -60,7 +60,7 @@ class VerdictCache:
         """
         if not is_builtin_task(job.settings.task):
             return None
-        if not any_run and (len(run.done) < _LEAST or run.missing > 0):
+        if not any_run and (len(run.done) < _MIN_CACHED_SAMPLES or run.missing > 0):
             return None
         folder = _folder()
         return None if folder is None else cls(job, folder)
@@ -196,7 +196,7 @@ def _evict_old_files(folder: Path) -> None:
     files: list[tuple[Any, Path]] = [(path.stat(), path) for path in folder.glob(f"*{_ENDING}")]
     size, num = sum(about.st_size for about, _ in files), len(files)
     for about, path in sorted(files, key=lambda entry: (entry[0].st_mtime_ns, entry[1])):
-        if size <= _MOST_BYTES and num <= _MOST_FILES:
+        if size <= _MAX_BYTES and num <= _MAX_FILES:
             return
         path.unlink(missing_ok=True)
         size, num = size - about.st_size, num - 1

@@ -101,12 +101,16 @@ def read_knobs(name: str) -> set[str] | None:
         module = ast.parse(read_bytes(Path(path)))
     except (OSError, SyntaxError, ValueError):
         return None
-    found = [item for item in module.body if getattr(item, "name", None) == function_name]
-    if len(found) != 1 or not isinstance(found[0], ast.AsyncFunctionDef) or found[0].decorator_list:
+    definitions = [item for item in module.body if getattr(item, "name", None) == function_name]
+    if (
+        len(definitions) != 1
+        or not isinstance(definitions[0], ast.AsyncFunctionDef)
+        or definitions[0].decorator_list
+    ):
         return None
     knobs = {"evaluate"}  # treegen evaluates solutions that the function does not evaluate
     num_unknown = 0
-    for node in ast.walk(found[0]):
+    for node in ast.walk(definitions[0]):
         match node:
             case ast.Name(id="tools"):
                 num_unknown += 1

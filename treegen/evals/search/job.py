@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from treegen.errors import CapacityError, InputError, arg
 from treegen.evals.job import AnyJob, load_task_data
+from treegen.evals.problem import Problem
 from treegen.evals.search.agent_task import AgentTask
 from treegen.evals.search.method_types import REWARD
 from treegen.evals.search.settings import SearchSettings
@@ -27,27 +28,23 @@ class SearchJob(AnyJob):
     task: SearchTask
     roots: Mapping[str, str]
     """The prompt of each problem, by problem id."""
+    problems: Mapping[str, Problem]
+    """The problems, by id."""
+    searches: Mapping[str, tuple[str, int]]
+    """By search name, the problem's id and the search's index among the problem's searches."""
 
     @property
     def planned(self) -> int:
         """The number of searches in the finished run."""
         return len(self.roots) * self.settings.repeats
 
-    @property
-    def searches(self) -> dict[str, tuple[str, int]]:
-        """By search name, the problem's id and the search's index among the problem's searches.
-
-        Raises:
-            InputError: two searches have one name.
-        """
-        return search_names(list(self.roots), self.settings.repeats)
-
 
 def load_search_job(settings: SearchSettings) -> SearchJob:
     """Load a task with its problems and prompts.
 
     Raises:
-        DataError, InputError: the task, data or arguments cannot be used.
+        DataError, InputError: the task, data or arguments cannot be used, or two searches have
+            one name.
         TaskError: the task's own code fails.
     """
     task = get_search_task(settings.task)
@@ -56,12 +53,14 @@ def load_search_job(settings: SearchSettings) -> SearchJob:
     if isinstance(task, AgentTask) and settings.environment is not None:
         load = partial(task.load_for, environment=settings.environment)
     data = load_task_data(task, settings.options, load)
+    problems = {problem.id: problem for problem in data.problems}
     roots = {
-        problem.id: wrap_task_method(task.root, task.name, problem.id)(data, problem)
-        for problem in data.problems
+        problem_id: wrap_task_method(task.root, task.name, problem_id)(data, problem)
+        for problem_id, problem in problems.items()
     }
-    search_names(list(roots), settings.repeats)  # raises if two searches have one name
-    return SearchJob(settings, task, data, roots)
+    return SearchJob(
+        settings, task, data, roots, problems, search_names(list(roots), settings.repeats)
+    )
 
 
 def search_names(problem_ids: Sequence[str], repeats: int) -> dict[str, tuple[str, int]]:
@@ -104,14 +103,14 @@ def check_prompts_fit(job: SearchJob, facts: "ModelInfo") -> None:
     tree, tokenizer = Node("", children=leaves, samples=0), facts.tokenizer
     check_length(tree, tokenizer, facts.spec, facts.images)
     prompts = tokenize(tree, tokenizer, facts.images)
-    most, context = job.settings.whole.max_tokens, facts.spec.context_length
+    max_tokens, context = job.settings.whole.max_tokens, facts.spec.context_length
     for prompt in prompts:
         length = len(prompt.tokens)
-        if length + most > context:
+        if length + max_tokens > context:
             raise CapacityError(
-                f"the prompt of {prompt.id!r} has {length:,} tokens; with {most:,} to sample that "
-                f"is more than the model's context of {context:,}; lower {arg('num_fewshot=')} or "
-                f"{arg('max_tokens=')}"
+                f"the prompt of {prompt.id!r} has {length:,} tokens; with {max_tokens:,} to sample "
+                f"that is more than the model's context of {context:,}; lower "
+                f"{arg('num_fewshot=')} or {arg('max_tokens=')}"
             )
     if facts.num_pages is not None:  # otherwise it is known only after the model is loaded
         params, spec, images = job.settings.whole, facts.spec, facts.images

@@ -421,7 +421,8 @@ class _JournaledWorld:
                         "when treegen ran the action again, so the branch ends"
                     )
         except BaseException:
-            await world.close()
+            with suppress(Exception):  # the first error matters more
+                await self._environment.call(world.close(), "closing a world")
             raise
         return world
 

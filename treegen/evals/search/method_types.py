@@ -207,7 +207,7 @@ def _bounds(parts: Sequence[Any]) -> list[Minimum | Maximum]:
 
 
 def _is_within(value: float, bound: Minimum | Maximum) -> bool:
-    return value >= bound.least if isinstance(bound, Minimum) else value <= bound.most
+    return value >= bound.value if isinstance(bound, Minimum) else value <= bound.value
 
 
 def _no() -> Any:
@@ -218,7 +218,7 @@ def _describe_type(kind: Any) -> str:
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         bounds = [
-            f">= {bound.least}" if isinstance(bound, Minimum) else f"<= {bound.most}"
+            f">= {bound.value}" if isinstance(bound, Minimum) else f"<= {bound.value}"
             for bound in _bounds(parts)
         ]
         return f"{_describe_type(parts[0])} {' and '.join(bounds)}".rstrip()

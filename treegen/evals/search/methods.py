@@ -1,8 +1,8 @@
 """The methods of `treegen search`: their names, their strategies, and the settings they read.
 
-METHODS contains all of them. Help, checks and searches read it, and nothing else names methods.
-Strategies are imported when they run, so that help is fast. The
-parameters of a method after `on` are its arguments of `-a`.
+METHODS lists all methods. Help texts, checks and searches read METHODS, and nothing else names
+methods. Strategies are imported when they run, so that help is fast. Users set the parameters of a
+method after `on` with `-a`.
 """
 
 import math
@@ -267,8 +267,8 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
         return SearchOutcome(only, (only,))
     params = on.root.search.params
     try:
-        most = on.knobs.width if params.temperature else 1
-        fitting = on.root.search.max_fitting_samples(most, params.max_tokens)
+        max_samples = on.knobs.width if params.temperature else 1
+        fitting = on.root.search.max_fitting_samples(max_samples, params.max_tokens)
         samples = await on.root.sample(max(1, fitting))
     except BudgetReached as end:
         return SearchOutcome(None, stopped=str(end))
@@ -285,8 +285,8 @@ async def _best_of_n(on: MethodContext) -> "SearchOutcome":
 async def _majority(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.majority import majority
 
-    most, batch = on.knobs.num_samples, on.knobs.width
-    return await majority(on.root, on.answer, max_samples=most, batch=batch)
+    max_samples, batch = on.knobs.num_samples, on.knobs.width
+    return await majority(on.root, on.answer, max_samples=max_samples, batch=batch)
 
 
 async def _search_tree(on: MethodContext, strategy: str, **options: Any) -> "SearchOutcome":

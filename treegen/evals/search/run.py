@@ -187,10 +187,10 @@ def limit_forecast(
     """
     if budget is None or speed <= 0:
         return forecast
-    most = remaining * budget / speed
-    if forecast is not None and forecast.seconds <= most:
+    max_seconds = remaining * budget / speed
+    if forecast is not None and forecast.seconds <= max_seconds:
         return forecast
-    return TimeLeft(most, is_bound=True)
+    return TimeLeft(max_seconds, is_bound=True)
 
 
 def _start_searches(
@@ -240,7 +240,7 @@ def make_record(
     """
     task = job.task
     problem_id, repeat = job.searches[result.name]
-    problem = next(problem for problem in job.data.problems if problem.id == problem_id)
+    problem = job.problems[problem_id]
     text = None
     if result.best is not None and result.best in result.candidates:
         text = solution_text(job.settings.method, result.tree, result.best)

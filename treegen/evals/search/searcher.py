@@ -369,8 +369,8 @@ class Searcher:
             return self._value.won
         if self._ask(self._task.done)(self._problem, text):
             return self._value.lost if checkable else None
-        gone = self._ask(self._task.state)(self._problem, text) is None
-        return self._value.lost if gone or (checkable and self._is_over(node)) else None
+        is_dead_end = self._ask(self._task.state)(self._problem, text) is None
+        return self._value.lost if is_dead_end or (checkable and self._is_over(node)) else None
 
     def _check_solved(self, node: SearchNode) -> bool:
         return node is not self.root and self._ask(self._task.is_solved)(

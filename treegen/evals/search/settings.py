@@ -54,8 +54,8 @@ _RECORDED_NAMES: Final = (
     "forces_calls",
 )
 _DRAW: Final = ("temperature", "top_p", "top_k", "min_p", "seed")
-# Values of runs from before these settings existed. run.json leaves these values out.
-_BEFORE: Final[dict[str, Any]] = {
+# Values of these settings in runs of versions without them. run.json leaves these values out.
+_OLD_VALUES: Final[dict[str, Any]] = {
     "rollouts": 0,
     "choose": "best",
     "arguments": {},
@@ -180,7 +180,7 @@ class SearchSettings(BaseSettings, TreeSettings):
                 **{
                     name: getattr(self, name)
                     for name in (*(knob.name for knob in fields(TreeSettings)), *_RECORDED_NAMES)
-                    if name not in _BEFORE or getattr(self, name) != _BEFORE[name]
+                    if name not in _OLD_VALUES or getattr(self, name) != _OLD_VALUES[name]
                 },
             },
             "budget": {
@@ -232,7 +232,7 @@ def resolve_search_settings(
             "by text; use another limit, such as tokens"
         )
     if stored and reading:
-        method = {name: stored.get(name, _BEFORE.get(name)) for name in ("arguments", "source")}
+        method = {name: stored.get(name, _OLD_VALUES.get(name)) for name in ("arguments", "source")}
         method |= {"method": stored["method"], "place": stored.get("place") or stored["method"]}
     else:
         also = choices.get("also_arguments", ())
@@ -295,7 +295,7 @@ def stored_search_choices(info: "RunInfo") -> dict[str, Any]:
     Raises:
         RunError: the run is not a search run.
     """
-    absent = {name: value for name, value in _BEFORE.items() if name not in _OF_AGENTS}
+    absent = {name: value for name, value in _OLD_VALUES.items() if name not in _OF_AGENTS}
     return last_choices(info, "search", groups=("search", "draw"), names=("budget",), absent=absent)
 
 

@@ -20,7 +20,7 @@ STOPPED: Final = "confidence"
 CONFIDENCES: Final = frozenset(("confidence", "lowest", "bottom", "tail"))
 """The names of the numbers of `summary` in votes; "confidence" is `mean` in `summary`."""
 _SLACK: Final = 1e-4  # share by which the floor is lowered
-_LEAST_SHARE: Final = 0.1  # share of the groups, the least confident, that `bottom` averages
+_BOTTOM_SHARE: Final = 0.1  # share of the groups, the least confident, that `bottom` averages
 
 
 @checked_class
@@ -97,7 +97,7 @@ def summary(confidences: Sequence[float], window: int) -> dict[str, float]:
     groups = group_confidences(confidences, window)
     if not len(groups):
         return {}
-    num = max(1, int(len(groups) * _LEAST_SHARE))
+    num = max(1, int(len(groups) * _BOTTOM_SHARE))
     return {
         "mean": float(np.mean(np.asarray(confidences, dtype=np.float64))),
         "lowest": float(groups.min()),

@@ -31,7 +31,7 @@ _T95: Final = (
 # Spreads and variances up to this are rounding errors of equal values.
 _NO_SPREAD: Final = 1e-12
 # A group with fewer values does not determine its own spread; see `mean_of_means`.
-_FEW: Final = 5
+_MIN_SAMPLES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,10 +217,14 @@ def adjusted_difference(
     mean = math.fsum(sums) / total
     number = np.asarray(sizes, dtype=np.float64)
     deviations = np.asarray(sums, dtype=np.float64) / number - mean
-    alike = 1.0 if clusters is None else _correlation(differences, sums, number)
-    deviations *= np.sqrt((alike + (1 - alike) / size) / (alike + (1 - alike) / number))
-    far = float(reach(deviations, 1 + abs(mean), total / size))
-    return _compute_adjusted_mean(sums, sizes, max(-1.0, mean - far), min(1.0, mean + far))
+    correlation = 1.0 if clusters is None else _correlation(differences, sums, number)
+    deviations *= np.sqrt(
+        (correlation + (1 - correlation) / size) / (correlation + (1 - correlation) / number)
+    )
+    distance = float(reach(deviations, 1 + abs(mean), total / size))
+    return _compute_adjusted_mean(
+        sums, sizes, max(-1.0, mean - distance), min(1.0, mean + distance)
+    )
 
 
 def adjusted_rows(differences: _Floats) -> tuple[_Floats, _Floats, float]:
@@ -234,8 +238,8 @@ def adjusted_rows(differences: _Floats) -> tuple[_Floats, _Floats, float]:
     """
     num = differences.shape[1]
     mean = differences.mean(axis=1)
-    far = reach(differences - mean[:, None], 1 + abs(mean), num)
-    low, high = np.maximum(-1.0, mean - far), np.minimum(1.0, mean + far)
+    distance = reach(differences - mean[:, None], 1 + abs(mean), num)
+    low, high = np.maximum(-1.0, mean - distance), np.minimum(1.0, mean + distance)
     center = (differences.sum(axis=1) + low + high) / (num + 2)
     squares = ((differences - center[:, None]) ** 2).sum(axis=1)
     squares += (low - center) ** 2 + (high - center) ** 2
@@ -339,14 +343,14 @@ def mean_of_means(groups: Sequence[Sequence[float]]) -> Estimate:
     center = (value + pull) / (1 + 2 * pull)
     spread = [
         math.fsum((x - center) ** 2 for x in group)
-        if n < _FEW
+        if n < _MIN_SAMPLES
         else math.fsum((x - mean) ** 2 for x in group) * n / (n - 1)
         for group, mean, n in zip(groups, means, sizes, strict=True)
     ]
     variances = [square / (num * n) ** 2 for square, n in zip(spread, sizes, strict=True)]
     imaginary = pull**2 * (center**2 + (1 - center) ** 2)
-    small = [n for n in sizes if n < _FEW]
-    uncertainty = [1 / (n * n * (n - 1)) for n in sizes if n >= _FEW]
+    small = [n for n in sizes if n < _MIN_SAMPLES]
+    uncertainty = [1 / (n * n * (n - 1)) for n in sizes if n >= _MIN_SAMPLES]
     if small:  # the small groups count as one group whose values spread around the mean
         uncertainty.append(math.fsum(1 / n for n in small) ** 2 / max(1, sum(small) - 1))
     freedom = math.fsum(1 / n for n in sizes) ** 2 / math.fsum(uncertainty) + 1

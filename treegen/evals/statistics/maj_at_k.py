@@ -293,10 +293,10 @@ def _win_probability_float(
     slack = 15 + math.ceil(math.sqrt(225 + 90 * k))
     num_roots = min(num, k + slack) + 1
     root = _roots(num_roots)
-    most = min(size, k)
-    weight = np.zeros((len(other_sizes), most + 1))
+    max_votes = min(size, k)
+    weight = np.zeros((len(other_sizes), max_votes + 1))
     for row, (other, _) in enumerate(other_sizes):
-        weight[row, : min(other, most) + 1] = _binomial(other, rate)[: most + 1]
+        weight[row, : min(other, max_votes) + 1] = _binomial(other, rate)[: max_votes + 1]
     repeats_D = np.array([repeats for _, repeats in other_sizes])
     binomial = _binomial(size, rate)
     free = (1 - rate + rate * root) ** invalid
@@ -305,8 +305,8 @@ def _win_probability_float(
     # Votes for our answer, j, in blocks of J values, so that arrays [J, A, R] (votes, other sizes,
     # roots) stay small.
     block = max(1, _BLOCK // max(1, below.size))
-    for start in range(0, most + 1, block):
-        votes_J = np.arange(start, min(most + 1, start + block))
+    for start in range(0, max_votes + 1, block):
+        votes_J = np.arange(start, min(max_votes + 1, start + block))
         turns_JR = root[np.outer(votes_J, np.arange(num_roots)) % num_roots]
         at_JAR = weight.T[votes_J][:, :, None] * turns_JR[:, None, :]
         upto = np.concatenate([below, at_JAR]).cumsum(axis=0)

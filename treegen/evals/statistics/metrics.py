@@ -146,9 +146,10 @@ class Report:
         for row in self.metrics:
             if (row.metric, row.filter) == (metric, filter):
                 return row.value
-        there = ", ".join(sorted({f"{row.metric} ({row.filter})" for row in self.metrics}))
+        available = ", ".join(sorted({f"{row.metric} ({row.filter})" for row in self.metrics}))
         raise InputError(
-            f"the report has no metric {metric!r} for filter {filter!r}; it has the metrics {there}"
+            f"the report has no metric {metric!r} for filter {filter!r}; it has the metrics "
+            f"{available}"
         )
 
 

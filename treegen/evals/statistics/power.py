@@ -28,8 +28,8 @@ _Floats = npt.NDArray[np.float64]
 
 MOST_PROBLEMS: Final = 10**8
 """The largest number of problems in these computations."""
-_FEW: Final = 50  # problems up to which the power is simulated
-_MANY: Final = 2000  # problems beyond which the imaginary problems cost no power
+_MAX_SIMULATED_PROBLEMS: Final = 50  # problems up to which the power is simulated
+_MAX_CORRECTED_PROBLEMS: Final = 2000  # problems beyond which the imaginary problems cost no power
 _ROUNDS: Final = 2000
 _VALUES: Final = 50_000  # values simulated for the width of intervals
 
@@ -140,7 +140,7 @@ def power(
         raise InputError(f"a test needs 2 to {MOST_PROBLEMS:,} problems, got {num_problems!r:.40}")
     stats = _scipy()
     spread = limit_variances(spread, difference)
-    if num_problems <= _FEW:
+    if num_problems <= _MAX_SIMULATED_PROBLEMS:
         rows = _simulate_differences(spread, abs(difference), (_ROUNDS, num_problems), num_samples)
         center, error, freedom = adjusted_rows(rows)
         return float((np.abs(center) > stats.t.isf(alpha / 2, freedom) * error).mean())
@@ -150,7 +150,7 @@ def power(
     freedom = num_problems - 1
     shift = abs(difference) / math.sqrt(variance / num_problems)
     limit = stats.t.isf(alpha / 2, freedom)
-    if num_problems <= _MANY:
+    if num_problems <= _MAX_CORRECTED_PROBLEMS:
         limit *= _compute_width_ratio(
             spread, math.ceil(50 * abs(difference)) / 50, num_problems, num_samples
         )
@@ -172,9 +172,9 @@ def limit_variances(spread: Variances, difference: float) -> Variances:
         difference: Difference between the accuracies of the two runs.
     """
     difference = abs(difference)
-    most = max(0.0, 1 - difference**2) / 4
-    between = min(spread.between, most)
-    within = min(spread.within, most - between)
+    max_variance = max(0.0, 1 - difference**2) / 4
+    between = min(spread.between, max_variance)
+    within = min(spread.within, max_variance - between)
     limited = replace(spread, between=between, within=within)
     quantiles, _ = _model(limited, difference)
     if min(np.ptp(of_run) for of_run in quantiles) <= 0:
@@ -314,19 +314,19 @@ def problems_for(
     if spread.of_difference(num_samples) > 0:  # a paired t-test needs fewer problems: a lower bound
         normal = _scipy().norm
         away = normal.isf(alpha / 2) + normal.ppf(wanted)
-        least = spread.of_difference(num_samples) * (away / difference) ** 2
-        if least > MOST_PROBLEMS:
+        min_problems = spread.of_difference(num_samples) * (away / difference) ** 2
+        if min_problems > MOST_PROBLEMS:
             raise too_many
-        high = max(2, int(least))
+        high = max(2, int(min_problems))
     while power(spread, difference, high, num_samples, alpha) < wanted:
         low, high = high, math.ceil(1.25 * high) + 1
         if high > MOST_PROBLEMS:
             raise too_many
     between = range(low + 1, high)
-    found = bisect_left(
+    index = bisect_left(
         between, wanted, key=lambda num: power(spread, difference, num, num_samples, alpha)
     )
-    return low + 1 + found
+    return low + 1 + index
 
 
 def difference_for(

@@ -158,17 +158,17 @@ def _first_decided(ahead_OR: _Floats, chance: float) -> _Ints:
 
 
 @lru_cache(maxsize=8)
-def _agreements(most: int) -> _Floats:
+def _agreements(max_votes: int) -> _Floats:
     """Return the probability of the beta rule for all votes of the first and the second answer.
 
     These are the values of `treegen.search.strategies.majority.lead_probability`. The last toss is
     heads or tails, so the number of ways of a pair is the sum of those with one vote less for
     either answer.
     """
-    table = np.empty((most + 1, most + 1))
-    ways = [1] * (most + 1)
-    for first in range(most + 1):
-        for second in range(most + 1):
+    table = np.empty((max_votes + 1, max_votes + 1))
+    ways = [1] * (max_votes + 1)
+    for first in range(max_votes + 1):
+        for second in range(max_votes + 1):
             if second == 0:
                 ways[0] = 2 ** (first + 1) - 1
             elif first:

@@ -1,7 +1,7 @@
 """Majority votes over extracted answers.
 
 A sample without a readable answer has no vote, and a vote without any readable answer is wrong.
-In a metric each tied answer counts for its share (see `majority.maj_at_k`): a rule that uses the
+In a metric each tied answer counts for its share (see `maj_at_k`): a rule that uses the
 order of the samples would make the score depend on that order, and breaking ties at random only
 adds noise around the same mean. If one answer must be shown, it is the tied answer whose first
 sample is earliest.

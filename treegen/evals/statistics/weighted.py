@@ -19,7 +19,7 @@ The rules:
 - top=SHARE: `weighted` among the best voters only: this share of them, rounded up.
 - best: the answer of the best sample (best-of-n).
 
-Tied answers count for their shares, as in `majority.maj_at_k`. `weighted_at_k` computes values.
+Tied answers count for their shares, as in `maj_at_k`. `weighted_at_k` computes values.
 """
 
 import math
@@ -268,8 +268,8 @@ def _weights(vote: VoteRule, values: _Floats, voters: _Flags) -> _Floats:
         # The product is rounded first, so that a tenth of ten is one despite rounding errors.
         voters = voters & (rank <= np.ceil(np.round(vote.parameter * num, 9)))
     if vote.number == "logprob":
-        least = np.where(voters, weights, np.inf).min(axis=1, keepdims=True, initial=np.inf)
-        weights = weights - np.where(np.isfinite(least), least, 0.0)
+        lowest = np.where(voters, weights, np.inf).min(axis=1, keepdims=True, initial=np.inf)
+        weights = weights - np.where(np.isfinite(lowest), lowest, 0.0)
     chosen_weights: _Floats = np.where(voters, weights, 0.0)
     return chosen_weights
 

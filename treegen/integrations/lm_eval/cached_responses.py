@@ -51,7 +51,7 @@ class Journal:
         """
         text = json.dumps(identity, sort_keys=True)
         self._folder = directory / hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        NewDirectory.directory(self._folder)
+        NewDirectory.create(self._folder)
         with Lock(self._folder / _LOCK):
             if not (self._folder / "model.json").exists():
                 write_json(self._folder / "model.json", identity)

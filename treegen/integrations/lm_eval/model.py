@@ -120,7 +120,7 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         if sampling not in ("neutral", "recommended"):
             raise InputError(f"{arg('sampling')} must be neutral or recommended, got {sampling!r}")
         if cache is not None:
-            NewDirectory.directory(Path(cache))
+            NewDirectory.create(Path(cache))
         if options.get("device") == "cuda:0" and not torch.cuda.is_available():
             options["device"] = "auto"  # cuda:0 is the default of lm-eval's command
         self.llm = (

@@ -1,14 +1,13 @@
 """Reads the answers of a run by public rules, beside the run's own verdicts."""
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
 from treegen.errors import TreegenError
+from treegen.evals.problem import list_references
 from treegen.evals.registry import get_task
 from treegen.evals.statistics.estimators import difference_interval, estimate, pass_at_k
 from treegen.evals.statistics.metrics import clusters_of
@@ -58,7 +57,7 @@ _RULES: Final[Mapping[str, tuple[Rule, ...]]] = {
     "text": TEXT_RULES,
     "mathematics": MATH_RULES,
 }
-_MOST_ANSWERS: Final = 8  # of a problem, whose classes are compared
+_MAX_ANSWERS: Final = 8  # of a problem, whose classes are compared
 
 Counts = dict[tuple[str | None, bool], int]
 
@@ -68,11 +67,8 @@ def references_of(answer: str) -> tuple[str, ...]:
 
     Of a solution that ends in "#### N", as in logs on GSM8K, the answer is N.
     """
-    if answer.startswith("["):
-        with suppress(ValueError, RecursionError):
-            answers = json.loads(answer)
-            if answers and all(isinstance(text, str) for text in answers):
-                return tuple(answers)
+    if (references := list_references(answer)) != [answer]:
+        return tuple(references)
     answer = answer.rpartition("#### ")[2]
     return (answer,) if answer else ()
 
@@ -190,7 +186,7 @@ def _read_problem(
     view: RunView, problem: ProblemView, golds: tuple[str, ...], opinions: _Opinions
 ) -> None:
     """Add the samples of a problem to the opinions."""
-    headline, most = view.filters[0], view.fixed
+    headline, max_samples = view.filters[0], view.fixed
     texts: dict[str, set[str]] = defaultdict(set)  # by the run's answer, the independent ones
     choices = choices_of(problem.question) if opinions.kind == "choice" else {}
     is_value = opinions.kind in ("number", "mathematics")
@@ -199,7 +195,7 @@ def _read_problem(
     for sample in problem.samples:
         if sample.verdicts is None or headline not in sample.verdicts:
             continue
-        if most is not None and sample.index >= most:
+        if max_samples is not None and sample.index >= max_samples:
             continue
         verdict, text = sample.verdicts[headline], visible(sample.parts[1])
         # Rules "like" those of other tools read the text as these tools do.
@@ -346,7 +342,7 @@ def _compare_classes(problem_id: str, opinions: _Opinions, texts: Mapping[str, s
     for (answer, _), times in opinions.counts[""].get(problem_id, {}).items():
         if answer is not None:
             counts[answer] += times
-    answers = [answer for answer, _ in counts.most_common(_MOST_ANSWERS)]
+    answers = [answer for answer, _ in counts.most_common(_MAX_ANSWERS)]
     for place, first in enumerate(answers):
         for second in answers[:place]:
             if kind == "number":
@@ -357,7 +353,7 @@ def _compare_classes(problem_id: str, opinions: _Opinions, texts: Mapping[str, s
             if same:
                 opinions.split.append((problem_id, f"{second} and {first}"))
     for answer in answers if kind == "mathematics" else ():
-        members = sorted(texts[answer])[:_MOST_ANSWERS]
+        members = sorted(texts[answer])[:_MAX_ANSWERS]
         different = [other for other in members[1:] if False in compare(members[0], other)]
         if different:
             opinions.merged.append((problem_id, f"{members[0]} and {different[0]}"))
@@ -386,9 +382,12 @@ def _effect(view: RunView, opinions: _Opinions, name: str, source: str) -> RuleE
     ids = list(by_problem)
     clusters = clusters_of(view.problems, ids)
     values, differences = {}, {}
-    least = min(sum(counts.values()) for counts in by_problem.values())
-    for metric, k in [("accuracy", 1), *((f"{m}@{least}", least) for m in ("maj", "pass"))]:
-        if metric != "accuracy" and least < 2:
+    min_samples = min(sum(counts.values()) for counts in by_problem.values())
+    for metric, k in [
+        ("accuracy", 1),
+        *((f"{m}@{min_samples}", min_samples) for m in ("maj", "pass")),
+    ]:
+        if metric != "accuracy" and min_samples < 2:
             continue
         metric_values = [_value(by_problem[i], metric, k) for i in ids]
         base = [_value(opinions.counts[""][i], metric, k) for i in ids]

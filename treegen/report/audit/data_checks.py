@@ -36,7 +36,7 @@ _TRIED: Final = 20  # references without an accepted form after which the format
 _MIN_ACCEPTED_SHARE: Final = (
     0.9  # the share of accepted references from which a rejected one is an error
 )
-_MOST_BYTES: Final = 16 << 20  # of a file of ids
+_MAX_BYTES: Final = 16 << 20  # of a file of ids
 _DIGITS: Final = 12  # of the hashes in published.jsonl, 6 bytes
 
 
@@ -104,9 +104,9 @@ def _duplicates(
         question = " ".join(problem.question.casefold().split())
         prompt = " ".join(prompts.get(problem.id, "").casefold().split())
         groups[(question, hash(prompt), *more.get(problem.id, ()))].append(problem)
-    alike = [group for group in groups.values() if len(group) > 1]
-    copies = [p for group in alike if len({p.answer for p in group}) == 1 for p in group[1:]]
-    unlike = [p for group in alike if len({p.answer for p in group}) > 1 for p in group]
+    duplicates = [group for group in groups.values() if len(group) > 1]
+    copies = [p for group in duplicates if len({p.answer for p in group}) == 1 for p in group[1:]]
+    unlike = [p for group in duplicates if len({p.answer for p in group}) > 1 for p in group]
     for name, cases in (("duplicate-problems", copies), ("contradicting-references", unlike)):
         is_whole = not _is_imported(view) or all(p.id in prompts for p in cases)
         yield from _find(name, cases, problems, None if is_whole else "low")
@@ -130,8 +130,8 @@ def _references(problems: Sequence[ProblemView], kind: str) -> Iterator[Finding]
     if kind == "choice":
         equal = [p for p in problems if _has_equal_choices(p)]
         yield from _find("equal-choices", equal, problems)
-        letter, most = Counter(p.answer for p in problems).most_common(1)[0]
-        if len(problems) >= 20 and most >= 0.8 * len(problems):
+        letter, count = Counter(p.answer for p in problems).most_common(1)[0]
+        if len(problems) >= 20 and count >= 0.8 * len(problems):
             same = [p for p in problems if p.answer == letter]
             yield from _find("one-letter-is-right", same, problems)
 
@@ -256,7 +256,7 @@ def read_faulty_ids(path: Path) -> dict[str, str]:
         InputError: the file cannot be read, is no text, is larger than 16 MiB, or has no id.
     """
     try:
-        lines = map(str.strip, read_limited(path, _MOST_BYTES).decode("utf-8-sig").splitlines())
+        lines = map(str.strip, read_limited(path, _MAX_BYTES).decode("utf-8-sig").splitlines())
     except UnicodeDecodeError:
         raise InputError(
             f"the file {path} is not valid UTF-8; write one problem id per line"

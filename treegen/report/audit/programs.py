@@ -14,7 +14,7 @@ from treegen.report.audit.findings import Finding, find
 from treegen.report.view import RunView, Sample
 from treegen.runs import RunDir, RunSettings
 
-_MOST: Final = 3  # solutions of a problem that are run
+_MAX_SOLUTIONS: Final = 3  # solutions of a problem that are run
 
 
 def audit_programs(view: RunView) -> Iterator[Finding]:
@@ -72,7 +72,9 @@ def list_solutions(job: Job) -> dict[str, list[str]]:
     task = job.task
     if as_code_execution_task(task) is None or not isinstance(task, _SolvedTask):
         return {}
-    solutions = {problem.id: task.solutions(problem.id)[:_MOST] for problem in job.data.problems}
+    solutions = {
+        problem.id: task.solutions(problem.id)[:_MAX_SOLUTIONS] for problem in job.data.problems
+    }
     return {name: texts for name, texts in solutions.items() if texts}
 
 

@@ -33,7 +33,7 @@ _BASE_NAME: Final = re.compile(r"(?:^|[-_.])(?:base|pt|pretrain(?:ed)?)(?=$|[-_.
 _NEEDS_BOS: Final = "gemma"
 # Other models of these types, such as Yi, were trained without the token.
 _MAY_NEED_BOS: Final = ("llama", "mistral")
-_LEAST_QUESTION: Final = 30  # characters from which a repeated question is no chance
+_MIN_QUESTION_CHARS: Final = 30  # characters from which a repeated question is no chance
 _EXCERPT: Final = 200  # characters of a prompt's end
 _MARKER: Final = "zqx system text zqx"
 
@@ -97,16 +97,16 @@ def _prompt_pairs(view: RunView) -> Iterator[tuple[str, str]]:
 def _of_texts(
     view: RunView, texts: Mapping[str, str], is_chat: bool, config: Mapping[str, Any]
 ) -> Iterator[Finding]:
-    begun = [(name, text) for name, text in texts.items() if _BOS.match(text)]
-    twice = [(name, text) for name, text in begun if _BOS.match(_BOS.sub("", text, count=1))]
+    with_bos = [(name, text) for name, text in texts.items() if _BOS.match(text)]
+    twice = [(name, text) for name, text in with_bos if _BOS.match(_BOS.sub("", text, count=1))]
     imported = "imported" in view.info.identity
     if not imported:  # the tokenizer adds the token, unless its settings say that it does not
         token = config.get("bos_token")
         if isinstance(token, str) and token and config.get("add_bos_token") is not False:
-            twice = [(name, text) for name, text in begun if text.lstrip().startswith(token)]
+            twice = [(name, text) for name, text in with_bos if text.lstrip().startswith(token)]
     yield from _find("begin-token-twice", twice, texts)
     if not twice:
-        yield from _find("begin-token-in-text", begun, texts)
+        yield from _find("begin-token-in-text", with_bos, texts)
     formatted = [(name, text) for name, text in texts.items() if _TEMPLATE.search(text)]
     if is_chat:
         yield from _find("template-applied-twice", formatted, texts)
@@ -124,7 +124,7 @@ def _examples(view: RunView, texts: Mapping[str, str], kind: str) -> Iterator[Fi
         (problem.id, texts[problem.id])
         for problem in view.problems
         if problem.id in texts
-        and len(problem.question) >= _LEAST_QUESTION
+        and len(problem.question) >= _MIN_QUESTION_CHARS
         and _is_among_examples(problem, texts[problem.id])
     ]
     yield from _find("problem-among-examples", repeated, texts)
@@ -279,8 +279,8 @@ def _find_shortened(view: RunView) -> Iterator[Finding]:
         results: Any = run.results() or {}
         count = results.get("shortened") if isinstance(results, dict) else None
         if isinstance(count, int):
-            most = min(max(0, count), view.num_done)
-            yield from find("prompt-shortened", [("", "")] * most, view.num_done)
+            num_shortened = min(max(0, count), view.num_done)
+            yield from find("prompt-shortened", [("", "")] * num_shortened, view.num_done)
 
 
 def _find(

@@ -16,15 +16,15 @@ from treegen.report.view import RunView, Sample, StoredTree, settings_group
 from treegen.search.tree.records import TreeNode
 
 _TAIL: Final = 600  # characters at the end of a text in which a repetition is looked for
-_LEAST_REPEATED: Final = 200
+_MIN_REPEATED_CHARS: Final = 200
 _MARKUP: Final = re.compile(
     r"<\|(?:im_end|im_start|eot_id|end|endoftext|eom_id|start_header_id|end_of_text)\|>"
     r"|<end_of_turn>|<start_of_turn>|</s>|\[/?INST\]"
 )
 _LANGUAGE_LETTERS: Final = 40  # letters of a text from which its script is known
-_LONG: Final = 20  # tokens from which equal samples are surprising
+_MIN_SURPRISING_TOKENS: Final = 20  # tokens from which equal samples are surprising
 _SHORT_ANSWERS: Final = ("number", "choice", "mathematics")
-_LEAST_TOKENS: Final = 32  # tokens in which a sample could have ended
+_MIN_TOKENS: Final = 32  # tokens in which a sample could have ended
 _STATED: Final = re.compile(r"####|\\boxed|answer\s{0,4}(?:is|:)", re.IGNORECASE)
 _ANSWER_LINE: Final = re.compile(r"\n\s{0,4}(?:A|Answer|Solution|Response)\s?:")
 
@@ -187,7 +187,7 @@ def _cut(
     is_searched = view.searched  # the finish reason of a search is not that of its text
     at_limit = len(cut) if is_searched else sum(s.finish_reason == "length" for s in samples)
     yield from find("cut-off", unanswered, num, unit=view.unit, cut=at_limit)
-    long_samples = [s for s in samples if s.num_tokens >= _LEAST_TOKENS]
+    long_samples = [s for s in samples if s.num_tokens >= _MIN_TOKENS]
     if len(long_samples) >= 5 and len(cut) >= 0.95 * num and len(unanswered) >= num / 2:
         yield from find("end-never-reached", cut, num, unit=view.unit)
 
@@ -195,7 +195,7 @@ def _cut(
 def is_repetition(text: str) -> bool:
     """Return whether the end of a text consists of copies of one piece."""
     tail = text[-_TAIL:].strip()
-    if len(tail) < _LEAST_REPEATED or tail.startswith("|") or tail.endswith("|"):
+    if len(tail) < _MIN_REPEATED_CHARS or tail.startswith("|") or tail.endswith("|"):
         return False  # short, or a table
     if len(set(tail)) == 1:
         return True
@@ -210,7 +210,7 @@ def is_repetition(text: str) -> bool:
             size = border[size - 1]
         border[place] = size + (end[place] == end[size])
         period = place + 1 - border[place]
-        if place + 1 >= _LEAST_REPEATED and period * 3 <= place + 1:
+        if place + 1 >= _MIN_REPEATED_CHARS and period * 3 <= place + 1:
             return True
     return False
 
@@ -221,7 +221,7 @@ def _equal(view: RunView) -> Iterator[Finding]:
     groups = [p.samples for p in view.problems if len(p.samples) > 2]
     if not groups or view.searched or not _is_random(sampling):
         return
-    long = [group for group in groups if group[0].num_tokens >= _LONG]
+    long = [group for group in groups if group[0].num_tokens >= _MIN_SURPRISING_TOKENS]
     equal = [group for group in long if len({s.text for s in group}) == 1]
     severity: Severity | None = None
     if any(group[0].logprob is None for group in equal):
@@ -257,15 +257,15 @@ def _number(sampling: Mapping[str, Any], name: str, default: float) -> float:
 
 def _language(view: RunView, drawn: Sequence[_ModelTexts]) -> Iterator[Finding]:
     script_of_problem = {p.id: main_script(p.question) for p in view.problems}
-    strange = []
-    for each in drawn:
-        sample = each.sample
+    other_script = []
+    for drawn_sample in drawn:
+        sample = drawn_sample.sample
         expected = script_of_problem.get(sample.problem_id)
         if expected is not None and not (sample.text.isascii() and expected == "LATIN"):
-            script = main_script("\n".join(each.answers))
+            script = main_script("\n".join(drawn_sample.answers))
             if script is not None and script != expected:
-                strange.append(sample)
-    yield from find("other-language", strange, len(drawn), unit=view.unit)
+                other_script.append(sample)
+    yield from find("other-language", other_script, len(drawn), unit=view.unit)
 
 
 @lru_cache(maxsize=1 << 13)
@@ -284,5 +284,5 @@ def main_script(text: str) -> str | None:
     # A character of Chinese says as much as several letters.
     if total + 3 * counts["CJK"] < _LANGUAGE_LETTERS:
         return None
-    name, most = counts.most_common(1)[0]
-    return name if most >= 0.6 * total else None
+    name, count = counts.most_common(1)[0]
+    return name if count >= 0.6 * total else None

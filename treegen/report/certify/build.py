@@ -199,7 +199,7 @@ def _score(
 
     rounds = rounds_of(job)
     with nullcontext() if judging is None else closing(judging):
-        score_samples(job, run, look, judging=judging, rounds=rounds, anew=True)
+        score_samples(job, run, look, judging=judging, rounds=rounds, rescore=True)
     report = _plain(aggregate(job, scores, rounds, VoteInputs.of(run.path)).to_json())
     verdicts = sorted(
         [

@@ -24,7 +24,7 @@ from treegen.runs.settings import to_json
 
 FILE: Final = "certificate.json"
 """The name of a run's certificate in its directory."""
-_MOST_BYTES: Final = 64 << 20
+_MAX_BYTES: Final = 64 << 20
 _MAX_CHARS: Final = 40
 _CLOSE: Final = 1e-9
 """Numbers of reports are equal up to this, because other versions of libraries round otherwise."""
@@ -179,7 +179,7 @@ def read_certificate(path: Path) -> tuple[Certificate, bytes]:
         InputError: the file cannot be read, is larger than 64 MiB, or is not a certificate in
             canonical form.
     """
-    content = read_limited(path, _MOST_BYTES)
+    content = read_limited(path, _MAX_BYTES)
     try:
         document = parse_json(content.decode("ascii"))
         certificate = Certificate.model_validate(document)

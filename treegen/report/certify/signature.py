@@ -21,14 +21,14 @@ from treegen.errors import InputError, arg
 NAMESPACE: Final = "treegen"
 _PROGRAM: Final = "ssh-keygen"
 _SECONDS: Final = 60
-_MOST_BYTES: Final = 1 << 20
+_MAX_BYTES: Final = 1 << 20
 _PUBLIC_KEY: Final = re.compile(r"(?:ssh|ecdsa|sk)-\S+ AAAA\S+")
 HEADER: Final = b"-----BEGIN SSH SIGNATURE-----"
 """The beginning of a file with a signature."""
 
 
 def signature_path(certificate: Path) -> Path:
-    """Return where the signature of a certificate is: beside it."""
+    """Return the path of a certificate's signature, which is in the same folder."""
     return certificate.with_name(f"{certificate.name}.sig")
 
 
@@ -42,7 +42,7 @@ def sign(content: bytes, key: Path) -> bytes:
     Raises:
         InputError: ssh-keygen is not installed, or cannot sign with the key.
     """
-    read_limited(key, _MOST_BYTES)
+    read_limited(key, _MAX_BYTES)
     done = _run("-Y", "sign", "-f", os.path.abspath(key), "-n", NAMESPACE, content=content)
     if done.returncode or not done.stdout.startswith(HEADER):
         raise InputError(
@@ -83,7 +83,7 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
     with tempfile.TemporaryDirectory(prefix="treegen-signature-") as folder:
         # A copy, so that ssh-keygen reads what was read here, and from a path without surprises.
         copy, allowed = Path(folder, "signature"), Path(folder, "allowed")
-        copy.write_bytes(read_limited(signature, _MOST_BYTES))
+        copy.write_bytes(read_limited(signature, _MAX_BYTES))
         common = ("-n", NAMESPACE, "-s", str(copy))
         if signers is None:
             done = _run("-Y", "check-novalidate", *common, content=content)
@@ -113,7 +113,7 @@ def verify(content: bytes, signature: Path, signer: Path | None) -> tuple[bool |
 
 def _read_signers(file: Path) -> str:
     """Return the text of a file of keys, which may be in UTF-16, as PowerShell writes it."""
-    content = read_limited(file, _MOST_BYTES)
+    content = read_limited(file, _MAX_BYTES)
     is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     return content.decode("utf-16" if is_utf16 else "utf-8-sig", "replace")
 
@@ -125,9 +125,12 @@ def _run(*words: str, content: bytes = b"") -> "subprocess.CompletedProcess[byte
             f"(Debian: openssh-client), or leave out {arg('sign=')} and {arg('signer=')}"
         )
     seconds = None if "sign" in words else _SECONDS  # a person may have to type a passphrase
-    return subprocess.run(
-        [program, *words], input=content, capture_output=True, timeout=seconds, check=False
-    )
+    try:
+        return subprocess.run(
+            [program, *words], input=content, capture_output=True, timeout=seconds, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise InputError(f"{program} cannot be run: {error!s:.200}; check OpenSSH") from None
 
 
 def _last_line(done: "subprocess.CompletedProcess[bytes]") -> str:

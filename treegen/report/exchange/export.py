@@ -21,7 +21,7 @@ from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Message, Prompt, prompts_of
 from treegen.report.certify.document import Certificate, load_own_certificate
 from treegen.report.load import load_run
-from treegen.report.view import ProblemView, RunView, settings_group
+from treegen.report.view import ProblemView, RunView, StoredTree, settings_group
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.files import check_no_link, format_os_error
 from treegen.runs.record_format import Key
@@ -88,6 +88,11 @@ class ExportedRun:
             for problem in job.data.problems
             if problem.fields
         }
+
+    @cached_property
+    def trees(self) -> Mapping[Key, StoredTree]:
+        """The trees of a search run, by (problem, repeat); empty for other runs."""
+        return {(tree.problem_id, tree.repeat): tree for tree in self.view.trees}
 
     @cached_property
     def certificate(self) -> Certificate | None:

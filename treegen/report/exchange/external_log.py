@@ -27,9 +27,9 @@ from treegen.evals.scoring.results import write_results
 from treegen.runs import RunDir, RunSettings
 from treegen.runs.files import check_directory, format_os_error
 
-MOST_SAMPLES: Final = 1_000_000
+MAX_SAMPLES: Final = 1_000_000
 """The largest number of samples of a problem in a log, or of its epochs."""
-_MOST_COUNT: Final = 2**53
+_MAX_COUNT: Final = 2**53
 
 
 def _is_time(text: str) -> str:
@@ -37,8 +37,8 @@ def _is_time(text: str) -> str:
     return text
 
 
-Count = Annotated[int, Field(ge=0, le=_MOST_COUNT)]
-Index = Annotated[int, Field(ge=0, lt=MOST_SAMPLES)]
+Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
+Index = Annotated[int, Field(ge=0, lt=MAX_SAMPLES)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=500)]
 Time = Annotated[str, AfterValidator(_is_time)]
@@ -322,9 +322,9 @@ def _check(log: ExternalLog) -> None:
         raise InputError(
             f"no sample in the log of the task {log.task} has a score; score the log first"
         )
-    if not 1 <= log.num_samples <= MOST_SAMPLES:
+    if not 1 <= log.num_samples <= MAX_SAMPLES:
         raise InputError(
-            f"the log of the task {log.task} must have 1 to {MOST_SAMPLES:,} samples per "
+            f"the log of the task {log.task} must have 1 to {MAX_SAMPLES:,} samples per "
             f"problem, got {log.num_samples}"
         )
     problem_ids = {problem.id for problem in log.problems}

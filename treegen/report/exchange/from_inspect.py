@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, Literal
 from treegen.common.files import describe_read_error, most_unpacked, open_regular
 from treegen.errors import InputError, require_extra
 from treegen.report.exchange.external_log import (
-    MOST_SAMPLES,
+    MAX_SAMPLES,
     ExternalLog,
     ExternalSample,
     ForeignProblem,
@@ -56,8 +56,8 @@ def read_inspect(path: Path) -> ExternalLog:
     done = [pair for pair in pairs if pair[1]]
     notices += _describe_unscored(pairs, filters)
     epochs = max([log.eval.config.epochs or 1, *(sample.epoch for sample in log.samples)])
-    if epochs > MOST_SAMPLES:
-        raise InputError(f"the log {path} must have at most {MOST_SAMPLES:,} epochs, got {epochs}")
+    if epochs > MAX_SAMPLES:
+        raise InputError(f"the log {path} must have at most {MAX_SAMPLES:,} epochs, got {epochs}")
     sampling = usable_sampling(_sampling(log), notices)
     system = _system_instruction(log)
     return validate(
@@ -131,10 +131,10 @@ def _check_size(file: BinaryIO, path: Path) -> None:
 
     No entry is read beyond the size stated in the zip directory.
     """
-    most = most_unpacked(path.stat().st_size)
+    max_bytes = most_unpacked(path.stat().st_size)
     with zipfile.ZipFile(file) as packed:
         size = sum(entry.file_size for entry in packed.infolist())
-    if size > most:
+    if size > max_bytes:
         raise InputError(
             f"the log {path} unpacks to {size >> 20:,} MiB, which is far more than usual for a "
             "file of its size; if you trust the log, convert it with `inspect log convert --to "
@@ -268,8 +268,8 @@ def _scores(
         if not any(share == name or share.startswith(f"{name}/") for share in shares):
             notices.append(f"the scores of {name} are not numbers from 0 to 1 and are left out")
     for name in sorted(shares):
-        if strange := numbers[name].count(None):
-            notices.append(f"{strange:,} scores of {name} are not numbers and count as 0")
+        if num_texts := numbers[name].count(None):
+            notices.append(f"{num_texts:,} scores of {name} are not numbers and count as 0")
     return [
         {
             name: (_number(value) or 0.0, score)

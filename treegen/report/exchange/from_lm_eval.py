@@ -231,7 +231,7 @@ def _check(line: _Line) -> None:
         raise InputError(
             f"{line.where}: {BY_RESPONSE} and resps must have the same number of responses"
         )
-    are_scored = all(each.metrics or each.correct is None for each in row.by_response)
+    are_scored = all(response.metrics or response.correct is None for response in row.by_response)
     if len(row.metrics) > 1 and not are_scored:
         raise InputError(
             f"{line.where}: the line has several metrics, so each response of {BY_RESPONSE} must "
@@ -265,16 +265,18 @@ def _facts(row: _Row) -> str:
 def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> ExternalLog:
     config = validate(_Config, results.configs[task], f"{path}: configs.{task}")
     notices: list[str] = []
-    many = max((len(line.row.resps[0]) for line in lines if not _is_chosen(line.row)), default=1)
+    max_responses = max(
+        (len(line.row.resps[0]) for line in lines if not _is_chosen(line.row)), default=1
+    )
     are_responses_judged = any(line.row.by_response is not None for line in lines)
-    if many > 1 and not are_responses_judged:
+    if max_responses > 1 and not are_responses_judged:
         votes = {
             filter.name
             for filter in config.filter_list or ()
             if any(step.function in _VOTES for step in filter.filter)
         }
         notices.append(
-            f"lm-eval scored only one of the {many} responses of each document; the other "
+            f"lm-eval scored only one of the {max_responses} responses of each document; the other "
             "responses are left out"
         )
         if votes:

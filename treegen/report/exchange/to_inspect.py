@@ -204,7 +204,7 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> logs.Eval
         if isinstance(prompt_content, str)
         else prompt_content
     )
-    tree = _tree_of(run, problem, sample)
+    tree = run.trees.get((sample.problem_id, sample.index))
     return logs.EvalSample(
         id=replace_surrogates(problem.id),
         epoch=sample.index + 1,
@@ -245,14 +245,6 @@ def _input(run: ExportedRun, problem: ProblemView) -> str | list[models.ChatMess
         rest = text.removeprefix(f"{system}\n\n")  # as `treegen.evals.job` joins the two
         return [models.ChatMessageSystem(content=system), models.ChatMessageUser(content=rest)]
     return text
-
-
-def _tree_of(run: ExportedRun, problem: ProblemView, sample: Sample) -> StoredTree | None:
-    """Return the tree of a search; None if the run is not one of searches."""
-    if not run.view.searched:
-        return None
-    key = (problem.id, sample.index)
-    return next((tree for tree in run.view.trees if (tree.problem_id, tree.repeat) == key), None)
 
 
 def _score(verdict: Any) -> Score:

@@ -409,8 +409,8 @@ def _score(run: ExportedRun, samples: Sequence[Sample], filter: str) -> dict[str
         return dict(measures[0])
     if measures:
         means = {}
-        for name in dict.fromkeys(name for each in measures for name in each):
-            values = [each[name] for each in measures if name in each]
+        for name in dict.fromkeys(name for of_sample in measures for name in of_sample):
+            values = [of_sample[name] for of_sample in measures if name in of_sample]
             if all(isinstance(value, Real) for value in values):
                 means[name] = fmean(map(float, values))
         return means

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Fewer samples would show no pattern.
-_LEAST: Final = 20
+_MIN_SAMPLES: Final = 20
 _INTERVALS: Final = "with 95% intervals"
 
 
@@ -46,7 +46,7 @@ def calibration_plots(view: RunView) -> list[Plot]:
     rights = [
         verdict.correct for of_problem in view.verdicts(filter).values() for verdict in of_problem
     ]
-    if len(rights) < _LEAST or len(set(rights)) < 2:
+    if len(rights) < _MIN_SAMPLES or len(set(rights)) < 2:
         return []
     plots: list[Plot] = []
     if len(likely := by_probability(view, filter)) > 1:
@@ -196,7 +196,9 @@ def _lengths_plot(view: RunView, filter: str) -> Plot:
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
-        low, high = (int(most([most(rights), most(wrong)])) for most in (np.min, np.max))
+        low, high = (
+            int(extreme([extreme(rights), extreme(wrong)])) for extreme in (np.min, np.max)
+        )
         width = 1 + (high - low) // 30
         bins = [edge - 0.5 for edge in range(low, high + width + 1, width)]
         for values, label, colour, line, at in (

@@ -140,8 +140,8 @@ def _parts(moments: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
     for moment in moments:
         before = parts[-1][-1] if parts else moment
         # If a part was killed before its usage was written, the next part has the same number.
-        anew = moment["part"] != before["part"] or moment["seconds"] < before["seconds"]
-        if anew or not parts:
+        starts_attempt = moment["part"] != before["part"] or moment["seconds"] < before["seconds"]
+        if starts_attempt or not parts:
             parts.append([])
         parts[-1].append(moment)
     return parts

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # With fewer samples, early stopping saves little.
-_LEAST_VOTERS: Final = 16
+_MIN_VOTERS: Final = 16
 # Up to this many problems, each has a bar with its name.
 _NAMED: Final = 40
 
@@ -52,8 +52,8 @@ def run_plots(view: RunView) -> list[Plot]:
         fixed = view.verdicts(headline, fixed=True)
         if curves := k_curves(fixed, votes=votes, problems=view.problems):
             plots.append(curves_plot({plain_label(headline): curves}))
-        most = max(map(len, verdicts.values()), default=0)
-        has_all_votes = most == view.num_samples >= _LEAST_VOTERS
+        max_k = max(map(len, verdicts.values()), default=0)
+        has_all_votes = max_k == view.num_samples >= _MIN_VOTERS
         if votes and has_all_votes and not has_stopped(view):
             plots.append(
                 _savings_plot(savings(get_replay_problems(view, headline), problems=view.problems))
@@ -106,11 +106,11 @@ def curves_plot(curves_of: Mapping[str, Sequence[Curve]]) -> Plot:
                 draw_band(
                     axes, curve.ks, curve.values, colour, label, linestyle=dashed, markersize=3.5
                 )
-        most = max(curve.ks[-1] for curves in curves_of.values() for curve in curves)
-        if most > 12:
+        max_k = max(curve.ks[-1] for curves in curves_of.values() for curve in curves)
+        if max_k > 12:
             axes.set_xscale("log")
-        ticks = [k for k in (1, 2, 3, 4, 5, 8, 10, 20, 40, 100, 200, 400, 1000) if k <= most]
-        axes.set_xticks(sorted({*(t for t in ticks if most <= 12 or t not in (3, 4, 8)), most}))
+        ticks = [k for k in (1, 2, 3, 4, 5, 8, 10, 20, 40, 100, 200, 400, 1000) if k <= max_k]
+        axes.set_xticks(sorted({*(t for t in ticks if max_k <= 12 or t not in (3, 4, 8)), max_k}))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.minorticks_off()
         axes.set(xlabel="k, samples per problem", ylabel="share of problems", ylim=(-0.02, 1.02))
