@@ -133,6 +133,8 @@ class ToyBackend:
         indices: range,
         params: SamplingParams,
         search: BudgetedSearch,
+        *,
+        continues: bool = False,
     ) -> Sequence[BackendSample | None]:
         assert isinstance(context, ToyContext) and context in self.live
         self._compute(context, search)

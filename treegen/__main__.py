@@ -12,7 +12,8 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     codes: list[int] = []
-    atexit.register(_exit_early, codes)  # before all other functions, so that it runs last
+    if not atexit._ncallbacks():  # it must be the first function, so that it runs last
+        atexit.register(_exit_early, codes)
     from treegen.common.lifetimes import collect_less_often
 
     collect_less_often()

@@ -87,7 +87,7 @@ class _RepeatedNameError(ValueError):
 def _make_object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(fields)
     if len(row) < len(fields) and (name := _repeated(name for name, _ in fields)):
-        raise _RepeatedNameError(f"has two fields named {name!r}")
+        raise _RepeatedNameError(f"has two fields named {name!r:.80}")
     return row
 
 
@@ -101,7 +101,7 @@ def _repeated(names: Iterable[str]) -> str | None:
 
 def _check_columns(names: Iterable[str], path: Path) -> None:
     if name := _repeated(names):
-        raise DataError(f"{path} has two columns named {name!r}; rename or remove one of them")
+        raise DataError(f"{path} has two columns named {name!r:.80}; rename or remove one of them")
 
 
 def _describe_fault(cause: BaseException | None) -> str:

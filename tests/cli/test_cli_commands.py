@@ -78,6 +78,16 @@ sys.exit(main())
     assert done.returncode == code and done.stdout.endswith("registered"), done
 
 
+def test_what_was_registered_before_the_command_runs_at_the_end() -> None:
+    program = (
+        "import atexit, sys; atexit.register(print, 'registered', end=''); "
+        "sys.argv[1:] = ['--version']; from treegen.__main__ import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.endswith("registered"), done
+
+
 @pytest.mark.parametrize("module", ["treegen.cli.main", "click", "treegen.errors"])
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "ignored"])
 def test_a_signal_while_the_command_is_imported_prints_nothing(module: str, ignored: bool) -> None:

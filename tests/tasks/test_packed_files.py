@@ -156,6 +156,13 @@ def test_two_columns_of_the_same_name_are_an_error(
         list(read_any(file))
 
 
+def test_the_error_of_two_columns_shows_the_beginning_of_a_long_name() -> None:
+    line = b'{"%s": 1, "%s": 2}' % (b"k" * 100_000, b"k" * 100_000)
+    with pytest.raises(DataError, match="has two fields named 'kkk") as raised:
+        list(parse_rows(line, "a.jsonl"))
+    assert len(str(raised.value)) < 200
+
+
 def test_a_spreadsheet_may_write_columns_without_a_name(tmp_path: Path) -> None:
     file = tmp_path / "a.csv"
     file.write_text("question,answer,,\n1+1?,2,,\n")

@@ -151,6 +151,8 @@ class _RequestBackend:
         indices: range,
         params: SamplingParams,
         search: BudgetedSearch,
+        *,
+        continues: bool = False,
     ) -> Sequence[BackendSample | None]:
         """Request one sample per index, and wait for the answers.
 
@@ -160,6 +162,7 @@ class _RequestBackend:
             indices: Index of each sample.
             params: Sampling parameters.
             search: The search that asks.
+            continues: Whether the samples belong to a call that is already counted.
         """
         from treegen.prompts.plan.draws import row_seed
 

@@ -63,6 +63,8 @@ class Backend(Protocol):
         indices: range,
         params: SamplingParams,
         search: BudgetedSearch,
+        *,
+        continues: bool = False,
     ) -> Sequence[BackendSample | None]:
         """Draw one sample per index, in that order.
 
@@ -74,6 +76,7 @@ class Backend(Protocol):
             indices: Index of each sample.
             params: Sampling parameters.
             search: The search that asks.
+            continues: Whether the samples belong to a call that is already counted.
 
         Returns:
             The samples; None for each that had not ended when the search was stopped.

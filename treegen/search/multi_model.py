@@ -176,6 +176,8 @@ class MultiModelBackend:
         indices: range,
         params: SamplingParams,
         search: BudgetedSearch,
+        *,
+        continues: bool = False,
     ) -> Sequence[BackendSample | None]:
         """Draw one sample per index, with the LLM of the context or else the first.
 
@@ -185,9 +187,12 @@ class MultiModelBackend:
             indices: Index of each sample.
             params: Sampling parameters.
             search: The search that asks.
+            continues: Whether the samples belong to a call that is already counted.
         """
         shared, name = self._resolve_model(context)
-        samples = await self._backends[name].sample(shared.of(name), key, indices, params, search)
+        samples = await self._backends[name].sample(
+            shared.of(name), key, indices, params, search, continues=continues
+        )
         return [
             None
             if sample is None

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,12 @@ async def vote(root: SearchNode) -> SearchOutcome:
     return await majority(root, lambda node: node.text[-2:], max_samples=6, batch=3)
 
 
+async def stream_below_a_text(root: SearchNode) -> None:
+    async with aclosing(root.extend(" It is").stream(4, max_tokens=5)) as children:
+        async for _ in children:
+            pass
+
+
 async def everything(root: SearchNode) -> list[SearchNode]:
     """Uses all that nodes can do: extensions, values by prompts, scores, drops and tools."""
     first, second = await root.sample(2, max_tokens=5)
@@ -119,8 +126,10 @@ async def everything(root: SearchNode) -> list[SearchNode]:
         (step_by_step, Budget(calls=5)),
         (vote, Budget(nodes=6)),
         (everything, Budget(tokens=45)),
+        (stream_below_a_text, None),
+        (stream_below_a_text, Budget(tokens=100)),
     ],
-    ids=range(4),
+    ids=range(6),
 )
 def test_trees_are_those_of_a_local_search(
     remote: RemoteLLM, local: LLM, fn: Any, budget: Budget | None

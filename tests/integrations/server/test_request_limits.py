@@ -69,3 +69,9 @@ def test_a_structure_of_nodes_has_a_limited_size() -> None:
     for fields in ({"json_schema": schema}, {"structured_outputs": {"json": schema}}):
         with pytest.raises(InputError, match=r"json_schema has 262,1.. characters, more than the"):
             merge_params(SamplingParams(), Sampling(**fields))
+
+
+def test_the_size_of_a_schema_is_its_number_of_characters() -> None:
+    schema = {"enum": ["\u8bf4" * 2**17]}
+    parsed = parse_request({"prompt": "a", "structured_outputs": {"json": schema}}, is_chat=False)
+    assert parsed.sampling["json_schema"] == schema

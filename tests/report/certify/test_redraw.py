@@ -185,6 +185,20 @@ def test_what_follows_a_near_tie_is_compared(
         assert follow(tokens=lie).why, lie
 
 
+def test_near_ties_of_samples_with_a_minimum_length(
+    parted: tuple[NearTies, Record, Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ties, drawn, _ = parted
+    places = range(len(drawn["tokens"]))
+    expected = NearTies._list_near(ties, drawn, places)
+    request, params = ties._requests[drawn["problem_id"]]
+    longer = request, replace(params, min_tokens=9)
+    monkeypatch.setitem(ties._requests, drawn["problem_id"], longer)
+    near = NearTies._list_near(ties, drawn, places)
+    assert near[9:] == expected[9:]
+    assert all(map(ties._ends.isdisjoint, near[:9]))
+
+
 @pytest.mark.parametrize("speculate", [None, "ngram"])
 def test_given_tokens_are_followed_by_those_that_the_seed_draws(
     certified: Path, speculate: str | None

@@ -289,6 +289,7 @@ class NearTies:
         one = replace(
             params,
             max_tokens=1,
+            min_tokens=0,
             stop=(),
             reasoning_tags=None,
             confidence=0,

@@ -125,6 +125,8 @@ class NodeBackend:
         indices: range,
         params: SamplingParams,
         search: BudgetedSearch,
+        *,
+        continues: bool = False,
     ) -> Sequence[BackendSample | None]:
         """Draw one sample per index, in that order.
 
@@ -134,6 +136,7 @@ class NodeBackend:
             indices: Index of each sample.
             params: Sampling parameters.
             search: The search that asks.
+            continues: Whether the samples belong to a call that is already counted.
 
         Returns:
             The samples; None for each that had not ended when the search was stopped, or that the
@@ -166,7 +169,7 @@ class NodeBackend:
                     first=indices[start],
                     params=limited,
                 )
-                counted = context.num_tokens if not start else None
+                counted = None if start or continues else context.num_tokens
                 self._post(StepCall(ticket, context, name, make, places, most, counted))
 
         if search.line is None:

@@ -112,7 +112,8 @@ def read_structure(fields: Mapping[str, Any]) -> dict[str, Any]:
     structure |= parse_structure(fields)
     for name, value in structure.items():
         with suppress(RecursionError):  # SamplingParams raises an error for it
-            size = len(value if isinstance(value, str) else json.dumps(value))
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            size = len(text)
             if size > _MOST_STRUCTURE:
                 raise InputError(
                     f"{arg(name)} has {size:,} characters, more than the limit of "

@@ -309,7 +309,12 @@ class SearchNode(TextNode):
                 self.search.usage.calls += 1
                 self.search.usage.tokens_reprompted += context.num_tokens
             samples = await self.search.backend.sample(
-                context, self.key, range(first, first + granted), params, self.search
+                context,
+                self.key,
+                range(first, first + granted),
+                params,
+                self.search,
+                continues=continues,
             )
         children = [
             SearchNode(
