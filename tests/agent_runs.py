@@ -71,6 +71,8 @@ class ScriptedBackend:
         indices: range,
         params: SamplingParams,
         search: BudgetedSearch,
+        *,
+        continues: bool = False,
     ) -> Sequence[BackendSample | None]:
         assert isinstance(context, ScriptedContext)
         samples = []

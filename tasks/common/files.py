@@ -86,7 +86,7 @@ class _RepeatedNameError(ValueError):
 
 def _make_object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(fields)
-    if len(row) < len(fields) and (name := _repeated(name for name, _ in fields)):
+    if len(row) < len(fields) and (name := _find_repeated(name for name, _ in fields)):
         raise _RepeatedNameError(f"has two fields named {name!r:.80}")
     return row
 
@@ -94,13 +94,13 @@ def _make_object(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 _load: Final = partial(json.loads, object_pairs_hook=_make_object)
 
 
-def _repeated(names: Iterable[str]) -> str | None:
+def _find_repeated(names: Iterable[str]) -> str | None:
     """Return a name that occurs twice; None without one. Spreadsheets write unnamed columns."""
     return next((name for name, num in Counter(names).items() if num > 1 and name.strip()), None)
 
 
 def _check_columns(names: Iterable[str], path: Path) -> None:
-    if name := _repeated(names):
+    if name := _find_repeated(names):
         raise DataError(f"{path} has two columns named {name!r:.80}; rename or remove one of them")
 
 

@@ -241,6 +241,10 @@ def test_a_finished_run_deletes_snapshots_that_a_killed_process_left(
     again = treegen("search", "--resume", run)
     assert f"snapshots in {run / 'worlds'}; resume the run with {allowed} to delete" in again.err
     assert again.code == 0 and left.exists()
+    (run / "worlds" / "mine.txt").write_text("not treegen's")
+    again = treegen("search", "--resume", run, allowed)
+    assert again.code == 0 and (run / "worlds" / "mine.txt").exists()
+    (run / "worlds" / "mine.txt").unlink()
     again = treegen("search", "--resume", run, allowed)
     assert again.code == 0 and not list((run / "worlds").iterdir())
     again = treegen("search", "--resume", run)

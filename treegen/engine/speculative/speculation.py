@@ -342,13 +342,13 @@ class DrafterFactory:
         if speculate == "off" or (speculate is None and draft_runner is None):
             return None
 
-        def make_drafter(run: EngineRun, queue: RowQueue, features: Features) -> Drafter:
+        def _make_drafter(run: EngineRun, queue: RowQueue, features: Features) -> Drafter:
             if draft_runner is not None:
                 return ModelDrafter(run, queue, features, draft_runner)
             return FunctionDrafter(speculate) if callable(speculate) else NgramDrafter()
 
         return SpeculationOptions(
-            make_drafter,
+            _make_drafter,
             self._max_draft_tokens,
             self._length_controller,
             _EARLY_SAMPLES if speculate == "ngram" else 0,

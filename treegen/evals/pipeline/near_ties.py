@@ -245,7 +245,7 @@ class NearTies:
                 isinstance(stop, str) and added.startswith(full_text)
             )
 
-        def may_follow(before: str, added: str, other: int) -> bool:
+        def _may_follow(before: str, added: str, other: int) -> bool:
             if other in self._ends or stop == other:  # it adds no text
                 return stop == other and before == text
             following = full_text[len(before) : len(before) + 1]
@@ -261,7 +261,7 @@ class NearTies:
             before = read(tokens[:at])
             for other in near:
                 added = read([*tokens[:at], other])
-                if may_follow(before, added, other):
+                if _may_follow(before, added, other):
                     yield len(added), (*tokens[:at], other)
 
     def _follow_choice(self, stored: Record, redrawn: Record) -> Followed:

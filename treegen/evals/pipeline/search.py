@@ -194,7 +194,10 @@ def _open_agent(
                 )
             )
         elif worlds:
-            stack.enter_context(open_agent(work.job, work.run, execution))
+            try:
+                stack.enter_context(open_agent(work.job, work.run, execution))
+            except InputError as error:  # the run itself is complete
+                listener.tell(Message(f"the snapshots of this run were not deleted: {error}"))
         return work
     if models.on_workers:
         raise InputError(

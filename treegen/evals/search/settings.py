@@ -197,6 +197,40 @@ class SearchSettings(BaseSettings, TreeSettings):
         }
 
 
+def _check_arguments(task: SearchTask, arguments: Mapping[str, str]) -> None:
+    """Check the task arguments that a user gives for a search.
+
+    Raises:
+        InputError: An argument has a value that the task supports only without a search.
+    """
+    for name, required in task.search_defaults.arguments.items():
+        value = arguments.get(name, required)
+        if value.strip() != required:
+            raise InputError(
+                f"a search of {task.name} requires the task argument {name}={required}, got "
+                f"{value!r}; remove {name}"
+            )
+
+
+def _check_text_budget(budget: Budget, task: SearchTask) -> None:
+    """Check the budget of searches whose solutions are texts.
+
+    Raises:
+        InputError: It limits actions.
+    """
+    if budget.actions is not None:
+        raise InputError(
+            f"the limit actions of {arg('budget=')} has no effect on {task.name}, which is solved "
+            "by text; use another limit, such as tokens"
+        )
+
+
+def _read_method(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of the method of a stored run, without importing the method."""
+    method = {name: stored.get(name, _OLD_VALUES.get(name)) for name in ("arguments", "source")}
+    return method | {"method": stored["method"], "place": stored.get("place") or stored["method"]}
+
+
 def resolve_search_settings(
     requested: Mapping[str, Any], stored: Mapping[str, Any] | None = None, *, reading: bool = False
 ) -> SearchSettings:
@@ -217,23 +251,13 @@ def resolve_search_settings(
     task = get_search_task(choices["task"])
     task.configure(choices.get("extra", {}))
     defaults = task.search_defaults
-    for name, value in defaults.arguments.items():
-        given = requested.get("extra", {}).get(name, value)
-        if given.strip() != value:
-            raise InputError(
-                f"a search of {task.name} requires the task argument {name}={value}, got "
-                f"{given!r}; remove {name}"
-            )
+    _check_arguments(task, requested.get("extra", {}))
     environment = _check_environment(task, choices.get("environment"))
     budget = _budget(choices.get("budget"), defaults)
-    if environment is None and budget.actions is not None and "budget" in requested:
-        raise InputError(
-            f"the limit actions of {arg('budget=')} has no effect on {task.name}, which is solved "
-            "by text; use another limit, such as tokens"
-        )
+    if environment is None and "budget" in requested:
+        _check_text_budget(budget, task)
     if stored and reading:
-        method = {name: stored.get(name, _OLD_VALUES.get(name)) for name in ("arguments", "source")}
-        method |= {"method": stored["method"], "place": stored.get("place") or stored["method"]}
+        method = _read_method(stored)
     else:
         also = choices.get("also_arguments", ())
         method = _method(requested, stored or {}, defaults.method, also)

@@ -348,6 +348,28 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
                 'required, or {"type": "function", "function": {"name": NAME}}'
             )
         raise RequestError(message, field) from None
+    _check_combinations(ask, body, sampling, has_structure=bool(structure))
+    return ask
+
+
+def _check_combinations(
+    ask: CompletionRequest,
+    body: Mapping[str, Any],
+    sampling: Mapping[str, Any],
+    *,
+    has_structure: bool,
+) -> None:
+    """Check that the fields of a request can be used together.
+
+    Args:
+        ask: The request.
+        body: Its JSON object.
+        sampling: Its sampling parameters.
+        has_structure: Whether its samples must match a structure.
+
+    Raises:
+        RequestError: Two fields exclude each other, or there are too many bad words.
+    """
     refused = {
         "top_logprobs needs logprobs=true": ask.top_logprobs and not ask.logprobs,
         "logprobs with echo cannot be streamed": ask.echo
@@ -358,7 +380,7 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         and (ask.stream or not ask.echo),
         "tool_choice forces a call, but tools is empty": ask.must_call and not ask.tools,
         "tool_choice and structured output cannot be used together": ask.must_call
-        and bool(structure),
+        and has_structure,
         f"bad_words can contain at most {_MOST_BAD_WORDS:,} words": isinstance(
             words := sampling.get("bad_words"), list
         )
@@ -378,7 +400,6 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
         if is_so:
             field = problem.split()[0]
             raise RequestError(f"{problem}; change or remove {field}", field)
-    return ask
 
 
 def _hint_request(name: str, supported: Collection[str], is_chat: bool) -> str:
