@@ -246,12 +246,12 @@ def test_a_batch_draws_and_plays_side_by_side(batch: int, monkeypatch: pytest.Mo
         problem, backend = start(MODEL)
         sample = backend.sample
 
-        async def counted(*args: Any, sample: Any = sample) -> Any:
+        async def counted(*args: Any, sample: Any = sample, **options: Any) -> Any:
             nonlocal under_way, most
             under_way += 1
             most = max(most, under_way)
             try:
-                return await sample(*args)
+                return await sample(*args, **options)
             finally:
                 under_way -= 1
 
