@@ -1,6 +1,7 @@
 """A run of a plan whose work comes in parts draws what the whole run draws."""
 
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -103,6 +104,30 @@ def test_parts_have_the_scores_of_the_whole(llm: LLM, seed: int) -> None:
     for index, score in enumerate(expected):
         assert stream.scores[index].tokens == score.tokens
         assert stream.scores[index].logprobs == pytest.approx(score.logprobs, abs=1e-5)
+
+
+def test_scores_are_read_between_steps(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = llm._plan(build_score_requests(PAIRS, llm.tokenizer, llm.spec))
+    in_step, has_read = threading.Event(), threading.Event()
+    with llm.open_planned_stream(plan, [SamplingParams()] * len(PAIRS)) as stream:
+        stream.add_work((place, []) for place in range(len(PAIRS)))
+        step = stream.scheduler.step
+
+        def slow_step() -> list[Completion]:
+            in_step.set()
+            assert not has_read.wait(0.1)
+            return step()
+
+        def read() -> None:
+            assert in_step.wait(60) and stream.scores is not None
+            has_read.set()
+
+        monkeypatch.setattr(stream.scheduler, "step", slow_step)
+        reader = threading.Thread(target=read)
+        reader.start()
+        stream.step()
+        reader.join()
+    assert has_read.is_set()
 
 
 def test_what_prompts_share_is_computed_once_though_work_comes_in_rounds(llm: LLM) -> None:

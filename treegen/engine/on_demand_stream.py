@@ -117,6 +117,7 @@ class OnDemandStream(Stream):
         return withdrawn
 
     @property
+    @synchronized
     def scores(self) -> dict[int, Score]:
         """Scores that are known, by index of the request in the plan."""
         scores = self.scheduler.scores
