@@ -94,6 +94,7 @@ class ClusterStream(_WorkerRunView, Stream):
         finished, self._finished = self._finished[::-1], []
         return finished + self._record_results(self._run.drain())
 
+    @synchronized
     def add_work(
         self,
         work: Iterable[tuple[int, list[int]]],
