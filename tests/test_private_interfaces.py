@@ -153,6 +153,7 @@ OPTIONAL = (
 OTHERS = {
     "os._exit",
     "threading._shutdown",
+    "atexit._ncallbacks",
     "atexit._run_exitfuncs",
     "sys._base_executable",
     "task._log_destroy_pending",

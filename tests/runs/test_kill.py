@@ -29,7 +29,7 @@ from treegen.evals.judging.judgement_files import get_slot, read_records
 from treegen.runs import RunDir
 
 SERVER = """
-import gc, json, os, signal, sys
+import atexit, gc, json, os, signal, sys
 gc.disable()
 import treegen.cli.eval, treegen.evals.pipeline.evaluation, treegen.llm.llm
 import treegen.report.plots, treegen.report.text, treegen.tasks.gsm8k
@@ -51,6 +51,7 @@ for line in sys.stdin:
             path = f"{job['log']}.{name}"
             os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
         sys.argv[1:] = job["args"]
+        atexit._clear()  # a new process has no functions of other modules either
         sys.exit(main())
     print("pid", pid, flush=True)
     _, status = os.waitpid(pid, 0)

@@ -68,7 +68,9 @@ def load_verifier(
     if not share:
         return Verifier(scorer=load_scorer(name, **where), **settings)
     from treegen.model.checkpoint.files import check_weights, fingerprint, locate
+    from treegen.model.config import resolve_device
 
+    resolve_device("auto" if device is None else device)  # raises before files are read
     directory = locate(name, revision, weights=True)
     check_weights(directory)
     output_settings = (settings.get(setting) for setting in ("label", "tokens"))

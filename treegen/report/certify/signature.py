@@ -129,8 +129,11 @@ def _run(*words: str, content: bytes = b"") -> "subprocess.CompletedProcess[byte
         return subprocess.run(
             [program, *words], input=content, capture_output=True, timeout=seconds, check=False
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise InputError(f"{program} cannot be run: {error!s:.200}; check OpenSSH") from None
+    except subprocess.TimeoutExpired:
+        reason = f"it timed out after {seconds:g} seconds"
+    except OSError as error:
+        reason = f"{error!s:.200}"
+    raise InputError(f"{program} cannot be run: {reason}; check OpenSSH")
 
 
 def _last_line(done: "subprocess.CompletedProcess[bytes]") -> str:
