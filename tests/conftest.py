@@ -22,7 +22,7 @@ os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Test tensors are tiny. Threads that wait for each other take many times as long on busy cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Tests start hundreds of processes, each of which would compile treegen anew.
+# Tests start hundreds of processes. Without bytecode files, each process would compile treegen.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Verdicts that one test has kept must not be another's.
 os.environ["TREEGEN_CACHE"] = ""

@@ -1,4 +1,4 @@
-"""Triton's interpreter, which prepares its language anew in each call of a device function."""
+"""Speeds up Triton's interpreter, which patches its language in each call of a device function."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from triton.runtime import interpreter
 
 
 def prepare_once() -> None:
-    """Prepare the language once in each launch, which saves a third of the interpreter's time."""
+    """Patch the language once per launch. This saves a third of the interpreter's time."""
     scope = getattr(interpreter, "_LangPatchScope", None)
     if scope is None:  # another version of Triton
         return

@@ -168,9 +168,9 @@ def test_large_requests_are_refused_before_they_take_long(
     client: NodeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = client.root("A")
-    monkeypatch.setattr(node_calls, "_MOST_PARAMS", 1_000)
+    monkeypatch.setattr(node_calls, "_MAX_PARAMS_CHARS", 1_000)
     monkeypatch.setattr(node_answers, "_MAX_LOGPROBS", 30_000)
-    monkeypatch.setattr(requests, "_MOST_VALUES", 5_000)
+    monkeypatch.setattr(requests, "_MAX_VALUES", 5_000)
     for body in ({"prompt": [1] * 3_000}, {"prompt": "A", "params": {"regex": "a" * 2_000}}):
         assert client.error("POST", "/v1/nodes", body)[0] == 400
     text = "a," * 5_001

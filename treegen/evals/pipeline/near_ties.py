@@ -33,9 +33,7 @@ drawn in float32 and redrawn in bfloat16 parted at 0.25% of their tokens."""
 _ALWAYS_ALLOWED_TIES: Final = 2  # of a sample of any length
 _MAX_TIES: Final = 64  # of one sample, because each near-tie takes another redraw
 _MAX_BRANCHES: Final = 8  # continuations of a sample whose tokens are not stored
-_MAX_TOKENS_BACK: Final = (
-    4  # before the first token that disagrees with a text without stored tokens
-)
+_MAX_TOKENS_BACK: Final = 4  # before the first token that disagrees with a stored text
 _EXACT: Final = (
     "seed",
     "text",

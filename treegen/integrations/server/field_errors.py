@@ -56,7 +56,7 @@ _INSTEAD: Final = {
 other libraries."""
 
 
-_MOST_ERRORS: Final = 10_000  # errors of a body to read: a million takes several seconds
+_MAX_ERRORS: Final = 10_000  # errors of a body to read: a million takes several seconds
 
 
 def hint_field(name: str, known: Iterable[str]) -> str:
@@ -87,7 +87,7 @@ def describe_field_error(
         name: Name of the outermost object in the request. Default: it is the body.
         operations: Names of operations, which pydantic puts into the places of errors.
     """
-    if (num := error.error_count()) > _MOST_ERRORS:
+    if (num := error.error_count()) > _MAX_ERRORS:
         message = f"{name or 'the body'} has {num:,} values or fields that are not supported"
         return f"{message}; compare it with GET /openapi.json", None, {"type": "", "loc": ()}
     errors: Sequence[Mapping[str, Any]] = error.errors(include_url=False)

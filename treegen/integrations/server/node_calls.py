@@ -68,7 +68,7 @@ from treegen.search.reward import compute_values
 
 T = TypeVar("T")
 
-_MOST_PARAMS: Final = 2**16  # characters of the sampling parameters that a tree keeps, as JSON
+_MAX_PARAMS_CHARS: Final = 2**16  # characters of the sampling parameters that a tree keeps, as JSON
 _MESSAGE_CHARS: Final = 16_384  # characters of messages that a tree keeps, in addition to
 _MESSAGE_CHARS_PER_TOKEN: Final = 16
 
@@ -113,10 +113,10 @@ class NodeCalls:
             raise RequestError(
                 "params are nested too deeply; use a flatter schema", "params"
             ) from None
-        if size > _MOST_PARAMS:
+        if size > _MAX_PARAMS_CHARS:
             raise RequestError(
                 f"the parameters of a tree have {size:,} characters, but a tree stores at most "
-                f"{_MOST_PARAMS:,}; send the large parameters with each sample request",
+                f"{_MAX_PARAMS_CHARS:,}; send the large parameters with each sample request",
                 "params",
             )
         with self.store.reserve(client, 1, 0):

@@ -18,8 +18,8 @@ from treegen.prompts.grammars import REQUESTED, parse_structure
 
 Token = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 _Phrase = Annotated[str, Field(max_length=10_000)]
-_MOST_STRUCTURE: Final = 2**18  # characters of a structure, which is compiled before sampling
-_Structure = Annotated[str, Field(max_length=_MOST_STRUCTURE)]
+_MAX_STRUCTURE_CHARS: Final = 2**18  # characters of a structure, which is compiled before sampling
+_Structure = Annotated[str, Field(max_length=_MAX_STRUCTURE_CHARS)]
 Variables = Annotated[dict[str, Any], Field(max_length=1_000)]
 """Variables of a chat template."""
 _KeyToken = Annotated[int, Field(strict=False)]  # keys of JSON objects are text
@@ -114,10 +114,10 @@ def read_structure(fields: Mapping[str, Any]) -> dict[str, Any]:
         with suppress(RecursionError):  # SamplingParams raises an error for it
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             size = len(text)
-            if size > _MOST_STRUCTURE:
+            if size > _MAX_STRUCTURE_CHARS:
                 raise InputError(
                     f"{arg(name)} has {size:,} characters, more than the limit of "
-                    f"{_MOST_STRUCTURE:,}; simplify the value"
+                    f"{_MAX_STRUCTURE_CHARS:,}; simplify the value"
                 )
     return structure
 

@@ -62,9 +62,9 @@ _RENAMED: Final = ("best_of", "max_completion_tokens", "top_logprobs")
 _DEFAULT_MAX_TOKENS: Final = 16  # default of /v1/completions, as in OpenAI's API
 
 _NAMED: Final = 8  # maximum unknown fields that an error names
-_MOST_ECHOED: Final = 2**20  # maximum characters of prompts that are echoed n times
-_MOST_VALUES: Final = 2**20  # values of a JSON text: a million takes about 0.2 s to read
-_MOST_BAD_WORDS: Final = 1_000  # as in the requests for nodes
+_MAX_ECHOED_CHARS: Final = 2**20  # maximum characters of prompts that are echoed n times
+_MAX_VALUES: Final = 2**20  # values of a JSON text: a million takes about 0.2 s to read
+_MAX_BAD_WORDS: Final = 1_000  # as in the requests for nodes
 _MAX_PROMPT_LOGPROBS: Final = (
     2**21
 )  # maximum prompt log-probabilities of an answer, alternatives included
@@ -255,7 +255,7 @@ class CompletionRequest(BaseModel):
             prompt_logprobs=self.num_prompt_top,
             logit_bias=self.logit_bias or None,
         )
-        if self.echo and params.n > 1 and params.n * len(str(self.prompt)) > _MOST_ECHOED:
+        if self.echo and params.n > 1 and params.n * len(str(self.prompt)) > _MAX_ECHOED_CHARS:
             raise RequestError(
                 f"echo would return the prompt n={params.n} times, which is too long for a "
                 "response; leave out echo",
@@ -296,8 +296,8 @@ def read_json(text: bytes) -> dict[str, Any]:
 @pause_gc()
 def _read_object(text: bytes, name: str = "the body") -> dict[str, Any]:
     # Nothing else is served while JSON is read.
-    if max(text.count(b","), text.count(b"[") + text.count(b"{")) > _MOST_VALUES:
-        raise RequestError(f"{name} has more than {_MOST_VALUES:,} values; send several requests")
+    if max(text.count(b","), text.count(b"[") + text.count(b"{")) > _MAX_VALUES:
+        raise RequestError(f"{name} has more than {_MAX_VALUES:,} values; send several requests")
     try:
         parsed = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -381,10 +381,10 @@ def _check_combinations(
         "tool_choice forces a call, but tools is empty": ask.must_call and not ask.tools,
         "tool_choice and structured output cannot be used together": ask.must_call
         and has_structure,
-        f"bad_words can contain at most {_MOST_BAD_WORDS:,} words": isinstance(
+        f"bad_words can contain at most {_MAX_BAD_WORDS:,} words": isinstance(
             words := sampling.get("bad_words"), list
         )
-        and len(words) > _MOST_BAD_WORDS,
+        and len(words) > _MAX_BAD_WORDS,
         "first needs a seed": ask.first and "seed" not in sampling,
         "stream_options needs stream=true": ask.stream_options.include_usage and not ask.stream,
         "best_of must equal n": ask.best_of not in (None, body.get("n", 1)),
