@@ -95,20 +95,16 @@ class Savings:
         return f"{named} ({self.num_problems:,})\n{format_table(head, rows, range(1, len(head)))}"
 
 
-def has_stopped(view: RunView) -> bool:
-    """Return whether a rule has left out samples of a run, or cut samples."""
-    return view.voters is not None or any(s.finish_reason == STOPPED for s in view.samples)
-
-
 def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
     """Return the samples of each complete problem, for a run that drew all samples.
 
     Raises:
-        InputError: nothing is scored, the run stopped early, or there are too few samples.
+        InputError: nothing is scored, the run stopped early, it has too few samples, or it does
+            not record numbers of tokens, as some imported logs.
     """
     if not filter:
         raise InputError(f"the samples of {view.path} are not scored; score the run first")
-    if has_stopped(view):
+    if view.voters is not None or any(s.finish_reason == STOPPED for s in view.samples):
         raise InputError(
             f"the run {view.path} used early stopping, so the samples after the stop are "
             "missing; draw the missing samples with --resume and --stop-when never"
@@ -124,6 +120,11 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
         raise InputError(
             f"no finished problem of the run {view.path} has two or more samples for a vote; "
             f"draw more samples with {arg('num_samples=')}"
+        )
+    if not any(any(problem.tokens) for problem in complete.values()):
+        raise InputError(
+            f"the run {view.path} does not record how many tokens its samples have; choose a run "
+            "that treegen sampled"
         )
     return complete
 
@@ -152,7 +153,12 @@ def savings(
     groups += [
         (label, [i for i in drawn if low <= share[i] < high]) for label, low, high in _THIRDS
     ]
-    return [_savings(label, ids, cache, chances) for label, ids in groups if ids]
+    # An imported log may lack the numbers of tokens of some problems.
+    return [
+        _savings(label, ids, cache, chances)
+        for label, ids in groups
+        if any(any(drawn[i].tokens) for i in ids)
+    ]
 
 
 class _ReplayCache:

@@ -1,9 +1,11 @@
 """The plots of one run, and those that show several runs together or compare two."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from treegen.common.lifetimes import pause_gc
+from treegen.errors import InputError
 from treegen.evals.statistics.tables import GROUP_COLUMNS, Grid, Table
 from treegen.report.compare import Comparison
 from treegen.report.curves import Curve, VoteShares, k_curves, vote_shares
@@ -25,7 +27,7 @@ from treegen.report.plots.figures import (
 from treegen.report.plots.heat_map import draw_grid
 from treegen.report.plots.progress import finish_plot, lengths_plot, sharing_plot, timeline_plot
 from treegen.report.plots.searches import solved_plot
-from treegen.report.stopping_savings import Savings, get_replay_problems, has_stopped, savings
+from treegen.report.stopping_savings import Savings, get_replay_problems, savings
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
@@ -53,11 +55,10 @@ def run_plots(view: RunView) -> list[Plot]:
         if curves := k_curves(fixed, votes=votes, problems=view.problems):
             plots.append(curves_plot({plain_label(headline): curves}))
         max_k = max(map(len, verdicts.values()), default=0)
-        has_all_votes = max_k == view.num_samples >= _MIN_VOTERS
-        if votes and has_all_votes and not has_stopped(view):
-            plots.append(
-                _savings_plot(savings(get_replay_problems(view, headline), problems=view.problems))
-            )
+        if votes and max_k == view.num_samples >= _MIN_VOTERS:
+            with suppress(InputError):  # the run stopped early, or lacks numbers of tokens
+                replay_problems = get_replay_problems(view, headline)
+                plots.append(_savings_plot(savings(replay_problems, problems=view.problems)))
         plots += [
             _table_plot(i, table) for i, table in enumerate(view.report.tables) if _has_bars(table)
         ]
