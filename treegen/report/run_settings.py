@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -300,18 +301,25 @@ def describe_random_numbers(a: "RunView", b: "RunView", *, is_similar: bool) -> 
 
 
 def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:
-    """Return the settings that are not the same in all runs: the value of each run, by name."""
-    first, *later = settings
-    names = dict.fromkeys(name for other in later for name in first.differing(other))
-    columns = {}
-    for name in names:
-        pairs = [first.differing(other).get(name) for other in later]
-        first_value = next(pair[0] for pair in pairs if pair is not None)
-        columns[name] = [first_value]
-        for pair, other in zip(pairs, later, strict=True):
-            unchanged = first_value if other.is_known(name) else _NOT_RECORDED
-            columns[name].append(unchanged if pair is None else pair[1])
-    return columns
+    """Return the settings that are not the same in all runs: the value of each run, by name.
+
+    The value is "" for a search by a method that does not read the setting.
+
+    Args:
+        settings: The settings of each run.
+    """
+    columns: dict[str, list[str | None]] = {}
+    for (i, a), (j, b) in combinations(enumerate(settings), 2):
+        for name, pair in a.differing(b).items():
+            column = columns.setdefault(name, [None] * len(settings))
+            column[i], column[j] = pair
+    return {
+        name: [
+            value if value is not None else "" if run.is_known(name) else _NOT_RECORDED
+            for run, value in zip(settings, column, strict=True)
+        ]
+        for name, column in columns.items()
+    }
 
 
 def short_model_name(model: str) -> str:
