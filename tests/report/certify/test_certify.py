@@ -279,6 +279,9 @@ def test_seeds_and_prompts_follow_from_the_settings(certified: Path, copied: Pat
         path.write_bytes(b"".join([*lines[:3], encode_record({**record, name: value}), *lines[4:]]))
         with pytest.raises(InputError, match="of 1 samples differ from"):
             certify_run(copied, {"model": str(certified / "model")}, Listener())
+    del record["seed"]
+    path.write_bytes(b"".join([*lines[:3], encode_record(record), *lines[4:]]))
+    assert "the seeds of 1 samples differ from" in str(_check(certified, copied))
 
 
 def test_samples_left_out_are_missing(certified: Path, copied: Path) -> None:

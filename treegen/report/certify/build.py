@@ -342,7 +342,7 @@ def find_foreign_samples(run: RunDir, prepared: PreparedJob) -> str:
         num_prompts += record.get("prompt_hash") != hashes[name]
         if name in requests:
             request, params = requests[name]
-            num_seeds += record["seed"] != sample_seed(params.seed, request, index)
+            num_seeds += record.get("seed") != sample_seed(params.seed, request, index)
     if num_prompts:
         return f"the prompts of {num_prompts:,} samples differ from those that treegen renders now"
     return f"the seeds of {num_seeds:,} samples differ from those of the run" if num_seeds else ""
