@@ -2,6 +2,7 @@
 
 import math
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -116,6 +117,18 @@ def test_pairs_within_a_problem_tell_whether_likelier_is_right(run: RunView) -> 
     assert found is not None and found.num_problems == 2
     assert found.value == pytest.approx((1.0 + 0.25) / 2)
     assert compute_within_problem_auc(with_samples(run, samples[-2:]), "numeric") is None
+
+
+def test_memory_for_pairs_grows_with_samples_and_not_with_their_square(run: RunView) -> None:
+    view = with_samples(run, [("a", "1", i % 2 == 0, -float(i + 1), 1) for i in range(4000)])
+    tracemalloc.start()
+    try:
+        found = compute_within_problem_auc(view, "numeric")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found is not None and found.value == pytest.approx(2001 / 4000)
+    assert peak < 2**21, "2,000 x 2,000 differences would take 32 MB"
 
 
 def test_points_are_the_votes_of_the_report(run: RunView) -> None:

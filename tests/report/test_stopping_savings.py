@@ -109,7 +109,9 @@ def test_the_command_and_the_plot(whole: Path, stopped: Path, treegen: Command) 
 
 def test_an_imported_log_may_lack_numbers_of_tokens(whole: Path) -> None:
     view = load_run(whole)
-    hard = {p.id for p in view.problems if sum(v.correct for v in view.verdicts("numeric")[p.id]) < 7}
+    hard = {
+        p.id for p in view.problems if sum(v.correct for v in view.verdicts("numeric")[p.id]) < 7
+    }
     assert 0 < len(hard) < len(view.problems)
 
     def without_tokens(ids: set[str]) -> RunView:

@@ -121,8 +121,9 @@ def compute_within_problem_auc(view: RunView, filter: str) -> Estimate | None:
     shares, ids = [], []
     for problem_id, (wrong, rights) in groups.items():
         if wrong and rights:
-            difference = np.subtract.outer(np.array(rights), np.array(wrong))
-            shares.append(float(((difference > 0) + 0.5 * (difference == 0)).mean()))
+            # Ranks, because a problem may have thousands of samples, and thus millions of pairs.
+            ranks = [np.searchsorted(np.sort(wrong), rights, side) for side in ("left", "right")]
+            shares.append(float(np.mean(ranks)) / len(wrong))
             ids.append(problem_id)
     return estimate(shares, clusters_of(view.problems, ids)) if shares else None
 

@@ -166,38 +166,39 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
         filter: The filter that reads the answers.
         full: Whether to show whole texts; otherwise long ones are cut.
     """
-    answers = {s.index: _answer(s, filter) for s in problem.samples}
-    vote = majority_vote(answers.values())
-    lines: list[str] = []
+    answers = [_answer(sample, filter) for sample in problem.samples]
+    vote = majority_vote(answers)
     limit = None if full else 2000
-    lines.append(safe_text(f"problem {problem.id}, prompt of {problem.prompt_tokens:,} tokens\n"))
+    lines = [safe_text(f"problem {problem.id}, prompt of {problem.prompt_tokens:,} tokens\n")]
     if problem.images:
         lines.append("".join(f"image: {_clip(str(image), 300)}\n" for image in problem.images))
     for title, text in (("question", problem.question), ("reference", problem.reference)):
         if text:
             lines.append(f"{title}: {_clip(text, limit)}\n")
     if vote.answer is not None:
-        votes: dict[str, list[int]] = {}
-        for index, answer in answers.items():
-            votes.setdefault("(none)" if answer is None else answer, []).append(index)
-        ranked = sorted(votes.items(), key=lambda item: -len(item[1]))
+        samples_of: dict[str, list[Sample]] = {}
+        for sample, answer in zip(problem.samples, answers, strict=True):
+            samples_of.setdefault("(none)" if answer is None else answer, []).append(sample)
+        ranked = sorted(samples_of.items(), key=lambda item: -len(item[1]))
         rows = [
             [
                 _clip(answer, 60),
-                str(len(indices)),
+                str(len(samples)),
                 "*" if answer in vote.tied else "",
-                classify_sample(problem.samples[list(answers).index(indices[0])], filter),
+                classify_sample(samples[0], filter),
             ]
-            for answer, indices in ranked
+            for answer, samples in ranked
         ]
         columns = [f"Answer ({filter})", "Votes", "Most", "Verdict"]
         lines.append(f"{format_table(columns, rows, right=(1,))}\n")
     for s in problem.samples:
-        what = "search" if view.searched else f"sample {s.index}"
+        name = f"{'search' if view.searched else 'sample'} {s.index}"
+        if view.searched and view.num_samples == 1:
+            name = "search"
         logprob = "" if s.logprob is None else f", logprob {s.logprob:.2f}"
         lines.append(
             safe_text(
-                f"--- {what}: {classify_sample(s, filter)}, {s.num_tokens:,} tokens{logprob}, "
+                f"--- {name}: {classify_sample(s, filter)}, {s.num_tokens:,} tokens{logprob}, "
                 f"ended by {s.ended}"
             )
         )

@@ -124,8 +124,12 @@ def _references(problems: Sequence[ProblemView], kind: str) -> Iterator[Finding]
     several = [p for p in problems if len({squad_form(gold) for gold in golds[p.id]}) > 1]
     yield from _find("several-references", several, problems)
     if kind == "number":
-        unclear = [p for p in problems if all(value_of(gold) is None for gold in golds[p.id])]
-        unclear = [p for p in unclear if p not in empty]
+        empty_ids = {p.id for p in empty}
+        unclear = [
+            p
+            for p in problems
+            if p.id not in empty_ids and all(value_of(gold) is None for gold in golds[p.id])
+        ]
         yield from _find("ambiguous-reference", unclear, problems)
     if kind == "choice":
         equal = [p for p in problems if _has_equal_choices(p)]

@@ -164,23 +164,23 @@ def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
         return
     stop_setting = settings_group(view.info, "sampling").get("stop")
     stops = [stop for stop in stop_setting if stop] if isinstance(stop_setting, list) else []
-    questions = {p.id: p.question for p in view.problems}
-    for name, text in texts.items():
-        at = text.rfind(questions.get(name) or "\0")
-        line = text[:at].rpartition("\n")[2] if at > 0 else ""
-        is_header = line.strip().endswith(":") and len(line) <= 40
-        if not is_header or any(str(stop) in f"\n\n{line}" for stop in stops):
-            return
-        header = line.strip()
-        ran = [s for s in view.samples if f"\n{header}" in s.text]
-        yield from find(
-            "separator-does-not-stop",
-            ran or [(name, text[-_EXCERPT:])],
-            view.num_done,
-            severity=None if ran else "low",
-            header=header,
-        )
+    problem_id, text = next(iter(texts.items()), ("", ""))  # all prompts have the same form
+    question = next((p.question for p in view.problems if p.id == problem_id), "")
+    before, found, _ = text.rpartition(question or "\0")
+    line = before.rpartition("\n")[2] if found else ""
+    header = line.strip()
+    if not header.endswith(":") or len(line) > 40:
         return
+    if any(str(stop) in f"\n\n{line}" for stop in stops):
+        return
+    ran_on = [s for s in view.samples if f"\n{header}" in s.text]
+    yield from find(
+        "separator-does-not-stop",
+        ran_on or [(problem_id, text[-_EXCERPT:])],
+        view.num_done,
+        severity=None if ran_on else "low",
+        header=header,
+    )
 
 
 def _of_model(

@@ -8,6 +8,7 @@ file, the line or sample, and the field.
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -327,12 +328,10 @@ def _check(log: ExternalLog) -> None:
             f"the log of the task {log.task} must have 1 to {MAX_SAMPLES:,} samples per "
             f"problem, got {log.num_samples}"
         )
-    problem_ids = {problem.id for problem in log.problems}
-    if len(problem_ids) < len(log.problems):
-        ids = [problem.id for problem in log.problems]
-        twice = next(i for i in ids if ids.count(i) > 1)
+    ((problem_id, count),) = Counter(problem.id for problem in log.problems).most_common(1)
+    if count > 1:
         raise InputError(
-            f"the log has two problems with the id {twice!r}; rename one of the problems"
+            f"the log has two problems with the id {problem_id!r}; rename one of the problems"
         )
     seen: set[tuple[str, int]] = set()
     for sample in log.samples:

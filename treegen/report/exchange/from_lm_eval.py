@@ -329,20 +329,16 @@ def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tup
     lm-eval takes the mean over the documents that have a metric. A document whose value is not a
     number (NaN) has none. A metric with a value outside of 0 to 1 is left out.
     """
-    only_shares: dict[tuple[str, str], bool] = {}
+    values_of: dict[tuple[str, str], list[Any]] = {}
     for line in lines:
         for name, value in line.values.items():
-            key = line.row.filter, name
-            only_shares[key] = only_shares.get(key, True) and (_is_nan(value) or _is_share(value))
-    none = {
+            values_of.setdefault((line.row.filter, name), []).append(value)
+    pairs = [
         key
-        for key in only_shares
-        if not any(
-            line.row.filter == key[0] and _is_share(line.values.get(key[1])) for line in lines
-        )
-    }
-    pairs = [key for key, is_share in only_shares.items() if is_share and key not in none]
-    for name in sorted({name for _, name in only_shares} - {name for _, name in pairs}):
+        for key, values in values_of.items()
+        if any(map(_is_share, values)) and all(_is_nan(v) or _is_share(v) for v in values)
+    ]
+    for name in sorted({name for _, name in values_of} - {name for _, name in pairs}):
         notices.append(f"the values of {name} are not numbers from 0 to 1 and are left out")
     return pairs
 
