@@ -9,8 +9,10 @@ import pytest
 from cli_cases import Command
 from report_cases import HOSTILE, make_run, make_search_run
 
+from treegen.evals.progress.run_progress import AccuracyCounter
+from treegen.evals.search.job import load_search_job
 from treegen.evals.statistics.estimators import estimate
-from treegen.report.compare import compare_runs
+from treegen.report.compare import CLUSTERED, compare_runs
 from treegen.report.load import load_run
 from treegen.report.plots.searches import (
     cost_listing,
@@ -150,3 +152,30 @@ def test_the_prompt_of_a_problem_is_a_graph_too(treegen: Command, tmp_path: Path
     done = treegen("show", run, "--tree", "p1", "--as", "mermaid")
     assert done.code == 0 and done.out.startswith("flowchart LR\n  n0[")
     assert done.out.count(" --> ") + done.out.count(" ==> ") >= 3
+
+
+def test_groups_of_problems_are_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_grouped(settings: Any) -> Any:
+        job = load_search_job(settings)
+        problems = [replace(p, group=f"g{i // 4}") for i, p in enumerate(job.data.problems)]
+        return replace(job, data=replace(job.data, problems=tuple(problems)))
+
+    monkeypatch.setattr("treegen.evals.search.job.load_search_job", load_grouped)
+    monkeypatch.setattr("treegen.evals.identity.check_same_task", lambda *_: None)
+    view = load_run(make_search_run(tmp_path / "run"))
+    assert not view.notices and view.report is not None
+    solved = [float(bool(tree.solved)) for tree in view.trees]
+    clustered = estimate(solved, [i // 4 for i in range(12)])
+    assert clustered.low != estimate(solved).low
+    row = view.report.metrics[0]
+    counter = AccuracyCounter()
+    for tree in view.trees:
+        counter.count(tree.problem_id, bool(tree.solved))
+    assert counter.estimate(problems=view.problems) == clustered
+    unfinished = counter.estimate(2, problems=view.problems)
+    wrong = estimate([*solved, 0.0, 0.0], [*(i // 4 for i in range(12)), "a", "b"])
+    assert unfinished is not None and unfinished.low == wrong.low
+    share = solved_share(view.trees, problems=view.problems)
+    assert (row.low, row.high) == (clustered.low, clustered.high) and share == clustered
+    (difference,) = compare_runs(view, view).differences
+    assert difference.method == CLUSTERED

@@ -29,7 +29,7 @@ HOST: Final = "127.0.0.1"
 # The least seconds between two pages, per second of processor time that a page took.
 _PAUSE_FACTOR: Final = 10.0
 # Only changes of these files, which belong to runs, make a new page.
-_FILES: Final = ("*.json", "*.jsonl")
+_FILES: Final = ("*.json", "*.jsonl", "judged/*/*.jsonl")
 
 
 class WatchedPage:

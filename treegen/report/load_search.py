@@ -6,6 +6,7 @@ So all code that shows or compares runs accepts it. Its only filter is `solved`.
 import math
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.errors import RunError, TreegenError
@@ -17,7 +18,13 @@ from treegen.evals.config.base import (
     overrides_run,
 )
 from treegen.evals.progress.usage import load_attempts, read_timeline
-from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
+from treegen.evals.statistics.metrics import (
+    Incomplete,
+    MetricRow,
+    Report,
+    clusters_of,
+    mean_row,
+)
 from treegen.evals.verdict import Verdict
 from treegen.report.changed_scores import ChangedNotice, describe_change
 from treegen.report.view import (
@@ -144,6 +151,7 @@ def _problems(
             id=problem_id,
             question=problem_of[problem_id].question if problem_id in problem_of else "",
             answer=problem_of[problem_id].answer if problem_id in problem_of else "",
+            group=problem_of[problem_id].group if problem_id in problem_of else "",
             samples=tuple(map(_sample, of_problem.get(problem_id, ()))),
         )
         for problem_id in run.info.problem_ids
@@ -182,16 +190,12 @@ def _report(
     info: "RunInfo", problems: tuple[ProblemView, ...], num_fewshot: int | None
 ) -> Report | None:
     """Return a report with the share of solved problems."""
-    solved = [
-        [
-            sample.verdicts[_SOLVED].correct
-            for sample in problem.samples
-            if sample.verdicts is not None
-        ]
+    shares = {
+        problem.id: fmean(verdict.correct for verdict in verdicts)
         for problem in problems
-    ]
-    flags = [sum(searches) / len(searches) for searches in solved if searches]
-    if not flags:
+        if (verdicts := [v for s in problem.samples if (v := s.verdict(_SOLVED)) is not None])
+    }
+    if not shares:
         return None
     task = info.identity.get("task", {})
     row = MetricRow(
@@ -200,7 +204,7 @@ def _report(
         filter=_SOLVED,
         num_fewshot=num_fewshot,
         metric=_SOLVED,
-        **mean_row(flags),
+        **mean_row([*shares.values()], clusters=clusters_of(problems, [*shares])),
     )
     done = sum(len(problem.samples) for problem in problems)
     repeats = max(1, info.planned // max(1, len(problems)))
