@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.formatting import flatten, replace_surrogates
 from treegen.errors import require_extra
-from treegen.report.calibration import problem_points
+from treegen.report.calibration import compute_problem_points
 from treegen.report.view import RunView
 from treegen.runs import Key, RunDir, SearchRunDir
 
@@ -66,9 +66,9 @@ class Frames:
         """
         points = {}
         if self.view.filters:
-            points = {p.place: p for p in problem_points(self.view, self.view.headline)}
+            points = {p.index: p for p in compute_problem_points(self.view, self.view.headline)}
         rows = []
-        for place, problem in enumerate(self.view.problems):
+        for index, problem in enumerate(self.view.problems):
             row: dict[str, Any] = {
                 "problem_id": problem.id,
                 "question": problem.question,
@@ -77,10 +77,10 @@ class Frames:
                 "prompt_tokens": problem.prompt_tokens,
                 "num_samples": len(problem.samples),
             }
-            if (point := points.get(place)) is not None:
-                row |= {"accuracy": point.right, "mean_tokens": point.tokens}
+            if (point := points.get(index)) is not None:
+                row |= {"accuracy": point.accuracy, "mean_tokens": point.mean_tokens}
                 if self.view.votes:
-                    row |= {"top_share": point.top, "vote": point.vote}
+                    row |= {"top_share": point.top_share, "vote": point.vote}
             rows.append(row)
         return _frame(rows, ["problem_id"])
 

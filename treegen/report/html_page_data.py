@@ -20,7 +20,7 @@ from treegen.report.curves import (
     INVALID,
     RIGHT,
     SOLVED,
-    UNJUDGED,
+    UNSCORED,
     UNSOLVED,
     WRONG,
     VoteShares,
@@ -49,7 +49,7 @@ _STEP_CHARS: Final = 20_000
 _STEP_CALLS: Final = 100
 
 # The codes of outcomes and of votes that the script reads.
-_DIGITS: Final = {WRONG: "0", RIGHT: "1", INVALID: "2", UNJUDGED: "3", UNSOLVED: "0", SOLVED: "1"}
+_DIGITS: Final = {WRONG: "0", RIGHT: "1", INVALID: "2", UNSCORED: "3", UNSOLVED: "0", SOLVED: "1"}
 _NO_VOTE, _TIED, _WON, _LOST = 0, 1, 2, 3
 
 
@@ -123,7 +123,7 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
             "filters": [_filter(view, filter) for filter in view.filters],
             "votes": view.votes,
             "unit": view.unit,
-            "fates": [UNSOLVED, SOLVED] if view.searched else [WRONG, RIGHT, INVALID, UNJUDGED],
+            "fates": [UNSOLVED, SOLVED] if view.searched else [WRONG, RIGHT, INVALID, UNSCORED],
             "prompts": _prompts(view),
             "trees": [_describe_tree(tree) for tree in view.trees],
             "text_starts": [start for start, _ in texts],
@@ -271,7 +271,7 @@ def _filter(view: RunView, name: str) -> dict[str, Any]:
         "vote": votes,
         "best": best,
         "right": [None if share is None else round(share.right, 4) for share in of_problems],
-        "share": [None if share is None else round(share.top, 4) for share in of_problems],
+        "share": [None if share is None else round(share.top_share, 4) for share in of_problems],
     }
 
 

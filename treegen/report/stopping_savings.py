@@ -17,7 +17,7 @@ from treegen.evals.statistics.replay import (
     replay_majority,
 )
 from treegen.evals.statistics.votes import tally
-from treegen.report.curves import some_ks
+from treegen.report.curves import choose_ks
 from treegen.report.tables import interval
 from treegen.report.view import RunView
 
@@ -205,7 +205,7 @@ def _savings(
     label: str, ids: Sequence[str], cache: _ReplayCache, chances: Sequence[float]
 ) -> Savings:
     max_k = min(len(cache.drawn[i].tokens) for i in ids)
-    curve = {k: cache.plain(ids, k) for k in some_ks(max_k)}
+    curve = {k: cache.plain(ids, k) for k in choose_ks(max_k)}
     votes = {k: _mean_vote(outcomes) for k, outcomes in curve.items()}
 
     def point(name: str, outcomes: Sequence[RuleOutcome]) -> Point:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treegen.report.curves import (
-    FATES,
     INVALID,
+    OUTCOMES,
     RIGHT,
     SOLVED,
-    UNJUDGED,
+    UNSCORED,
     UNSOLVED,
     WRONG,
     finish_counts,
@@ -36,7 +36,7 @@ _COLOURS: Final = {
     RIGHT: GREEN,
     WRONG: ORANGE,
     INVALID: GREY,
-    UNJUDGED: SKY,
+    UNSCORED: SKY,
     SOLVED: GREEN,
     UNSOLVED: ORANGE,
 }
@@ -51,7 +51,7 @@ def finish_plot(view: RunView) -> Plot:
         axes = figure.subplots()
         reasons = list(counts)
         starts = [0] * len(reasons)
-        for name in FATES:
+        for name in OUTCOMES:
             values = [counts[reason][name] for reason in reasons]
             if any(values):
                 axes.barh(

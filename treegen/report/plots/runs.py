@@ -226,12 +226,12 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
     tied = sum(s.won and s.tied for s in shares)
     parts = [
         ("right", [s.right for s in shares], GREEN),
-        ("most frequent wrong answer", [s.leading for s in shares], ORANGE),
-        ("other wrong answers", [s.other for s in shares], YELLOW),
+        ("most frequent wrong answer", [s.top_wrong for s in shares], ORANGE),
+        ("other wrong answers", [s.other_wrong for s in shares], YELLOW),
         ("no answer", [s.invalid for s in shares], GREY),
     ]
     if not votes:  # no two programs are the same, so no wrong one is most frequent
-        wrong = [s.leading + s.other for s in shares]
+        wrong = [s.top_wrong + s.other_wrong for s in shares]
         parts[1:3] = [("wrong", wrong, ORANGE)]
 
     def draw(figure: "Figure") -> None:
