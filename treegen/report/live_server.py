@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, TreegenError
-from treegen.report.html_page import Live, render_page
+from treegen.report.html_page import LivePage, render_page
 from treegen.report.load import load_run
 
 HOST: Final = "127.0.0.1"
@@ -76,7 +76,7 @@ class WatchedPage:
                 begin = self._cpu()
                 version = self._version
                 views = [load_run(path, **self._options) for path in self._paths]
-                page = render_page(views, live=Live(version, self._every))
+                page = render_page(views, live=LivePage(version, self._every))
                 self._page, self._page_version = page.encode(), version
                 self._ended = all(view.num_done >= view.info.planned for view in views)
                 pause = max(self._every, _PAUSE_FACTOR * (self._cpu() - begin))

@@ -27,7 +27,7 @@ from treegen.report.plots.figures import (
     PlotLink,
     draw_legend,
     error_bars,
-    spot,
+    make_link,
 )
 from treegen.report.view import RunView
 
@@ -110,10 +110,10 @@ def _point_plot(
         points: The coordinates of each problem's point, by the problem's index in the run.
     """
 
-    def spots(figure: "Figure") -> list[PlotLink]:
-        return [spot(figure, point, point, index) for index, point in points.items()]
+    def find_links(figure: "Figure") -> list[PlotLink]:
+        return [make_link(figure, point, point, index) for index, point in points.items()]
 
-    return Plot(name, title, description, draw, (6.4, 4.0), spots)
+    return Plot(name, title, description, draw, (6.4, 4.0), find_links)
 
 
 def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:

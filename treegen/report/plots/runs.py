@@ -21,8 +21,8 @@ from treegen.report.plots.figures import (
     PlotLink,
     draw_band,
     draw_legend,
+    make_link,
     plain_label,
-    spot,
 )
 from treegen.report.plots.heat_map import draw_grid
 from treegen.report.plots.progress import finish_plot, lengths_plot, sharing_plot, timeline_plot
@@ -269,13 +269,13 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
     if votes:
         description += f"; a right answer has the most votes in {won:,} and ties in {tied:,}"
 
-    def spots(figure: "Figure") -> list[PlotLink]:
+    def find_links(figure: "Figure") -> list[PlotLink]:
         return [
-            spot(figure, (at - 0.5, 0), (at + 0.5, 1), place[share.problem_id])
+            make_link(figure, (at - 0.5, 0), (at + 0.5, 1), place[share.problem_id])
             for at, share in enumerate(shares)
         ]
 
-    return Plot("votes", "Answers per problem", description, draw, (6.4, 4.4), spots)
+    return Plot("votes", "Answers per problem", description, draw, (6.4, 4.4), find_links)
 
 
 def _solved_plot(right: Sequence[float]) -> Plot:
@@ -292,17 +292,20 @@ def _solved_plot(right: Sequence[float]) -> Plot:
 
     description = f"{never:,} of {len(right):,} problems are never solved, {always:,} always"
 
-    def spots(figure: "Figure") -> list[PlotLink]:
+    def find_links(figure: "Figure") -> list[PlotLink]:
         top = figure.axes[0].get_ylim()[1]
         names = [
             f"accuracy>={i / 10:g}" + (f" accuracy<{(i + 1) / 10:g}" if i < 9 else "")
             for i in range(10)
         ]
         return [
-            spot(figure, (i / 10, 0), ((i + 1) / 10, top), name) for i, name in enumerate(names)
+            make_link(figure, (i / 10, 0), ((i + 1) / 10, top), name)
+            for i, name in enumerate(names)
         ]
 
-    return Plot("difficulty", "How hard the problems are", description, draw, (6.4, 3.0), spots)
+    return Plot(
+        "difficulty", "How hard the problems are", description, draw, (6.4, 3.0), find_links
+    )
 
 
 def comparison_plots(comparison: Comparison) -> list[Plot]:
@@ -342,14 +345,16 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
         axes.set(ylabel=f"{first.metric}: difference", ylim=(-1.02, 1.02))
         axes.legend()
 
-    def spots(figure: "Figure") -> list[PlotLink]:
+    def find_links(figure: "Figure") -> list[PlotLink]:
         return [
-            spot(figure, (at - 0.5, -1), (at + 0.5, 1), comparison.places[i])
+            make_link(figure, (at - 0.5, -1), (at + 0.5, 1), comparison.places[i])
             for at, i in enumerate(order)
         ]
 
     description = f"{first.better:,} problems better, {first.worse:,} worse"
-    plots = [Plot("by_problem", f"{names}, by problem", description, by_problem, spots=spots)]
+    plots = [
+        Plot("by_problem", f"{names}, by problem", description, by_problem, find_links=find_links)
+    ]
     if rows:
         description = "; ".join(f"{row.metric} ({row.filter}): {row.value:+.3f}" for row in rows)
         size = (6.4, 1.2 + 0.35 * len(rows))
