@@ -128,7 +128,7 @@ def build_page_data(
             },
             "spots": {plot: [spot.to_json() for spot in links] for plot, links in spots.items()},
             "samples": _sample_columns(view, samples),
-            "finishes": _list_unique(sample.ended for sample in samples),
+            "finishes": _list_unique(sample.end_reason for sample in samples),
             "filters": [_filter_columns(view, filter) for filter in view.filters],
             "votes": view.votes,
             "unit": view.unit,
@@ -213,14 +213,14 @@ def _sample_columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
     for problem in view.problems:
         first.append(first[-1] + len(problem.samples))
     has_all_indices = all(s.index == i for p in view.problems for i, s in enumerate(p.samples))
-    finishes = list(dict.fromkeys(sample.ended for sample in samples))
+    finishes = list(dict.fromkeys(sample.end_reason for sample in samples))
     code_of = {reason: number for number, reason in enumerate(finishes)}
     return {
         "first": first,
         "index": None if has_all_indices else [sample.index for sample in samples],
         "tokens": [sample.num_tokens for sample in samples],
         "logprob": [None if s.logprob is None else round(s.logprob, 2) for s in samples],
-        "finish": [code_of[sample.ended] for sample in samples],
+        "finish": [code_of[sample.end_reason] for sample in samples],
         **_reasoning_columns(samples),
     }
 
