@@ -43,7 +43,7 @@ from treegen.runs import RunDir
 from treegen.runs.record_file import CorruptLineError
 
 _MAX_NAMES: Final = 3
-_MAX_VALUE_CHARS: Final = 160
+_MAX_CHARS: Final = 160  # of a value in a message
 _MODEL_PARTS: Final = {
     "model": "--model DIR checks it",
     "prompts": "--model DIR checks it",
@@ -384,7 +384,7 @@ def _compare(what: str, certified: object, recomputed: object, detail: str) -> P
         detail: The text if they are the same.
     """
     changed = [
-        f"{name}: certified {json.dumps(a)[:_MAX_VALUE_CHARS]}, now {json.dumps(b)[:_MAX_VALUE_CHARS]}"
+        f"{name}: certified {json.dumps(a)[:_MAX_CHARS]}, now {json.dumps(b)[:_MAX_CHARS]}"
         for name, a, b in find_differences(certified, recomputed)
     ]
     return PartCheck(what, not changed, _join_first(changed) or detail)

@@ -82,7 +82,7 @@ class ExportedRun:
         return {
             problem.id: json.loads(
                 replace_surrogates(
-                    json.dumps(problem.fields, default=_name_value, ensure_ascii=False)
+                    json.dumps(problem.fields, default=_describe_value, ensure_ascii=False)
                 )
             )
             for problem in job.data.problems
@@ -132,11 +132,11 @@ def read_full_run(path: Path, **options: Unpack[OpenRunOptions]) -> ExportedRun:
             f"the run {path} has no finished {view.unit} to export; wait for the run, or resume "
             "the run"
         )
-    prompts = {} if view.tree is None else {p.id: _content(p) for p in prompts_of(view.tree)}
+    prompts = {} if view.tree is None else {p.id: _join_prompt(p) for p in prompts_of(view.tree)}
     return ExportedRun(view, records, prompts)
 
 
-def _content(prompt: Prompt) -> str | list[Message]:
+def _join_prompt(prompt: Prompt) -> str | list[Message]:
     """Return a prompt as messages if it has some, else as text with token ids as numbers."""
     if any(node.has_messages for node in prompt.path):
         return [message for node in prompt.path for message in node.content]  # type: ignore[misc]
@@ -144,7 +144,7 @@ def _content(prompt: Prompt) -> str | list[Message]:
     return "".join(part if isinstance(part, str) else f"{list(part)}" for part in parts)
 
 
-def _name_value(value: object) -> str:
+def _describe_value(value: object) -> str:
     """Return a value of a data file that JSON lacks, such as a date, as text."""
     return f"{len(value):,} bytes" if isinstance(value, bytes) else str(value)
 
@@ -171,7 +171,7 @@ _WRITERS: Final = {
     "parquet": ("treegen.report.exchange.to_parquet", "parquet"),
 }
 FORMATS: Final = tuple(_WRITERS)
-_OF_PANDAS: Final = ("csv", "tsv")
+_PANDAS_FORMATS: Final = ("csv", "tsv")
 
 
 def suggest_frames(to: str, run: str | os.PathLike[str]) -> str:
@@ -181,7 +181,7 @@ def suggest_frames(to: str, run: str | os.PathLike[str]) -> str:
         to: The name of the format.
         run: The run.
     """
-    if to.lower() not in _OF_PANDAS:
+    if to.lower() not in _PANDAS_FORMATS:
         return ""
     code = f"treegen.open_run({os.fspath(run)!r}).samples().to_csv('samples.csv')"
     return f"; for CSV, run this in Python (extra pandas): {code}"

@@ -40,11 +40,11 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
         "data", file_name(run.view.task), file_name(developer or "unknown"), file_name(model)
     )
     (folder / subfolder).mkdir(parents=True, exist_ok=True)
-    results = list(_results(run))
-    lines = [json.dumps(row, allow_nan=False) for row in _rows(run, results)]
+    results = list(_iter_results(run))
+    lines = [json.dumps(row, allow_nan=False) for row in _iter_rows(run, results)]
     text = "".join(f"{line}\n" for line in lines)
     samples = folder / subfolder / f"{name}_samples.jsonl"
-    document = _aggregate(run, results)
+    document = _build_aggregate(run, results)
     document["detailed_evaluation_results"] = {
         "format": "jsonl",
         "file_path": (subfolder / samples.name).as_posix(),
@@ -71,7 +71,7 @@ def _evaluation_id(run: ExportedRun) -> str:
     return f"{run.view.task}/{run.model.replace('/', '_')}/{_to_unix_time(run.view.info.created)}"
 
 
-def _aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _build_aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any]:
     info = run.view.info
     version = str(info.identity.get("treegen", VERSION))
     certificate = run.certificate
@@ -108,7 +108,7 @@ def _aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def _results(run: ExportedRun) -> Iterator[dict[str, Any]]:
+def _iter_results(run: ExportedRun) -> Iterator[dict[str, Any]]:
     """Yield a result for each metric and each maj@k of each filter; of a group, for each task."""
     report = run.view.report
     assert report is not None
@@ -154,11 +154,11 @@ def _results(run: ExportedRun) -> Iterator[dict[str, Any]]:
                 "max_score": 1.0,
             },
             "score_details": {"score": row.value, "uncertainty": uncertainty},
-            "generation_config": _generation(run),
+            "generation_config": _describe_generation(run),
         }
 
 
-def _generation(run: ExportedRun) -> dict[str, Any]:
+def _describe_generation(run: ExportedRun) -> dict[str, Any]:
     arguments = {
         name: run.sampling[name]
         for name in ("temperature", "top_p", "top_k", "max_tokens")
@@ -168,7 +168,7 @@ def _generation(run: ExportedRun) -> dict[str, Any]:
     return {"generation_args": arguments, "additional_details": details}
 
 
-def _rows(run: ExportedRun, results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+def _iter_rows(run: ExportedRun, results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield a row for each sample and filter, joined to the first metric of its task and filter."""
     first: dict[tuple[str, str], Mapping[str, Any]] = {}
     for result in results:
@@ -180,10 +180,10 @@ def _rows(run: ExportedRun, results: Sequence[Mapping[str, Any]]) -> Iterator[di
         for sample in problem.samples:
             for filter, verdict in (sample.verdicts or {}).items():
                 joined = (first[task, filter] for task in tasks if (task, filter) in first)
-                yield _row(run, problem, sample, filter, verdict, next(joined, None))
+                yield _build_row(run, problem, sample, filter, verdict, next(joined, None))
 
 
-def _row(
+def _build_row(
     run: ExportedRun,
     problem: ProblemView,
     sample: Sample,
