@@ -21,6 +21,7 @@ from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Message, Prompt, prompts_of
 from treegen.report.certify.document import Certificate, load_own_certificate
 from treegen.report.load import load_run
+from treegen.report.run_settings import short_model_name
 from treegen.report.view import ProblemView, RunView, StoredTree, settings_group
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.files import check_no_link, format_os_error
@@ -41,9 +42,8 @@ class ExportedRun:
 
     @cached_property
     def model(self) -> str:
-        """The name of the model: the last part of a directory's path."""
-        model = str(self.view.info.free.get("model") or "unknown")
-        return Path(model).name if Path(model).is_absolute() else model
+        """The name of the model on the hub, or the last part of a path."""
+        return short_model_name(str(self.view.info.free.get("model") or "unknown"))
 
     @cached_property
     def sampling(self) -> Mapping[str, Any]:
@@ -204,7 +204,8 @@ def export_run(
         options: data=, task= and allow_task_code=, as for `treegen.open_run`.
 
     Raises:
-        RunError: there is no run, it is corrupt or has no sample, or a file cannot be written.
+        RunError: there is no run, it is corrupt or has no sample, a file cannot be written, or a
+            symbolic link leads from the default path out of the run.
         InputError: the format is not known, the run has no content for it, a package is not
             installed, or `data` or `task` are not the run's problems or task.
     """
@@ -234,7 +235,9 @@ def export_with_notices(
     module, default = _WRITERS[to]
     write: Callable[[ExportedRun, Path], list[Path]] = import_module(module).write
     if target is None:
-        check_no_link(directory, target := directory / default.format(name=full_run.view.name))
+        target = directory / default.format(name=full_run.view.name)
+        for path_in_run in (target, *target.rglob("*")):  # folders of an earlier export
+            check_no_link(directory, path_in_run)
     try:
         return write(full_run, target), full_run.view.notices
     except OSError as error:

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.files import replace_file
 from treegen.errors import InputError, require_extra
 from treegen.evals.statistics.tables import Grid
 from treegen.report.plots.figures import COLOUR_MAP, Plot
@@ -57,7 +58,8 @@ def save_png(grid: Grid, path: str | os.PathLike[str]) -> None:
     size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
     content = Plot("heat_map", grid.title, "", draw, size).png()
     try:
-        Path(path).write_bytes(content)
+        with replace_file(Path(path)) as file:  # a link in the run may lead to another file
+            file.write(content)
     except OSError as error:
         raise InputError(
             f"cannot write {os.fspath(path)}: {error.strerror or error}; choose another path"
