@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any, Final
 
 from treegen.common.formatting import safe_line, safe_text
@@ -126,7 +127,7 @@ class Audit:
         if not high or not self.is_scored:
             return None
         kinds = ", ".join(f"{finding.kind} ({finding.share})" for finding in high)
-        return f"the score may be misleading: {kinds}; treegen audit {self.run} shows why"
+        return f"the score may be misleading: {kinds}; treegen audit {quote(self.run)} shows why"
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain dicts and lists."""

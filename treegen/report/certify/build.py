@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 from treegen.common.files import open_regular, read_bytes, replace_file
@@ -81,7 +82,9 @@ def certify_run(
         check_model(run, job.settings.engine)  # before all samples are scored
         part = describe_run(run, job, choices, listener, execution, model_path)
         if (stored := stored_report(run)) is None:
-            raise InputError(f"{path}/results.json has no scores; run `treegen score {path}` first")
+            raise InputError(
+                f"{path}/results.json has no scores; run `treegen score {quote(str(path))}` first"
+            )
         if find_changed_report(run, part.report):
             changed = list_changed_scores(stored, part.report)
             which = "".join(f" ({name} {a}, now {b})" for name, a, b in changed[:1])
@@ -89,7 +92,7 @@ def certify_run(
                 f"the scores in {path}/results.json differ from the scores that treegen "
                 f"computes now{which}; if neither the task, the data nor treegen has changed, "
                 f"{path}/samples.jsonl has: compare it with a copy; otherwise run "
-                f"`treegen score {path}` first"
+                f"`treegen score {quote(str(path))}` first"
             )
         hashed, prepared = hash_model(job, listener), render_prompts(job)
         if problem := find_foreign_samples(run, prepared):

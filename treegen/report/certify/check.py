@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 from treegen.common.formatting import format_bytes, safe_line
@@ -256,7 +257,8 @@ def _compare_run(
         scored = replace(scored, detail=_join_first(lines, max(total, len(lines))))
     before, now = (_list_pass_hat_ks(part, job) for part in (certificate, recomputed_part))
     if before != now:
-        why = f"`treegen score {run.path} --pass-hat-k {before}` gives the certified metrics"
+        command = f"treegen score {quote(str(run.path))} --pass-hat-k {before}"
+        why = f"`{command}` gives the certified metrics"
         scored = replace(scored, detail=f"{scored.detail}; {why}")
     if as_code_execution_task(job.task) and execution is None and scored.holds:
         how = "as the stored verdicts give; --allow-code-execution runs the programs again"
