@@ -21,6 +21,7 @@ from treegen.report.plots.searches import (
     solved_plot,
     solved_share,
 )
+from treegen.report.run_document import problem_text
 from treegen.report.view import RunView, StoredTree
 
 
@@ -179,3 +180,9 @@ def test_groups_of_problems_are_clusters(tmp_path: Path, monkeypatch: pytest.Mon
     assert (row.low, row.high) == (clustered.low, clustered.high) and share == clustered
     (difference,) = compare_runs(view, view).differences
     assert difference.method == CLUSTERED
+
+
+def test_several_searches_of_a_problem_are_numbered(runs: list[RunView]) -> None:
+    problem = runs[0].problems[0]
+    for view, name in ((runs[0], "search"), (replace(runs[0], num_samples=2), "search 0")):
+        assert f"--- {name}: " in problem_text(view, problem, "solved", full=False)
