@@ -33,6 +33,7 @@ from treegen.report.curves import choose_ks, finish_counts, k_curves, vote_share
 from treegen.report.html_page import write_page
 from treegen.report.load import load_run
 from treegen.report.plots.figures import Plot
+from treegen.report.plots.progress import sharing_plot
 from treegen.report.plots.runs import curves_plot, run_plots
 from treegen.report.view import RunView
 from treegen.runs.record_format import encode_record
@@ -362,6 +363,12 @@ def test_a_run_without_samples_has_a_page(treegen: Command, tmp_path: Path) -> N
     assert done.code == 0 and "24 of 24 samples are not drawn yet\n" in done.err
     page = Reader(run / "report.html")
     assert page.counts["img"] == 0 and page.counts["article"] == 1
+
+
+def test_sharing_is_drawn_once_a_sample_has_ended() -> None:
+    usage = {"prompt_tokens_computed": 700, "prompt_tokens_unshared": 0}
+    assert sharing_plot(usage) is None
+    assert sharing_plot({**usage, "prompt_tokens_unshared": 1400}) is not None
 
 
 @pytest.mark.parametrize(("problems", "samples"), [(1, 1), (1, 5), (5, 1), (3, 2)])

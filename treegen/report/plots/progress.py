@@ -152,8 +152,8 @@ def _rate(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
     return (after["tokens"] - before["tokens"]) / seconds if seconds > 0 else 0.0
 
 
-def sharing_plot(usage: Mapping[str, Any]) -> Plot:
-    """Return the plot of tokens computed and read with and without sharing."""
+def sharing_plot(usage: Mapping[str, Any]) -> Plot | None:
+    """Return the plot of tokens with and without sharing; None before the first sample ended."""
     pairs = [
         (
             "prompt tokens computed",
@@ -166,24 +166,26 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
             usage.get("key_tokens_unshared", 0),
         ),
     ]
-    pairs = [(name, shared, apart) for name, shared, apart in pairs if shared and apart]
+    pairs = [(name, shared, unshared) for name, shared, unshared in pairs if shared and unshared]
+    if not pairs:
+        return None
     description = "; ".join(f"{name}: {a:,} instead of {b:,}" for name, a, b in pairs)
 
     def draw(figure: "Figure") -> None:
         from matplotlib.ticker import EngFormatter
 
         axes = figure.subplots()
-        for place, (_, shared, apart) in enumerate(pairs):
+        for index, (_, shared, unshared) in enumerate(pairs):
             for offset, value, colour, label in (
                 (-0.2, shared, GREEN, "with sharing"),
-                (0.2, apart, GREY, "without sharing"),
+                (0.2, unshared, GREY, "without sharing"),
             ):
                 bar = axes.barh(
-                    place + offset,
+                    index + offset,
                     value,
                     height=0.36,
                     color=colour,
-                    label=label if place == 0 else None,
+                    label=label if index == 0 else None,
                 )
                 axes.bar_label(bar, labels=[f" {value:,}"], fontsize=10)
         axes.set_yticks(range(len(pairs)), [name for name, _, _ in pairs])

@@ -78,8 +78,8 @@ def run_plots(view: RunView) -> list[Plot]:
         plots.append(lengths_plot(view))
     if len(view.timeline) > 2:
         plots.append(timeline_plot(view.timeline))
-    if view.usage.get("plan"):
-        plots.append(sharing_plot(view.usage))
+    if view.usage.get("plan") and (sharing := sharing_plot(view.usage)) is not None:
+        plots.append(sharing)
     return plots
 
 
