@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from treegen.report.audit import Severity
 from treegen.report.audit.findings import Finding, find
-from treegen.report.audit.readers import is_bare, next_problem
+from treegen.report.audit.readers import ANSWER_MARK, is_bare, next_problem
 from treegen.report.view import RunView, Sample, StoredTree, settings_group
 from treegen.search.tree.records import TreeNode
 
@@ -25,7 +25,6 @@ _MIN_LETTERS: Final = 40  # letters of a text from which its script is known
 _MIN_SURPRISING_TOKENS: Final = 20  # tokens from which equal samples are surprising
 _SHORT_ANSWERS: Final = ("number", "choice", "mathematics")
 _MIN_TOKENS: Final = 32  # tokens in which a sample could have ended
-_ANSWER_MARK: Final = re.compile(r"####|\\boxed|answer\s{0,4}(?:is|:)", re.IGNORECASE)
 _ANSWER_LINE: Final = re.compile(r"\n\s{0,4}(?:A|Answer|Solution|Response)\s?:")
 
 
@@ -179,7 +178,7 @@ def _find_cut_off(
         if verdict.answer is None:
             return not verdict.correct
         # A short or marked answer came before the end; other kinds may have begun with it.
-        is_stated = is_bare(sample.text) or _ANSWER_MARK.search(sample.text) is not None
+        is_stated = is_bare(sample.text) or ANSWER_MARK.search(sample.text) is not None
         return not verdict.correct and not is_stated and kind in _SHORT_ANSWERS
 
     open_ones = {id(sample) for sample in thinking}

@@ -24,7 +24,7 @@ from treegen.report.plots.figures import (
     make_link,
     plain_label,
 )
-from treegen.report.plots.heat_map import draw_grid
+from treegen.report.plots.heat_map import draw_grid, grid_size
 from treegen.report.plots.progress import finish_plot, lengths_plot, sharing_plot, timeline_plot
 from treegen.report.plots.searches import solved_plot
 from treegen.report.stopping_savings import Savings, get_replay_problems, savings
@@ -207,7 +207,6 @@ def _draw_bars(axes: "Axes", rows: Sequence[_Bar]) -> None:
 
 
 def _grid_plot(index: int, grid: Grid) -> Plot:
-    size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
     values = [v for row in grid.values for v in row if v is not None]
     description = (
         f"{len(values):,} cells from {min(values, default=0):.2f} to {max(values, default=0):.2f}"
@@ -217,7 +216,7 @@ def _grid_plot(index: int, grid: Grid) -> Plot:
         plain_label(grid.title, 80),
         description,
         lambda figure: draw_grid(figure, grid),
-        size,
+        grid_size(grid),
     )
 
 
