@@ -520,6 +520,16 @@ def test_a_tolerance_is_checked_before_the_run_is(certified: Path, treegen: Comm
         assert len(done.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    "option", [("--adapter", "x"), ("--device", "cpu"), ("--trust-remote-code",)]
+)
+def test_options_of_a_model_need_the_model(
+    option: tuple[str, ...], certified: Path, treegen: Command
+) -> None:
+    done = treegen("certify", "--check", certified / "run" / "certificate.json", *option)
+    assert done.code == 2 and f"{option[0]} has no effect without --model" in done.err
+
+
 def test_the_audit_holds_where_the_model_is_elsewhere(tmp_path: Path, treegen: Command) -> None:
     """Findings on the tokenizer are those of the model named, not of the place in the run."""
     shutil.copytree(demo.model_path(), model := tmp_path / "model")

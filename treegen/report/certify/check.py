@@ -145,6 +145,12 @@ def check_certificate(
             f"{arg('redraw', redraw)} needs {arg('model=')}; pass the directory or the name "
             "of the model"
         )
+    for name in ("adapter", "device", "trust_remote_code"):
+        if name in choices and "model" not in choices:
+            raise InputError(
+                f"{arg(f'{name}=')} has no effect without {arg('model=')}, because then no model "
+                f"is checked; set {arg('model=')} too"
+            )
     check_tolerance(tolerance)
     certificate, content = read_certificate(file)
     redraw_run = None
