@@ -173,3 +173,10 @@ def test_texts_of_choices_are_read_from_both_forms_of_arguments(
     rows = [row | {"arguments": convert(row["arguments"])} for row in chosen_rows()]
     (run,) = import_log(write_lm_eval(tmp_path / "log", {"task": rows}), tmp_path / "run")
     assert {sample.text for sample in load_run(run).samples} == {text}
+
+
+def test_a_log_probability_beyond_floats_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    rows = chosen_rows()
+    rows[1]["resps"][0][0][0] = 10**400
+    with pytest.raises(InputError, match="line 2: resps must contain strings, or"):
+        import_log(write_lm_eval(tmp_path / "log", {"task": rows}), tmp_path / "run")

@@ -471,7 +471,7 @@ def _pick_most_likely_choice(line: _Line) -> tuple[str, str]:
     row = line.row
     try:
         logprobs = [float(response[0][0]) for response in row.resps]
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, OverflowError):
         raise InputError(
             f"{line.where}: resps must contain strings, or (logprob, is_greedy) pairs; remove the "
             "line"
