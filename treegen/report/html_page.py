@@ -251,7 +251,7 @@ def _render(
         from markupsafe import Markup
 
     def finalize(value: Any) -> Any:
-        # Remove control characters from all values that the template prints; jinja escapes them.
+        # Write out control characters in all values that the template prints; jinja escapes HTML.
         return value if isinstance(value, Markup) else safe_text(str(value))
 
     environment = jinja2.Environment(

@@ -34,7 +34,7 @@ from treegen.runs.images import RunImages
 from treegen.search.tree.records import TreeNode, best_path
 
 MAX_THUMBNAIL_BYTES: Final = 2**24
-"""The largest total size of a run's make_thumbnails in bytes, as data URLs."""
+"""The largest total size of a run's thumbnails in bytes, as data URLs."""
 # A part ends with the item that reaches one of these limits.
 _MAX_PART_ITEMS: Final = 256
 _MAX_PART_CHARS: Final = 200_000
@@ -69,7 +69,7 @@ class PageData:
 
 
 def make_thumbnails(images: RunImages, max_bytes: int = MAX_THUMBNAIL_BYTES) -> dict[str, str]:
-    """Return make_thumbnails of a run's images as data URLs, by the images' hashes.
+    """Return thumbnails of a run's images as data URLs, by the images' hashes.
 
     Images that cannot be read are left out.
 
