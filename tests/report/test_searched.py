@@ -12,7 +12,7 @@ from report_cases import HOSTILE, make_run, make_search_run
 from treegen.evals.progress.run_progress import AccuracyCounter
 from treegen.evals.search.job import load_search_job
 from treegen.evals.statistics.estimators import estimate
-from treegen.report.compare import CLUSTERED, compare_runs
+from treegen.report.compare import CLUSTERED, METHOD, compare_runs
 from treegen.report.load import load_run
 from treegen.report.plots.searches import (
     cost_listing,
@@ -178,8 +178,10 @@ def test_groups_of_problems_are_clusters(tmp_path: Path, monkeypatch: pytest.Mon
     assert unfinished is not None and unfinished.low == wrong.low
     share = solved_share(view.trees, problems=view.problems)
     assert (row.low, row.high) == (clustered.low, clustered.high) and share == clustered
-    (difference,) = compare_runs(view, view).differences
-    assert difference.method == CLUSTERED
+    alone = replace(view, problems=tuple(replace(p, group="") for p in view.problems))
+    for a, b in ((view, view), (view, alone), (alone, view)):
+        assert compare_runs(a, b).differences[0].method == CLUSTERED
+    assert compare_runs(alone, alone).differences[0].method == METHOD
 
 
 def test_several_searches_of_a_problem_are_numbered(runs: list[RunView]) -> None:

@@ -263,7 +263,8 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             f"no problem is finished in both runs; finish the runs with {arg('resume=')}"
         )
     shared = _find_shared_filters(a, b)
-    clusters = clusters_of(a.problems, ids)
+    # A log of another tool may have no groups.
+    clusters = clusters_of(a.problems, ids) or clusters_of(b.problems, ids)
     differences = _compare_verdicts(a, b, ids, shared, clusters)
     differences += _compare_judgements(a, b, ids, clusters)
     if not differences:
