@@ -17,6 +17,7 @@ from treegen.evals.verdict import Verdict
 from treegen.report.calibration import (
     bin_by_probability,
     bin_by_tokens,
+    bin_by_vote_share,
     bin_values,
     compute_problem_points,
     compute_within_problem_auc,
@@ -129,6 +130,16 @@ def test_memory_for_pairs_grows_with_samples_and_not_with_their_square(run: RunV
         tracemalloc.stop()
     assert found is not None and found.value == pytest.approx(2001 / 4000)
     assert peak < 2**21, "2,000 x 2,000 differences would take 32 MB"
+
+
+def test_vote_shares_are_binned_with_groups_as_clusters(run: RunView) -> None:
+    points = compute_problem_points(run, "numeric")
+    groups = [f"g{i % 3}" for i in range(len(run.problems))]
+    problems = [replace(p, group=group) for p, group in zip(run.problems, groups, strict=True)]
+    grouped = bin_by_vote_share(replace(run, problems=tuple(problems)), points)
+    shares, votes = [p.top_share for p in points], [p.vote for p in points]
+    assert bin_by_vote_share(run, points) == bin_values(shares, votes)
+    assert grouped == bin_values(shares, votes, groups) != bin_values(shares, votes)
 
 
 def test_points_are_the_votes_of_the_report(run: RunView) -> None:

@@ -185,6 +185,17 @@ def compute_problem_points(view: RunView, filter: str) -> list[ProblemPoint]:
     return points
 
 
+def bin_by_vote_share(view: RunView, points: Sequence[ProblemPoint]) -> list[Bin]:
+    """Return bins of problems by the share of their most frequent answer.
+
+    Args:
+        view: The run.
+        points: Its problems, as `compute_problem_points` returns them.
+    """
+    clusters = clusters_of(view.problems, [view.problems[p.index].id for p in points])
+    return bin_values([p.top_share for p in points], [p.vote for p in points], clusters)
+
+
 def split_lengths(view: RunView, filter: str) -> tuple[list[int], list[int]]:
     """Return the numbers of tokens of correct and of wrong samples."""
     lengths: tuple[list[int], list[int]] = ([], [])

@@ -10,7 +10,7 @@ from treegen.report.calibration import (
     ProblemPoint,
     bin_by_probability,
     bin_by_tokens,
-    bin_values,
+    bin_by_vote_share,
     compute_problem_points,
     compute_within_problem_auc,
     expected_calibration_error,
@@ -51,7 +51,8 @@ def calibration_plots(view: RunView) -> list[Plot]:
         plots.append(_probability_plot(bins, view, filter))
     points = compute_problem_points(view, filter)
     if view.votes:
-        plots += [_vote_share_plot(points), _difficulty_plot(points)]
+        bins = bin_by_vote_share(view, points)
+        plots += [_vote_share_plot(bins, points), _difficulty_plot(points)]
     if len({sample.num_tokens for sample in view.samples}) > 1:
         plots.append(_tokens_plot(bin_by_tokens(view, filter), points))
         plots.append(_lengths_plot(view, filter))
@@ -116,8 +117,7 @@ def _point_plot(
     return Plot(name, title, description, draw, (6.4, 4.0), find_links)
 
 
-def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
-    bins = bin_values([p.top_share for p in points], [p.vote for p in points])
+def _vote_share_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
     error = expected_calibration_error(bins)
     description = (
         f"expected calibration error {error:.3f}: how far the share of the top answer is, in the "
