@@ -78,7 +78,7 @@ def test_the_leading_space_of_generated_text_is_kept(name: str) -> None:
 def test_tokens_without_text_do_not_lengthen_the_context(
     name: str, prompt: list[int], tokens: list[int]
 ) -> None:
-    """A prompt may end with thousands of them, and each sample's text is decoded with its context."""
+    """A prompt may end with thousands of them, and every sample is decoded with its context."""
     tokenizer, detokenizer = trained(name), Detokenizer(trained(name))
     skipped = [len(tokenizer) + 9, *tokenizer.all_special_ids]
     ends_with_them = [*prompt, *(skipped * 200)[:200]]

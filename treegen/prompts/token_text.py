@@ -160,7 +160,7 @@ class Detokenizer:
             if width >= len(prompt_tokens) or self.shows_text(context):
                 break
             width *= 4
-        # Skipped tokens have no effect, and a prompt may end with thousands, such as those of images.
+        # A prompt may end with thousands of tokens that are skipped, such as those of images.
         return context if width == CONTEXT_TOKENS else tuple(filter(self._is_decoded, context))
 
     @functools.cached_property
