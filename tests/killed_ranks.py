@@ -8,6 +8,10 @@ new ranks, and a line is printed for each one that ended with a clear error and 
     python tests/killed_ranks.py FOLDER DEVICE SECONDS
 
 This kills rank 1 of the first ranks of a process, so many seconds after their first run.
+
+    python tests/killed_ranks.py FOLDER DEVICE
+
+This uses two ranks and ends without closing them.
 """
 
 import os
@@ -25,15 +29,22 @@ import torch
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import WorkerError
 from treegen.model.load import load_model
-from treegen.model.rank_processes import RankGroup
+from treegen.model.model import Model
+from treegen.model.rank_processes import RankGroup, load_tensor_parallel
 
 TREE = Node("Q: Ann has 3 apples.\nA:", children=[Node(f" {n}", samples=4) for n in range(3)])
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)
+unclosed: list[LLM] = []
 RUN_SECONDS = 0.5  # in which kills hit runs; earlier ones hit the start, the join and the load
 
 
 def followers() -> set[str]:
     return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def llm_of(model: Model) -> LLM:
+    """Return an LLM that replays CUDA graphs on a GPU, which contain collectives."""
+    return LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="8MiB", compile=False)
 
 
 def use(folder: str, device: str, seconds: float, kill_after: float | None = None) -> None:
@@ -43,7 +54,7 @@ def use(folder: str, device: str, seconds: float, kill_after: float | None = Non
     """
     with RankGroup(2, device) as group:
         model = group.load(partial(load_model, folder, dtype="float32"))
-        llm = LLM(model, tokenizer=tiny_models.tiny_tokenizer(), memory="8MiB", eager=True)
+        llm = llm_of(model)
         end = time.monotonic() + seconds
         if kill_after is not None:
             llm.run(TREE, LONG)
@@ -72,6 +83,11 @@ def kill_at(moment: float) -> None:
 def main(folder: str, device: str, *numbers: str) -> None:
     """Do it."""
     torch.set_num_threads(1)
+    if not numbers:
+        unclosed.append(llm_of(load_tensor_parallel(folder, 2, device=device, dtype="float32")))
+        unclosed[0].run(TREE, LONG)
+        sys.stdout.write("an end without a close is clean\n")
+        return
     if len(numbers) == 1:
         kill_first_ranks(folder, device, float(numbers[0]))
         return

@@ -322,6 +322,13 @@ def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
         LLM(str(tmp_path), device="cuda:1", tensor_parallel_size=2)
 
 
+@pytest.mark.timeout(120)
+def test_a_process_ends_whose_ranks_were_not_closed(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path)
+    assert "is clean" in run_program(tmp_path, "cuda")
+
+
+@pytest.mark.timeout(300)
 def test_gpus_work_after_the_first_group_has_died(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path)
     for seconds in (0.001, 0.21, 0.43):

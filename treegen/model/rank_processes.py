@@ -221,9 +221,10 @@ class FollowerProcesses:
         for connection in self._connections:
             connection.close()
         self.failed = self.failed or "the LLM was closed"
-        with contextlib.suppress(Exception):
-            if dead:
+        if dead:
+            with contextlib.suppress(Exception):
                 abort(self)
+        with contextlib.suppress(Exception):
             leave(self)
         shutil.rmtree(self.folder, ignore_errors=True)
         self._folder_lock.close()
