@@ -468,6 +468,27 @@ def test_a_run_from_before_an_argument_was_checked_is_continued() -> None:
     assert resolve_search_settings({}, stored).options.extra == {"form": "cot"}
 
 
+@pytest.mark.parametrize(
+    ("task", "known", "right"),
+    [
+        ("gsm8k", "cot, self-consistency", "self-consistency"),
+        ("game24", "steps, expression", "steps"),
+    ],
+)
+def test_a_run_with_an_invalid_argument_says_how_to_resume_it(
+    task: str, known: str, right: str
+) -> None:
+    stored = {"task": task, "model": "toy", "method": "beam", "data": "a", "extra": {"form": "x"}}
+    message = (
+        f"task argument form must be one of {known}, got 'x'; the run stores this value, so resume "
+        f"the run with task_args form={right}"
+    )
+    with pytest.raises(InputError, match=f"^{message}$"):
+        resolve_search_settings({}, stored)
+    extra = {"form": right}
+    assert resolve_search_settings({"extra": extra}, stored).options.extra == extra
+
+
 def test_a_search_configures_the_task(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from dataclasses import replace\n"
