@@ -370,7 +370,7 @@ def call_cases(
         return True
 
     judge.run(
-        Program(reference, fn_name=_BATCH_FUNCTION, prelude=PRELUDE),
+        Program(reference, fn_name=_BATCH_FUNCTION, prelude=PRELUDE, may_return_numpy=True),
         [TestCase(args=(name, calls, listed)) for calls in batches],
         keep,
         stop_at_failure=True,
@@ -402,7 +402,9 @@ def call_cases(
             )
         )
 
-    return ProgramCases(tuple(tests), compare, PRELUDE, fn_name=_BATCH_FUNCTION)
+    return ProgramCases(
+        tuple(tests), compare, PRELUDE, fn_name=_BATCH_FUNCTION, may_return_numpy=True
+    )
 
 
 def _runs(calls: Sequence[Any]) -> list[list[Any]]:

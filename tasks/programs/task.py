@@ -150,6 +150,8 @@ class ProgramCases:
     """The function to call; None for programs that print."""
     suffix: str = ""
     """Source that follows the program, such as test statements."""
+    may_return_numpy: bool = False
+    """See `Program`."""
 
     def program(self, source: str) -> Program:
         """Return the program that runs for a source, which may have a `return` if it prints."""
@@ -158,6 +160,7 @@ class ProgramCases:
             fn_name=self.fn_name,
             prelude=self.prelude,
             may_return=self.fn_name is None,
+            may_return_numpy=self.may_return_numpy,
         )
 
 

@@ -109,7 +109,7 @@ def _answer(
         if stage != "result":
             return ProgramStatus.RUNTIME_ERROR, f"ended before {program.fn_name} returned"
         try:
-            output = value_json.loads(text)
+            output = value_json.loads(text, allow_numpy=program.may_return_numpy)
         except ValueError as error:
             return ProgramStatus.WRONG_ANSWER, f"returned a value that cannot be read: {error}"
     try:

@@ -103,6 +103,9 @@ class Program:
     may_return: bool = False
     """Whether a stdin program may run as the body of a function if it is not a valid script because
     it has a `return` or `nonlocal` at its top level."""
+    may_return_numpy: bool = False
+    """Whether results may contain numpy values, as the prelude of a call-based program encodes them
+    for `value_json`. Otherwise the arrays and scalars of a result become lists and numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
 None, bool, float, str, list and small int are written as they are. Other types are {"int": hex},
 {"complex": [real, imaginary]}, {"fraction": [numerator, denominator]}, {"decimal": digits},
 {"tuple": [...]}, {"set": [...]}, {"dict": [[key, value], ...]} and {"numpy": [type, dimensions,
-item]}, which is a scalar of numpy if `dimensions` is null, otherwise an array of one element.
+item]}, which is a numpy scalar if `dimensions` is null, otherwise an array of one element.
 
 A hostile program may have written the text that `loads` reads. So `loads` takes linear time and
-builds only plain data.
+builds only plain data, and values of numpy only on request: comparing an array may raise ValueError.
 """
 
 from __future__ import annotations
@@ -44,12 +44,22 @@ def dumps(value: object) -> str:
     return json.dumps(_pack(value))
 
 
-def loads(text: str) -> Any:
-    """Read a text from `dumps`; raise ValueError for any other text."""
+def loads(text: str, *, allow_numpy: bool = False) -> Any:
+    """Read a text from `dumps`.
+
+    Args:
+        text: The text.
+        allow_numpy: Whether it may contain numpy scalars and arrays.
+
+    Raises:
+        ValueError: `dumps` does not write such a text.
+    """
     try:
         # json uses one nan object for all, and identical objects count as equal inside of lists. So
         # each nan is made anew.
-        return _unpack(json.loads(text, parse_int=_small_int, parse_constant=float), 0)
+        hook = None if allow_numpy else _reject_numpy
+        packed = json.loads(text, parse_int=_small_int, parse_constant=float, object_hook=hook)
+        return _unpack(packed, 0)
     except (RecursionError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"not an encoded value: {type(error).__name__}") from None
 
@@ -79,6 +89,12 @@ def _pack(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy arrays and scalars
         return _pack(value.tolist())
     raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+def _reject_numpy(item: dict[str, Any]) -> dict[str, Any]:
+    if "numpy" in item:
+        raise ValueError("values of numpy cannot be compared")
+    return item
 
 
 def _small_int(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import operator
 import struct
 
 import pytest
@@ -29,6 +30,18 @@ def test_a_report_that_makes_no_sense_is_the_programs_failure() -> None:
         assert verdict(report) is ProgramStatus.RUNTIME_ERROR
     for report in (b"ready", b"ready\n", b"ready\ncompile_error"):
         assert verdict(report) is ProgramStatus.COMPILE_ERROR
+
+
+def test_a_forged_numpy_array_is_a_wrong_answer() -> None:
+    """Comparing an array with a longer list raises ValueError, which would leave no verdict."""
+    ended = {"status": 0, "cpu": 0.0, "wall": 0.0, "memory": 0, "killed": None}
+    for forged in ('{"numpy":["int64",1,5]}', '[{"numpy":["int64",0,5]}]', '{"numpy":["a",1]}'):
+        report = f"ready\ncompiled\nresult {forged}\n".encode()
+        outcome = ProcessOutcome(ended, b"", b"", report, MIB, overflow=False)
+        program = Program("def f(): pass", fn_name="f")
+        result = decide(program, TestCase(expected=[1, 2]), outcome, LIMITS, operator.eq)
+        assert result.verdict is ProgramStatus.WRONG_ANSWER
+        assert "cannot be read" in result.detail
 
 
 def filtered(machine: str, number: int, *arguments: int) -> int:

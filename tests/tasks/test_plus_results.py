@@ -179,7 +179,7 @@ def ours(outs: Sequence[Any], expected: Sequence[Any], atol: float) -> list[bool
 
     def call_value(result: Any) -> CallValue:
         returned = prelude()["_treegen_result"](result, False)
-        return CallValue(*value_json.loads(value_json.dumps(returned)))
+        return CallValue(*value_json.loads(value_json.dumps(returned), allow_numpy=True))
 
     wants = build_expected("humaneval", "f", atol, [call_value(each) for each in expected])
     return [
