@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -17,7 +17,7 @@ class Limits:
     """Limits of one run of a program. The first one reached decides the verdict.
 
     Raises:
-        InputError: A limit is too low.
+        InputError: A limit is too low, or no finite number.
     """
 
     cpu_seconds: float = 4.0
@@ -39,9 +39,10 @@ class Limits:
     """Open files at once."""
 
     def __post_init__(self) -> None:
-        for name in ("cpu_seconds", "output", "threads", "scratch", "files"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"{name} must be more than 0, got {getattr(self, name)}")
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if value is not None and not 0 < value < 1 << 63:  # the kernel's limits have 64 bits
+                raise InputError(f"{limit.name} must be more than 0 and below 2^63, got {value}")
         if self.wall_seconds is not None and self.wall_seconds < self.cpu_seconds:
             raise InputError(
                 f"wall_seconds must be at least cpu_seconds ({self.cpu_seconds:g}), "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import signal
 import subprocess
@@ -213,6 +214,9 @@ def test_bad_arguments() -> None:
         Limits(cpu_seconds=2, wall_seconds=1)
     with pytest.raises(InputError, match="memory"):
         Limits(memory=MIB)
+    for limit in ({"cpu_seconds": math.nan}, {"wall_seconds": math.inf}, {"memory": 1 << 63}):
+        with pytest.raises(InputError, match="below 2"):
+            Limits(**limit)
 
 
 def test_nothing_passes_without_tests() -> None:
