@@ -88,6 +88,7 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> ProgramCases:
         if not isinstance(test_input, str) or not isinstance(test_output, str):
             raise ValueError("the input and output of a test must be text")
         if fn_name is None:
+            test_input.encode()  # raises ValueError for half of a surrogate pair
             tests.append(TestCase(stdin=test_input, expected=test_output))
         else:
             arguments = [json_value(line) for line in test_input.split("\n")]

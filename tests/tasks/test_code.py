@@ -236,6 +236,8 @@ def test_broken_packed_tests_are_refused() -> None:
             assert "private tests" in str(error)
     with pytest.raises(ValueError, match="has no tests"):
         read_tests("[]", pack("[]"), None)
+    with pytest.raises(ValueError, match="surrogates"):
+        read_tests([{"input": "\ud800", "output": ""}], "[]", None)
 
 
 # When results are right
