@@ -384,7 +384,10 @@ def _scratch_use(setup: dict[str, Any], most: int) -> tuple[int, int]:
         try:
             with os.scandir(folders.pop()) as entries:
                 for entry in entries:
-                    stat = entry.stat(follow_symlinks=False)
+                    try:
+                        stat = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:  # removed meanwhile
+                        continue
                     # Use the larger of both numbers: a hole has a size and no blocks; space
                     # allocated beyond the end of a file has blocks and no size.
                     num_bytes += max(stat.st_size, 512 * stat.st_blocks)
@@ -394,7 +397,7 @@ def _scratch_use(setup: dict[str, Any], most: int) -> tuple[int, int]:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # the program has removed it meanwhile
+            continue  # removed meanwhile
         except OSError:  # too deep for a path, or not readable
             return most + 1, num_bytes
     return num_files, num_bytes
