@@ -217,26 +217,26 @@ class SandboxProcess(Closeable):
         overflow = unread < 0 or _overflow(received, caps)
         return ProcessOutcome(ended, output, errors, report_bytes, cap, overflow)
 
-    def _last_words(self) -> str:
+    def _read_last_log_line(self) -> str:
         self._log.seek(0)
         lines = self._log.read(_CHUNK).decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else ""
 
     def _make_hangup_error(self, when: str) -> SandboxError:
-        """Return the error that says why a helper has hung up.
+        """Return the error for a helper that does not answer, with the reason if it has ended.
 
         Args:
-            when: For the message: what the helper was doing.
+            when: What the helper was doing, for the message.
         """
         try:
             code = self._process.wait(_HANG_UP_SECONDS)
         except subprocess.TimeoutExpired:
-            code = 0
+            return SandboxError(f"the sandbox helper did not respond {when}; {_AGAIN}")
         if number := signal_of(code):
             kind = HelperKilledError if number in FROM_OUTSIDE else SandboxError
             return kind(f"the sandbox helper was ended by {name_of(number)} {when}; {_AGAIN}")
-        words = self._last_words() or f"it ended {when}"
-        return SandboxError(f"the sandbox helper failed: {words}; {_AGAIN}")
+        reason = self._read_last_log_line() or f"it ended {when}"
+        return SandboxError(f"the sandbox helper failed: {reason}; {_AGAIN}")
 
     def kill(self) -> None:
         """End the helper and everything in its sandbox at once; any thread may call this."""
