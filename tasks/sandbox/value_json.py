@@ -6,7 +6,8 @@ None, bool, float, str, list and small int are written as they are. Other types 
 item]}, which is a numpy scalar if `dimensions` is null, otherwise an array of one element.
 
 A hostile program may have written the text that `loads` reads. So `loads` takes linear time and
-builds only plain data, and values of numpy only on request: comparing an array may raise ValueError.
+builds only plain data. It builds numpy values only on request, because the comparison of an array
+may raise ValueError.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ def test_no_value_makes_a_comparer_fail(odd: str, inside: str) -> None:
         found = value_json.loads(inside.format(odd))
     except ValueError:
         return
-    lists = ([], [5], [5, 6], [[0.5]], [{"a": 5}])
+    lists: tuple[list[Any], ...] = ([], [5], [5, 6], [[0.5]], [{"a": 5}])
     for expected in (5, 10**400, 0.5, "a", None, True, {"a": 5}, *lists):
         for rule in COMPARERS.values():
             assert rule.value(found, expected, isinstance(expected, list)) in (0, 1)
