@@ -174,8 +174,7 @@ _STDIN: Final = (
     "test on the sample inputs). Enclose your code within delimiters as follows. Ensure that when "
     "the python program runs, it reads the inputs, runs the algorithm and writes output to STDOUT."
 )
-_NEWEST: Final = 6
-"""Number of files on the hub."""
+_NUM_HUB_FILES: Final = 6
 _RELEASE: Final = re.compile(r"(release_)?v([1-9][0-9]?)(?:_v([1-9][0-9]?))?")
 _HUB: Final = "livecodebench/code_generation_lite"
 _DIFFICULTIES: Final = ("easy", "medium", "hard")
@@ -224,7 +223,7 @@ class LiveCodeBench(CodeTask):
 
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
         """Return the rows of the requested days and difficulty."""
-        rows, source = self._all(options)
+        rows, source = self._read_release(options)
         first, last = (_parse_date(options.extra, name) for name in ("from", "to"))
         difficulty = one_of(options.extra, "difficulty", ("all", *_DIFFICULTIES), "all")
         if first and last and first > last:
@@ -232,9 +231,10 @@ class LiveCodeBench(CodeTask):
 
         def select_rows() -> Iterator[tuple[int, dict[str, Any]]]:
             for line, row in rows:
-                day = _set_on(row)
-                early, late = (first and day and day < first), (last and day and day > last)
-                if not early and not late and difficulty in ("all", row.get("difficulty")):
+                day = _contest_date(row)
+                # A row without a date is kept, so that it is reported as unusable.
+                in_range = day is None or (first or day) <= day <= (last or day)
+                if in_range and difficulty in ("all", row.get("difficulty")):
                     yield line, row
 
         return select_rows(), source
@@ -246,7 +246,7 @@ class LiveCodeBench(CodeTask):
         fn_name = metadata.get("func_name") if isinstance(metadata, dict) else None
         if fn_name is not None:
             check_name(fn_name, "func_name")
-        day = _set_on(row)
+        day = _contest_date(row)
         if day is None:
             raise ValueError("contest_date must be a date, such as 2024-08-01")
         problem = ContestProblem(
@@ -260,7 +260,7 @@ class LiveCodeBench(CodeTask):
         _ = problem.cases  # read them once, to report unreadable tests now
         question = text_field(row, "question_content")
         starter = row.get("starter_code")
-        prompt = _ask(question, starter if isinstance(starter, str) else "")
+        prompt = _format_prompt(question, starter if isinstance(starter, str) else "")
         return text_field(row, "question_id"), prompt, problem
 
     def metadata(self, record: ContestProblem) -> dict[str, Any]:
@@ -284,15 +284,19 @@ class LiveCodeBench(CodeTask):
         """Return the public and the private tests."""
         return record.cases
 
-    def _all(self, options: TaskOptions) -> tuple[Rows, str]:
-        release = options.extra.get("release", f"release_v{_NEWEST}")
-        numbers = _files_of(release)
+    def _read_release(self, options: TaskOptions) -> tuple[Rows, str]:
+        """Return the rows of a release's files in a folder or on the hub, or those of one file.
+
+        A folder need not have all files of the default release.
+        """
+        release = options.extra.get("release", f"release_v{_NUM_HUB_FILES}")
+        numbers = _file_numbers(release)
         files = ["test.jsonl" if i == 1 else f"test{i}.jsonl" for i in numbers]
         if self.source.on_hub(options.data):
-            if numbers[-1] > _NEWEST:
+            if numbers[-1] > _NUM_HUB_FILES:
                 raise InputError(
                     f"{release} is not available on the Hugging Face Hub, where {_HUB} ends at "
-                    f"v{_NEWEST}; pass a local folder"
+                    f"v{_NUM_HUB_FILES}; pass a local folder"
                 )
             # Read the files, because datasets does not run the repository's loading script.
             table = load_table(
@@ -309,15 +313,16 @@ class LiveCodeBench(CodeTask):
         if options.data is None or not folder.is_dir():
             return self.source.read(options.data, options.split)
         paths = [folder / name for name in files if (folder / name).is_file()]
-        if not paths:
+        if not paths or ("release" in options.extra and len(paths) < len(files)):
+            missing = next(name for name in files if folder / name not in paths)
             raise DataError(
-                f"{files[0]} was not found in {folder}; pass the folder that you downloaded, or a "
+                f"{missing} was not found in {folder}; pass the folder that you downloaded, or a "
                 "file"
             )
         return (row for path in paths for row in read_any(path)), str(folder)
 
 
-def _files_of(release: str) -> range:
+def _file_numbers(release: str) -> range:
     """Return the numbers of the files of a release, which the publishers name v6 or release_v6."""
     match = _RELEASE.fullmatch(release)
     first, last = (int(match[2]), int(match[3] or match[2])) if match else (1, 0)
@@ -330,7 +335,7 @@ def _files_of(release: str) -> range:
     return range(first, last + 1)
 
 
-def _ask(question: str, starter: str) -> str:
+def _format_prompt(question: str, starter: str) -> str:
     code = starter or "# YOUR CODE HERE"
     return (
         f"### Question:\n{question}\n\n### Format: {_STARTER if starter else _STDIN}\n"
@@ -338,7 +343,7 @@ def _ask(question: str, starter: str) -> str:
     )
 
 
-def _set_on(row: dict[str, Any]) -> date | None:
+def _contest_date(row: dict[str, Any]) -> date | None:
     try:
         return datetime.fromisoformat(str(row.get("contest_date"))).date()
     except ValueError:

@@ -183,6 +183,10 @@ def test_livecodebench_releases_are_files(tmp_path: Path, monkeypatch: pytest.Mo
             ids(wrong)
     with pytest.raises(DataError, match=r"test9\.jsonl was not found"):
         ids("v9")
+    (tmp_path / "test5.jsonl").unlink()
+    assert ids(None) == "12346"
+    with pytest.raises(DataError, match=r"test5\.jsonl was not found"):
+        ids("release_v6")
     files = []
 
     def table(*given: Any, data_files: Any, **more: Any) -> list[dict[str, Any]]:
