@@ -111,7 +111,7 @@ class LocalWorld(FileWorld):
         self.workspace = workspace
         self._host, self._storage = host, host.storage
         host.worlds.add(self)
-        self._cell: SandboxProcess | None = None
+        self._process: SandboxProcess | None = None
         self._lock = threading.RLock()  # a cancelled action may still run in its thread
         self._is_cancelled = self._is_closed = False
 
@@ -129,8 +129,8 @@ class LocalWorld(FileWorld):
             return await self._host.call(self._execute, command)
         except asyncio.CancelledError:
             self._is_cancelled = True
-            if self._cell is not None:
-                self._cell.kill()
+            if self._process is not None:
+                self._process.kill()
             raise
 
     async def read_file(self, path: str) -> bytes:
@@ -195,7 +195,7 @@ class LocalWorld(FileWorld):
         """End the sandbox and remove the directory."""
         with self._lock:
             self._is_closed = True
-            self._end_cell()
+            self._end_process()
             remove_tree(self.workspace.path)
         self._host.worlds.discard(self)
 
@@ -204,12 +204,12 @@ class LocalWorld(FileWorld):
         limits = self._host.limits
         with self._open() as folder:
             try:
-                outcome = self._start_cell().run(program, TestCase())
+                outcome = self._start_process().run(program, TestCase())
                 result = decide(program, TestCase(), outcome, limits, lambda *_: True)
                 if result.verdict is ProgramStatus.JUDGE_ERROR:
                     raise SandboxError(f"the sandbox failed: {result.detail}")
             except SandboxError as error:
-                self._end_cell()
+                self._end_process()
                 raise WorldError(f"{str(error).partition(';')[0]}; run the search again") from error
             is_limit = result.verdict in (ProgramStatus.TIMEOUT, ProgramStatus.OUTPUT_LIMIT)
             failure = result.detail if is_limit else ""
@@ -222,7 +222,7 @@ class LocalWorld(FileWorld):
         )
         if result.verdict is ProgramStatus.COMPILE_ERROR:
             stderr = result.detail
-        return self.show(stdout, stderr, outcome.ended["status"], failure)
+        return self.show(stdout, stderr, outcome.exit_info["status"], failure)
 
     def _read(self, path: str) -> bytes:
         with self._open() as folder, _convert_path_errors(path):
@@ -262,18 +262,18 @@ class LocalWorld(FileWorld):
             with open_folder(self.workspace.path) as folder:
                 yield folder
 
-    def _start_cell(self) -> SandboxProcess:
-        if self._cell is None:
+    def _start_process(self) -> SandboxProcess:
+        if self._process is None:
             host = self._host
-            self._cell = SandboxProcess(host.tier, host.runtime, host.limits, self.workspace)
+            self._process = SandboxProcess(host.tier, host.runtime, host.limits, self.workspace)
         if self._is_cancelled:  # perhaps before there was a helper to kill
             raise SandboxError("the action was cancelled")
-        return self._cell
+        return self._process
 
-    def _end_cell(self) -> None:
-        if self._cell is not None:
-            self._cell.close()
-            self._cell = None
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
 
 @contextmanager

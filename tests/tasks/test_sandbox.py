@@ -157,7 +157,7 @@ def test_a_program_that_was_kept_from_a_core_is_told_from_one_that_waits(
     seconds: float, starved: bool
 ) -> None:
     late = TestResult(ProgramStatus.TIMEOUT, seconds=seconds)
-    assert _is_starved(late, Limits(cpu_seconds=1.0), least_seconds=0.01) == starved
+    assert _is_starved(late, Limits(cpu_seconds=1.0), min_cpu_seconds=0.01) == starved
     assert not _is_starved(replace(late, verdict=ProgramStatus.ACCEPTED), Limits(), 0.01)
 
 
@@ -183,7 +183,7 @@ def test_a_comparer_that_fails_is_no_verdict(judge: SandboxPool) -> None:
 
 def test_a_helper_that_died_is_replaced(judge: SandboxPool) -> None:
     assert judge.run(ADD, [TestCase("1 2", expected="3")], compare).accepted
-    for cell in list(judge._cells):
+    for cell in list(judge._processes):
         cell._process.kill()
         cell._process.wait()
     assert judge.run(ADD, [TestCase("1 2", expected="3")], compare).accepted
@@ -280,9 +280,9 @@ def test_a_test_program_that_does_not_end_is_an_error(
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 60\n")
     python.chmod(0o755)
-    monkeypatch.setattr(runtime, "_SECONDS", 0.2)
+    monkeypatch.setattr(runtime, "_TIMEOUT_SECONDS", 0.2)
     with pytest.raises(HelperKilledError, match=r"did not end within 0\.2 s; try again"):
-        runtime._parts(str(python))
+        runtime._find_library_dirs(str(python))
 
 
 def test_folders_of_canaries_that_died_are_removed(
@@ -352,7 +352,7 @@ def test_programs_that_wait_hold_up_the_others_for_a_tenth_of_the_time(sandbox: 
             judge.submit(Program(s), [TestCase(expected="")] * 2, compare) for s in sources * 2
         ]
         results = [future.result().tests for future in futures]
-        quiet = judge._quiet
+        quiet = judge._gate
         judged = quiet._shared_seconds / judge.workers
         # The last one to be alone began within its share. It waited for others at most, and ran.
         assert quiet._alone_seconds < 0.1 * judged + 2 * limits.wall + 1.0
