@@ -39,7 +39,7 @@ from treegen.evals.chat import with_role
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.prompts.tree import Node
 from treegen.tasks.apps.data import json_value
-from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask, check_name
+from treegen.tasks.code.task import MEMORY_HELP, TIMEOUT_HELP, CodeTask, check_name
 from treegen.tasks.common.files import Rows, read_any, text_field
 from treegen.tasks.common.sources import HubTable, Source, load_table
 from treegen.tasks.programs.task import ProgramCases
@@ -212,10 +212,10 @@ class LiveCodeBench(CodeTask):
         "difficulty": "easy, medium or hard; default: all",
         "release": "files to use: release_v6 (default) for the first six, v6 for the sixth, v4_v6 "
         "for the fourth to the sixth",
-        "timeout": TIMEOUT.format(6),
-        "memory": MEMORY,
+        "timeout": TIMEOUT_HELP.format("test", 6),
+        "memory": MEMORY_HELP,
     }
-    given_limits = Limits(cpu_seconds=6.0)
+    default_limits = Limits(cpu_seconds=6.0)
 
     # The sampling of the published code.
     sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2000)

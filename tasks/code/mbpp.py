@@ -93,7 +93,7 @@ class MBPP(CodeTask):
     arguments: ClassVar[Mapping[str, str]] = code_arguments(
         3, set="full (default) or sanitized: which of the two sets, on the hub or in a folder"
     )
-    given_limits = Limits(cpu_seconds=3.0)
+    default_limits = Limits(cpu_seconds=3.0)
 
     # 80 samples at temperature 0.5, as in the paper.
     sampling = SamplingParams(temperature=0.5, max_tokens=512, stop=("[DONE]",))

@@ -165,10 +165,12 @@ def _numbers(name: str, words: Sequence[str], low: int, high: int) -> list[int]:
     return numbers
 
 
-ARGUMENT: Final = (
+TOKENIZER_HELP: Final = (
     "checkpoint or hub name; lengths are then tokens of its tokenizer (default: characters)"
 )
-SHORTER: Final = "shorten them with -T lengths=N,... (characters, or tokens of -T tokenizer=DIR)"
+SHORTEN_HINT: Final = (
+    "shorten them with -T lengths=N,... (characters, or tokens of -T tokenizer=DIR)"
+)
 # Characters per token, to convert lengths. English has a little over four.
 _CHARS_PER_TOKEN: Final = 4
 _MAX_TRIES: Final = 40
@@ -284,7 +286,7 @@ class _Dogs:
 
     def build_example(self, index: int) -> Turn:
         """Return question and answer as a few-shot example."""
-        return _ask(self.question(index)), f"###{self.answer(index)}###"
+        return _format_question(self.question(index)), f"###{self.answer(index)}###"
 
 
 class Needle(TextTask):
@@ -303,7 +305,7 @@ class Needle(TextTask):
     arguments: ClassVar = {
         "questions": "number of dogs to ask about (default: 256)",
         "length": "length of the text with its needles (default: 80000, about 20,000 tokens)",
-        "tokenizer": ARGUMENT,
+        "tokenizer": TOKENIZER_HELP,
     }
 
     def load(self, options: TaskOptions) -> TaskData:
@@ -359,7 +361,7 @@ class Needle(TextTask):
 
     def ask(self, problem: Problem) -> str:
         """Return the question, up to where its answer begins."""
-        return _ask(problem.question)
+        return _format_question(problem.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict for each filter."""
@@ -390,7 +392,7 @@ class Needle(TextTask):
         return replace(report, metrics=(*report.metrics, constant), tables=(table,))
 
 
-def _ask(question: str) -> str:
+def _format_question(question: str) -> str:
     return f"Question: {question}\nAnswer:"
 
 

@@ -199,8 +199,8 @@ def insert(text: str, needles: Sequence[tuple[float, str]], *, reach: int = 500)
         needles: (depth, sentence) of each needle; depths are from 0 to 1 and must not descend.
         reach: Maximum distance in characters to the end of a sentence.
     """
-    ends = _ends(text)
-    cuts = [0, *(_cut(text, ends, round(depth * len(text)), reach) for depth, _ in needles)]
+    ends = _find_sentence_ends(text)
+    cuts = [0, *(_find_cut(text, ends, round(depth * len(text)), reach) for depth, _ in needles)]
     pieces: list[tuple[str, bool]] = []
     for (previous, cut), (_, needle) in zip(pairwise(cuts), needles, strict=True):
         pieces += [(text[previous:cut].strip(" "), False), (needle, True)]
@@ -224,12 +224,12 @@ def join_pieces(pieces: Iterable[tuple[str, bool]], gap: str) -> Document:
 
 # The same filler is used repeatedly, with needles in other places.
 @lru_cache(maxsize=4)
-def _ends(text: str) -> tuple[int, ...]:
+def _find_sentence_ends(text: str) -> tuple[int, ...]:
     """Return the ends of sentences, and the start and the end of the text."""
     return (*dict.fromkeys([0, *(match.end() for match in _END.finditer(text)), len(text)]),)
 
 
-def _cut(text: str, ends: Sequence[int], target: int, reach: int) -> int:
+def _find_cut(text: str, ends: Sequence[int], target: int, reach: int) -> int:
     end = ends[bisect_right(ends, target) - 1]
     if target - end <= reach:
         return end

@@ -109,9 +109,9 @@ class VerdictFile:
 
 
 # Programs to submit for each worker, so that no core waits for the next poll.
-_AHEAD: Final = 4
+_QUEUED_PER_WORKER: Final = 4
 # Maximum tests of a program to submit at once. The end of a run waits for them.
-_SLICE: Final = 8
+_MAX_TESTS_PER_SUBMIT: Final = 8
 _MAX_LISTED_ERRORS: Final = 5
 # Packages that programs may import in addition to the standard library.
 PACKAGES: Final = ("numpy",)
@@ -216,7 +216,7 @@ class SandboxScoring(AccuracyCounter):
             return
         self.prepare()
         assert self._judge is not None
-        while self._waiting and len(self._running) < _AHEAD * self._judge.workers:
+        while self._waiting and len(self._running) < _QUEUED_PER_WORKER * self._judge.workers:
             pending = self._waiting.popleft()
             self._submit(pending)
             name = (pending.problem_id, pending.program)
@@ -309,7 +309,7 @@ class SandboxScoring(AccuracyCounter):
         start = len(pending.results)
         pending.future = self._judge.submit(
             pending.cases.program(pending.source),
-            pending.cases.tests[start : start + _SLICE],
+            pending.cases.tests[start : start + _MAX_TESTS_PER_SUBMIT],
             pending.cases.compare,
             stop_at_failure=True,
         )

@@ -143,7 +143,7 @@ class ProgramCases:
 
     tests: tuple[TestCase, ...]
     compare: Compare
-    """Returns whether an output is right."""
+    """Returns whether an output is right, given (output, expected)."""
     prelude: str
     """Source that runs before the program."""
     fn_name: str | None = None
@@ -174,13 +174,13 @@ class ProgramTask(ReportedTask):
     """After this many timeouts the remaining tests of a program fail without running."""
     extract: str
     """How the program is found in a sample."""
-    cases_kept: ClassVar[int] = 64
-    """Problems whose tests are cached. Samples of one problem are scored at about the same time, so
-    few are enough."""
+    max_cached_problems: ClassVar[int] = 64
+    """Maximum problems whose tests are cached. A few suffice, because samples of one problem are
+    scored at about the same time."""
 
     def __init__(self) -> None:
         """Use the default options until `load` sets others."""
-        self._cached_cases = lru_cache(maxsize=self.cases_kept)(self.read_cases)
+        self._cached_cases = lru_cache(maxsize=self.max_cached_problems)(self.read_cases)
 
     @property
     def judged_by(self) -> str:

@@ -337,7 +337,7 @@ def test_evalplus_keeps_a_tolerance_from_the_first_floats_on() -> None:
         "humaneval", "f", 0, [_result(value) for value in (3, [0.5], [1, 0.5], 3)]
     )
     assert [each.atol for each in found] == [0, 1e-6, 1e-6, 1e-6]
-    assert [each.before for each in found] == [0, 0, 1e-6, 1e-6]
+    assert [each.rule_atol for each in found] == [0, 0, 1e-6, 1e-6]
     assert is_expected("humaneval", "f", [], _result([1, 0.5 + 1e-9]), found[2])
     assert not is_expected("humaneval", "f", [], _result(4), found[0])
     assert [each.atol for each in build_expected("mbpp", "f", 0.1, [_result(0.5)] * 2)] == [

@@ -12,7 +12,7 @@ from treegen.evals.multiple_choice import choice_prompts, is_multiple_choice, pi
 from treegen.evals.problem import Problem
 from treegen.prompts.tree import Node
 from treegen.tasks import TaskData, TaskOptions, get_task
-from treegen.tasks.choices import id_of
+from treegen.tasks.choices import read_id
 
 NAMES = ("arc-easy", "arc-challenge", "hellaswag", "winogrande", "piqa")
 
@@ -195,4 +195,4 @@ def test_files_that_are_no_rows_are_told_of(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("row", "want"), [({"id": 0}, "0"), ({"id": "a"}, "a"), ({}, "")])
 def test_an_id_of_zero_is_an_id(row: dict[str, Any], want: str) -> None:
-    assert id_of(row, "id") == want
+    assert read_id(row, "id") == want
