@@ -121,6 +121,12 @@ def test_mbpp_is_asked_as_published_with_tasks_2_to_4(tmp_path: Path) -> None:
     assert task.records["MBPP/12"].setup == "import math"
     with pytest.raises(InputError, match="has 0 tasks for few-shot examples"):
         task.load(TaskOptions(data=str(tmp_path), extra={"set": "sanitized"}))
+    write(tmp_path / "mbpp.jsonl", [{**rows[0], "task_id": n} for n in range(1, 12)])
+    data = MBPP().load(TaskOptions(data=path, num_fewshot=10))
+    assert len(data.turns) == 10  # all tasks of the prompt split, 10 among them
+    bad = write(tmp_path / "bad.jsonl", [rows[0], {"task_id": 2}])
+    with pytest.raises(DataError, match=r"bad\.jsonl, line 2: the row has no tests"):
+        MBPP().load(TaskOptions(data=path, fewshot_file=bad))
     with pytest.raises(InputError, match="has no split 'dev'; use one of test, prompt"):
         task.load(TaskOptions(data=path, split="dev"))
 
