@@ -112,7 +112,7 @@ class NeedleGrid(TextTask):
         return {"contains": Verdict(answer or None, len(recalled) == len(facts))}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy over all cells, by length, by depth, and as a grid of both."""
+        """Return accuracy over all problems, by length, by depth, and as a grid of both."""
         report = self.overall(scores, options)
         if not options.problems:
             return report
@@ -189,7 +189,7 @@ def _make_documents(
     """
 
     def hide(size: int, depth: float) -> Document:
-        # A needle moves back to the end of a sentence, but never as far as the next higher needle.
+        # A needle moves up to the end of a sentence, by at most half the step between two depths.
         step = min((b - a for a, b in pairwise(depths)), default=100)
         reach = min(500, step * size // 200)
         return insert(haystack.take(size), [(depth / 100, needle)], reach=reach)

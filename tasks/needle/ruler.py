@@ -110,7 +110,7 @@ def find_values(text: str, values: Values) -> list[str]:
 
 
 class RulerItem:
-    """One problem, whose filler can still have any size.
+    """One problem, without the size of its filler.
 
     Attributes:
         values: The requested values.
@@ -176,7 +176,7 @@ class RulerItem:
         return _insert_lines(lines, needles)
 
     def _distractors(self, size: int) -> list[str]:
-        """Return needles that are not requested. A larger size only adds needles."""
+        """Return up to `size` characters of needles for other keys; a larger size adds needles."""
         draw = random.Random(f"{self._seed} distractors")
         keys = _draw_keys(draw, self._variant)
         lines: list[str] = []
