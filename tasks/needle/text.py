@@ -123,7 +123,8 @@ class Haystack:
     def take(self, size: int) -> str:
         """Return at most `size` characters from the start.
 
-        The text has whole words and ends like a sentence. A text that is too short is repeated.
+        The text has whole words of up to 200 characters, and ends like a sentence. A haystack that
+        is too short is repeated.
         """
         if size < 2:
             return ""
@@ -132,8 +133,9 @@ class Haystack:
         if len(repeated) <= size and _is_ended(repeated):
             return repeated
         part = repeated[: size - 1]
-        if len(repeated) > size - 1 and repeated[size - 1] != " " and " " in part:
-            part = part[: part.rindex(" ")]
+        if len(repeated) > size - 1 and repeated[size - 1] != " ":
+            space = part.rfind(" ", max(0, len(part) - _MAX_WORD_CHARS))
+            part = part[:space] if space >= 0 else part
         part = part.rstrip(" ,;:-")
         return part if not part or _is_ended(part) else f"{part}."
 
