@@ -224,8 +224,10 @@ class ARCEasy(ChoiceTask):
         key = text_field({"answerKey": row.get("answerKey")}, "answerKey")
         if key not in labels:
             raise ValueError(f"answerKey {key!r:.40} is not one of the labels of the choices")
-        question_text = text_field({"question": question}, "question")
         texts = read_texts(choices.get("text"), "text")
+        if len(texts) != len(labels):
+            raise ValueError(f"there are {len(labels)} labels for {len(texts)} choices")
+        question_text = text_field({"question": question}, "question")
         prompt = f"Question: {question_text}\nAnswer:"
         return ChoiceItem(read_id(row, "id"), prompt, texts, labels.index(key))
 
