@@ -45,11 +45,10 @@ from treegen.tasks.common.sources import HubTable, Source, load_table
 from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import Limits, SandboxPool, TestCase
 
-# Allowed content of a pickle of one text: its frame, the text, and memo entries that are never
-# read.
-_HARMLESS: Final = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP")
-_TEXTS: Final = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
-_MAX_BYTES: Final = 1 << 30
+# Opcodes in a pickle of one text: its frame, the text, and memo entries that are never read.
+_OTHER_OPCODES: Final = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP")
+_TEXT_OPCODES: Final = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
+_MAX_BYTES: Final = 1 << 30  # of the decompressed private tests of a problem
 
 # The published scorer puts these imports before every program, and solutions rely on them. Later
 # imports override earlier ones, so their order matters.
@@ -101,13 +100,13 @@ def _parse_tests(field: Any, name: str) -> list[dict[str, Any]]:
     tests = field
     if isinstance(field, str):
         text = field.strip()
-        tests = json_value(text if text.startswith("[") else packed_text(text))
+        tests = json_value(text if text.startswith("[") else unpack_text(text))
     if not isinstance(tests, list) or not all(isinstance(case, dict) for case in tests):
         raise ValueError(f"{name} is not a list of tests")
     return tests
 
 
-def packed_text(field: str) -> str:
+def unpack_text(field: str) -> str:
     """Return the text from the base64 of a zlib stream of its pickle, without unpickling it.
 
     Raises:
@@ -123,9 +122,9 @@ def packed_text(field: str) -> str:
     texts = []
     try:
         for code, argument, _ in pickletools.genops(data):
-            if code.name in _TEXTS:
+            if code.name in _TEXT_OPCODES:
                 texts.append(argument)
-            elif code.name not in _HARMLESS:
+            elif code.name not in _OTHER_OPCODES:
                 raise ValueError(
                     f"the pickle of private tests must contain only one text, got {code.name}"
                 )
@@ -137,7 +136,7 @@ def packed_text(field: str) -> str:
 
 
 def same_lines(output: str, expected: str) -> bool:
-    """Return whether output has the expected lines, ignoring space around each line and around all.
+    """Return whether output has the expected lines, ignoring space around lines and the whole.
 
     Two lines are the same if they are equal texts, or lists of equal decimal numbers.
     """
@@ -274,7 +273,7 @@ class LiveCodeBench(CodeTask):
         return with_role(Node(_SYSTEM, children=[below]), "system")
 
     def program(self, problem_id: str, text: str) -> str | None:
-        """Return the lines between the last two fences; None without two fences."""
+        """Return the lines between the last two fences; None if they are blank or missing."""
         lines = text.split("\n")
         fences = [at for at, line in enumerate(lines) if "```" in line]
         code = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else ""

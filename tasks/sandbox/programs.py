@@ -17,7 +17,7 @@ class Limits:
     """Limits of one run of a program. The first one reached decides the verdict.
 
     Raises:
-        InputError: A limit is too low, or no finite number.
+        InputError: A limit is too low, too high or not a number.
     """
 
     cpu_seconds: float = 4.0

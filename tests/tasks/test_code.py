@@ -20,7 +20,7 @@ from treegen.tasks.code.calls import OTHER, CallValue, build_expected, is_expect
 from treegen.tasks.code.humaneval import HumanEval
 from treegen.tasks.code.livecodebench import (
     LiveCodeBench,
-    packed_text,
+    unpack_text,
     read_tests,
     same_lines,
     same_value,
@@ -216,7 +216,7 @@ def pack(value: Any, protocol: int = 4) -> str:
 @pytest.mark.parametrize("protocol", range(6))
 def test_packed_tests_are_read_without_unpickling(protocol: int) -> None:
     for text in ("[]", '[{"input": "\u00e9\\n", "output": ""}]', "x" * 100_000):
-        assert packed_text(pack(text, protocol)) == text
+        assert unpack_text(pack(text, protocol)) == text
 
 
 class Evil:
@@ -227,21 +227,21 @@ class Evil:
 @pytest.mark.parametrize("value", [Evil(), ["a"], ("a", "b"), b"a", 1, {"a": "b"}])
 def test_other_pickles_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="private tests"):
-        packed_text(pack(value))
+        unpack_text(pack(value))
 
 
 def test_broken_packed_tests_are_refused() -> None:
     good = zlib.compress(pickle.dumps("text"))
     rng = random.Random(0)
     with pytest.raises(ValueError, match="neither JSON nor compressed"):
-        packed_text("not base64!")
+        unpack_text("not base64!")
     for _ in range(300):
         data = bytearray(good if rng.random() < 0.5 else pickle.dumps("text"))
         for _ in range(rng.randint(1, 3)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         packed = bytes(data) if rng.random() < 0.5 else zlib.compress(bytes(data))
         try:
-            assert isinstance(packed_text(base64.b64encode(packed).decode()), str)
+            assert isinstance(unpack_text(base64.b64encode(packed).decode()), str)
         except ValueError as error:
             assert "private tests" in str(error)
     with pytest.raises(ValueError, match="has no tests"):

@@ -62,7 +62,7 @@ def test_a_file_that_is_removed_meanwhile_does_not_hide_others(
         os.remove(listed[0].path)
         yield listed
 
-    monkeypatch.setattr(helper.os, "scandir", scan_and_remove)
+    monkeypatch.setattr(os, "scandir", scan_and_remove)
     setup = {"kind": "workspace", "scratch": str(tmp_path)}
     num_files, num_bytes = helper._measure_scratch(setup, 100)
     assert num_files == 4 and num_bytes >= 40_000
