@@ -159,7 +159,7 @@ class SandboxProcess(Closeable):
             descriptors = []
             return self._drain(*readers, cap=cap)
         except OSError as error:
-            raise self._make_hangup_error(f"while it received a program ({error})") from error
+            raise self._make_hangup_error(f"while it handled a program ({error})") from error
         finally:
             for descriptor in (*descriptors, *readers):
                 os.close(descriptor)

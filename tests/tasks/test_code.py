@@ -20,10 +20,10 @@ from treegen.tasks.code.calls import OTHER, CallValue, build_expected, is_expect
 from treegen.tasks.code.humaneval import HumanEval
 from treegen.tasks.code.livecodebench import (
     LiveCodeBench,
-    unpack_text,
     read_tests,
     same_lines,
     same_value,
+    unpack_text,
 )
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus, mbpp_arguments
