@@ -200,8 +200,8 @@ def choose_tier(
     refused: list[str] = []
     for name in names:
         tier = TIERS[name]
-        why = tier.unavailable()
-        if not why:
+        reason = tier.unavailable()
+        if not reason:
             try:
                 is_cacheable = make_workspace is _no_workspace
                 verify = verify_once if is_cacheable else verify_tier
@@ -210,11 +210,11 @@ def choose_tier(
             except HelperKilledError:
                 raise  # says nothing about this sandbox, so do not fall back to a weaker one
             except SandboxError as error:
-                why = str(error)
+                reason = str(error)
             else:
                 report = SandboxReport(name, tier.missing(), passed, not_checked, tuple(refused))
                 return tier, report
-        refused.append(f"{name}: {why}")
+        refused.append(f"{name}: {reason}")
     raise SandboxError(
         f"no sandbox works here ({'; '.join(refused)}); install bubblewrap, use a "
         f"kernel with Landlock, or pass {arg('sandbox', 'none')} to run code from the model "
@@ -277,7 +277,7 @@ verify_once = functools.cache(verify_tier)
 
 
 def _check_works(tier: SandboxTier, runtime: Runtime, make_workspace: MakeWorkspace) -> None:
-    """Raise SandboxError if an honest program does not run in the sandbox."""
+    """Raise SandboxError if a harmless program does not run in the sandbox."""
     if _run(tier, runtime, make_workspace, _USES_SCRATCH) != "works\n":
         raise SandboxError(
             f"a harmless test program does not run in the sandbox {tier.name}; {_HINT}"

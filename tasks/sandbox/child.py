@@ -195,7 +195,7 @@ _builtin_open: Final[Any] = builtins.open
 
 @functools.wraps(builtins.open)
 def _open(file: Any, *arguments: Any, **keywords: Any) -> Any:
-    # Without /proc this link leads nowhere, but some honest programs open it to read their input.
+    # Without /proc this link leads nowhere, but some programs open it to read their input.
     if isinstance(file, str) and file == "/dev/stdin":
         file = os.dup(0)
     return _builtin_open(file, *arguments, **keywords)

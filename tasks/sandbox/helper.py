@@ -103,11 +103,11 @@ def _set_limits(setup: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
         resource.RLIMIT_SIGPENDING: 256,
         resource.RLIMIT_NPROC: setup["other_threads"] + limits["threads"],
     }
-    for what, limit in hard.items():
-        ceiling = resource.getrlimit(what)[1]
+    for name, limit in hard.items():
+        ceiling = resource.getrlimit(name)[1]
         if ceiling != resource.RLIM_INFINITY:
             limit = min(limit, ceiling)
-        resource.setrlimit(what, (limit, limit))
+        resource.setrlimit(name, (limit, limit))
     # Only the soft limit is set, because programs may raise it. Setting it now does not change the
     # default stack size of threads, which was read when Python started. RLIMIT_AS limits stacks
     # too.
@@ -168,7 +168,7 @@ def _serve_and_clean_up(descriptor: int) -> _Job | None:
 
 
 def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
-    """Serve jobs. Return None at the end; in each child, return the child's job."""
+    """Serve jobs. Return None when the parent hangs up; in each child, return the child's job."""
     syscall_filter = seccomp.assemble(platform.machine()) if setup["seccomp"] else None
     ruleset = _prepare(setup)
     wake, wake_writer = os.pipe()
@@ -199,7 +199,7 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
 
 
 def _prepare(setup: dict[str, Any]) -> int | None:
-    """Set up what all programs share. Return the descriptor of Landlock's rules, if any."""
+    """Prepare the process for all programs; return the descriptor of Landlock's rules, if any."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     seccomp.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if setup["parent"] not in (None, os.getppid()):
@@ -230,8 +230,8 @@ def _prepare(setup: dict[str, Any]) -> int | None:
     os.listdir(setup["scratch"])  # sets the access time, so that later listings do not change it
     if not setup["landlock"]:
         return None
-    places = [setup[name] for name in ("read", "hidden", "shown", "devices", "scratch")]
-    ruleset = landlock.create_ruleset(*places, is_flat=setup["kind"] != "workspace")
+    paths = [setup[name] for name in ("read", "hidden", "shown", "devices", "scratch")]
+    ruleset = landlock.create_ruleset(*paths, is_flat=setup["kind"] != "workspace")
     high = _dup_above(ruleset)  # its number must differ from those of a program's streams
     os.close(ruleset)
     return high
@@ -255,9 +255,9 @@ def _run(job: _Job) -> NoReturn:
         for target, handle in enumerate(high):
             os.dup2(handle, target, inheritable=False)
         end = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        kept = end if job.ruleset is None else job.ruleset
-        os.closerange(child.REPORT + 1, kept)
-        os.closerange(kept + 1, end)
+        ruleset = end if job.ruleset is None else job.ruleset
+        os.closerange(child.REPORT + 1, ruleset)
+        os.closerange(ruleset + 1, end)
         sys.set_int_max_str_digits(0)  # older Pythons had no limit; CPU time bounds it
         _confine(job.setup, job.limits, job.syscall_filter, job.ruleset, job.parent)
         child.report("ready")

@@ -60,7 +60,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A directory in which programs run and that stays after them, in place of an empty one."""
+    """A directory in which programs run and whose files stay, in place of an empty directory."""
 
     path: str
     """An absolute path."""
@@ -267,10 +267,10 @@ def _explain_no_bubblewrap() -> str:
 
 
 def _explain_no_landlock() -> str:
-    why = _explain_no_seccomp()
-    if not why and not landlock.version():
-        why = "the kernel has no Landlock (use Linux 5.13 or later with 'landlock' among its LSMs)"
-    return why
+    reason = _explain_no_seccomp()
+    if not reason and not landlock.version():
+        reason = "the kernel has no Landlock (use Linux 5.13 or later with 'landlock' in its LSMs)"
+    return reason
 
 
 _LANDLOCK_GAPS: Final = (

@@ -1,4 +1,4 @@
-"""Runs many programs at once on all cores, each in a sandbox that nothing else uses."""
+"""Runs many programs at once; each thread has a sandbox, which runs one program at a time."""
 
 from __future__ import annotations
 

@@ -135,8 +135,8 @@ class SandboxProcess(Closeable):
         Args:
             program: The program.
             test: The test case.
-            alone: Whether all other programs wait for this one. It is then ended if it spends most
-                of its time waiting.
+            alone: Whether all other programs wait for this one. The helper then kills it if it
+                waits for most of its time.
 
         Raises:
             SandboxError: The helper fails.

@@ -61,8 +61,9 @@ class Limits:
 
 Compare = Callable[[Any, Any], bool]
 """`compare(output, expected)` returns whether an output is right. It runs in the trusted process on
-what the program returned, which is plain data (str for a stdin program). It must return for every
-input, in time about linear in the size of its input."""
+the program's stdout (str), or on the value that its function returned, which is plain data, with
+numpy values only if `Program.may_return_numpy` is set. It must return for every input, in time
+about linear in the size of its input."""
 
 
 class SandboxError(TreegenError):
