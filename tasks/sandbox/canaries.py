@@ -292,12 +292,23 @@ def _run(
     *,
     stdin: str = "",
 ) -> str:
+    """Return what a test program prints in the sandbox.
+
+    Raises:
+        HelperKilledError: Something killed the program, or it did not end in time.
+        SandboxError: The program fails.
+    """
     with SandboxProcess(tier, runtime, _LIMITS, make_workspace(tier)) as process:
         outcome = process.run(Program(source), TestCase(stdin=stdin))
     number = signal_of(outcome.exit_info["status"])
     if number in EXTERNAL_SIGNALS and not outcome.exit_info["killed"]:
         raise HelperKilledError(
             f"the test programs of the sandbox were ended by {signal_name(number)}; try again"
+        )
+    if outcome.exit_info["killed"] == "wall":
+        raise HelperKilledError(
+            f"a test program of the sandbox did not end within {_LIMITS.wall:g} s; try again on a "
+            "machine with less load"
         )
     if outcome.exit_info["status"] != 0:
         words = (outcome.stderr or outcome.report).decode("utf-8", "replace").strip()

@@ -71,7 +71,7 @@ class SandboxError(TreegenError):
 
 
 class HelperKilledError(SandboxError):
-    """Something other than treegen ended a helper; this says nothing about its sandbox."""
+    """A helper or test program was killed or too slow, which says nothing about its sandbox."""
 
 
 class ProgramStatus(StrEnum):

@@ -285,6 +285,16 @@ def test_a_test_program_that_does_not_end_is_an_error(
         runtime._find_library_dirs(str(python))
 
 
+@pytest.mark.skipif(not USABLE, reason="no sandbox can be used here")
+def test_a_busy_machine_is_no_reason_for_a_weaker_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test program that gets no core in time says nothing about its sandbox."""
+    monkeypatch.setattr(canaries, "_LIMITS", replace(LIMITS, cpu_seconds=0.2, wall_seconds=0.3))
+    monkeypatch.setattr(canaries, "_USES_SCRATCH", "import time; time.sleep(9)")
+    canaries.verify_once.cache_clear()
+    with pytest.raises(HelperKilledError, match=r"did not end within 0\.3 s, 3 times in a row"):
+        SandboxPool(workers=1)
+
+
 def test_folders_of_canaries_that_died_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
