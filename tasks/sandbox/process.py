@@ -125,9 +125,9 @@ class SandboxProcess(Closeable):
         except OSError:
             started = b""
         if not started:
-            death = self._make_hangup_error("while it started")
+            error = self._make_hangup_error("while it started")
             self.close()
-            raise death
+            raise error
 
     def run(self, program: Program, test: TestCase, *, alone: bool = False) -> ProcessOutcome:
         """Run a program once.
@@ -139,20 +139,28 @@ class SandboxProcess(Closeable):
                 waits for most of its time.
 
         Raises:
-            SandboxError: The helper fails.
+            SandboxError: The helper fails, or this process has too many open files.
             InputError: The args of the test are not plain data.
         """
         stdin = test.stdin if isinstance(test.stdin, bytes) else test.stdin.encode()
         cap = self.limits.output + _EXPECTED_FACTOR * _expected_size(program, test)
         inputs = (_encode_source(program), _encode_call(program, test), stdin)
-        descriptors = [_make_sealed_file(data) for data in inputs]  # for the helper
-        pipes = [os.pipe(), os.pipe(), _make_one_way_channel()]
-        readers = [reader for reader, _ in pipes]
-        descriptors += [writer for _, writer in pipes]
+        limits = {**asdict(self.limits), "wall_seconds": self.limits.wall, "alone": alone}
+        descriptors: list[int] = []  # for the helper
+        readers: list[int] = []
         try:
-            for reader in readers:
-                os.set_blocking(reader, False)
-            limits = {**asdict(self.limits), "wall_seconds": self.limits.wall, "alone": alone}
+            try:
+                for data in inputs:
+                    descriptors.append(_make_sealed_file(data))
+                for make_pipe in (os.pipe, os.pipe, _make_one_way_channel):
+                    reader, writer = make_pipe()
+                    readers.append(reader)
+                    descriptors.append(writer)
+                    os.set_blocking(reader, False)
+            except OSError as error:
+                raise SandboxError(
+                    f"a program cannot be sent to the sandbox: {error}; {_RETRY_HINT}"
+                ) from error
             socket.send_fds(self._control, [json.dumps(limits).encode()], descriptors)
             for descriptor in descriptors:
                 os.close(descriptor)

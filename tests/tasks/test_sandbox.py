@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import math
 import os
@@ -35,6 +36,7 @@ from treegen.tasks.sandbox import (
 )
 from treegen.tasks.sandbox.isolation import TIERS, SandboxTier
 from treegen.tasks.sandbox.pool import _ExclusiveGate, _is_starved
+from treegen.tasks.sandbox.process import SandboxProcess
 from treegen.tasks.sandbox.programs import HelperKilledError
 from treegen.tasks.sandbox.runtime import find_runtime
 
@@ -199,6 +201,18 @@ def test_a_fault_of_ours_is_no_verdict_and_ends_nothing(
     result = judge.submit(ADD, [TestCase("1 2", expected="3")], compare).result()
     assert result.verdict is ProgramStatus.JUDGE_ERROR
     assert "IndexError: none there" in result.tests[0].detail
+
+
+def test_too_many_open_files_leave_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with SandboxProcess(TIERS["none"], find_runtime(), LIMITS) as process:
+        before = os.listdir("/proc/self/fd")
+        monkeypatch.setattr(os, "pipe", fail)
+        with pytest.raises(SandboxError, match="Too many open files"):
+            process.run(ADD, TestCase("1 2"))
+        assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_bad_arguments() -> None:
