@@ -125,9 +125,9 @@ class SandboxProcess(Closeable):
         except OSError:
             started = b""
         if not started:
-            error = self._make_hangup_error("while it started")
+            hangup = self._make_hangup_error("while it started")
             self.close()
-            raise error
+            raise hangup
 
     def run(self, program: Program, test: TestCase, *, alone: bool = False) -> ProcessOutcome:
         """Run a program once.
