@@ -356,7 +356,7 @@ def _read_arguments(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
                     f"it must be a number, true or false, got the string {value!r:.60}"
                 )
         except InputError as error:
-            raise InputError(f"{arg(argument.name)} cannot be used: {error}") from None
+            raise InputError(f"{arg(argument.name)} cannot be used: {error!s:.300}") from None
         _check_counts(read)
         values |= read
     return values
