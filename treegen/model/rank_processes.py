@@ -34,7 +34,7 @@ from treegen.model.load import load_model
 from treegen.model.memory import check_cache_bytes
 from treegen.model.model import Model
 from treegen.model.options import LOADING, EngineOptions
-from treegen.model.parallel.ranks import check_free, join, leave
+from treegen.model.parallel.ranks import abort, check_free, join, leave
 from treegen.model.reproducible import check_reproducible
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.ops.attention.registry import check_reads_fp8, choose
@@ -147,7 +147,7 @@ class FollowerProcesses:
             with contextlib.suppress(OSError):
                 process.kill()
         with contextlib.suppress(Exception):
-            leave(self)
+            abort(self)
 
     def _wait_for_start(self, rank: int, connection: Connection) -> None:
         """Wait until a follower is about to join.
@@ -203,7 +203,8 @@ class FollowerProcesses:
             now: Kill them at once; they may be waiting for rank 0.
         """
         self._closing = True
-        for process in self._processes if now or self.failed else ():
+        dead = now or bool(self.failed)
+        for process in self._processes if dead else ():
             process.kill()
         for connection in self._connections:
             with contextlib.suppress(OSError):
@@ -214,11 +215,15 @@ class FollowerProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+                dead = True
         if self._watcher.is_alive() and threading.current_thread() is not self._watcher:
             self._watcher.join(_EXIT_SECONDS)  # it still reads the connections
         for connection in self._connections:
             connection.close()
         self.failed = self.failed or "the LLM was closed"
+        if dead:
+            with contextlib.suppress(Exception):
+                abort(self)
         with contextlib.suppress(Exception):
             leave(self)
         shutil.rmtree(self.folder, ignore_errors=True)
