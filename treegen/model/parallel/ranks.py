@@ -7,6 +7,7 @@ treats as opaque, and on GPUs both can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -44,6 +45,7 @@ _aborted: list[Ranks] = []  # the ranks whose process group is being aborted; at
 _WATCHDOG: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a process group is made
 _abort_lock: Final = threading.RLock()  # held while ranks are taken from `_joined`
 _NO_MULTICAST: Final = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # read when ranks exchange their memory
+_NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 _SHARED_BYTES: Final = 64 << 20
 _ONE_SHOT_BYTES: Final = 512 << 10  # larger sums are faster if each rank adds up a part
 _SHARING_SIZES: Final = (2,)  # numbers of ranks whose sums were tested in shared memory
@@ -262,14 +264,28 @@ def join(
 
 def _share_memory(ranks: Ranks) -> SharedBuffer | None:
     """Return memory that all ranks share, or None if a rank cannot share its own. A collective."""
-    others = [index for index in range(ranks.size) if index != ranks.device.index]
+    own = ranks.device.index
     able = ranks.size in _SHARING_SIZES and not _shared
-    able = able and all(torch.cuda.can_device_access_peer(ranks.device, index) for index in others)
+    able = able and all(_has_atomics(own, peer) for peer in range(ranks.size) if peer != own)
     if not _all_reduce_min(able):
         return None
     with suppress(RuntimeError):  # such as a driver without virtual memory management
         _shared.append(SharedBuffer(ranks.rank, ranks.size, ranks.device))
     return _shared[0] if _all_reduce_min(len(_shared)) else None
+
+
+def _has_atomics(device: int, peer: int) -> bool:
+    """Whether a GPU has atomic operations on the memory of another one, as it has over NVLink.
+
+    torch's kernels need them for their signals; over PCIe they might wait for ever.
+    """
+    supported = ctypes.c_int(0)
+    if torch.cuda.can_device_access_peer(device, peer):
+        with suppress(OSError):
+            ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute(
+                ctypes.byref(supported), _NATIVE_ATOMICS, device, peer
+            )
+    return bool(supported.value)
 
 
 def _all_reduce_min(number: int) -> int:
