@@ -307,17 +307,17 @@ def insert_prefix(
     """
     segment = request.segment
     assert segment.table is not None, "a prompt to keep is not in place"
-    slots = [segment.end_state, segment.last_state]
+    slots = [segment.end_state, segment.penultimate_state]
     if cache.states is not None:
         _make_room(name, sum(slot != NO_STATE for slot in slots), cache.states, prefix_cache)
         slots = [_copy_state(slot, cache.states) for slot in slots]
-    end_state, last_state = slots
+    end_state, penultimate_state = slots
     prefix_cache.add(
         name,
         request.spec.tokens,
         cache.pool.share(segment.table),
         end_state=end_state,
-        last_state=last_state,
+        penultimate_state=penultimate_state,
     )
 
 

@@ -23,10 +23,10 @@ from treegen.ops.cache.state_cache import NO_STATE, Slots, StateCache
 
 
 class RecurrentSegmentStates(SegmentStates):
-    """The slots that segments own: `end_state` and `last_state` of LiveSegment.
+    """The slots that segments own: `end_state` and `penultimate_state` of LiveSegment.
 
     The state of a complete segment is in `end_state`. While a segment is only partly computed, its
-    running state is in `last_state` if that is kept, and otherwise in `end_state`.
+    running state is in `penultimate_state` if that is kept, and otherwise in `end_state`.
     """
 
     exist = True
@@ -36,9 +36,9 @@ class RecurrentSegmentStates(SegmentStates):
         self.cache = cache
         self._rewinds = rewinds
 
-    def _keeps_last(self, segment: LiveSegment) -> bool:
+    def _keeps_penultimate(self, segment: LiveSegment) -> bool:
         # Before the only token of a segment the state is that of the segment above.
-        return len(segment.tokens) > 1 and (self._rewinds or segment.last_state != NO_STATE)
+        return len(segment.tokens) > 1 and (self._rewinds or segment.penultimate_state != NO_STATE)
 
     @staticmethod
     def _is_read(segment: LiveSegment, computed: int) -> bool:
@@ -54,7 +54,7 @@ class RecurrentSegmentStates(SegmentStates):
     def find_rewind_position(self, segment: LiveSegment) -> int:
         """Return from where a segment is computed again for the logits of its last token."""
         last = segment.stop - 1
-        return last if segment.last_state or last == segment.start else segment.start
+        return last if segment.penultimate_state or last == segment.start else segment.start
 
     def find_source(self, segment: LiveSegment, computed: int) -> LiveSegment | None:
         """Return the segment above if a segment continues from its end, being computed so far."""
@@ -68,26 +68,28 @@ class RecurrentSegmentStates(SegmentStates):
             computed: The position from which it is computed.
         """
         if self._is_read(segment, computed):
-            segment.last_state = self.cache.allocate_one()
+            segment.penultimate_state = self.cache.allocate_one()
 
     def missing(self, segment: LiveSegment, computed: int) -> int:
         """Return how many slots a segment that counts as computed up to a position still needs."""
         if computed == segment.stop:
             return 0
-        keeps_last = self._keeps_last(segment) or self._is_read(segment, computed)
-        return (segment.end_state == NO_STATE) + (keeps_last and segment.last_state == NO_STATE)
+        keeps_penultimate = self._keeps_penultimate(segment) or self._is_read(segment, computed)
+        return (segment.end_state == NO_STATE) + (
+            keeps_penultimate and segment.penultimate_state == NO_STATE
+        )
 
     def place(self, segment: LiveSegment) -> None:
         """Allocate the missing slots of a segment."""
         if segment.computed < segment.stop:
             segment.end_state = segment.end_state or self.cache.allocate_one()
-            if self._keeps_last(segment):
-                segment.last_state = segment.last_state or self.cache.allocate_one()
+            if self._keeps_penultimate(segment):
+                segment.penultimate_state = segment.penultimate_state or self.cache.allocate_one()
 
     def free(self, segment: LiveSegment) -> None:
         """Free the slots of a segment."""
-        self.cache.free([segment.end_state, segment.last_state])
-        segment.end_state = segment.last_state = NO_STATE
+        self.cache.free([segment.end_state, segment.penultimate_state])
+        segment.end_state = segment.penultimate_state = NO_STATE
 
     def span(self, segment: LiveSegment, start: int, stop: int) -> StateSpan:
         """Return the state slots for computing a part of a segment.
@@ -97,16 +99,20 @@ class RecurrentSegmentStates(SegmentStates):
             start: Position of the first token.
             stop: Position after the last token.
         """
-        running = segment.last_state if self._keeps_last(segment) else segment.end_state
-        reads = running
+        running = (
+            segment.penultimate_state if self._keeps_penultimate(segment) else segment.end_state
+        )
+        read_slot = running
         if start == segment.start:
-            reads = segment.parent.end_state if segment.parent is not None else NO_STATE
-            assert reads != NO_STATE or segment.parent is None, "a parent's state is not in place"
+            read_slot = segment.parent.end_state if segment.parent is not None else NO_STATE
+            assert read_slot != NO_STATE or segment.parent is None, (
+                "a parent's state is not in place"
+            )
         if stop < segment.stop:
-            return StateSpan(reads, NO_STATE, running)
-        keeps_last = self._rewinds and running != segment.end_state
-        leaves = running if keeps_last and start < stop - 1 else NO_STATE
-        return StateSpan(reads, leaves, segment.end_state)
+            return StateSpan(read_slot, NO_STATE, running)
+        keeps_penultimate = self._rewinds and running != segment.end_state
+        penultimate_slot = running if keeps_penultimate and start < stop - 1 else NO_STATE
+        return StateSpan(read_slot, penultimate_slot, segment.end_state)
 
     def on_whole(self, segment: LiveSegment) -> None:
         """Free the slot in which a now complete segment was computed again."""
@@ -115,17 +121,17 @@ class RecurrentSegmentStates(SegmentStates):
 
     def on_undone(self, segment: LiveSegment) -> None:
         """Drop the running state of a segment that was computed again; its end state is valid."""
-        self.cache.free([segment.last_state])
-        segment.last_state = NO_STATE
+        self.cache.free([segment.penultimate_state])
+        segment.penultimate_state = NO_STATE
 
     def on_idle(self, segment: LiveSegment) -> None:
         """Free the end state of an incomplete segment, and store its running state there.
 
         Nothing reads the end state now.
         """
-        if not self._rewinds and segment.last_state != NO_STATE:
+        if not self._rewinds and segment.penultimate_state != NO_STATE:
             self.cache.free([segment.end_state])
-            segment.end_state, segment.last_state = segment.last_state, NO_STATE
+            segment.end_state, segment.penultimate_state = segment.penultimate_state, NO_STATE
 
     def adopt(self, segment: LiveSegment, now: int, before: int) -> None:
         """Take over the state slots of a row.
@@ -135,14 +141,16 @@ class RecurrentSegmentStates(SegmentStates):
             now: Slot of the state at the position up to which the segment is computed.
             before: Slot of the state one token earlier; NO_STATE for none.
         """
-        if segment.computed < segment.stop and self._keeps_last(segment):
-            segment.last_state, spare = now, before
+        if segment.computed < segment.stop and self._keeps_penultimate(segment):
+            segment.penultimate_state, spare = now, before
         elif segment.computed < segment.stop:
             segment.end_state, spare = now, before
         else:
-            keeps_last = self._keeps_last(segment)
+            keeps_penultimate = self._keeps_penultimate(segment)
             segment.end_state = now
-            segment.last_state, spare = (before, NO_STATE) if keeps_last else (NO_STATE, before)
+            segment.penultimate_state, spare = (
+                (before, NO_STATE) if keeps_penultimate else (NO_STATE, before)
+            )
         self.cache.free([spare])
 
     # Cached prefixes
@@ -150,7 +158,7 @@ class RecurrentSegmentStates(SegmentStates):
     def find_state_position(self, prefix: CachedPrefix, most: int) -> int:
         """Return the last position up to `most` at which a prefix has a state, or 0."""
         length = len(prefix.tokens)
-        at = {length: prefix.end_state, length - 1: prefix.last_state}
+        at = {length: prefix.end_state, length - 1: prefix.penultimate_state}
         return max((p for p, slot in at.items() if slot != NO_STATE and p <= most), default=0)
 
     def copy_from(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> None:
@@ -162,18 +170,18 @@ class RecurrentSegmentStates(SegmentStates):
             covered: The position, which is within the segment.
         """
         is_whole = covered == len(prefix.tokens)
-        source = prefix.end_state if is_whole else prefix.last_state
-        keeps_last = self._keeps_last(segment)
-        if covered < segment.stop and keeps_last:
-            self.cache.copy(source, segment.last_state)
+        source = prefix.end_state if is_whole else prefix.penultimate_state
+        keeps_penultimate = self._keeps_penultimate(segment)
+        if covered < segment.stop and keeps_penultimate:
+            self.cache.copy(source, segment.penultimate_state)
             return
         self.cache.copy(source, segment.end_state)
-        if covered == segment.stop and keeps_last:
-            if is_whole and prefix.last_state:
-                self.cache.copy(prefix.last_state, segment.last_state)
+        if covered == segment.stop and keeps_penultimate:
+            if is_whole and prefix.penultimate_state:
+                self.cache.copy(prefix.penultimate_state, segment.penultimate_state)
             else:
-                self.cache.free([segment.last_state])
-                segment.last_state = NO_STATE
+                self.cache.free([segment.penultimate_state])
+                segment.penultimate_state = NO_STATE
 
     def reset(self, cached: Slots) -> None:
         """Free all slots but those of cached prefixes."""
@@ -279,21 +287,21 @@ class InPlaceRowStates(RecurrentRowStates):
         now, before = self.now[order], self.before[order]
         is_first = self.inputs[order] == 0
         stays = is_first | (before == NO_STATE)
-        reads = np.where(is_first, self.source[order], now)
-        writes = np.where(stays, now, before)
-        self.now[order], self.before[order] = writes, np.where(stays, before, now)
+        read_slots = np.where(is_first, self.source[order], now)
+        write_slots = np.where(stays, now, before)
+        self.now[order], self.before[order] = write_slots, np.where(stays, before, now)
         self.inputs[order] += 1
-        return StateInputs(np.stack([reads, writes]))
+        return StateInputs(np.stack([read_slots, write_slots]))
 
     def span(self, slot: int, num: int) -> StateSpan:
         """Return the state slots for computing the next `num` tokens of a row in one pass."""
         now, before = int(self.now[slot]), int(self.before[slot])
-        reads = now if self.inputs[slot] else int(self.source[slot])
+        read_slot = now if self.inputs[slot] else int(self.source[slot])
         self.inputs[slot] += num
-        if before == NO_STATE or (num == 1 and reads != now):
-            return StateSpan(reads, NO_STATE, now)
+        if before == NO_STATE or (num == 1 and read_slot != now):
+            return StateSpan(read_slot, NO_STATE, now)
         self.now[slot], self.before[slot] = before, now
-        return StateSpan(reads, now if num > 1 else NO_STATE, before)
+        return StateSpan(read_slot, now if num > 1 else NO_STATE, before)
 
     def transfer_states(self, slot: int, num_generated: int) -> tuple[int, int, int]:
         """Pass the states of an ended row to a segment that begins with `num_generated` tokens.

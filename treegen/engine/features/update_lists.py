@@ -209,13 +209,13 @@ class RowUpdateLists(RecurrentRowStates):
         """
         owned_slot = int(self.owned[slot])
         assert owned_slot != NO_STATE and not self.listed[slot], "a row that resumes has no state"
-        reads = int(self.base[slot])
+        read_slot = int(self.base[slot])
         self.base[slot] = self.window_at[slot] = owned_slot
         self.inputs[slot] += num
         self.fold_at[slot] = min(
             self._spec.own_tokens, self._spec.own_pages * self._spec.page_tokens
         )
-        return StateSpan(reads, NO_STATE, owned_slot)
+        return StateSpan(read_slot, NO_STATE, owned_slot)
 
     def transfer_states(self, slot: int, num_generated: int) -> tuple[int, int, int]:
         """Pass the states of an ended row to a segment that begins with `num_generated` tokens.

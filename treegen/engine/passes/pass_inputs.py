@@ -114,11 +114,11 @@ def _build_pieces(spans: Sequence[Span], offsets: Ints) -> list[Piece]:
     pieces: list[Piece] = []
     for span, start in zip(spans, offsets.tolist(), strict=False):
         assert span.states is not None
-        num, (reads, leaves, writes) = len(span.tokens), span.states
-        if leaves != NO_STATE:
-            pieces.append(Piece(start, num - 1, reads, leaves))
-            start, num, reads = start + num - 1, 1, leaves
-        pieces.append(Piece(start, num, reads, writes))
+        num, (read_slot, penultimate_slot, write_slot) = len(span.tokens), span.states
+        if penultimate_slot != NO_STATE:
+            pieces.append(Piece(start, num - 1, read_slot, penultimate_slot))
+            start, num, read_slot = start + num - 1, 1, penultimate_slot
+        pieces.append(Piece(start, num, read_slot, write_slot))
     return pieces
 
 

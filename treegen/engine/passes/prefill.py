@@ -333,13 +333,13 @@ def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
     first = next(above for above in segment.path() if above.start <= start)
     states = None
     if store.states.exist:
-        reads = NO_STATE
+        read_slot = NO_STATE
         if start == segment.start:
-            reads = parent.end_state if parent is not None else NO_STATE
+            read_slot = parent.end_state if parent is not None else NO_STATE
         elif segment.above:
-            reads = store.segments[segment.above[-1]].end_state
-        assert reads != NO_STATE or start == 0, "a state above is not in place"
-        states = StateSpan(reads, segment.last_state, segment.end_state)
+            read_slot = store.segments[segment.above[-1]].end_state
+        assert read_slot != NO_STATE or start == 0, "a state above is not in place"
+        states = StateSpan(read_slot, segment.penultimate_state, segment.end_state)
     return Span(
         key=segment.index,
         tokens=segment.path_tokens()[start:],
@@ -390,12 +390,14 @@ def _split_span(run: EngineRun, span: Span, room: int) -> tuple[Span, Span | Non
         return span, None
     rotary, states, rest_states = run.store.rotary, span.states, span.states
     if states is not None:
-        reads, leaves, writes = states
+        read_slot, penultimate_slot, write_slot = states
         # A state that is kept before the last token is the running state until then.
-        running = writes if leaves == NO_STATE else leaves
-        states = StateSpan(reads, NO_STATE, running)
+        running = write_slot if penultimate_slot == NO_STATE else penultimate_slot
+        states = StateSpan(read_slot, NO_STATE, running)
         num_remaining = len(span.tokens) - num
-        rest_states = StateSpan(running, leaves if num_remaining > 1 else NO_STATE, writes)
+        rest_states = StateSpan(
+            running, penultimate_slot if num_remaining > 1 else NO_STATE, write_slot
+        )
     shift = span.shift if rotary is None else rotary.after(span.tokens[:num], span.shift)
     part = replace(span, tokens=span.tokens[:num], states=states)
     remainder = replace(

@@ -32,7 +32,7 @@ class CachedPrefix:
     """When it was last used, by the clock of `PrefixCache`."""
     end_state: int = NO_STATE
     """Slot of its recurrent state after its last token, which it owns; NO_STATE for none."""
-    last_state: int = NO_STATE
+    penultimate_state: int = NO_STATE
     """Slot of its recurrent state before its last token, which it owns; NO_STATE for none."""
 
 
@@ -59,7 +59,7 @@ class PrefixCache:
         pages: Pages,
         *,
         end_state: int = NO_STATE,
-        last_state: int = NO_STATE,
+        penultimate_state: int = NO_STATE,
     ) -> CachedPrefix:
         """Keep a prefix, and drop prefixes of other names while there are too many pages or states.
 
@@ -69,10 +69,12 @@ class PrefixCache:
             pages: Its page table; the prefix takes over the caller's references to the pages.
             end_state: Slot of the recurrent state after its last token, which it takes over.
                 Default: none.
-            last_state: Slot of the recurrent state before its last token, which it takes over.
+            penultimate_state: Slot of the recurrent state before its last token; taken over too.
                 Default: none.
         """
-        prefix = CachedPrefix(name, tokens, pages, end_state=end_state, last_state=last_state)
+        prefix = CachedPrefix(
+            name, tokens, pages, end_state=end_state, penultimate_state=penultimate_state
+        )
         self._prefixes.append(prefix)
         self.touch(prefix)
         for other in self:
@@ -124,7 +126,7 @@ class PrefixCache:
             self._prefixes.remove(prefix)
             self._cache.pool.free(prefix.pages)
             prefix.pages = None
-            self._states.free([prefix.end_state, prefix.last_state])
+            self._states.free([prefix.end_state, prefix.penultimate_state])
 
     def clear(self) -> None:
         """Drop all prefixes."""
@@ -137,7 +139,7 @@ class PrefixCache:
 
     def states(self) -> Slots:
         """Return the slots of the recurrent states of all prefixes."""
-        owned = [slot for p in self._prefixes for slot in (p.end_state, p.last_state)]
+        owned = [slot for p in self._prefixes for slot in (p.end_state, p.penultimate_state)]
         return np.array([slot for slot in owned if slot != NO_STATE], dtype=np.int64)
 
     @property

@@ -145,7 +145,7 @@ class LiveSegment:
     """The most likely tokens and their log-probabilities, [tokens, top], if requested."""
     end_state: int = NO_STATE
     """Slot of the recurrent state after its last token, which it owns; see `SegmentStates`."""
-    last_state: int = NO_STATE
+    penultimate_state: int = NO_STATE
     """Slot of the recurrent state before its last token, which it owns too."""
     shift: int = 0
     """Shift of rotary positions at its start, by images above; see `MRopePositions`."""
@@ -260,11 +260,11 @@ class LiveRequest:
 class StateSpan(NamedTuple):
     """Slots of the states around consecutive tokens of a segment or row."""
 
-    reads: int
+    read_slot: int
     """Slot of the state before the first token."""
-    leaves: int
+    penultimate_slot: int
     """Slot for the state before the last token; NO_STATE if it is not needed or exists."""
-    writes: int
+    write_slot: int
     """Slot for the state after the last token."""
 
 

@@ -414,7 +414,7 @@ class SegmentStore:
         self._idle.clear()
         for segment in self.segments.values():
             segment.phase, segment.table = SegmentPhase.AWAY, None
-            segment.end_state = segment.last_state = NO_STATE
+            segment.end_state = segment.penultimate_state = NO_STATE
 
     def check(self) -> None:
         """Assert that the state and flags of every segment agree with its phase."""
@@ -435,5 +435,7 @@ class SegmentStore:
 
     def owned_states(self) -> Slots:
         """Return all recurrent state slots of segments, for the state cache's check."""
-        slots = [slot for s in self.segments.values() for slot in (s.end_state, s.last_state)]
+        slots = [
+            slot for s in self.segments.values() for slot in (s.end_state, s.penultimate_state)
+        ]
         return np.array(slots, dtype=np.int64)

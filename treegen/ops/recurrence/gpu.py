@@ -104,15 +104,19 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 
 
 def scan(
-    layer: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+    layer: DeltaInputs,
+    on: DeltaStates,
+    read_slots_N: Tensor,
+    write_slots_N: Tensor,
+    num_tokens: int,
 ) -> Tensor:
     """Compute several tokens of each sequence [T, H, V]; see `reference.scan`.
 
     Args:
         layer: Inputs of all tokens of the first sequence, then of the next; and the weights.
         on: Windows and states of the layer.
-        reads_N: Slot of each sequence's state before its first token [N]; -1 for none.
-        writes_N: Slot for each sequence's state after its last token [N].
+        read_slots_N: Slot of each sequence's state before its first token [N]; -1 for none.
+        write_slots_N: Slot for each sequence's state after its last token [N].
         num_tokens: Tokens per sequence.
     """
     mixed_TC = convolve_runs(
@@ -120,32 +124,32 @@ def scan(
         layer.conv_CW,
         layer.conv_bias_C,
         on.windows,
-        reads_N,
-        writes_N,
+        read_slots_N,
+        write_slots_N,
         num_tokens,
         activates=True,
     )
-    return _step_states(layer, on, mixed_TC, reads_N, writes_N, num_tokens)
+    return _step_states(layer, on, mixed_TC, read_slots_N, write_slots_N, num_tokens)
 
 
 def _step_states(
     layer: DeltaInputs,
     on: DeltaStates,
     mixed_TC: Tensor,
-    reads_N: Tensor,
-    writes_N: Tensor,
+    read_slots_N: Tensor,
+    write_slots_N: Tensor,
     num_tokens: int,
 ) -> Tensor:
     """Compute several tokens of each sequence that has a state of its own [T, H, V]."""
     spec, (block_k, block_v) = on.spec, _blocks(on)
     out = mixed_TC.new_empty(len(mixed_TC), spec.v_heads, spec.v_dim)
     block_v = min(block_v, _OWN_VALUES)
-    kernels.step_states[spec.v_heads, len(reads_N), triton.cdiv(spec.v_dim, block_v)](
+    kernels.step_states[spec.v_heads, len(read_slots_N), triton.cdiv(spec.v_dim, block_v)](
         mixed_TC,
         *_gates(layer),
         on.states,
-        reads_N,
-        writes_N,
+        read_slots_N,
+        write_slots_N,
         out,
         num_tokens,
         _scale(on),
@@ -186,8 +190,8 @@ def convolve_runs(
     conv_CW: Tensor,
     bias_C: Tensor | None,
     windows: Tensor,
-    reads_N: Tensor,
-    writes_N: Tensor,
+    read_slots_N: Tensor,
+    write_slots_N: Tensor,
     num_tokens: int,
     *,
     activates: bool = False,
@@ -199,8 +203,8 @@ def convolve_runs(
         conv_CW: Weights, with one column for each token that the convolution sees.
         bias_C: Bias [C]; None for none.
         windows: Last inputs of each slot [slots, C, W], updated in place.
-        reads_N: Slot of each sequence's window before its first token [N]; -1 for none.
-        writes_N: Slot for each sequence's window after its last token [N].
+        read_slots_N: Slot of each sequence's window before its first token [N]; -1 for none.
+        write_slots_N: Slot for each sequence's window after its last token [N].
         num_tokens: Tokens per sequence.
         activates: Whether SiLU is applied to the result.
     """
@@ -211,7 +215,7 @@ def convolve_runs(
         mixed_TC,
         mixed_TC.stride(0),
         windows,
-        reads_N,
+        read_slots_N,
         conv_CW.contiguous(),
         conv_CW if bias_C is None else bias_C,
         out_TC,
@@ -223,12 +227,12 @@ def convolve_runs(
         HAS_BIAS=bias_C is not None,
         ACTIVATES=activates,
     )
-    kernels.move_windows[parts, len(reads_N)](
+    kernels.move_windows[parts, len(read_slots_N)](
         mixed_TC,
         mixed_TC.stride(0),
         windows,
-        reads_N,
-        writes_N,
+        read_slots_N,
+        write_slots_N,
         num_tokens,
         channels,
         W=width,
@@ -242,8 +246,8 @@ def convolve(
     conv_CW: Tensor,
     bias_C: Tensor | None,
     windows: Tensor,
-    reads_T: Tensor,
-    writes_T: Tensor,
+    read_slots_T: Tensor,
+    write_slots_T: Tensor,
     *,
     activates: bool = False,
 ) -> Tensor:
@@ -254,8 +258,8 @@ def convolve(
         conv_CW: Weights, with one column for each token that the convolution sees.
         bias_C: Bias [C]; None for none.
         windows: Last inputs of each slot [slots, C, W], updated in place.
-        reads_T: Slot of each row's window before the token [T].
-        writes_T: Slot for each row's window after the token [T].
+        read_slots_T: Slot of each row's window before the token [T].
+        write_slots_T: Slot for each row's window after the token [T].
         activates: Whether SiLU is applied to the result.
     """
     num_rows, channels = mixed_TC.shape
@@ -268,8 +272,8 @@ def convolve(
         mixed_TC.stride(0),
         windows,
         packed_windows,
-        reads_T,
-        writes_T,
+        read_slots_T,
+        write_slots_T,
         conv_CW.contiguous(),
         conv_CW if bias_C is None else bias_C,
         out_TC,

@@ -27,14 +27,14 @@ def _softplus(x):
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
-@triton.jit(do_not_specialize_on_alignment=("reads", "writes"))
+@triton.jit(do_not_specialize_on_alignment=("read_slots", "write_slots"))
 def convolve(
     mixed,
     mixed_stride,
     windows,
     whole_windows,
-    reads,
-    writes,
+    read_slots,
+    write_slots,
     weights,
     bias,
     out,
@@ -56,8 +56,8 @@ def convolve(
         mixed_stride: Stride of `mixed` between rows.
         windows: Pointer to the windows [slots, C, W].
         whole_windows: Pointer to the same windows as 64-bit integers [slots, C].
-        reads: Pointer to the slot of each row's window before the token [T].
-        writes: Pointer to the slot for each row's window after the token [T].
+        read_slots: Pointer to the slot of each row's window before the token [T].
+        write_slots: Pointer to the slot for each row's window after the token [T].
         weights: Pointer to the weights [C, SEEN].
         bias: Pointer to the bias [C].
         out: Pointer to the results [T, C].
@@ -73,8 +73,8 @@ def convolve(
     row = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = c < C
-    source = tl.load(reads + row) * C + c
-    target = tl.load(writes + row) * C + c
+    source = tl.load(read_slots + row) * C + c
+    target = tl.load(write_slots + row) * C + c
     x = tl.load(mixed + row * mixed_stride + c, mask=there, other=0.0)
     weight = tl.load(weights + c * SEEN + SEEN - 1, mask=there, other=0.0)
     total = x.to(tl.float32) * weight.to(tl.float32)
@@ -102,12 +102,12 @@ def convolve(
     tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads",))
+@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("read_slots",))
 def convolve_runs(
     mixed,
     mixed_stride,
     windows,
-    reads,
+    read_slots,
     weights,
     bias,
     out,
@@ -127,8 +127,8 @@ def convolve_runs(
         mixed: Pointer to the inputs [T, C].
         mixed_stride: Stride of `mixed` between rows.
         windows: Pointer to the windows [slots, C, W].
-        reads: Pointer to the slot of each sequence's window before its first token [S]; -1 at the
-            start of a text.
+        read_slots: Pointer to the slot of each sequence's window before its first token [S]; -1 at
+            the start of a text.
         weights: Pointer to the weights [C, SEEN].
         bias: Pointer to the bias [C].
         out: Pointer to the results [T, C].
@@ -144,7 +144,7 @@ def convolve_runs(
     sequence, token = row // num_tokens, row % num_tokens
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = c < C
-    slot = tl.load(reads + sequence)
+    slot = tl.load(read_slots + sequence)
     x = tl.load(mixed + row * mixed_stride + c, mask=there, other=0.0)
     weight = tl.load(weights + c * SEEN + SEEN - 1, mask=there, other=0.0)
     total = x.to(tl.float32) * weight.to(tl.float32)
@@ -165,9 +165,19 @@ def convolve_runs(
     tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=there)
 
 
-@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads", "writes"))
+@triton.jit(
+    do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("read_slots", "write_slots")
+)
 def move_windows(
-    mixed, mixed_stride, windows, reads, writes, num_tokens, C, W: tl.constexpr, BLOCK: tl.constexpr
+    mixed,
+    mixed_stride,
+    windows,
+    read_slots,
+    write_slots,
+    num_tokens,
+    C,
+    W: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Shift windows by the tokens of a call; one program per block of channels and sequence.
 
@@ -177,9 +187,9 @@ def move_windows(
         mixed: Pointer to the inputs [T, C].
         mixed_stride: Stride of `mixed` between rows.
         windows: Pointer to the windows [slots, C, W].
-        reads: Pointer to the slot of each sequence's window before its first token [S]; -1 at the
-            start of a text.
-        writes: Pointer to the slot for each sequence's window after its last token [S].
+        read_slots: Pointer to the slot of each sequence's window before its first token [S]; -1 at
+            the start of a text.
+        write_slots: Pointer to the slot for each sequence's window after its last token [S].
         num_tokens: Tokens per sequence.
         C: Channels.
         W: Tokens of a window.
@@ -188,8 +198,8 @@ def move_windows(
     sequence = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = c < C
-    slot = tl.load(reads + sequence)
-    source, target = slot * C + c, tl.load(writes + sequence) * C + c
+    slot = tl.load(read_slots + sequence)
+    source, target = slot * C + c, tl.load(write_slots + sequence) * C + c
     end = (sequence + 1) * num_tokens
     for at in tl.static_range(W):
         ago = W - at
@@ -578,7 +588,9 @@ def read_lists(
         tl.store(new_k, k_K.to(kind), mask=k < K)
 
 
-@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads", "writes"))
+@triton.jit(
+    do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("read_slots", "write_slots")
+)
 def step_states(
     mixed,
     a,
@@ -589,8 +601,8 @@ def step_states(
     dt_bias,
     skip,
     states,
-    reads,
-    writes,
+    read_slots,
+    write_slots,
     out,
     num_tokens,
     scale,
@@ -620,9 +632,9 @@ def step_states(
         dt_bias: Pointer to biases of gates [H].
         skip: Pointer to Mamba2's weights of a token's own value [H].
         states: Pointer to the states [slots, H, K, V], float32.
-        reads: Pointer to the slot of each sequence's state before its first token [S]; -1 at the
-            start of a text.
-        writes: Pointer to the slot for each sequence's state after its last token [S].
+        read_slots: Pointer to the slot of each sequence's state before its first token [S]; -1 at
+            the start of a text.
+        write_slots: Pointer to the slot for each sequence's state after its last token [S].
         out: Pointer to the results [T, H, V].
         num_tokens: Tokens per sequence.
         scale: Factor of queries.
@@ -645,9 +657,9 @@ def step_states(
     key_at = (head // (H // G)) * K + k
     inside = (k < K)[:, None] & (v < V)[None, :]
     place = k[:, None] * V + v[None, :]
-    slot = tl.load(reads + sequence)
+    slot = tl.load(read_slots + sequence)
     source = states + (slot * H + head) * (K * V)
-    target = states + (tl.load(writes + sequence) * H + head) * (K * V)
+    target = states + (tl.load(write_slots + sequence) * H + head) * (K * V)
     known = tl.where(slot < 0, 0, K)
     s_KV = tl.load(source + place, mask=inside & (k < known)[:, None], other=0.0)
     for token in range(num_tokens):
