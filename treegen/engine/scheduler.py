@@ -89,8 +89,10 @@ class Scheduler:
                 None turns drafting off.
         """
         # Later samples may be drawn from any kept segment.
-        rewinds = on_grown is not None or on_prefilled is not None
-        run, features = new_run(plan, resources, param_sets, samples, rewinds=rewinds)
+        recomputes_last = on_grown is not None or on_prefilled is not None
+        run, features = new_run(
+            plan, resources, param_sets, samples, recomputes_last=recomputes_last
+        )
         self.run, self.features = run, features
         self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
         self._run_ahead = resources.run_ahead
@@ -174,7 +176,7 @@ class Scheduler:
             segment=segment,
             params=params,
             samples=list(samples),
-            rewinds=scored or segment,
+            recomputed_segment=scored or segment,
             added=True,
             grows=grows,
             floor=floor,

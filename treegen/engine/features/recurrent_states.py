@@ -31,14 +31,16 @@ class RecurrentSegmentStates(SegmentStates):
 
     exist = True
 
-    def __init__(self, cache: StateCache, *, rewinds: bool) -> None:
-        """Set up a run; `rewinds` tells whether last tokens of segments may be computed again."""
+    def __init__(self, cache: StateCache, *, recomputes_last: bool) -> None:
+        """Set up a run; `recomputes_last` is whether last tokens may be computed again."""
         self.cache = cache
-        self._rewinds = rewinds
+        self._recomputes_last = recomputes_last
 
     def _keeps_penultimate(self, segment: LiveSegment) -> bool:
         # Before the only token of a segment the state is that of the segment above.
-        return len(segment.tokens) > 1 and (self._rewinds or segment.penultimate_state != NO_STATE)
+        return len(segment.tokens) > 1 and (
+            self._recomputes_last or segment.penultimate_state != NO_STATE
+        )
 
     @staticmethod
     def _is_read(segment: LiveSegment, computed: int) -> bool:
@@ -51,7 +53,7 @@ class RecurrentSegmentStates(SegmentStates):
         has_rows = any(request.spec.rows for request in requests)
         return not requests or 2 * (depth + has_rows) <= self.cache.num_slots
 
-    def find_rewind_position(self, segment: LiveSegment) -> int:
+    def find_recompute_position(self, segment: LiveSegment) -> int:
         """Return from where a segment is computed again for the logits of its last token."""
         last = segment.stop - 1
         return last if segment.penultimate_state or last == segment.start else segment.start
@@ -110,13 +112,13 @@ class RecurrentSegmentStates(SegmentStates):
             )
         if stop < segment.stop:
             return StateSpan(read_slot, NO_STATE, running)
-        keeps_penultimate = self._rewinds and running != segment.end_state
+        keeps_penultimate = self._recomputes_last and running != segment.end_state
         penultimate_slot = running if keeps_penultimate and start < stop - 1 else NO_STATE
         return StateSpan(read_slot, penultimate_slot, segment.end_state)
 
     def on_whole(self, segment: LiveSegment) -> None:
         """Free the slot in which a now complete segment was computed again."""
-        if not self._rewinds:
+        if not self._recomputes_last:
             self.on_undone(segment)
 
     def on_undone(self, segment: LiveSegment) -> None:
@@ -129,7 +131,7 @@ class RecurrentSegmentStates(SegmentStates):
 
         Nothing reads the end state now.
         """
-        if not self._rewinds and segment.penultimate_state != NO_STATE:
+        if not self._recomputes_last and segment.penultimate_state != NO_STATE:
             self.cache.free([segment.end_state])
             segment.end_state, segment.penultimate_state = segment.penultimate_state, NO_STATE
 

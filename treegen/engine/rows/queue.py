@@ -248,7 +248,7 @@ class RowQueue:
             feature.begin(requests, slots_PN)
         for request, slots in zip(requests, slots_PN.tolist(), strict=True):
             request.slots = set(slots)
-            request.rewinds = None
+            request.recomputed_segment = None
         return slots_PN
 
     def _seed(self, request: LiveRequest, sample: int) -> int:

@@ -34,7 +34,8 @@ class SegmentPhase(Enum):
     OPEN    open requests need it                       IDLE, AWAY (the run ends)
     GONE    nothing refers to it any more
 
-    A segment can be `continued` only while it has pages, and `rewound` only while it is open.
+    A segment can be `continued` only while it has pages, and `is_recomputing` only while
+    it is open.
     """
 
     AWAY = "away"
@@ -118,7 +119,7 @@ class LiveSegment:
     """The highest value that `computed` has had."""
     continued: bool = False
     """Whether the keys and values before `start` that its table covers are computed too."""
-    rewound: bool = False
+    is_recomputing: bool = False
     """Whether its last token is computed again although other open requests use it as complete."""
     first_logit: int = NEVER
     """First position whose logits are needed."""
@@ -193,7 +194,7 @@ class LiveSegment:
     def mark_computed(self, stop: int) -> None:
         """Record that its keys and values are computed up to a position."""
         self.computed = stop
-        self.rewound &= stop < self.stop
+        self.is_recomputing &= stop < self.stop
         self.was_computed = max(self.was_computed, stop)
 
     def num_pages(self, page_size: int) -> int:
@@ -232,7 +233,7 @@ class LiveRequest:
     """Slots of the rows that have not ended; None until first tokens are being drawn."""
     opened: list[LiveSegment] | None = None
     """Segments that it keeps in memory while it is open, leaf first; None while it waits."""
-    rewinds: LiveSegment | None = None
+    recomputed_segment: LiveSegment | None = None
     """A segment whose last token is computed again, for its logits."""
     added: bool = False
     """Whether it was added during the run. Idle segments are then evicted before it waits."""
@@ -281,7 +282,7 @@ class SegmentStates:
         """Return whether each request alone has enough slots, at the end of `depth` segments."""
         return True
 
-    def find_rewind_position(self, segment: LiveSegment) -> int:
+    def find_recompute_position(self, segment: LiveSegment) -> int:
         """Return from where a segment is computed again for the logits of its last token."""
         return segment.stop - 1
 

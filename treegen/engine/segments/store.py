@@ -34,7 +34,7 @@ class SegmentStore:
     Attributes:
         tables: Completes their page tables.
         states: Their recurrent states.
-        rewinds: Whether requests may need the last token of a segment computed again.
+        recomputes_last: Whether requests may need the last token of a segment computed again.
         rotary: Rotary positions of tokens; None if images shift no positions.
         blocks: Blocks of tokens that see each other, and so are computed in one pass; None without
             any.
@@ -47,7 +47,7 @@ class SegmentStore:
         prefix_cache: PrefixCache,
         *,
         states: SegmentStates,
-        rewinds: bool = False,
+        recomputes_last: bool = False,
         rotary: MRopePositions | None = None,
         blocks: BidirectionalBlocks | None = None,
     ) -> None:
@@ -58,11 +58,16 @@ class SegmentStore:
             cache: The paged KV cache.
             prefix_cache: Prefixes whose pages stay between runs.
             states: Recurrent states of the segments.
-            rewinds: Whether requests may need the last token of a segment computed again.
+            recomputes_last: Whether requests may need the last token of a segment computed again.
             rotary: Rotary positions of tokens. Default: images shift no positions.
             blocks: Blocks of tokens that see each other. Default: none.
         """
-        self.cache, self.rewinds, self.rotary, self.blocks = cache, rewinds, rotary, blocks
+        self.cache, self.recomputes_last, self.rotary, self.blocks = (
+            cache,
+            recomputes_last,
+            rotary,
+            blocks,
+        )
         self.states = states
         self.segments: dict[int, LiveSegment] = {}
         self._plan, self._matcher = plan, PrefixMatcher(prefix_cache, self.states)
@@ -271,7 +276,7 @@ class SegmentStore:
         """Return the maximum number of recurrent state slots that opening a request takes."""
         if not self.states.exist:
             return 0
-        again, total = request.rewinds, 0
+        again, total = request.recomputed_segment, 0
         for segment in self._list_required(request):
             computed = self._get_computed_stop(segment) if segment is again else segment.computed
             total += self.states.missing(segment, computed)
@@ -287,12 +292,12 @@ class SegmentStore:
         request.opened = self._list_required(request)
         reused = 0
         to_compute = []
-        if request.rewinds in request.opened:
-            again = request.rewinds
+        if request.recomputed_segment in request.opened:
+            again = request.recomputed_segment
             assert again is not None
             start = self._get_computed_stop(again)
             self.states.leave_end(again, start)
-            again.rewound |= start < again.computed == again.stop and bool(again.openers)
+            again.is_recomputing |= start < again.computed == again.stop and bool(again.openers)
             again.computed = start
         for segment in reversed(request.opened):
             segment.openers[request] = None
@@ -306,7 +311,7 @@ class SegmentStore:
 
     def _get_computed_stop(self, segment: LiveSegment) -> int:
         """Return up to where a segment counts as computed if it must give logits again."""
-        return min(segment.computed, self.states.find_rewind_position(segment))
+        return min(segment.computed, self.states.find_recompute_position(segment))
 
     def _list_required(self, request: LiveRequest) -> list[LiveSegment]:
         """Return the segments that must be in memory for a request's segment, leaf first."""
@@ -314,7 +319,9 @@ class SegmentStore:
         while True:
             needed.append(segment)
             computed = (
-                self._get_computed_stop(segment) if segment is request.rewinds else segment.computed
+                self._get_computed_stop(segment)
+                if segment is request.recomputed_segment
+                else segment.computed
             )
             source = self.states.find_source(segment, computed)
             if source is not None:
@@ -357,10 +364,12 @@ class SegmentStore:
             del segment.openers[request]
             if not segment.openers:
                 not_needed.append(segment)
-                segment.rewound = False
+                segment.is_recomputing = False
                 self._mark_idle(segment)
                 self.states.on_idle(segment)
-            elif segment.rewound and all(r.rewinds is not segment for r in segment.openers):
+            elif segment.is_recomputing and all(
+                r.recomputed_segment is not segment for r in segment.openers
+            ):
                 # It is complete for the remaining requests. They may not keep the segments in
                 # memory that are needed to compute it again.
                 not_needed.append(segment)
@@ -427,7 +436,9 @@ class SegmentStore:
             assert phase is not SegmentPhase.AWAY or not segment.continued, (
                 f"{description}: continued"
             )
-            assert phase is SegmentPhase.OPEN or not segment.rewound, f"{description}: rewound"
+            assert phase is SegmentPhase.OPEN or not segment.is_recomputing, (
+                f"{description}: recomputing"
+            )
 
     def iter_page_tables(self) -> Iterator[Pages]:
         """Return all page tables, for the pool's check."""
