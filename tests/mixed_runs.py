@@ -416,7 +416,7 @@ class MixedRun:
 
         def make_scheduler(
             stopping: StopConditions,
-            on_grown: Callable[[LiveRequest, Completion], GeneratedSegment],
+            on_search_sample: Callable[[LiveRequest, Completion], GeneratedSegment],
         ) -> Scheduler:
             given = EngineResources(
                 model=self.model,
@@ -433,7 +433,7 @@ class MixedRun:
                 sets,
                 wanted,
                 params_of=params_of[1:],
-                on_grown=on_grown,
+                on_search_sample=on_search_sample,
                 speculation=speculation if self.speculates else None,
             )
 

@@ -74,7 +74,7 @@ class OnDemandStream(Stream):
                 self._params_of[place],
                 samples,
                 rank=self._rank[place],
-                grows=False,
+                makes_segments=False,
                 floor=self._floors.get(place),
             )
             self._place_of[request.index] = place

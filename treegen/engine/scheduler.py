@@ -55,7 +55,7 @@ class Scheduler:
     Attributes:
         run: The state that the parts of the engine share.
         features: The optional features of the run.
-        usage, scores, grown: The attributes of `run` with these names.
+        usage, scores, sample_segments: The attributes of `run` with these names.
         queue: Moves rows between phases.
         flight: The pass whose results are not recorded yet; None if there is none.
         closed: Whether the run is over and its pages are free for another run.
@@ -70,7 +70,7 @@ class Scheduler:
         *,
         params_of: Sequence[int] | None = None,
         on_prefilled: Callable[[LiveRequest], None] | None = None,
-        on_grown: Callable[[LiveRequest, Completion], GeneratedSegment] | None = None,
+        on_search_sample: Callable[[LiveRequest, Completion], GeneratedSegment] | None = None,
         speculation: SpeculationOptions | None = None,
     ) -> None:
         """Set up one run.
@@ -83,18 +83,18 @@ class Scheduler:
             params_of: Index into param_sets for each request of the plan. Default: 0 for all.
             on_prefilled: Called with each request that wants no samples, once its keys are computed
                 and before its pages are freed.
-            on_grown: Called with each finished sample of a search; returns the content of its
-                segment.
+            on_search_sample: Called with each finished sample of a search; returns the content of
+                its segment.
             speculation: How tokens are drafted, so that one pass draws several tokens of a row;
                 None turns drafting off.
         """
         # Later samples may be drawn from any kept segment.
-        recomputes_last = on_grown is not None or on_prefilled is not None
+        recomputes_last = on_search_sample is not None or on_prefilled is not None
         run, features = new_run(
             plan, resources, param_sets, samples, recomputes_last=recomputes_last
         )
         self.run, self.features = run, features
-        self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
+        self.usage, self.scores, self.sample_segments = run.usage, run.scores, run.sample_segments
         self._run_ahead = resources.run_ahead
         self.flight: _InFlight | None = None
         self.closed = False
@@ -113,7 +113,7 @@ class Scheduler:
             SpeculativeDecoder(run, queue, features, speculation) if speculation else None
         )
         self._admission = AdmissionController(run, queue, on_prefilled)
-        self._outputs = OutputProcessor(run, queue, features, self._admission, on_grown)
+        self._outputs = OutputProcessor(run, queue, features, self._admission, on_search_sample)
         self._results = PassResultProcessor(
             run, features, self._admission, self._outputs, self._speculation
         )
@@ -150,7 +150,7 @@ class Scheduler:
         samples: Sequence[int],
         *,
         rank: int | None = None,
-        grows: bool = True,
+        makes_segments: bool = True,
         floor: float | None = None,
     ) -> LiveRequest:
         """Add a request below a segment.
@@ -163,7 +163,8 @@ class Scheduler:
             samples: Indices of the samples to draw.
             rank: Place of the request in depth-first order. Default: after all requests added
                 so far.
-            grows: Whether its samples become segments when they end, in addition to being returned.
+            makes_segments: Whether its samples become segments when they end, in addition to being
+                returned.
             floor: A min_confidence that replaces that of its parameters. Default: theirs.
         """
         index = self._num_requests
@@ -178,7 +179,7 @@ class Scheduler:
             samples=list(samples),
             recomputed_segment=scored or segment,
             added=True,
-            grows=grows,
+            makes_segments=makes_segments,
             floor=floor,
         )
         self._admission.add([request])

@@ -65,7 +65,7 @@ class OutputProcessor:
         queue: RowQueue,
         features: Features,
         admission: AdmissionController,
-        on_grown: Callable[[LiveRequest, Completion], GeneratedSegment] | None,
+        on_search_sample: Callable[[LiveRequest, Completion], GeneratedSegment] | None,
     ) -> None:
         """Set up the processor of one run.
 
@@ -74,11 +74,11 @@ class OutputProcessor:
             queue: Moves rows between phases.
             features: Its optional features.
             admission: Removes the rows of ended samples from their requests.
-            on_grown: Returns the content of the segment of a search's sample; None outside of
-                searches.
+            on_search_sample: Returns the content of the segment of a search's sample; None outside
+                of searches.
         """
         self._run, self._queue, self._features = run, queue, features
-        self._admission, self._on_grown = admission, on_grown
+        self._admission, self._on_search_sample = admission, on_search_sample
         self._finished: list[Completion] = []  # not taken yet
         self._waiting: Ints = np.empty(0, dtype=np.int64)  # slots that are not reported yet
         self._waiting_requests: list[LiveRequest] = []  # the requests of these slots
@@ -102,8 +102,8 @@ class OutputProcessor:
         # pass has its row: `next_rows` leaves out rows that reach their limit. Two kinds are
         # reported at once: samples of a search, which continues with their text, and samples of
         # one token, whose text is made quickly.
-        grows = np.array([request.grows for request in requests])
-        can_wait = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~grows
+        makes_segments = np.array([request.makes_segments for request in requests])
+        can_wait = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~makes_segments
         for chosen, end in ((can_wait, self._defer), (~can_wait, self._end_now)):
             if chosen.any():
                 end(slots[chosen], [requests[at] for at in np.flatnonzero(chosen).tolist()])
@@ -145,7 +145,7 @@ class OutputProcessor:
         by_slot = self._build_completions(slots, requests)
         for at, completions in by_slot:
             self._finished += completions
-            if requests[at].grows:
+            if requests[at].makes_segments:
                 self._adopt_as_segment(requests[at], int(slots[at]), completions[0])
         over = [at for at, _ in by_slot]
         self._retire(slots[over], [requests[at] for at in over])
@@ -161,18 +161,18 @@ class OutputProcessor:
             if self._run.param_sets[request.params].is_greedy:
                 # One row has all samples. The report reads their indices from the request, so they
                 # stay. In a search they are removed, because the samples are reported already.
-                indices = set(request.samples) if request.grows else set()
+                indices = set(request.samples) if request.makes_segments else set()
             request.samples[:] = [index for index in request.samples if index not in indices]
         if ended:
             self._admission.remove_rows(ended, ended=True)
 
     def _adopt_as_segment(self, request: LiveRequest, slot: int, completion: Completion) -> None:
         """Make a segment of a row's generated tokens; the segment takes over the row's pages."""
-        assert self._on_grown is not None
-        grown = self._on_grown(request, completion)
+        assert self._on_search_sample is not None
+        content = self._on_search_sample(request, completion)
         key = request.index, completion.sample_index
-        if not len(grown.tokens):
-            self._run.grown[key] = self._run.store.retain(request.segment)
+        if not len(content.tokens):
+            self._run.sample_segments[key] = self._run.store.retain(request.segment)
             return
         rows = self._run.rows
         at = np.array([slot])
@@ -180,11 +180,11 @@ class OutputProcessor:
         chain = rows.chain[slot]
         states = None
         if in_place:
-            states = self._queue.states.transfer_states(slot, grown.num_generated)
-        self._run.grown[key] = self._run.store.adopt(
+            states = self._queue.states.transfer_states(slot, content.num_generated)
+        self._run.sample_segments[key] = self._run.store.adopt(
             request.segment,
-            grown.tokens,
-            num_computed=min(grown.num_generated, int(rows.count[slot]) - 1),
+            content.tokens,
+            num_computed=min(content.num_generated, int(rows.count[slot]) - 1),
             table=rows.take_pages(at) if in_place else np.empty(0, dtype=np.int32),
             base=int(rows.base[slot]),
             above=tuple(chain[chain >= 0].tolist()),

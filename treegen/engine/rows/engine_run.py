@@ -53,7 +53,7 @@ class EngineRun:
     """The requests that are not over, by index."""
     scores: dict[int, Score] = field(default_factory=dict)
     """The scores of finished requests that wanted scores, by index."""
-    grown: dict[tuple[int, int], LiveSegment] = field(default_factory=dict)
+    sample_segments: dict[tuple[int, int], LiveSegment] = field(default_factory=dict)
     """The segments of finished samples of a search, by request and sample index. Each has one
     reference, which passes to the caller that removes the segment from here."""
 

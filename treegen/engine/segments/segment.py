@@ -237,7 +237,7 @@ class LiveRequest:
     """A segment whose last token is computed again, for its logits."""
     added: bool = False
     """Whether it was added during the run. Idle segments are then evicted before it waits."""
-    grows: bool = False
+    makes_segments: bool = False
     """Whether it belongs to a search, so that its samples become segments when they end."""
     floor: float | None = None
     """A min_confidence that replaces that of its sampling parameters; None for theirs."""

@@ -320,7 +320,7 @@ def _start_workers(
         cpus=(1 if on_gpus else threads) if places.address else 0,
         gpus=per_worker if on_gpus else 0,
         threads=threads,
-        grows=on_gpus and places.count is None,
+        adds_joined_gpus=on_gpus and places.count is None,
     )
     try:
         pool.start(count)

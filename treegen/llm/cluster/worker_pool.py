@@ -98,7 +98,7 @@ class WorkerPool:
     """Number of Ray GPUs of each worker."""
     threads: int
     """Number of threads of each worker."""
-    grows: bool
+    adds_joined_gpus: bool
     """Whether GPUs that join the Ray cluster become workers too."""
     slots: list[WorkerSlot] = field(default_factory=list)
     """The workers."""
@@ -209,7 +209,7 @@ class WorkerPool:
 
     def add_joined_gpus(self) -> list[WorkerSlot]:
         """Start workers on GPUs that have joined the Ray cluster; return their slots."""
-        if not self.grows or time.monotonic() < self._look_due:
+        if not self.adds_joined_gpus or time.monotonic() < self._look_due:
             return []
         self._look_due = time.monotonic() + _POLL_SECONDS
         free = int(self.session.get_free_resources().get("GPU", 0))

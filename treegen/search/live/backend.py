@@ -72,7 +72,7 @@ class LiveBackend:
         self.tokenizer, self.spec, self.images = tokenizer, spec, images
         self._make_plan, self._stopping_of = make_plan, stopping_of
         self._before, self._own_before = before or DrawCounter(), DrawCounter()
-        self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
+        self.scheduler = make_scheduler(stopping_of(params), self._on_search_sample)
         self.prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer = Detokenizer(tokenizer)
         self._appended = AppendedTextEncoder(tokenizer, spec, images)
@@ -353,7 +353,7 @@ class LiveBackend:
     def collect(self) -> None:
         """Put finished samples and scores into the tickets that wait for them; drop all others."""
         ended: list[tuple[LiveResults[Any], int, Completion, int]] = []
-        for (index, sample), segment in self.scheduler.grown.items():
+        for (index, sample), segment in self.scheduler.sample_segments.items():
             completion = self._ended.pop((index, sample))
             if index not in self._tickets:  # its search was stopped just after the sample ended
                 self.scheduler.run.store.release(segment)
@@ -362,11 +362,11 @@ class LiveBackend:
             place = sample - ticket.requests[request]
             ticket.results[place] = BackendSample(completion, LiveContext(segment, prompt=None))
             ended.append((ticket, place, completion, request.spec.max_tokens))
-        for index in {index for index, _ in self.scheduler.grown} & self._tickets.keys():
+        for index in {index for index, _ in self.scheduler.sample_segments} & self._tickets.keys():
             ticket, request = self._tickets[index]
             if not request.samples:
                 self._finish_request(ticket, request)
-        self.scheduler.grown.clear()
+        self.scheduler.sample_segments.clear()
         for index, score in self.scheduler.scores.items():
             if index in self._tickets:
                 ticket, request = self._tickets[index]
@@ -378,7 +378,7 @@ class LiveBackend:
         for ticket, place, completion, most in ended:
             ticket.count_sample(place, completion, most)
 
-    def _on_grown(self, request: LiveRequest, completion: Completion) -> GeneratedSegment:
+    def _on_search_sample(self, request: LiveRequest, completion: Completion) -> GeneratedSegment:
         """Return the segment of a sample: the tokens of its text, which is cut at the stop."""
         self._ended[request.index, completion.sample_index] = completion
         tail, tokens, text = request.spec.tokens, completion.tokens, completion.text

@@ -155,7 +155,9 @@ class LiveRun(Closeable, NonCopyable):
             store.promote(segment, below + request.rows)
             spec = replace(request, id=str(self._num_added), tokens=request.tokens[-TAIL:])
             index = self.scheduler.run.add_params(params, stopping)
-            live = self.scheduler.add(spec, segment, index, range(request.samples), grows=False)
+            live = self.scheduler.add(
+                spec, segment, index, range(request.samples), makes_segments=False
+            )
             self.usage.prompt_tokens_unshared += len(request.tokens) * max(request.samples, 1)
             return self._note(live, request.samples)
         finally:
@@ -190,7 +192,7 @@ class LiveRun(Closeable, NonCopyable):
         try:
             check_fits("the prompt", segment, _SCORING, self._run.cache)
             spec = replace(_SCORING, id=str(self._num_added), tokens=tokens[-TAIL:], top=top)
-            live = self.scheduler.add(spec, segment, 0, (), grows=False)
+            live = self.scheduler.add(spec, segment, 0, (), makes_segments=False)
             self._scored[live.index] = self._num_added
             self.usage.prompt_tokens_unshared += len(tokens)
             return self._note(live, 1)
