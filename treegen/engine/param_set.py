@@ -59,9 +59,9 @@ def param_sets(
     """
     # Rows with equal parameters are drawn and ended together.
     sets = {p.drawing: p for p in params or [SamplingParams()]}
-    place = {drawing: index for index, drawing in enumerate(sets)}
+    index_of = {drawing: index for index, drawing in enumerate(sets)}
     distinct = [ParamSet(p, stopping_of(p)) for p in sets.values()]
-    return distinct, [place[p.drawing] for p in params]
+    return distinct, [index_of[p.drawing] for p in params]
 
 
 class ParamTable(list[ParamSet]):
@@ -120,7 +120,7 @@ class ParamTable(list[ParamSet]):
         for index in self._free:
             self[index] = self[0]
             self._stopping_of[index] = 0
-        places, self._stopping_of = np.unique(self._stopping_of, return_inverse=True)
-        self._may_end = self._may_end[places]
-        by_place = {place: stopping for stopping, place in self._stoppings.items()}
-        self._stoppings = {by_place[old]: new for new, old in enumerate(places.tolist())}
+        used, self._stopping_of = np.unique(self._stopping_of, return_inverse=True)
+        self._may_end = self._may_end[used]
+        old_stoppings = {index: stopping for stopping, index in self._stoppings.items()}
+        self._stoppings = {old_stoppings[old]: new for new, old in enumerate(used.tolist())}

@@ -373,7 +373,7 @@ class Scheduler:
             assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
 
     def _check_slots(self) -> None:
-        """Assert that each row is in the place of its phase, and in its request until it ends."""
+        """Assert that each row is in the queue of its phase, and in its request until it ends."""
         rows, flight, waiting = self.run.rows, self.flight, self._outputs.waiting
         first = flight.first if isinstance(flight, InFlightPrefill) else []
         draws = [draws.flight for draws in first]

@@ -40,7 +40,7 @@ _ELSEWHERE: Final = {
     "add_generation_prompt": _NEXT_TURN,
     "continue_final_message": _NEXT_TURN,
     "chat_template_content_format": "remove the argument: content may be text or a list of parts",
-    "request_id": "remove the argument: an output refers to its prompt by its place in the call",
+    "request_id": "remove the argument: an output refers to its prompt by its index in the call",
     "data_parallel_rank": "remove the argument: a Cluster assigns prompts to its workers",
     "priority": "remove the argument: requests start in the order in which they arrive",
     "tokenization_kwargs": "pass token ids, such as llm.tokenizer(text, ...).input_ids",

@@ -116,9 +116,9 @@ class AsyncLLM(Closeable):
         params = check_params(params)
         call = self._call(prompts, params, False, tools, chat_template_kwargs, first)
         by_prompt: list[list[Completion]] = []
-        async for place, result in self._results(call):
+        async for index, result in self._results(call):
             by_prompt = by_prompt or [[] for _ in call.prompts]
-            by_prompt[place].append(result)
+            by_prompt[index].append(result)
         for completions in by_prompt:
             completions.sort(key=lambda completion: completion.sample_index)
         return call.prompts, by_prompt
@@ -169,9 +169,9 @@ class AsyncLLM(Closeable):
         )
         results = self._results(call)
         try:
-            async for place, item in results:
-                for event in texts.read(place, item):
-                    yield place, event
+            async for index, item in results:
+                for event in texts.read(index, item):
+                    yield index, event
         finally:
             await results.aclose()
 
@@ -181,7 +181,7 @@ class AsyncLLM(Closeable):
 
         Args:
             prompts: Token ids of each prompt.
-            top: Number of most likely tokens to report at the place of each token. Default: 0.
+            top: Number of most likely tokens to report at the position of each token. Default: 0.
 
         Raises:
             BusyError: too many samples wait.
@@ -189,8 +189,8 @@ class AsyncLLM(Closeable):
         """
         check_int("top", top, least=0, most=MAX_COUNT)
         call = self._call(prompts, None, False, None, None, top=top)
-        scores = {place: score async for place, score in self._results(call)}
-        return [scores[place] for place in range(len(scores))]
+        scores = {index: score async for index, score in self._results(call)}
+        return [scores[index] for index in range(len(scores))]
 
     @reject_unknown_arguments
     async def encode(
@@ -413,9 +413,9 @@ class AsyncLLM(Closeable):
                 batch = await call.queue.get()
                 if isinstance(batch, Exception):
                     raise batch
-                for place, item in batch:
+                for index, item in batch:
                     num_pending -= isinstance(item, Completion | Score)
-                    yield place, item
+                    yield index, item
         finally:
             self._engine_loop.cancel(call)
 

@@ -394,8 +394,8 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             pairs: (context, continuation), both texts or both token ids. A context may also be chat
                 messages, with images; the continuation is then the assistant's reply. Or a tree
                 of rollouts; the result then has a score for each sample.
-            top: Number of most likely tokens to report at the place of each token of a
-                continuation, as `Score.top`; all tokens, if the vocabulary has fewer. Default: 0.
+            top: Number of most likely tokens to report at the position of each token of
+                a continuation, as `Score.top`; all tokens, if the vocabulary has fewer. Default: 0.
             prompt_lengths: For each sample of a tree the number of first tokens that get no
                 log-probability, such as those of its prompt. Default: 1, because nothing predicts
                 the first token of a text.

@@ -226,7 +226,7 @@ class Model:
         """Return one page pool for each attention layer, filled with zeros.
 
         A layer that uses the keys and values of an earlier layer gets the pool of that layer. Both
-        layers then write the same numbers into the same places. The zeros matter because a kernel
+        layers then write the same numbers into the same slots. The zeros matter because a kernel
         may read past the last key of a page and multiply the result by zero, which must not give
         NaN.
 

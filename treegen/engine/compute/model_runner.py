@@ -99,7 +99,7 @@ class PrefillInputs:
     windowed: Sequence[HostLevel] | None = None
     """Attention levels in layers with a window, if they differ from `levels`."""
     images: ImageRows | None = None
-    """Embeddings at the places of images, on the host; None without images."""
+    """Embeddings at the positions of images, on the host; None without images."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -112,9 +112,9 @@ class ThinkingBudgets(RowFeature):
         if not self.used:
             return np.full(len(order), -1)
         start = self._start[order]
-        place = counts - start
-        inside = (start != _NEVER) & (place >= 0) & (place < self._tokens.shape[1])
-        return np.where(inside, self._tokens[order, np.where(inside, place, 0)], -1)
+        offset = counts - start
+        inside = (start != _NEVER) & (offset >= 0) & (offset < self._tokens.shape[1])
+        return np.where(inside, self._tokens[order, np.where(inside, offset, 0)], -1)
 
     def get_first_forced_tokens(self, slots_PN: Ints) -> Ints | None:
         """Return the forced first token of each request's rows, or -1; None if no row has one."""

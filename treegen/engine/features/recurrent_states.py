@@ -81,7 +81,7 @@ class RecurrentSegmentStates(SegmentStates):
             keeps_penultimate and segment.penultimate_state == NO_STATE
         )
 
-    def place(self, segment: LiveSegment) -> None:
+    def allocate(self, segment: LiveSegment) -> None:
         """Allocate the missing slots of a segment."""
         if segment.computed < segment.stop:
             segment.end_state = segment.end_state or self.cache.allocate_one()

@@ -60,10 +60,10 @@ class RowUpdateLists(RecurrentRowStates):
         """Return how many pages and slots each new row needs; `siblings` has each row's count."""
         spec, rows = self._spec, self._rows
         to_come = rows.limit[slots] - rows.count[slots]
-        different, place = np.unique(siblings, return_inverse=True)
+        different, inverse = np.unique(siblings, return_inverse=True)
         shared = np.array([spec.shared_tokens(num) for num in different.tolist()], dtype=np.int64)
         resumes = rows.count[slots] > 1
-        owns = resumes | (to_come > shared[place])
+        owns = resumes | (to_come > shared[inverse])
         pages = np.where(owns, spec.own_pages, (-(-to_come // spec.page_tokens)).clip(min=1))
         return pages, owns.astype(np.int64)
 
@@ -96,9 +96,9 @@ class RowUpdateLists(RecurrentRowStates):
         self.owned[owners] = cache.allocate(len(owners))
         self.pages[slots] = 0
         self.num_pages[slots] = num_pages
-        place = np.arange(self.pages.shape[1]) < num_pages[:, None]
-        new_pages = np.zeros_like(place, dtype=np.int64)
-        new_pages[place] = cache.allocate_pages(int(num_pages.sum()))
+        is_used = np.arange(self.pages.shape[1]) < num_pages[:, None]
+        new_pages = np.zeros_like(is_used, dtype=np.int64)
+        new_pages[is_used] = cache.allocate_pages(int(num_pages.sum()))
         self.pages[slots] = new_pages
         cut = self.owned[owners, None] * spec.pages + np.arange(spec.pages)
         self.pages[owners, spec.own_pages : spec.own_pages + spec.pages] = cut

@@ -297,9 +297,9 @@ def _find_finish_reasons(
     by_slot: dict[int, Ending] = {}
     params = rows.params[slots]
     for index in np.unique(params).tolist():
-        places = np.flatnonzero(params == index)
-        limits = rows.limit[slots[places]].tolist()
-        indices = places.tolist()
+        slot_indices = np.flatnonzero(params == index)
+        limits = rows.limit[slots[slot_indices]].tolist()
+        indices = slot_indices.tolist()
         endings = param_sets[index].stopping.endings(
             [requests[at].spec.tokens for at in indices], [tokens[at] for at in indices], limits
         )
@@ -315,9 +315,9 @@ def _collect_signals(
     if not rows.generated.signals.shape[-1]:
         return signals
     params_of = [param_sets[index].params for index in rows.params[slots].tolist()]
-    places = [at for at, params in enumerate(params_of) if params.reports_signals]
-    if places:
-        for at, both in zip(places, rows.signals(slots[places]), strict=True):
+    reporting = [at for at, params in enumerate(params_of) if params.reports_signals]
+    if reporting:
+        for at, both in zip(reporting, rows.signals(slots[reporting]), strict=True):
             confidences = both[CONFIDENCE::NUM_SIGNALS] if params_of[at].confidence else ()
             certainties = both[CERTAINTY::NUM_SIGNALS] if params_of[at].self_certainty else ()
             signals[at] = confidences, certainties
@@ -332,9 +332,9 @@ def _collect_alternatives(
     if not rows.num_logprobs:
         return alternatives
     reports = [param_sets[index].params.logprobs > 0 for index in rows.params[slots].tolist()]
-    places = np.flatnonzero(reports)
-    both = zip(*rows.alternatives(slots[places]), strict=True)
-    for at, (ids, values) in zip(places.tolist(), both, strict=True):
+    reporting = np.flatnonzero(reports)
+    both = zip(*rows.alternatives(slots[reporting]), strict=True)
+    for at, (ids, values) in zip(reporting.tolist(), both, strict=True):
         pairs = zip(ids, values, strict=True)
         # Each token has `num_logprobs` consecutive pairs.
         alternatives[at] = list(zip(*[pairs] * rows.num_logprobs, strict=True))

@@ -116,9 +116,9 @@ class PassResultProcessor:
         self._record_tokens(flight, sampled, draws[~in_turn], is_last[~in_turn])
         self._run.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
         remaining = draws[in_turn]
-        place = verify_input.place_T[remaining]
-        for turn in range(int(place.max(initial=-1)) + 1):
-            now = remaining[place == turn]
+        index = verify_input.index_T[remaining]
+        for turn in range(int(index.max(initial=-1)) + 1):
+            now = remaining[index == turn]
             # A row may have ended at one of its earlier tokens.
             stays = rows.serial[slots[now]] == flight.serials[now]
             stays &= rows.phase[slots[now]] == RowPhase.LIVE
@@ -153,7 +153,7 @@ class PassResultProcessor:
             draws_of_rows.top_tokens,
             draws_of_rows.top_logprobs,
             draws_of_rows.signals,
-            verify_input.place_T[draws] if verify_input is not None else None,
+            verify_input.index_T[draws] if verify_input is not None else None,
             flight.version,
         )
         tokens = draws_of_rows.tokens

@@ -288,9 +288,9 @@ class RowQueue:
 
     def _count_siblings(self, slots: Ints) -> Ints:
         """Return the number of rows of each slot's request."""
-        indices, place = np.unique(self._run.rows.request[slots], return_inverse=True)
+        indices, inverse = np.unique(self._run.rows.request[slots], return_inverse=True)
         requests = (self._run.requests[index] for index in indices.tolist())
-        return np.array([request.num_rows for request in requests], dtype=np.int64)[place]
+        return np.array([request.num_rows for request in requests], dtype=np.int64)[inverse]
 
     def activate(self, max_rows: int) -> None:
         """Allocate pages for ready rows, depth first, while the pool is expected to last.
@@ -468,7 +468,7 @@ class RowQueue:
         return self.states.count_missing(more, has_row=bool(request.spec.rows))
 
     def check(self, starting: Ints, ended: Ints) -> None:
-        """Assert that every row is in the place of its phase, and in no other.
+        """Assert that every row is in the queue of its phase, and in no other.
 
         Args:
             starting: Slots whose first tokens are being drawn.
@@ -476,16 +476,16 @@ class RowQueue:
         """
         rows, phase = self._run.rows, self._run.rows.phase
         resuming = np.fromiter(self.resuming, dtype=np.int64)
-        places = {
+        slots_of = {
             DRAWN: starting,
             READY: self.ready,
             RESUMING: resuming,
             LIVE: self.order,
             ENDED: ended,
         }
-        for row_phase, place in places.items():
+        for row_phase, slots in slots_of.items():
             in_phase = np.flatnonzero(phase == row_phase)
-            assert np.array_equal(np.sort(place), in_phase), (
+            assert np.array_equal(np.sort(slots), in_phase), (
                 f"a row is in no queue: {row_phase.name}"
             )
         assert np.array_equal(np.flatnonzero(phase != FREE), rows.used()), "a row has no slot"

@@ -310,7 +310,7 @@ class SegmentStates:
         """Return how many slots a segment that counts as computed up to a position still needs."""
         return 0
 
-    def place(self, segment: LiveSegment) -> None:
+    def allocate(self, segment: LiveSegment) -> None:
         """Allocate the missing slots of a segment."""
 
     def free(self, segment: LiveSegment) -> None:

@@ -304,7 +304,7 @@ class SegmentStore:
             if segment.phase is not SegmentPhase.OPEN:
                 self._idle.pop(segment.index, None)
                 segment.phase = check_transition(segment.phase, SegmentPhase.OPEN)
-            reused += self.tables.place(segment)
+            reused += self.tables.allocate(segment)
             if segment.computed < segment.stop:
                 to_compute.append(segment)
         return to_compute, reused

@@ -146,7 +146,7 @@ class ModelDrafter(SingleRateDrafter):
     def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
         """Return the tokens that the draft model draws, [R, K], on the device."""
         rows, size, num = self._run.rows, self._run.cache.page_size, len(slots)
-        offsets, place = np.arange(num + 1), np.arange(num)
+        offsets, indices = np.arange(num + 1), np.arange(num)
         levels = build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
         # Tokens that a grammar forbids are removed before the drafts are verified.
         same = replace(build_step_rows(self._run, slots, levels), masked=False)
@@ -160,7 +160,7 @@ class ModelDrafter(SingleRateDrafter):
             inputs = np.stack(
                 [
                     rows.last[slots],
-                    place if step else np.full(num, -1),
+                    indices if step else np.full(num, -1),
                     ends - 1,
                     np.where(has_room, compute_slot_mapping(pages, ends - 1 - base, size), 0),
                     rows.seed[slots],
@@ -202,9 +202,9 @@ class ModelDrafter(SingleRateDrafter):
     def _build_catch_up_inputs(self, slots: Ints, num_R: Ints) -> PrefillInputs:
         """Return the inputs of a pass over the next `num_R` generated tokens of each row."""
         rows, store = self._run.rows, self._run.rows.generated
-        offsets, row_T, place_T = expand_offsets(num_R)
+        offsets, row_T, index_T = expand_offsets(num_R)
         slots_T, base = slots[row_T], rows.base[slots]
-        positions_T = self._num_computed[slots_T] + place_T
+        positions_T = self._num_computed[slots_T] + index_T
         pages = rows.table[slots, : int(rows.num_pages[slots].max())]
         keys = self._num_computed[slots] + num_R - base
         at_T = positions_T - base[row_T]

@@ -208,8 +208,8 @@ class SpeculativeDecoder:
             alive_R = alive_N[first]
             num_R, first = accepted_R[alive_R] + 1, first[alive_R]
             slots = flight.slots[first]
-            places = np.arange(int(num_R.max(initial=1)))
-            tokens_RA = tokens_N[np.minimum(first[:, None] + places, len(tokens_N) - 1)]
+            offsets = np.arange(int(num_R.max(initial=1)))
+            tokens_RA = tokens_N[np.minimum(first[:, None] + offsets, len(tokens_N) - 1)]
         if len(slots):
             new = NewTokens(
                 slots, rows.request[slots], rows.sample[slots], rows.count[slots], tokens_RA, num_R

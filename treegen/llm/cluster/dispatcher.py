@@ -353,24 +353,24 @@ def sort_depth_first(plan: Plan) -> list[int]:
 def sample_items(plan: Plan, samples: Sequence[Sequence[int]]) -> list[WorkItem]:
     """Return the work items for drawing some samples of each request."""
     items = []
-    for place in sort_depth_first(plan):
-        request, indices = plan.requests[place], tuple(samples[place])
+    for plan_index in sort_depth_first(plan):
+        request, indices = plan.requests[plan_index], tuple(samples[plan_index])
         if not indices:
             continue
         is_atomic = request.rows < request.samples
-        last_segment = plan.segments[int(plan.segment_of[place])]
+        last_segment = plan.segments[int(plan.segment_of[plan_index])]
         prompt = (last_segment.stop - last_segment.start) / (1 if is_atomic else len(indices))
-        items.append(WorkItem(place, indices, request.max_tokens + prompt, is_atomic))
+        items.append(WorkItem(plan_index, indices, request.max_tokens + prompt, is_atomic))
     return items
 
 
 def score_groups(plan: Plan) -> list[list[int]]:
     """Return the requests to score, grouped by context."""
     groups: dict[int, list[int]] = {}
-    for place in sort_depth_first(plan):
-        first = (plan.requests[place].score_from or 1) - 1
-        above = next(s for s in plan.path(place) if s.start <= first)
-        groups.setdefault(above.index, []).append(place)
+    for plan_index in sort_depth_first(plan):
+        first = (plan.requests[plan_index].score_from or 1) - 1
+        above = next(s for s in plan.path(plan_index) if s.start <= first)
+        groups.setdefault(above.index, []).append(plan_index)
     return list(groups.values())
 
 
@@ -378,7 +378,9 @@ def score_items(plan: Plan, groups: Sequence[Sequence[int]]) -> list[WorkItem]:
     """Return the work items for scoring groups of requests."""
     items = []
     for number, group in enumerate(groups):
-        segments = {segment.index: segment for place in group for segment in plan.path(place)}
+        segments = {
+            segment.index: segment for plan_index in group for segment in plan.path(plan_index)
+        }
         tokens = sum(s.stop - s.start for s in segments.values() if s.rows <= len(group))
         items.append(WorkItem(number, tuple(range(len(group))), max(tokens, 1) / len(group)))
     return items

@@ -51,14 +51,14 @@ def _list_blocks(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Divide the pairs of each expert into blocks. There may be more places than blocks.
+    """Divide the pairs of each expert into blocks. There may be room for more blocks.
 
     Args:
         counts: Pointer to the number of pairs of each expert [E].
-        begins: Pointer to the first place of each expert's pairs [E]; written.
-        blocks: Pointer to expert (-1 for none), first place and end of each block [3, room];
-            written.
-        room: Places for blocks.
+        begins: Pointer to the index in the order of each expert's first pair [E]; written.
+        blocks: Pointer to expert (-1 for none), start and stop in the order of each block
+            [3, room]; written.
+        room: Maximum number of blocks.
         E: The number of experts.
         BLOCK_E: E rounded up to a power of two.
         ROWS: Maximum pairs of a block.
@@ -84,15 +84,15 @@ def _list_blocks(
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def _place(chosen, begins, order, num_pairs, E: tl.constexpr, BLOCK: tl.constexpr):
-    """Give each pair a place among those of its expert, in any order, because rows do not mix.
+def _sort(chosen, begins, order, num_pairs, E: tl.constexpr, BLOCK: tl.constexpr):
+    """Sort the pairs by expert. Pairs of one expert have any order, because rows do not mix.
 
     Args:
         chosen: Pointer to the expert of each pair.
-        begins: Pointer to the next free place of each expert [E]; advanced.
-        order: Pointer to the pair at each place; written.
+        begins: Pointer to the next free index in the order of each expert [E]; advanced.
+        order: Pointer to the pairs sorted by expert; written.
         num_pairs: The number of pairs.
-        E: The number of experts. Pairs with an expert not below E get no place.
+        E: The number of experts. Pairs with an expert not below E are left out.
         BLOCK: Pairs per program.
     """
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -108,7 +108,7 @@ def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tens
         chosen_TX: The experts of each token [T, X].
         experts: The number of experts.
         order_S: int32 [S], the pairs sorted by expert; overwritten.
-        blocks_3B: int32 [3, B], expert, first place and end of each block; overwritten.
+        blocks_3B: int32 [3, B], expert, start and stop in the order of each block; overwritten.
     """
     num_pairs, room = chosen_TX.numel(), blocks_3B.shape[1]
     if not num_pairs:
@@ -128,7 +128,7 @@ def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tens
         BLOCK=_LISTED,
         num_warps=8,
     )
-    _place[grid](chosen, begins_E, order_S, num_pairs, E=experts, BLOCK=_PAIRS)
+    _sort[grid](chosen, begins_E, order_S, num_pairs, E=experts, BLOCK=_PAIRS)
 
 
 @triton.jit(do_not_specialize=["room"])
@@ -162,10 +162,10 @@ def _grouped_product(
         weights: Pointer to the weights of all experts [E, N, K] or [E, K, N].
         weight_scales: Pointer to the scale of each output [E, N]; unused without HAS_SCALES.
         bias: Pointer to the biases [E, N]; unused without HAS_BIAS.
-        order: Pointer to the pair at each place [S].
-        blocks: Pointer to expert, first place and end of each block [3, room].
+        order: Pointer to the pairs sorted by expert [S].
+        blocks: Pointer to expert, start and stop in the order of each block [3, room].
         out: Pointer to the outputs of each pair [S, N].
-        room: Places for blocks.
+        room: Maximum number of blocks.
         N: The number of outputs.
         K: The number of inputs.
         EACH: Consecutive pairs that share an input row.
@@ -233,7 +233,7 @@ def grouped_product(
         weight_scales: Float32 [E, N], the scales of FP8 weights; None for weights that are not FP8.
         bias: Biases [E, N]; None for none.
         order: int32 [S], the pairs sorted by expert.
-        blocks: int32 [3, B], expert, first place and end of each block.
+        blocks: int32 [3, B], expert, start and stop in the order of each block.
         pairs_per_row: Consecutive pairs that share an input row.
         transposed: Whether weights have inputs first.
         out: Outputs [S, N], dense; overwritten.

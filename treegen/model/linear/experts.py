@@ -126,7 +126,7 @@ def group_by_expert(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 
     Args:
         chosen_TX: The experts of each token [T, X]. Pairs whose expert is not below `experts`
-            belong to no block; their places are at the end.
+            belong to no block; entries of the order after the last block are undefined.
         experts: The number of experts.
 
     Returns:

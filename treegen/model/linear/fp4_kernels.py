@@ -68,11 +68,12 @@ def _fp4_product(
         scales: Pointer to scales, uint8 [E, N, K / GROUP].
         factors: Pointer to the factor of each output, float32 [E, N]; unused without IS_E4M3.
         bias: Pointer to the biases [E, N]; unused without HAS_BIAS.
-        order: Pointer to the pair at each place [S]; unused with ONE.
-        blocks: Pointer to expert, first place and end of each block [3, room]; unused with ONE.
+        order: Pointer to the pairs sorted by expert [S]; unused with ONE.
+        blocks: Pointer to expert, start and stop in the order of each block [3, room]; unused
+            with ONE.
         out: Pointer to the outputs of each pair [S, N]; with APART to float32 sums [PARTS, S, N],
             without factors and biases.
-        room: Places for blocks.
+        room: Maximum number of blocks.
         num_rows: The number of pairs, S.
         N: The number of outputs.
         K: The number of inputs.

@@ -193,12 +193,12 @@ def _largest(
     x_RE = tl.load(scores + row[:, None] * E + e[None, :], mask=is_score, other=0.0).to(tl.float32)
     x_RE = tl.where(x_RE != x_RE, float("inf"), x_RE)
     left_RE = (e < E)[None, :] & (row >= 0)[:, None]
-    for place in tl.static_range(NUM):
+    for index in tl.static_range(NUM):
         best_R = tl.max(tl.where(left_RE, x_RE, -float("inf")), 1)
         at_R = tl.min(tl.where(left_RE & (x_RE == best_R[:, None]), e[None, :], BLOCK_E), 1)
         value_R = tl.load(scores + row * E + at_R, mask=live_R, other=0.0)
-        tl.store(values + row * NUM + place, value_R, mask=live_R)
-        tl.store(indices + row * NUM + place, at_R.to(tl.int64), mask=live_R)
+        tl.store(values + row * NUM + index, value_R, mask=live_R)
+        tl.store(indices + row * NUM + index, at_R.to(tl.int64), mask=live_R)
         left_RE = left_RE & (e[None, :] != at_R[:, None])
 
 

@@ -56,7 +56,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeLayout:
-    """The places of the segments of a tree among its packed tokens.
+    """Where the segments of a tree are among its packed tokens.
 
     Segments are numbered in packed order.
     """
@@ -156,21 +156,21 @@ class TreeLayout:
             if window is not None:
                 rows_N = rows_N[window.start(positions_T[rows_N]) <= positions_T[keys_L].max()]
             is_seen = (stops_T[keys_L] >= below).all()
-            key_places = torch.from_numpy(keys_L).to(device)
+            key_indices = torch.from_numpy(keys_L).to(device)
             for part in np.split(rows_N, range(step, len(rows_N), step)) if len(rows_N) else ():
                 is_whole = is_seen and (
                     window is None
                     or window.start(positions_T[part]).max() <= positions_T[keys_L].min()
                 )
-                row_places = torch.from_numpy(part).to(device)
-                mask = None if is_whole else (row_places, key_places)
-                yield _Block(_as_slice(part, row_places), _as_slice(keys_L, key_places), mask)
+                row_indices = torch.from_numpy(part).to(device)
+                mask = None if is_whole else (row_indices, key_indices)
+                yield _Block(_as_slice(part, row_indices), _as_slice(keys_L, key_indices), mask)
 
 
-def _as_slice(places: NDArray[np.int64], tensor: Tensor) -> slice | Tensor:
-    """Return ascending places as a slice, or as a tensor if some are left out."""
-    first, last = int(places[0]), int(places[-1])
-    return slice(first, last + 1) if last - first + 1 == len(places) else tensor
+def _as_slice(indices: NDArray[np.int64], tensor: Tensor) -> slice | Tensor:
+    """Return ascending indices as a slice, or as a tensor if some are left out."""
+    first, last = int(indices[0]), int(indices[-1])
+    return slice(first, last + 1) if last - first + 1 == len(indices) else tensor
 
 
 def attend_tree(

@@ -311,8 +311,8 @@ def read_bases(
     inside = (k < K)[:, None] & (v < V)[None, :]
     while slot > 0:
         mine = slots == slot
-        place = states + (slot * H + head) * (K * V) + k[:, None] * V + v[None, :]
-        s_KV = tl.load(place, mask=inside, other=0.0)
+        offsets = states + (slot * H + head) * (K * V) + k[:, None] * V + v[None, :]
+        s_KV = tl.load(offsets, mask=inside, other=0.0)
         total += tl.dot(tl.where(mine[:, None], x, 0.0), s_KV, input_precision=PRECISION)
         slots = tl.where(mine, 0, slots)
         slot = tl.max(slots, 0)
@@ -656,12 +656,12 @@ def step_states(
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     key_at = (head // (H // G)) * K + k
     inside = (k < K)[:, None] & (v < V)[None, :]
-    place = k[:, None] * V + v[None, :]
+    offsets = k[:, None] * V + v[None, :]
     slot = tl.load(read_slots + sequence)
     source = states + (slot * H + head) * (K * V)
     target = states + (tl.load(write_slots + sequence) * H + head) * (K * V)
     known = tl.where(slot < 0, 0, K)
-    s_KV = tl.load(source + place, mask=inside & (k < known)[:, None], other=0.0)
+    s_KV = tl.load(source + offsets, mask=inside & (k < known)[:, None], other=0.0)
     for token in range(num_tokens):
         row = sequence * num_tokens + token
         at = mixed + row * (2 * G * K + H * V)
@@ -680,7 +680,7 @@ def step_states(
         if not CORRECTS:
             read_V += tl.load(skip + head).to(tl.float32) * v_V
         tl.store(out + (row * H + head) * V + v, read_V.to(out.dtype.element_ty), mask=v < V)
-    tl.store(target + place, s_KV, mask=inside)
+    tl.store(target + offsets, s_KV, mask=inside)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
@@ -745,9 +745,9 @@ def fold_lists(
     total = tl.load(gates + block // 4 + (last % N) * each + head % each)
     total = tl.where(num > 0, total, 0.0)
     inside = (k < K)[:, None] & (v < V)[None, :]
-    place = k[:, None] * V + v[None, :]
+    offsets = k[:, None] * V + v[None, :]
     source = states + (tl.load(base + row) * H + head) * (K * V)
-    s_KV = tl.load(source + place, mask=inside, other=0.0) * tl.exp(total)
+    s_KV = tl.load(source + offsets, mask=inside, other=0.0) * tl.exp(total)
     for start in range(0, num, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
@@ -775,4 +775,4 @@ def fold_lists(
         k_KN = tl.trans(k_NK.to(tl.float32))
         s_KV += tl.dot(k_KN, u_NV, input_precision=PRECISION)
     target_at = states + (tl.load(target + row) * H + head) * (K * V)
-    tl.store(target_at + place, s_KV, mask=inside)
+    tl.store(target_at + offsets, s_KV, mask=inside)
