@@ -96,7 +96,7 @@ class ClusterBench(Closeable):
     """
 
     def __init__(
-        self, job: ClusterJob, places: Placement, options: EngineOptions, *, shape: str | None
+        self, job: ClusterJob, placement: Placement, options: EngineOptions, *, shape: str | None
     ) -> None:
         """Start the workers, and run the job once.
 
@@ -104,14 +104,14 @@ class ClusterBench(Closeable):
 
         Args:
             job: The job to measure.
-            places: Where the workers run.
+            placement: Where the workers run.
             options: How each worker makes its engine.
             shape: Shape of a model with random weights; None for the checkpoint in `options`.
         """
         start = time.perf_counter()
         self._job = job
         self._cluster = Cluster.at(
-            places,
+            placement,
             options,
             tokenizer=None if shape is None else byte_tokenizer(),
             make=from_checkpoint if shape is None else RandomModelFactory(shape),

@@ -22,9 +22,9 @@ _Alternatives = list[tuple[Hashable, list[Hashable]]]
 def _can_end(alternatives: _Alternatives, start: Hashable) -> bool:
     num_missing = [len(set(needed)) for _, needed in alternatives]
     waiting: dict[Hashable, list[int]] = defaultdict(list)
-    for place, (_, needed) in enumerate(alternatives):
+    for index, (_, needed) in enumerate(alternatives):
         for schema_id in set(needed):
-            waiting[schema_id].append(place)
+            waiting[schema_id].append(index)
     ending: set[Hashable] = set()
     ready = [rule for (rule, _), num in zip(alternatives, num_missing, strict=True) if not num]
     while ready:
@@ -32,10 +32,10 @@ def _can_end(alternatives: _Alternatives, start: Hashable) -> bool:
         if rule in ending:
             continue
         ending.add(rule)
-        for place in waiting[rule]:
-            num_missing[place] -= 1
-            if not num_missing[place]:
-                ready.append(alternatives[place][0])
+        for index in waiting[rule]:
+            num_missing[index] -= 1
+            if not num_missing[index]:
+                ready.append(alternatives[index][0])
     return start in ending
 
 

@@ -22,7 +22,7 @@ class Segment:
     parent: int | None
     """The index of the segment before them; None for the first segment of a text."""
     samples: tuple[int, ...]
-    """The rollouts that contain them, by their places in the batch."""
+    """The rollouts that contain them, by their indices in the batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,7 +96,7 @@ def tokenize(
         arrays = [run for run in part if not isinstance(run, _Text)]
         ids = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         if table is not None and prompt.id in images:
-            ids = table.place(ids, images[prompt.id], prompt.id)
+            ids = table.replace_placeholders(ids, images[prompt.id], prompt.id)
         if not ids.size:
             raise InputError(f"{prompt.name} has no tokens; pass text or token ids")
         result.append(TokenPrompt(prompt.id, ids, prompt.samples, prompt.node))

@@ -186,14 +186,14 @@ class QueuedCall:
     most: int = 0
     """Maximum number of tokens of one sample."""
     begin: Callable[[int, int, int], object] | None = None
-    """Starts samples; gets the place of the first sample in the call, their number, and the maximum
+    """Starts samples; gets the index of the first sample in the call, their number, and the maximum
     number of tokens of each. None if they start by themselves and are never cut."""
     num_begun: int = 0
     """Samples that have started."""
     reserved: int = 0
     """Tokens reserved for samples being drawn."""
     tokens: dict[int, int] = field(default_factory=dict)
-    """Number of tokens of each sample that has ended, by its place."""
+    """Number of tokens of each sample that has ended, by its index."""
     longest: int = 0
     """Tokens of the longest sample that another call returned since this call was made."""
 
@@ -232,23 +232,23 @@ class CallQueue:
             self._begin()
 
     def record_end(
-        self, call: QueuedCall, place: int, tokens: int, *, reserved: int = 0, is_cut: bool = False
+        self, call: QueuedCall, index: int, tokens: int, *, reserved: int = 0, is_cut: bool = False
     ) -> None:
         """Record that a sample has ended.
 
         Args:
             call: Call of the sample.
-            place: Place of the sample in the call.
+            index: Index of the sample in the call.
             tokens: Tokens that the sample took.
             reserved: Tokens that were reserved for it.
             is_cut: Whether the sample would have continued with a limit of `call.most` tokens.
         """
         # A cut sample counts as more tokens than the budget has, so that nothing starts after it.
-        call.tokens[place] = self._limit + 1 if is_cut and self._limit is not None else tokens
+        call.tokens[index] = self._limit + 1 if is_cut and self._limit is not None else tokens
         call.num_open -= 1
         call.reserved -= reserved
         self._reserved -= reserved
-        self._spent += call.tokens[place]
+        self._spent += call.tokens[index]
         self._begin()
 
     def leave(self, call: QueuedCall) -> None:
@@ -278,8 +278,8 @@ class CallQueue:
         if not is_refused and (call.num_open or call.num_waiting):
             return False
         num_kept = longest = 0
-        for place in range(0 if is_refused else call.num_samples):
-            tokens = call.tokens.get(place)
+        for index in range(0 if is_refused else call.num_samples):
+            tokens = call.tokens.get(index)
             if tokens is None:
                 break
             if limit is not None and call.begin is not None and spent + tokens > limit:

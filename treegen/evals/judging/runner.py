@@ -218,12 +218,12 @@ def _by_samples(
         return
     params = settings.params(chat=asking.chat)
     with asking.llm.open_stream(Node("", children=nodes, samples=0), params) as stream:
-        place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+        index_of = {request.id: i for i, request in enumerate(stream.plan.requests)}
         distinct = sum(len(segment.tokens) for segment in stream.plan.segments)
         sizes = {request.id: len(request.tokens) for request in stream.plan.requests}
 
         def deal() -> None:
-            due = [(place[case.id], repeats) for case, repeats in deciding.take_due()]
+            due = [(index_of[case.id], repeats) for case, repeats in deciding.take_due()]
             if due:
                 stream.add_work(due)
 

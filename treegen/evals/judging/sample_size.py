@@ -138,5 +138,5 @@ def _find_min_number(reach: Callable[[int], float], half_width: float, least: in
         least: The smallest possible number.
     """
     numbers = range(least, _MAX_NUMBER + 1)
-    place = bisect_left(numbers, True, key=lambda number: reach(number) <= half_width)
-    return numbers[place] if place < len(numbers) else None
+    index = bisect_left(numbers, True, key=lambda number: reach(number) <= half_width)
+    return numbers[index] if index < len(numbers) else None

@@ -92,10 +92,10 @@ class VerdictCache:
             return None
         verdicts = [Verdict(*fields) for fields in stored["verdicts"]]
         by_filter = [
-            dict(zip(self._filters, map(verdicts.__getitem__, places), strict=True))
-            for places in stored["found"]
+            dict(zip(self._filters, map(verdicts.__getitem__, indices), strict=True))
+            for indices in stored["found"]
         ]
-        return [None if place is None else by_filter[place] for place in stored["samples"]]
+        return [None if index is None else by_filter[index] for index in stored["samples"]]
 
     def write(self, digest: str, verdicts: Sequence[_Verdicts | None]) -> None:
         """Store the verdicts on each sample, unless a verdict has another class than `Verdict`.

@@ -213,8 +213,8 @@ async def lats(
         values = [(1 - weight) * shares[node] for node in nodes]
         if weight:
             answers = await gather(on.ask(node, judge, 32) for node in nodes)
-            for place, answer in enumerate(answers):
-                values[place] += weight * _read_score(answer)
+            for index, answer in enumerate(answers):
+                values[index] += weight * _read_score(answer)
         return values
 
     async def learn(end: "SearchNode", reward: float) -> str:

@@ -104,10 +104,10 @@ class RemoteSearchRun(SearchResults):
 
     async def _run_all(self) -> None:
         """Run all searches, and put their results into the queue."""
-        places = asyncio.Semaphore(self._concurrency)
+        semaphore = asyncio.Semaphore(self._concurrency)
 
         async def run(name: str, root: RootOperation) -> None:
-            async with places:
+            async with semaphore:
                 text = root.prompt if isinstance(root.prompt, str) else ""
                 result = await self._searches.run(
                     self._fn,
@@ -301,8 +301,8 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
 
         Args:
             pairs: (context, continuation), both texts or both token ids.
-            top: Number of most likely tokens to report at the place of each token, as `Score.top`.
-                Default: 0.
+            top: Number of most likely tokens to report at the position of each token, as
+                `Score.top`. Default: 0.
 
         Raises:
             InputError: pairs cannot be used, or the server cannot be reached.

@@ -263,7 +263,9 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             members[prompt].append(at)
             settings.append(own_settings)
         answers: dict[int, str] = {}
-        samples = self._answers.samples({prompt: len(places) for prompt, places in members.items()})
+        samples = self._answers.samples(
+            {prompt: len(indices) for prompt, indices in members.items()}
+        )
         kind = "generate_until"
         for prompt, index, tokens in _show_progress(samples, len(requests), kind, disable_tqdm):
             at = members[prompt][index]

@@ -69,7 +69,7 @@ class PlanSegment:
     """Tokens that all rows below share."""
 
     index: int
-    """Its place in the plan, depth first."""
+    """Its index in the plan, depth first."""
     parent: int
     """Index of the segment that it continues; -1 for none."""
     depth: int

@@ -249,7 +249,7 @@ class LiveBackend:
             context: The text before the texts.
             texts: The texts to score, or their token ids.
             search: The search that asks.
-            top: Number of most likely tokens to report at the place of each token. Default: 0.
+            top: Number of most likely tokens to report at the position of each token. Default: 0.
 
         Raises:
             InputError: A text has no tokens.
@@ -269,8 +269,8 @@ class LiveBackend:
         try:
             for segment in segments:
                 check_fits(f"node {spec.id!r}", segment, spec, self.scheduler.run.cache)
-            for place, segment in enumerate(segments):
-                none = range(place, place)
+            for index, segment in enumerate(segments):
+                none = range(index, index)
                 self._submit(ticket, spec, segment, 0, none, none)
         finally:
             for segment in segments:
@@ -359,9 +359,9 @@ class LiveBackend:
                 self.scheduler.run.store.release(segment)
                 continue
             ticket, request = self._tickets[index]
-            place = sample - ticket.requests[request]
-            ticket.results[place] = BackendSample(completion, LiveContext(segment, prompt=None))
-            ended.append((ticket, place, completion, request.spec.max_tokens))
+            position = sample - ticket.requests[request]
+            ticket.results[position] = BackendSample(completion, LiveContext(segment, prompt=None))
+            ended.append((ticket, position, completion, request.spec.max_tokens))
         for index in {index for index, _ in self.scheduler.sample_segments} & self._tickets.keys():
             ticket, request = self._tickets[index]
             if not request.samples:
@@ -375,8 +375,8 @@ class LiveBackend:
                     ticket.call.num_open -= 1
                 self._finish_request(ticket, request)
         self.scheduler.scores.clear()
-        for ticket, place, completion, most in ended:
-            ticket.count_sample(place, completion, most)
+        for ticket, position, completion, most in ended:
+            ticket.count_sample(position, completion, most)
 
     def _on_search_sample(self, request: LiveRequest, completion: Completion) -> GeneratedSegment:
         """Return the segment of a sample: the tokens of its text, which is cut at the stop."""
