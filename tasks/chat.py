@@ -124,8 +124,8 @@ class ChatTask(TextTask, SearchTask):
         if self._params.min_tokens:
             ends = [stop for stop in stops if text.endswith(stop)]
             return text.removesuffix(max(ends, key=len, default=""))
-        places = [place for stop in stops if (place := text.find(stop)) >= 0]
-        return text[: min(places, default=len(text))]
+        starts = [start for stop in stops if (start := text.find(stop)) >= 0]
+        return text[: min(starts, default=len(text))]
 
     def is_solved(self, problem: Problem, text: str) -> bool:
         """Return False, because nobody knows the right answer."""

@@ -86,7 +86,7 @@ def texts_of(values: Any, name: str) -> tuple[str, ...]:
     return tuple(text_field({name: value}, name) for value in values)
 
 
-def place(value: Any, name: str) -> int:
+def parse_int(value: Any, name: str) -> int:
     """Return an integer that may be written as text; raise ValueError for anything else."""
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
@@ -112,7 +112,7 @@ class ChoiceTask(TextTask):
         """Return the item of a row; raise ValueError with the reason if it has none."""
         raise NotImplementedError
 
-    def add_answers(self, rows: Rows, place: str) -> Rows:
+    def add_answers(self, rows: Rows, source: str) -> Rows:
         """Return rows with their answers, for data whose answers are in another file."""
         return rows
 
@@ -270,7 +270,7 @@ class HellaSwag(ChoiceTask):
             id="",
             prompt=_clean_text(f"{label}: {first} {second.capitalize()}"),
             choices=tuple(map(_clean_text, endings)),
-            gold=place(row.get("label"), "label"),
+            gold=parse_int(row.get("label"), "label"),
             metadata={"activity": label},
         )
 
@@ -307,12 +307,12 @@ class PIQA(ChoiceTask):
         """Return the item of a row."""
         goal = text_field(row, "goal")
         solutions = text_field(row, "sol1"), text_field(row, "sol2")
-        gold = place(row.get("label"), "label")
+        gold = parse_int(row.get("label"), "label")
         return ChoiceItem(id_of(row, "id"), f"Question: {goal}\nAnswer:", solutions, gold)
 
-    def add_answers(self, rows: Rows, place: str) -> Rows:
+    def add_answers(self, rows: Rows, source: str) -> Rows:
         """Return rows with the labels of the label file in the same folder, if there is one."""
-        path = Path(place)
+        path = Path(source)
         labels = path.with_name(f"{path.stem}-labels.lst")
         if not path.is_file() or not labels.is_file():
             return rows
@@ -371,6 +371,6 @@ class WinoGrande(ChoiceTask):
             id=id_of(row, "qID"),
             prompt=before,
             choices=options,
-            gold=place(row.get("answer"), "answer") - 1,
+            gold=parse_int(row.get("answer"), "answer") - 1,
             rest=after.strip(),
         )

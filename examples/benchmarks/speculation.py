@@ -270,8 +270,8 @@ def _tree(trace: Trace, job: SpeculationLoad, vocab_size: int) -> tuple[Node, _S
         remaining, number = remaining - len(samples), number + 1
         # With own tokens each sample has its own prompt.
         parts = [[sample] for sample in samples] if job.own_tokens else [samples]
-        for place, part in enumerate(parts):
-            name, before = f"{number}/{place}", rng.integers(2, vocab_size, job.own_tokens)
+        for index, part in enumerate(parts):
+            name, before = f"{number}/{index}", rng.integers(2, vocab_size, job.own_tokens)
             leaves.append(Node([*before.tolist(), *text], samples=len(part), id=name))
             recorded[name] = part
     return Node(

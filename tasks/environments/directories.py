@@ -130,36 +130,36 @@ def write_beneath(folder: int, path: str, data: bytes, uid: int | None = None) -
     *above, name = path.split("/")
     if name in ("", ".", ".."):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    place = _open_beneath(folder, ".", _FOLDER)
+    parent_fd = _open_beneath(folder, ".", _FOLDER)
     try:
         for index, part in enumerate(above):
             if part:
                 with suppress(FileExistsError):
-                    os.mkdir(part, 0o700, dir_fd=place)
+                    os.mkdir(part, 0o700, dir_fd=parent_fd)
                     if uid is not None:
-                        os.chown(part, uid, uid, dir_fd=place, follow_symlinks=False)
+                        os.chown(part, uid, uid, dir_fd=parent_fd, follow_symlinks=False)
             inner = _open_beneath(folder, "/".join(above[: index + 1]) or "/", os.O_DIRECTORY)
-            os.close(place)
-            place = inner
+            os.close(parent_fd)
+            parent_fd = inner
         mode = 0o600
         with suppress(FileNotFoundError):
-            status = os.stat(name, dir_fd=place, follow_symlinks=False)
+            status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
             mode = stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else mode
         new = secrets.token_hex(16)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         try:
-            with open(os.open(new, flags, 0o600, dir_fd=place), "wb") as file:
+            with open(os.open(new, flags, 0o600, dir_fd=parent_fd), "wb") as file:
                 file.write(data)
                 if uid is not None:
                     os.fchown(file.fileno(), uid, uid)
                 os.fchmod(file.fileno(), mode)
-            os.rename(new, name, src_dir_fd=place, dst_dir_fd=place)
+            os.rename(new, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
         except BaseException:
             with suppress(OSError):
-                os.unlink(new, dir_fd=place)
+                os.unlink(new, dir_fd=parent_fd)
             raise
     finally:
-        os.close(place)
+        os.close(parent_fd)
 
 
 def list_tree(folder: int) -> list[str]:

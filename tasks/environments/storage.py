@@ -88,9 +88,9 @@ class Storage:
                 if folder is not None:
                     stack.callback(self._leave, path)
                 (path / _MARKER).touch()
-                for place, mode in ((self._worlds, 0o711), (self._snapshots, 0o700)):
+                for directory, mode in ((self._worlds, 0o711), (self._snapshots, 0o700)):
                     with suppress(FileExistsError):
-                        place.mkdir(mode)
+                        directory.mkdir(mode)
                 for leftover in (*worlds, *(partial for partial in snapshots if partial.suffix)):
                     remove_tree(leftover)
                 self._sizes = {

@@ -133,8 +133,8 @@ class RulerItem:
         self.values = [value for query in queries for key, value in needles if key == query]
         draw.shuffle(needles)
         self._needles = [self._say(key, value) for key, value in needles]
-        places = sorted(draw.sample(range(_NUM_DEPTHS), len(needles)))
-        self._depths = [place / (_NUM_DEPTHS - 1) for place in places]
+        indices = sorted(draw.sample(range(_NUM_DEPTHS), len(needles)))
+        self._depths = [index / (_NUM_DEPTHS - 1) for index in indices]
         *first, last = queries
         self._query = f"{', '.join(first)}, and {last}" if first else last
         self.reply = self._fill(_SINGLE_VALUE_REPLY if self._is_one else _SEVERAL_VALUES_REPLY)

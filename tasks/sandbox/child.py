@@ -100,8 +100,8 @@ def _as_function(source: str) -> ast.Module:
     in the source declares global are also global in the body.
     """
     tree = ast.parse(source, _NAME)
-    places = (i for i, line in enumerate(tree.body) if not _is_import(line))
-    start = next(places, len(tree.body))
+    indices = (i for i, line in enumerate(tree.body) if not _is_import(line))
+    start = next(indices, len(tree.body))
     declared = [node.names for node in ast.walk(tree) if isinstance(node, ast.Global)]
     shared = sorted({name for names in declared for name in names})
     frame = ast.parse(f"def {_BODY}():\n  pass\n{_BODY}()")

@@ -230,8 +230,8 @@ def _prepare(setup: dict[str, Any]) -> int | None:
     os.listdir(setup["scratch"])  # sets the access time, so that later listings do not change it
     if not setup["landlock"]:
         return None
-    places = [setup[name] for name in ("read", "hidden", "shown", "devices", "scratch")]
-    rules = landlock.ruleset(*places, is_flat=setup["kind"] != "workspace")
+    paths = [setup[name] for name in ("read", "hidden", "shown", "devices", "scratch")]
+    rules = landlock.ruleset(*paths, is_flat=setup["kind"] != "workspace")
     high = _dup_above(rules)  # its number must differ from those of a program's streams
     os.close(rules)
     return high
