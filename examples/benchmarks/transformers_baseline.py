@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import torch
 
-from treegen.bench.decode import MOST_ROWS, Bench, WorkloadResult
+from treegen.bench.decode import MAX_ROWS, Bench, WorkloadResult
 from treegen.bench.timing import Spread, free_bytes, synchronize
 from treegen.bench.workloads import SHARING_MODES, Case, Workload, decode_cases
 from treegen.cli.bench.decode import run_cases
@@ -67,7 +67,7 @@ class TransformersBench(Bench):
         for engine in ENGINES:
             for case in cases:
                 if engine in case.modes:
-                    rows = min(case.workload.max_rows or MOST_ROWS, case.workload.rows)
+                    rows = min(case.workload.max_rows or MAX_ROWS, case.workload.rows)
                     first = case.workload.first(rows)
                     yield measure(engine, self.model, self.tokenizer, first, self.settings.repeats)
 

@@ -29,7 +29,7 @@ from treegen.prompts.plan.plan import Plan
 if TYPE_CHECKING:
     from treegen.model.model import Model
 
-MOST_ROWS: Final = 8192
+MAX_ROWS: Final = 8192
 """Maximum rows decoded at once, even if memory admits more, because logits need memory too."""
 _WARM_TOKENS: Final = 8
 
@@ -178,7 +178,7 @@ class Bench:
             return min(workload.max_rows, workload.rows)
         pool = llm.cache.pool.num_pages
         most = workload.rows_stored(_sharing(mode), pool, llm.cache.page_size)
-        return max(min(most, workload.rows, MOST_ROWS), 1)
+        return max(min(most, workload.rows, MAX_ROWS), 1)
 
     def plan(self, llm: LLM, workload: Workload, mode: str, rows: int) -> Plan:
         """Return the plan of a workload.

@@ -27,7 +27,7 @@ DECODE_MODES: Final = ("all", "one", "off", NO_ATTENTION)
 REFILLS: Final = 8
 TIME_LIMIT: Final = 120.0
 """Seconds; runs whose least time is longer are skipped."""
-_MOST_LENGTHS: Final = 4  # the longest sample has this many times the mean length
+_MAX_LENGTHS: Final = 4  # the longest sample has this many times the mean length
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Workload:
     @property
     def most_tokens(self) -> int:
         """Maximum tokens that a sample generates."""
-        return self.new_tokens * (_MOST_LENGTHS if self.random_ends else 1)
+        return self.new_tokens * (_MAX_LENGTHS if self.random_ends else 1)
 
     @property
     def mean_generated(self) -> float:

@@ -378,9 +378,9 @@ _QUANTIZED: Final = ("quantization_config", "compression_config")
 _WIDTHS: Final = ("vocab_size", "hidden_size", "n_embd")
 _DEPTHS: Final = ("num_hidden_layers", "n_layer", "num_layers")
 _DEPTHS_OF_PARTS: Final = (*_DEPTHS, "depth")
-_MOST_OF_PARTS: Final = 1_000
+_MAX_SUM: Final = 1_000
 """Layers that a tower or another part may declare without weights numbered that high."""
-_MOST_PACKED: Final = 64
+_MAX_PACKED: Final = 64
 """Maximum numbers that quantized weights pack into one stored value, such as 1 bit of 64."""
 
 
@@ -415,14 +415,14 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
         f"{part}.{name}": size
         for part, settings in raw.items()
         for name in (_DEPTHS_OF_PARTS if isinstance(settings, Mapping) else ())
-        if isinstance(size := settings.get(name), int) and size > _MOST_OF_PARTS
+        if isinstance(size := settings.get(name), int) and size > _MAX_SUM
     }
     check_sizes(file, weights_name, stored, {}, towers)
     widths, depths = (
         {name: settings[name] for settings in texts for name in names if name in settings}
         for names in (_WIDTHS, _DEPTHS)
     )
-    check_sizes(file, weights_name, stored, widths, depths, _MOST_PACKED if is_packed else 1)
+    check_sizes(file, weights_name, stored, widths, depths, _MAX_PACKED if is_packed else 1)
 
 
 def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:

@@ -63,7 +63,7 @@ _COPY_TOY: Final = _Toy(12, (28, 4))
 _LOW: Final = (8, 16)
 """Boundaries of random copies. The toy crosses 8 in its prefix, and 16 in one branch and in the
 decode step of the other."""
-_LEAST_CONTEXT: Final = 128
+_MIN_CONTEXT: Final = 128
 """A family whose context would be shorter is refused."""
 _COPY_TOLERANCE: Final = 0.01
 # Short enough that rows of every branch of the toy exceed it.
@@ -130,7 +130,7 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     if (results[name] if uncrossed else matches) is None:
         why = "no small random copy of the model can be built or run, to compare its logits with"
     why += " those with transformers' own attention"
-    if length < _LEAST_CONTEXT:
+    if length < _MIN_CONTEXT:
         raise ModelError(
             f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}), "
             f"{why}, so samples could be wrong; report the model, or pass {arg('check', False)} to "

@@ -113,7 +113,7 @@ def _check_sizes(file: Path, reader: Any) -> None:
     check_sizes(file, "the tensors in the file", stored, sizes[_WIDTHS], sizes[_DEPTHS])
 
 
-MOST_VALUES: Final = 1 << 23
+MAX_VALUES: Final = 1 << 23
 """Maximum values in a header; the largest vocabularies with their merges have about a million."""
 _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
@@ -182,8 +182,8 @@ class _HeaderChecker:
         """Read a count of items that take at least `least` bytes each."""
         count = self._check_count(self._number(8), least)
         self._values += count
-        if self._values > MOST_VALUES:
-            raise ValueError(f"its header has more than {MOST_VALUES:,} values")
+        if self._values > MAX_VALUES:
+            raise ValueError(f"its header has more than {MAX_VALUES:,} values")
         return count
 
     def _check_count(self, number: int, least: int) -> int:

@@ -30,9 +30,9 @@ from treegen.ops.recurrence import DeltaInputs, DeltaStates, RowSlots, fold_upda
 # T tokens of a pass, C channels, W width of windows, N sequences that run together, L tokens of
 # each, H heads, V value dimension
 
-_MOST_TOKENS: Final = 2**14  # maximum tokens that run together; fewer for short pieces
+_MAX_TOKENS: Final = 2**14  # maximum tokens that run together; fewer for short pieces
 _SHORT: Final = 64  # tokens that a piece is padded to in layers that compute chunks
-_MOST_BYTES: Final = 2**28  # maximum bytes of one layer's states that run together
+_MAX_BYTES: Final = 2**28  # maximum bytes of one layer's states that run together
 
 
 class Piece(NamedTuple):
@@ -214,13 +214,13 @@ def state_bytes_together(layers: Sequence[int], num: int) -> int:
         layers: Bytes of one row's states in each layer.
         num: The number of rows.
     """
-    return 8 * max((min(num * size, max(_MOST_BYTES, size)) for size in layers), default=0)
+    return 8 * max((min(num * size, max(_MAX_BYTES, size)) for size in layers), default=0)
 
 
 def _most_together(length: int, layers: Sequence[Sequence[Tensor]]) -> int:
     largest = max(sum(tensor[0].nbytes for tensor in tensors) for tensors in layers)
-    by_tokens = _MOST_TOKENS // max(length, _SHORT) if length > 1 else _MOST_TOKENS
-    return max(min(by_tokens, _MOST_BYTES // max(largest, 1)), 1)
+    by_tokens = _MAX_TOKENS // max(length, _SHORT) if length > 1 else _MAX_TOKENS
+    return max(min(by_tokens, _MAX_BYTES // max(largest, 1)), 1)
 
 
 def _stages(pieces: Sequence[Piece]) -> list[int]:

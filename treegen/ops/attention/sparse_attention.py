@@ -35,7 +35,7 @@ from treegen.ops.attention.level import IntArray
 from treegen.ops.attention.merge import add_sinks, merge
 from treegen.ops.attention.types import PreparedLevels
 
-MOST_MASKED: Final = 4
+MAX_MASKED: Final = 4
 """A group is read as a whole only if its rows see at most this many times the keys they select."""
 
 _Part = tuple[Tensor, Tensor]
@@ -232,7 +232,7 @@ def _reads_whole(num_N: IntArray, num: int) -> bool:
         num_N: Number of keys that each row sees.
         num: Number of keys that each row selects.
     """
-    if num_N.max() > MOST_MASKED * num:
+    if num_N.max() > MAX_MASKED * num:
         return False
     missed = np.log1p(-np.minimum(num / num_N, 1 - 1e-9)).sum()
     return bool(missed <= np.log(0.5))

@@ -25,7 +25,7 @@ KEY_BLOCK = 64  # units start at multiples of this, so that blocks of keys do no
 PART_AT, START, STOP, TABLE, LOW, HIGH, ORIGIN, CAUSAL, PAGE = range(9)
 UNIT = 9
 NO_UNITS = np.empty((0, UNIT), dtype=np.int64)
-_MOST_MERGED = 4  # largest number of parts that the last launch merges
+_MAX_MERGED = 4  # largest number of parts that the last launch merges
 _STREAM_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)  # few, so that long runs need few CUDA graphs
 _KEYS_TO_START = 128  # keys that a stream could read while it starts and writes its results
 
@@ -99,7 +99,7 @@ def build_work_list(
     for index, level in enumerate(levels):
         first_key = elsewhere[1] if index == elsewhere[0] else 0
         cut = _cut_of(level, first_key, shape, processors)
-        most_merged = 0 if shape.streamed else _MOST_MERGED
+        most_merged = 0 if shape.streamed else _MAX_MERGED
         may_merge = cut.splits == 1 and part <= most_merged and shape.per_head <= shape.merges
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
