@@ -156,11 +156,11 @@ def main(
 ) -> None:
     """The attention operator on a cascade of any depth, against what its levels take at least."""
     check_heads(heads)
-    most = max(level.groups for level in levels)
-    rows = rows or [most]
-    if min(rows) < most:
+    max_groups = max(level.groups for level in levels)
+    rows = rows or [max_groups]
+    if min(rows) < max_groups:
         raise InputError(
-            f"--rows must be at least {most}, the largest number of groups in --levels, got "
+            f"--rows must be at least {max_groups}, the largest number of groups in --levels, got "
             f"{min(rows)}"
         )
     device, dtype, machine, rates = measure_rates(**options)

@@ -246,7 +246,7 @@ class _Case:
         """
         form, sizes = self.form, self.dtype.itemsize
 
-        def least(level: HostLevel, numbers: int, width: int) -> float:
+        def layer_seconds(level: HostLevel, numbers: int, width: int) -> float:
             """Return the least microseconds of a level.
 
             Args:
@@ -259,8 +259,10 @@ class _Case:
             flops = 2 * pairs * form.heads * width
             return 1e6 * max(flops / ceilings.attention, keys * numbers * sizes / ceilings.memory)
 
-        absorbed = [least(level, form.kept, form.kept + form.rank) for level in self.levels]
-        expanded = [least(level, form.expanded, form.k_dim + form.v_dim) for level in self.levels]
+        absorbed = [layer_seconds(level, form.kept, form.kept + form.rank) for level in self.levels]
+        expanded = [
+            layer_seconds(level, form.expanded, form.k_dim + form.v_dim) for level in self.levels
+        ]
         floors = {ABSORBED: sum(absorbed), EXPANDED: sum(expanded)}
         if self.suffix:
             floors[CHOSEN] = expanded[0] + sum(absorbed[1:])

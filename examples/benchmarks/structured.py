@@ -55,8 +55,8 @@ class StructuredBench(Bench):
         """Return parameters under which each sample has more objects than it has tokens."""
         if mode != STRUCTURED:
             return super().params(workload, mode)
-        schema = {"type": "array", "items": _ITEM, "minItems": workload.most_tokens}
-        return SamplingParams(max_tokens=workload.most_tokens, json_schema=schema)
+        schema = {"type": "array", "items": _ITEM, "minItems": workload.max_tokens}
+        return SamplingParams(max_tokens=workload.max_tokens, json_schema=schema)
 
 
 def word_tokenizer(vocab_size: int) -> Any:

@@ -171,7 +171,7 @@ class SandboxPool(Closeable):
         self._tier, self.report = choose_tier(sandbox, self._runtime)
         self._executor = ThreadPoolExecutor(self.workers, thread_name_prefix="judge")
         self._quiet = _ExclusiveGate(self.workers)
-        self._least_seconds = 0.0  # least CPU time of an accepted program; 0 before the first
+        self._min_seconds = 0.0  # least CPU time of an accepted program; 0 before the first
         self._local = threading.local()
         self._cells: set[SandboxProcess] = set()
         self._lock = threading.Lock()
@@ -246,8 +246,8 @@ class SandboxPool(Closeable):
             with self._quiet.run_shared():
                 result = self._test(program, test, compare)
             if result.verdict is ProgramStatus.ACCEPTED:
-                self._least_seconds = min(self._least_seconds or result.seconds, result.seconds)
-            if may_retry and _is_starved(result, self.limits, self._least_seconds):
+                self._min_seconds = min(self._min_seconds or result.seconds, result.seconds)
+            if may_retry and _is_starved(result, self.limits, self._min_seconds):
                 # High load may be the cause, so the test runs again, once for each program: alone,
                 # or next to others if these have already waited long. A program that runs alone
                 # must use the CPU, because one that sleeps would stop all others.
@@ -314,18 +314,18 @@ class SandboxPool(Closeable):
             cell.close()
 
 
-def _is_starved(result: TestResult, limits: Limits, least_seconds: float) -> bool:
+def _is_starved(result: TestResult, limits: Limits, min_seconds: float) -> bool:
     """Return whether a program hit the wall time though it had work to do and CPU time left.
 
     Args:
         result: Result of the program's test.
         limits: Limits of the program.
-        least_seconds: The least CPU time of an accepted program. A program that used less than half
+        min_seconds: The least CPU time of an accepted program. A program that used less than half
             of it cannot have started its work.
     """
     if result.verdict is not ProgramStatus.TIMEOUT or result.seconds > limits.cpu_seconds:
         return False
-    return result.seconds > _STARTING_SECONDS or result.seconds < least_seconds / 2
+    return result.seconds > _STARTING_SECONDS or result.seconds < min_seconds / 2
 
 
 class _ExclusiveGate:

@@ -156,7 +156,7 @@ def test_a_program_that_was_kept_from_a_core_is_told_from_one_that_waits(
     seconds: float, starved: bool
 ) -> None:
     late = TestResult(ProgramStatus.TIMEOUT, seconds=seconds)
-    assert _is_starved(late, Limits(cpu_seconds=1.0), least_seconds=0.01) == starved
+    assert _is_starved(late, Limits(cpu_seconds=1.0), min_seconds=0.01) == starved
     assert not _is_starved(replace(late, verdict=ProgramStatus.ACCEPTED), Limits(), 0.01)
 
 

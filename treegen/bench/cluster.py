@@ -38,9 +38,9 @@ class ClusterJob:
         Random weights draw all tokens with about equal probability.
         """
         ends = range(2, 2 + max(vocab_size // self.mean_tokens, 1))
-        most = 4 * self.mean_tokens if self.max_tokens is None else self.max_tokens
+        max_tokens = 4 * self.mean_tokens if self.max_tokens is None else self.max_tokens
         return SamplingParams(
-            max_tokens=most, seed=_SEED, ignore_eos=True, stop_token_ids=tuple(ends)
+            max_tokens=max_tokens, seed=_SEED, ignore_eos=True, stop_token_ids=tuple(ends)
         )
 
     def tree(self, vocab_size: int) -> Node:

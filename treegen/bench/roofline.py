@@ -283,7 +283,7 @@ def step_floor(
         flops = 2 * level.pairs * size.q_heads * widths
         return max(flops / ceilings.attention, level.keys * numbers * itemsize / memory)
 
-    def least(level: LevelWork, layer: LayerSpec) -> float:
+    def layer_seconds(level: LevelWork, layer: LayerSpec) -> float:
         stored_size = size.cache_itemsize or itemsize
         stored = attention(level, layer.numbers, layer.k_dim + layer.v_dim, stored_size)
         form = layer.latent
@@ -306,7 +306,7 @@ def step_floor(
     if states:
         parts["states"] = states / memory
     for level in levels:
-        parts[level.name] = sum(least(level, layer) for layer in size.layers)
+        parts[level.name] = sum(layer_seconds(level, layer) for layer in size.layers)
     parts["head"] = max(2 * drawn * head / ceilings.matmul, head_bytes / memory)
     parts["sampling"] = logit_bytes / memory
     return StepFloor(parts)

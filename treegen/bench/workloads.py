@@ -80,7 +80,7 @@ class Workload:
         return self.prefix + self.problem_tokens
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Maximum tokens that a sample generates."""
         return self.new_tokens * (_MAX_LENGTHS if self.random_ends else 1)
 
@@ -96,9 +96,9 @@ class Workload:
         from treegen.common.params import SamplingParams
 
         if not self.random_ends:
-            return SamplingParams(max_tokens=self.most_tokens, ignore_eos=True)
+            return SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
         return SamplingParams(
-            max_tokens=self.most_tokens,
+            max_tokens=self.max_tokens,
             stop_token_ids=tuple(range(self.new_tokens - 1, vocab_size, self.new_tokens)),
             stop=("\n\n##",),
             ignore_eos=True,

@@ -378,7 +378,7 @@ _QUANTIZED: Final = ("quantization_config", "compression_config")
 _WIDTHS: Final = ("vocab_size", "hidden_size", "n_embd")
 _DEPTHS: Final = ("num_hidden_layers", "n_layer", "num_layers")
 _DEPTHS_OF_PARTS: Final = (*_DEPTHS, "depth")
-_MAX_SUM: Final = 1_000
+_MAX_PART_LAYERS: Final = 1_000
 """Layers that a tower or another part may declare without weights numbered that high."""
 _MAX_PACKED: Final = 64
 """Maximum numbers that quantized weights pack into one stored value, such as 1 bit of 64."""
@@ -415,7 +415,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
         f"{part}.{name}": size
         for part, settings in raw.items()
         for name in (_DEPTHS_OF_PARTS if isinstance(settings, Mapping) else ())
-        if isinstance(size := settings.get(name), int) and size > _MAX_SUM
+        if isinstance(size := settings.get(name), int) and size > _MAX_PART_LAYERS
     }
     check_sizes(file, weights_name, stored, {}, towers)
     widths, depths = (

@@ -46,23 +46,23 @@ def extract_images(
 
 
 def open_images(
-    contents: Sequence[Any], table: ImageTable | None, most_pixels: int | None = None
+    contents: Sequence[Any], table: ImageTable | None, max_pixels: int | None = None
 ) -> None:
     """Decode and process the images of prompts before they are encoded.
 
     Args:
         contents: Prompts of one call; those that are not chat messages have no images.
         table: The model's images; None if it takes none, in which case nothing is done.
-        most_pixels: Maximum pixels of all images of the call together; None for no limit.
+        max_pixels: Maximum pixels of all images of the call together; None for no limit.
 
     Raises:
-        InputError: an image cannot be used, or the images have more pixels than `most_pixels`.
+        InputError: an image cannot be used, or the images have more pixels than `max_pixels`.
     """
     images = list(_sources(contents)) if table is not None else []
     if table is None or not images:
         return
-    if most_pixels is not None:
-        check_pixels([source for _, source in images], most_pixels)
+    if max_pixels is not None:
+        check_pixels([source for _, source in images], max_pixels)
     for name, source in images:
         try:
             table.add(source)

@@ -105,7 +105,7 @@ def test_the_kernel_writes_the_same() -> None:
         ROOM_G=2,
         ROOM_K=8,
         ROOM_V=8,
-        MOST=448.0,
+        MAX_VALUE=448.0,
     )
     for pool, new in zip(pools, (k, v), strict=True):
         assert torch.equal(pool[slots].float(), rounded(new).float())

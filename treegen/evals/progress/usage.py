@@ -343,8 +343,8 @@ def format_kernels(usage: Mapping[str, Any]) -> str:
 def _join_kernels(steps: Mapping[str, int]) -> str:
     if len(steps) == 1:
         return next(iter(steps))
-    most_first = sorted(steps.items(), key=lambda item: -item[1])
-    return " and ".join(f"{name} ({num:,} steps)" for name, num in most_first)
+    sorted_steps = sorted(steps.items(), key=lambda item: -item[1])
+    return " and ".join(f"{name} ({num:,} steps)" for name, num in sorted_steps)
 
 
 def _sum_level_steps(

@@ -38,7 +38,7 @@ from treegen.llm.cluster.placement import Placement, parse_placement
 from treegen.llm.cluster.ray_session import RaySession
 from treegen.llm.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
 from treegen.llm.cluster.worker import from_checkpoint, make_llm_options
-from treegen.llm.cluster.worker_pool import WorkerPool, most_threads
+from treegen.llm.cluster.worker_pool import WorkerPool, max_threads
 from treegen.model.options import EngineOptions, check_known
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
@@ -310,7 +310,7 @@ def _start_workers(
                 f"request {max(count // per_worker, 1) * per_worker}"
             )
         count //= per_worker
-    threads = min(max(1, int(free.get("CPU", 1) // count)), most_threads())
+    threads = min(max(1, int(free.get("CPU", 1) // count)), max_threads())
     pool = WorkerPool(
         session=session,
         options=options,

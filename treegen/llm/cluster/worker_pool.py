@@ -230,7 +230,7 @@ class WorkerPool:
                 self.session.ray.kill(slot.actor)
 
 
-def most_threads() -> int:
+def max_threads() -> int:
     """Return how many threads a process may use: OMP_NUM_THREADS if set, or its number of cores.
 
     Threads that wait for each other are extremely slow on cores that other processes use too.

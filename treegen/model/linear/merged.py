@@ -28,8 +28,8 @@ from treegen.model.linear.batch_invariant import (
 )
 from treegen.model.linear.fp4 import Fp4Linear, fp4_linear
 from treegen.model.linear.fp8 import (
-    LEAST,
-    MOST,
+    E4M3_MAX,
+    MIN_AMAX,
     Fp8Linear,
     fp8_linear,
     quantize_rows,
@@ -136,7 +136,7 @@ def silu_mul_quantize(gate_up: Tensor) -> tuple[Tensor, Tensor]:
 
     rounded = torch.empty(gate.shape, dtype=FP8, device=gate_up.device)
     scale_M = torch.empty(len(gate_up), dtype=torch.float32, device=gate_up.device)
-    silu_quantize(gate_up.contiguous(), rounded, scale_M, MOST, LEAST)
+    silu_quantize(gate_up.contiguous(), rounded, scale_M, E4M3_MAX, MIN_AMAX)
     return rounded, scale_M
 
 

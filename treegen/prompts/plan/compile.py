@@ -92,14 +92,14 @@ def compile_plan(
     segments: list[PlanSegment] = []
     layer_bytes = token_bytes / max(num_layers, 1)
     rows = _rows_below(nodes, requests)
-    most_live = min(num_rows := sum(request.readers for request in requests), max_rows or num_rows)
+    max_live = min(num_rows := sum(request.readers for request in requests), max_rows or num_rows)
     for index, (node, parent, sequences, first) in enumerate(nodes):
         above = segments[parent] if parent >= 0 else None
         start, base = (above.stop, above.base_below) if above else (0, 0)
-        live = min(rows[index], most_live)
+        live = min(rows[index], max_live)
         stop = node.stop // align * align
         kept, reason = decide_cascade(
-            sharing, live, stop - base, layer_bytes, cost, root=above is None, live_rows=most_live
+            sharing, live, stop - base, layer_bytes, cost, root=above is None, live_rows=max_live
         )
         expanded = kept and form.should_expand(cost, live, stop)
         segments.append(

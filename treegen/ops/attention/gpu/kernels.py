@@ -477,7 +477,7 @@ def write_slots(
     ROOM_G: tl.constexpr,
     ROOM_K: tl.constexpr,
     ROOM_V: tl.constexpr,
-    MOST: tl.constexpr,
+    MAX_VALUE: tl.constexpr,
 ):
     """Write new keys and values to cache slots; one program per token, for all heads.
 
@@ -501,7 +501,7 @@ def write_slots(
         ROOM_G: G, rounded up to a power of two.
         ROOM_K: K, rounded up to a power of two.
         ROOM_V: V, rounded up to a power of two.
-        MOST: Bound to which numbers are clamped before rounding; 0 for none.
+        MAX_VALUE: Bound to which numbers are clamped before rounding; 0 for none.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
@@ -510,8 +510,12 @@ def write_slots(
     e = tl.arange(0, ROOM_V)[None, :]
     k_GK = tl.load(k + row * k_row + g * k_head + d, mask=(g < G) & (d < K))
     v_GV = tl.load(v + row * v_row + g * v_head + e, mask=(g < G) & (e < V))
-    if MOST > 0:
-        k_GK = tl.minimum(tl.maximum(k_GK.to(tl.float32), -MOST), MOST).to(keys.dtype.element_ty)
-        v_GV = tl.minimum(tl.maximum(v_GV.to(tl.float32), -MOST), MOST).to(values.dtype.element_ty)
+    if MAX_VALUE > 0:
+        k_GK = tl.minimum(tl.maximum(k_GK.to(tl.float32), -MAX_VALUE), MAX_VALUE).to(
+            keys.dtype.element_ty
+        )
+        v_GV = tl.minimum(tl.maximum(v_GV.to(tl.float32), -MAX_VALUE), MAX_VALUE).to(
+            values.dtype.element_ty
+        )
     tl.store(keys + slot * k_slot + g * g_keys + d, k_GK, mask=(g < G) & (d < K))
     tl.store(values + slot * v_slot + g * g_values + e, v_GV, mask=(g < G) & (e < V))

@@ -99,8 +99,8 @@ def build_work_list(
     for index, level in enumerate(levels):
         first_key = elsewhere[1] if index == elsewhere[0] else 0
         cut = _cut_of(level, first_key, shape, processors)
-        most_merged = 0 if shape.streamed else _MAX_MERGED
-        may_merge = cut.splits == 1 and part <= most_merged and shape.per_head <= shape.merges
+        max_merged = 0 if shape.streamed else _MAX_MERGED
+        may_merge = cut.splits == 1 and part <= max_merged and shape.per_head <= shape.merges
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
             last_kind = 0 if shape.per_head == 1 else 1
