@@ -137,7 +137,7 @@ HEADS: Decorator = counts(
 @click.command()
 @counts("--rows", "Query rows.", default="64,256,1024,4096")
 @counts("--prefix", "Keys that all rows share.", default="1024,4096,16384")
-@counts("--suffix", "Keys of each row after the prefix.", default="0,128,1024", least=0)
+@counts("--suffix", "Keys of each row after the prefix.", default="0,128,1024", minimum=0)
 @HEADS
 @count("--repeats", 20, "Number of timed calls.")
 @add_options(*DEVICE)

@@ -356,7 +356,7 @@ def image_table(results: Sequence[ImageResult]) -> PrintableTable:
 @count("--image-tokens", 2000, "The prefix begins with an image of about so many tokens.")
 @counts("--rows", "Samples decoded at once.", default="1024")
 @counts("--prefix", "Prompt tokens that all share after the image.", default="2048")
-@count("--new-tokens", 64, "Tokens of each sample.", least=2)
+@count("--new-tokens", 64, "Tokens of each sample.", minimum=2)
 @some_of("--modes", DECODE_MODES, "Some of all, one, off and no-attention.", default="all,off")
 @add_options(*RUNS)
 def main(

@@ -308,7 +308,7 @@ _BY_FORM: Final[dict[str, Callable[[str, LatentResult], str]]] = {
 )
 @counts("--rows", "Query rows.", default="64,256,1024,4096")
 @counts("--prefix", "Latents that all rows share.", default="2048")
-@counts("--suffix", "Latents of each row's own.", default="0,1000", least=0)
+@counts("--suffix", "Latents of each row's own.", default="0,1000", minimum=0)
 @count("--repeats", 20, "Calls that are timed.")
 @add_options(*DEVICE)
 def main(

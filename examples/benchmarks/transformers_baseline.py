@@ -220,7 +220,7 @@ def _continuous(model: Model, prompts: list[list[int]], new_tokens: int) -> Stoc
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3.2-1b.")
 @counts("--rows", "Samples decoded at once. Default: 64.")
 @counts("--prefix", "Prompt tokens that all share. Default: 1024.")
-@count("--new-tokens", 32, "Tokens of each sample.", least=2)
+@count("--new-tokens", 32, "Tokens of each sample.", minimum=2)
 @some_of("--modes", SHARING_MODES, "Some of auto, all, one and off.", default="all")
 @some_of("--against", ENGINES, "Some of generate and continuous.", default="generate,continuous")
 @add_options(*RUNS)

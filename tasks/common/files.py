@@ -188,8 +188,8 @@ def _decompress(content: bytes, source: str) -> bytes:
         ) from None
     if len(unpacked) > max_bytes:
         raise DataError(
-            f"{source} unpacks to more than {max_bytes >> 20:,} MiB, which is unusual for its size; "
-            "if you trust the file, unpack it with gunzip and pass the unpacked file"
+            f"{source} unpacks to more than {max_bytes >> 20:,} MiB, which is unusual for its "
+            "size; if you trust the file, unpack it with gunzip and pass the unpacked file"
         )
     return unpacked
 

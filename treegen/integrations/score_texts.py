@@ -218,8 +218,8 @@ def score_texts(
     """
     if not callable(getattr(llm, "score_stream", None)):
         raise InputError(f"llm must be an LLM, got {llm!r:.60}; pass LLM(model)")
-    check_int("top", top, least=0, most=MAX_COUNT)
-    check_int("part", part, least=1)
+    check_int("top", top, minimum=0, maximum=MAX_COUNT)
+    check_int("part", part, minimum=1)
     path, folder = Path(path), Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -84,9 +84,9 @@ class ToolRollouts(Rollouts, Closeable):
             InputError: An option is unknown, or `environment` is no environment or has no tools.
         """
         super().__init__(**options)
-        check_int("max_turns", max_turns, least=1)
+        check_int("max_turns", max_turns, minimum=1)
         if max_actions is not None:
-            check_int("max_actions", max_actions, least=1)
+            check_int("max_actions", max_actions, minimum=1)
         check_environment(environment)
         if not environment.tools:
             raise InputError("the environment has no tools; use treegen.integrations.trl.rollout")

@@ -74,9 +74,9 @@ class AsyncLLM(Closeable):
                 f"run, generate or search of the {type(llm).__name__}"
             )
         if max_waiting is not None:
-            check_int("max_waiting", max_waiting, least=1)
+            check_int("max_waiting", max_waiting, minimum=1)
         if max_image_pixels is not None:
-            check_int("max_image_pixels", max_image_pixels, least=1)
+            check_int("max_image_pixels", max_image_pixels, minimum=1)
         self.llm = llm
         self.text = TokenText(llm.tokenizer)
         self.replies = ReplyReader(llm.tokenizer, tool_format)
@@ -187,7 +187,7 @@ class AsyncLLM(Closeable):
             BusyError: too many samples wait.
             TreegenError: as for `LLM.score`.
         """
-        check_int("top", top, least=0, most=MAX_COUNT)
+        check_int("top", top, minimum=0, maximum=MAX_COUNT)
         call = self._call(prompts, None, False, None, None, top=top)
         scores = {index: score async for index, score in self._results(call)}
         return [scores[index] for index in range(len(scores))]

@@ -406,7 +406,7 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             NumericsError: logits are not numbers.
         """
         if isinstance(pairs, RolloutTree):
-            check_int("top", top, least=0, most=MAX_COUNT)
+            check_int("top", top, minimum=0, maximum=MAX_COUNT)
             split = pairs.split(prompt_lengths)
             scores_of_texts = iter(self.score([pair for pair in split if pair[1]], top=top))
             none = Score.of_no_tokens(min(top, self.spec.vocab_size))
@@ -430,7 +430,7 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
         Raises:
             TreegenError: as for `score`; NumericsError comes from the iterator.
         """
-        check_int("top", top, least=0, most=MAX_COUNT)
+        check_int("top", top, minimum=0, maximum=MAX_COUNT)
         requests = build_score_requests(
             as_list("pairs", pairs), self.tokenizer, self.spec, self.images, top=top
         )

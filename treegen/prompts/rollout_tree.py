@@ -100,7 +100,7 @@ class RolloutTree:
         for sample, total in enumerate(totals):
             name = f"prompt_lengths[{sample}]"
             lengths[sample] = as_int(name, lengths[sample])
-            check_int(name, lengths[sample], least=min(1, total), most=total)
+            check_int(name, lengths[sample], minimum=min(1, total), maximum=total)
         return lengths
 
     def split(

@@ -273,7 +273,7 @@ def resolve_search_settings(
         for default in (defaults.step, defaults.whole)
     )
     if (step_tokens := choices.get("step_tokens")) is not None:
-        check_int("step_tokens", step_tokens, least=1)
+        check_int("step_tokens", step_tokens, minimum=1)
         step = replace(step, max_tokens=step_tokens)
     settings = build_settings(
         SearchSettings,

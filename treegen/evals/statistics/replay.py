@@ -86,9 +86,9 @@ def replay_early_stopping(
         orders: Number of random orders.
         seed: Seed of the random orders.
     """
-    check_int("batch", batch, least=1)
-    check_int("orders", orders, least=1)
-    check_int("seed", seed, least=0)
+    check_int("batch", batch, minimum=1)
+    check_int("orders", orders, minimum=1)
+    check_int("seed", seed, minimum=0)
     order_ON = _orders(len(drawn.tokens), orders, seed)
     codes, right_A = _codes(drawn.verdicts)
     tokens_ON = np.asarray(drawn.tokens, dtype=np.float64)[order_ON].cumsum(axis=1)

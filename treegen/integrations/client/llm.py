@@ -201,7 +201,7 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             InputError: an argument cannot be used.
         """
         check_url(base_url)
-        check_int("retries", retries, least=0)
+        check_int("retries", retries, minimum=0)
         if lease_seconds is not None:
             check_number("lease_seconds", lease_seconds)
             if not lease_seconds > 0:
@@ -308,7 +308,7 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             InputError: pairs cannot be used, or the server cannot be reached.
             TreegenError: the server rejects a pair.
         """
-        check_int("top", top, least=0, most=20)
+        check_int("top", top, minimum=0, maximum=20)
         prompts: list[list[Any]] = []
         for index, pair in enumerate(as_list("pairs", pairs)):
             is_pair = isinstance(pair, Sequence) and len(pair) == 2 and not isinstance(pair, str)

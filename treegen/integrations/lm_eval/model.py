@@ -109,10 +109,10 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         """
         super().__init__()
         _check_options(options, pretrained)
-        check_int("seed", seed, least=0)
-        check_int("max_gen_toks", max_gen_toks, least=1)
+        check_int("seed", seed, minimum=0)
+        check_int("max_gen_toks", max_gen_toks, minimum=1)
         if max_length is not None:
-            check_int("max_length", max_length, least=2)
+            check_int("max_length", max_length, minimum=2)
         if enable_thinking and think_end_token is None:
             raise InputError(
                 "enable_thinking requires think_end_token; pass the text that ends the reasoning"

@@ -172,7 +172,7 @@ class Cluster(BaseLLM):
     def limit(self, workers: int | None) -> None:
         """Make later runs use only the first `workers` workers; None uses all."""
         if workers is not None:
-            check_int("workers", workers, least=1)
+            check_int("workers", workers, minimum=1)
         self._max_workers = workers
 
     def close(self) -> None:

@@ -57,7 +57,7 @@ def parse_placement(
             "gpus (--gpus) and workers (--workers) cannot be used together; remove one of the two"
         )
     if workers is not None:
-        check_int("workers", workers, least=1)
+        check_int("workers", workers, minimum=1)
         if device not in ("auto", "cpu"):
             raise InputError(
                 f"workers (--workers) run only on CPUs, got device {device}; use gpus (--gpus)"

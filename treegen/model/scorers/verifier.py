@@ -68,7 +68,7 @@ class Verifier:
 
     def __post_init__(self) -> None:
         form, tokenizer = self.scorer.form, self.scorer.tokenizer
-        check_int("batch_size", self.batch_size, least=1)
+        check_int("batch_size", self.batch_size, minimum=1)
         if self.reduce not in REDUCE:
             raise InputError(
                 f"{arg('reduce')} must be one of {', '.join(REDUCE)}, got {self.reduce!r}"

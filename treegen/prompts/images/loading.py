@@ -220,8 +220,8 @@ def check_pixels(sources: Sequence[Source], max_pixels: int) -> None:
         if total > max_pixels:
             raise InputError(
                 f"the images of the request have at least {total:,} pixels in total, but the limit "
-                f"is {max_pixels:,}; send smaller or fewer images (--max-image-pixels sets the limit "
-                "of the server)"
+                f"is {max_pixels:,}; send smaller or fewer images (--max-image-pixels sets the "
+                "limit of the server)"
             )
 
 

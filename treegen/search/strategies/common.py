@@ -165,7 +165,7 @@ def check_counts(**counts: int | None) -> None:
     """Raise InputError unless each count is None or an integer of at least 1."""
     for name, count in counts.items():
         if count is not None:
-            check_int(name, count, least=1)
+            check_int(name, count, minimum=1)
 
 
 class Costs:

@@ -249,7 +249,7 @@ class SearchNode(TextNode):
             n: Children to draw.
             **overrides: As for `sample`.
         """
-        check_int("n", n, least=0)
+        check_int("n", n, minimum=0)
         self._params_of(n, overrides)  # raises for identical children
         first = self._num_drawn
         self._num_drawn += n
@@ -294,7 +294,7 @@ class SearchNode(TextNode):
             first: Index of the first child. Default: the next one.
             continues: Whether the children belong to the same call as those drawn before.
         """
-        check_int("n", n, least=0)
+        check_int("n", n, minimum=0)
         await self._end_abandoned()
         context = self._context_of(overrides.get("llm"))
         params = self._params_of(n, overrides)
