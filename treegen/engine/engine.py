@@ -354,12 +354,12 @@ def plan_prefix(
 
 
 def _check_room(name: str, plan: Plan, cache: PagedCache, prefix_cache: PrefixCache) -> None:
-    page_size, most = cache.page_size, prefix_cache.max_pages
+    page_size, max_pages = cache.page_size, prefix_cache.max_pages
     needed = sum(plan.table_pages(segment, page_size) for segment in plan.segments)
-    if needed > most:
+    if needed > max_pages:
         raise CapacityError(
             f"prefix {name!r} needs {needed * page_size:,} cache tokens, but at most "
-            f"{most * page_size:,} are available for kept prefixes; give the cache more memory"
+            f"{max_pages * page_size:,} are available for kept prefixes; give the cache more memory"
         )
     if cache.states is not None:
         # Each segment has two states while it is computed, and cached prefixes get copies.

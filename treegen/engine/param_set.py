@@ -34,8 +34,10 @@ class ParamSet:
     @functools.cached_property
     def bias(self) -> Bias:
         """Biases and bans: from min_tokens, logit_bias, bad_words and allowed_token_ids."""
-        least = self.params.min_tokens
-        stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
+        min_tokens = self.params.min_tokens
+        stops = [
+            (token, -math.inf, min_tokens) for token in sorted(self.stopping.ids) if min_tokens
+        ]
         biases = [(token, value, NO_END) for token, value in self.params.biases]
         token, value, until = zip(*stops, *biases, strict=True) if stops or biases else ((), (), ())
         allowed = self.params.allowed_token_ids

@@ -422,11 +422,11 @@ class AsyncLLM(Closeable):
     def _check_num(self, num: int, what: str) -> None:
         if self.max_waiting is None:
             return
-        most = self.max_waiting + self.llm.max_rows
-        if num > most:
+        max_samples = self.max_waiting + self.llm.max_rows
+        if num > max_samples:
             raise InputError(
-                f"a call can request at most {most:,} {what} (max_waiting plus max_rows), got "
-                f"{num:,}; request fewer {what} at once"
+                f"a call can request at most {max_samples:,} {what} (max_waiting plus max_rows), "
+                f"got {num:,}; request fewer {what} at once"
             )
 
     def _check_waiting(self, num_rows: int) -> None:

@@ -408,7 +408,7 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
                 "and config.json has no quantization_config; save the weights again"
             )
         stored.add(name, shape)
-    if not stored.most:
+    if not stored.max_dimension:
         return
     file, weights_name = directory / "config.json", "the weights in the same directory"
     towers = {  # the checkpoint may lack their weights

@@ -106,8 +106,8 @@ def check_recurrence(module: nn.Module, spec: ModelSpec, by_operators: bool) -> 
     if spec.states and not by_operators:
         raise InputError(f"{about}{RECURRENT_IN_TRANSFORMERS}; remove reproducible")
     for part in module.modules():
-        least, most = getattr(part, "time_step_limit", (0.0, float("inf")))
-        if spec.states and (least > 0 or most < float("inf")):
+        dt_min, dt_max = getattr(part, "time_step_limit", (0.0, float("inf")))
+        if spec.states and (dt_min > 0 or dt_max < float("inf")):
             raise InputError(
                 f"{about}its time steps have limits that do not apply to single tokens; remove "
                 "reproducible"

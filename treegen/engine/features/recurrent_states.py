@@ -157,11 +157,11 @@ class RecurrentSegmentStates(SegmentStates):
 
     # Cached prefixes
 
-    def find_state_position(self, prefix: CachedPrefix, most: int) -> int:
-        """Return the last position up to `most` at which a prefix has a state, or 0."""
+    def find_state_position(self, prefix: CachedPrefix, limit: int) -> int:
+        """Return the last position up to `limit` at which a prefix has a state, or 0."""
         length = len(prefix.tokens)
         at = {length: prefix.end_state, length - 1: prefix.penultimate_state}
-        return max((p for p, slot in at.items() if slot != NO_STATE and p <= most), default=0)
+        return max((p for p, slot in at.items() if slot != NO_STATE and p <= limit), default=0)
 
     def copy_from(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> None:
         """Copy the state of a cached prefix at a position into a segment.

@@ -196,8 +196,8 @@ class PrefillPasses:
         self._run, self._queue, self._features = run, queue, features
         self._chunk = chunk
         vocab_size = max(len(run.param_sets[0].stopping.may_end), 1)
-        most = max_prefill_logits(run.model.device)
-        self._max_logits = max(most // vocab_size, _MIN_LOGIT_ROWS)
+        max_logits = max_prefill_logits(run.model.device)
+        self._max_logits = max(max_logits // vocab_size, _MIN_LOGIT_ROWS)
 
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> InFlightPrefill:
         """Launch a pass over segments, given by index, and over tokens of resuming rows."""

@@ -77,8 +77,8 @@ class AdmissionController:
         if started + self._num_undrawn < self._run.max_rows and self._waiting:
             growth = self._queue.page_demand.estimate_pages(self._queue.active())
             # Open somewhat more than needed now, so that later prefill passes have many requests.
-            most = self._run.max_rows * 5 // 4 + 1
-            while self._waiting and started + self._num_undrawn < most:
+            max_open_rows = self._run.max_rows * 5 // 4 + 1
+            while self._waiting and started + self._num_undrawn < max_open_rows:
                 if not self._try_open(self._waiting[0], growth):
                     break
             self._queue.activate(self._run.max_rows)

@@ -75,11 +75,11 @@ class PageDemandEstimator:
         room_M = num_free - taken_MR.sum(axis=1)
         needs_MR = np.where(is_running_MR[:, num:], new_pages_MR[:, num:], 0)
         chosen = _count_fitting(needs_MR, room_M)
-        if chosen < len(ready) and (most := self._may_pass(int(rows.serial[ready[chosen]]))):
+        if chosen < len(ready) and (max_passing := self._may_pass(int(rows.serial[ready[chosen]]))):
             room_M -= needs_MR[:, :chosen].sum(axis=1)
             fits = (needs_MR <= room_M[:, None]).all(axis=0)
             behind = np.flatnonzero(fits & (np.arange(len(ready)) > chosen))
-            passing = behind[: min(_count_fitting(needs_MR[:, behind], room_M), most)]
+            passing = behind[: min(_count_fitting(needs_MR[:, behind], room_M), max_passing)]
             self._passed_over = self._passed_over[0], self._passed_over[1] + len(passing)
             return np.concatenate([ready[:chosen], ready[passing]])
         return ready[:chosen]
@@ -100,8 +100,8 @@ class PageDemandEstimator:
             guess = np.maximum(count + count // 2, mean) + self._page_size
         else:
             guess = np.maximum(2 * count, _DEFAULT_LENGTH)
-        least: Ints = np.minimum(limit, guess)
-        return least
+        expected: Ints = np.minimum(limit, guess)
+        return expected
 
     def _pages(self, slots: Ints, length: Ints) -> Ints:
         """Return the further pages that rows take until they have some numbers of tokens.

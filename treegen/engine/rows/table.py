@@ -262,12 +262,12 @@ class VerifyInput:
                 kept.
         """
         if self._accepted_R is None:
-            most = self._tokens_RK.shape[1]
-            place_K = np.arange(most)
-            at_RK = np.minimum(self.offsets[:-1, None] + place_K, len(self.row_T) - 1)
+            width = self._tokens_RK.shape[1]
+            column_K = np.arange(width)
+            at_RK = np.minimum(self.offsets[:-1, None] + column_K, len(self.row_T) - 1)
             wrong_RK = drawn_T[at_RK] != self._tokens_RK
-            wrong_RK |= place_K >= self.num_R[:, None]
-            self._accepted_R = np.where(wrong_RK.any(axis=1), wrong_RK.argmax(axis=1), most)
+            wrong_RK |= column_K >= self.num_R[:, None]
+            self._accepted_R = np.where(wrong_RK.any(axis=1), wrong_RK.argmax(axis=1), width)
         return self._accepted_R
 
     def find_accepted_rows(self, drawn_T: Ints) -> tuple[Ints, NDArray[np.bool_]]:

@@ -347,9 +347,9 @@ class SegmentStates:
             before: Slot of the state one token earlier; NO_STATE for none.
         """
 
-    def find_state_position(self, prefix: CachedPrefix, most: int) -> int:
-        """Return the last position up to `most` where a cached prefix can be continued, or 0."""
-        return most
+    def find_state_position(self, prefix: CachedPrefix, limit: int) -> int:
+        """Return the last position up to `limit` where a cached prefix can be continued, or 0."""
+        return limit
 
     def copy_from(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> None:
         """Copy the state of a cached prefix at a position into a segment.

@@ -151,15 +151,15 @@ class NodeBackend:
             raise _make_input_error(error) from None
         ticket = Ticket(search, [None] * len(indices))
 
-        def begin(first: int, num: int, most: int) -> None:
+        def begin(first: int, num: int, max_tokens: int) -> None:
             """Start some of the samples.
 
             Args:
                 first: Place of the first sample in the call.
                 num: Number of samples.
-                most: Maximum number of tokens of each.
+                max_tokens: Maximum number of tokens of each.
             """
-            limited = sampling.model_copy(update={"max_tokens": most})
+            limited = sampling.model_copy(update={"max_tokens": max_tokens})
             for start in range(first, first + num, self._max_samples):
                 result_indices = range(start, min(start + self._max_samples, first + num))
                 make = partial(
@@ -170,12 +170,14 @@ class NodeBackend:
                     params=limited,
                 )
                 counted = None if start or continues else context.num_tokens
-                self._post(StepCall(ticket, context, name, make, result_indices, most, counted))
+                self._post(
+                    StepCall(ticket, context, name, make, result_indices, max_tokens, counted)
+                )
 
         if search.line is None:
             begin(0, len(indices), params.max_tokens)
         return await self._wait_for(
-            ticket, num_samples=len(indices), most=params.max_tokens, begin=begin
+            ticket, num_samples=len(indices), max_tokens=params.max_tokens, begin=begin
         )
 
     async def score(
@@ -263,15 +265,15 @@ class NodeBackend:
             request.task.add_done_callback(self._tasks.discard)
         return bool(requests) or has_failed
 
-    def _take_dropped(self, most: int) -> list[NodeContext]:
+    def _take_dropped(self, max_nodes: int) -> list[NodeContext]:
         """Return dropped nodes that no other dropped node is above, and forget them.
 
         Args:
-            most: Maximum number of nodes.
+            max_nodes: Maximum number of nodes.
         """
         dropped = [node for node in self._dropped if not (node.above and node.above.is_released)]
-        self._dropped = dropped[most:]
-        return dropped[:most]
+        self._dropped = dropped[max_nodes:]
+        return dropped[:max_nodes]
 
     async def finish(self) -> None:
         """Drop the nodes that are left, and wait for all requests."""

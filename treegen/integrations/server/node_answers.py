@@ -136,10 +136,10 @@ def count_cached(node: ServedNode) -> int:
 
 def check_answer_size(asks: Sequence[ScoreFields]) -> None:
     """Raise RequestError if the scores that a request asks for may be too many for one answer."""
-    most = sum(sum(map(len, ask.texts)) * (ask.top + 1) for ask in asks)
-    if most > _MAX_LOGPROBS:
+    num_logprobs = sum(sum(map(len, ask.texts)) * (ask.top + 1) for ask in asks)
+    if num_logprobs > _MAX_LOGPROBS:
         raise RequestError(
-            f"the request may return {most:,} log-probabilities, more than the limit of "
+            f"the request may return {num_logprobs:,} log-probabilities, more than the limit of "
             f"{_MAX_LOGPROBS:,} per response; score fewer texts, or request fewer alternatives",
             "top" if any(ask.top for ask in asks) else "texts",
         )

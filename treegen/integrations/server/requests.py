@@ -242,9 +242,9 @@ class CompletionRequest(BaseModel):
         Raises:
             InputError: A sampling parameter cannot be used.
         """
-        most = room if self.is_chat else _DEFAULT_MAX_TOKENS
+        default_max_tokens = room if self.is_chat else _DEFAULT_MAX_TOKENS
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
-        limits = [self.max_completion_tokens, self.max_tokens, most]
+        limits = [self.max_completion_tokens, self.max_tokens, default_max_tokens]
         limit = next(limit for limit in limits if limit is not None)
         params = SamplingParams(
             **{**usual, **self.sampling, **({"grammar": grammar} if grammar else {})},

@@ -215,10 +215,10 @@ class SearchService:
             ("max_key_searches", " with your API key", self._num_running[client]),
             ("max_searches", "", self._num_running.total()),
         ):
-            most = getattr(self._limits, name)
-            if most is not None and num >= most:
+            limit = getattr(self._limits, name)
+            if limit is not None and num >= limit:
                 raise BusyError(
-                    f"at most {most} searches{whose} can run at the same time ({name}), and {num} "
+                    f"at most {limit} searches{whose} can run at the same time ({name}), and {num} "
                     "are running; try again later"
                 )
         self._num_running[client] += 1

@@ -254,9 +254,9 @@ class Dispatcher:
         lanes = {other: lane for other, lane in self._lanes.items() if lane and other != worker}
         if not lanes:
             return
-        most, own_lane = max(lanes, key=self._load), self._lanes[worker]
-        lane, gap = lanes[most], self._load(most) - self._load(worker)
-        if most in self._lost_workers:
+        busiest, own_lane = max(lanes, key=self._load), self._lanes[worker]
+        lane, gap = lanes[busiest], self._load(busiest) - self._load(worker)
+        if busiest in self._lost_workers:
             gap = 2 * _cost(lane)
         while lane and gap > 0:
             item = lane.pop()

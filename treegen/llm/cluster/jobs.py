@@ -85,8 +85,8 @@ class JobShare(ABC):
         """Add work."""
 
     @abstractmethod
-    def take_back(self, most: int) -> list[Part]:
-        """Drop at most `most` parts that have not started; return them."""
+    def take_back(self, max_parts: int) -> list[Part]:
+        """Drop at most `max_parts` parts that have not started; return them."""
 
     @abstractmethod
     def step(self) -> list[Result]:
@@ -182,8 +182,8 @@ class _SamplingShare(JobShare):
     def add_work(self, parts: Iterable[Part]) -> None:
         self._stream.add_work(parts)
 
-    def take_back(self, most: int) -> list[Part]:
-        return self._stream.withdraw(most)
+    def take_back(self, max_parts: int) -> list[Part]:
+        return self._stream.withdraw(max_parts)
 
     def step(self) -> list[Result]:
         return [(self._key_of[c.prompt_id], c.sample_index, c) for c in self._stream.step()]
@@ -202,8 +202,8 @@ class _ScoringShare(JobShare):
     def add_work(self, parts: Iterable[Part]) -> None:
         self._stream.add_work((self._groups[key][index], []) for key, of in parts for index in of)
 
-    def take_back(self, most: int) -> list[Part]:
-        parts = (self._part_of[plan_index] for plan_index, _ in self._stream.withdraw(most))
+    def take_back(self, max_parts: int) -> list[Part]:
+        parts = (self._part_of[plan_index] for plan_index, _ in self._stream.withdraw(max_parts))
         return [(key, [index]) for key, index in parts]
 
     def step(self) -> list[Result]:
@@ -224,8 +224,8 @@ class _SearchingShare(JobShare):
     def add_work(self, parts: Iterable[Part]) -> None:
         self._searches.enqueue(self._searches.names[key] for key, _ in parts)
 
-    def take_back(self, most: int) -> list[Part]:
-        return [(self._key_of[name], [0]) for name in self._searches.take_back(most)]
+    def take_back(self, max_parts: int) -> list[Part]:
+        return [(self._key_of[name], [0]) for name in self._searches.take_back(max_parts)]
 
     def step(self) -> list[Result]:
         self._searches.step()

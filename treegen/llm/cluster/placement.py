@@ -62,10 +62,10 @@ def parse_placement(
             raise InputError(
                 f"workers (--workers) run only on CPUs, got device {device}; use gpus (--gpus)"
             )
-        if address is None and workers > (most := _MAX_WORKERS_PER_CORE * count_cores()):
+        if address is None and workers > (max_workers := _MAX_WORKERS_PER_CORE * count_cores()):
             raise InputError(
-                f"workers (--workers) must be at most {most} on a machine with {count_cores()} "
-                f"cores, got {workers:,}"
+                f"workers (--workers) must be at most {max_workers} on a machine with "
+                f"{count_cores()} cores, got {workers:,}"
             )
         return Placement("cpu", workers, address=_check_address(address))
     if device not in ("auto", "cuda"):

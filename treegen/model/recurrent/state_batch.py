@@ -159,8 +159,8 @@ def states_of_pieces(pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]]
     device = layers[0][0].device
     runs: list[StateRun] = []
     for (_, length, is_first), group in sorted(groups.items(), key=lambda item: item[0][0]):
-        most = _most_together(length, layers)
-        parts = (group[at : at + most] for at in range(0, len(group), most))
+        max_pieces = _max_together(length, layers)
+        parts = (group[at : at + max_pieces] for at in range(0, len(group), max_pieces))
         runs += [_run(part, length, is_first, device) for part in parts]
     return StateBatch(runs, layers)
 
@@ -180,9 +180,9 @@ def states_in_slots(rows: RowSlots, layers: Sequence[Sequence[Tensor]]) -> State
     """Return the states of a decode step from slots on the device; the runs are views of these."""
     runs: list[StateRun] = []
     if not rows.has_lists:
-        most, (read_slots_N, write_slots_N) = _most_together(1, layers), rows.inputs_RT
-        for at in range(0, rows.num_rows, most):
-            part = slice(at, min(at + most, rows.num_rows))
+        max_pieces, (read_slots_N, write_slots_N) = _max_together(1, layers), rows.inputs_RT
+        for at in range(0, rows.num_rows, max_pieces):
+            part = slice(at, min(at + max_pieces, rows.num_rows))
             runs.append(StateRun(part.stop - at, 1, part, read_slots_N[part], write_slots_N[part]))
     return StateBatch(runs, layers, rows)
 
@@ -217,7 +217,7 @@ def state_bytes_together(layers: Sequence[int], num: int) -> int:
     return 8 * max((min(num * size, max(_MAX_BYTES, size)) for size in layers), default=0)
 
 
-def _most_together(length: int, layers: Sequence[Sequence[Tensor]]) -> int:
+def _max_together(length: int, layers: Sequence[Sequence[Tensor]]) -> int:
     largest = max(sum(tensor[0].nbytes for tensor in tensors) for tensors in layers)
     by_tokens = _MAX_TOKENS // max(length, _SHORT) if length > 1 else _MAX_TOKENS
     return max(min(by_tokens, _MAX_BYTES // max(largest, 1)), 1)

@@ -119,8 +119,8 @@ def count_keys(levels: PreparedLevels) -> int:
         for level in stored:
             num_T += _by_row(level, level.kv_len_G, size)
         levels.memo["most_keys"] = int(num_T.max(initial=0))
-    most: int = levels.memo["most_keys"]
-    return most
+    max_keys: int = levels.memo["most_keys"]
+    return max_keys
 
 
 def keys_by_row(levels: PreparedLevels, num_rows: int, page_size: int) -> RowKeys:
@@ -167,14 +167,14 @@ def select_keys(
             row sees fewer keys. Without a row that sees more keys than it selects, nothing is
             scored, and all positions are -1.
     """
-    num_rows, most = len(q_THD), count_keys(levels)
+    num_rows, max_keys = len(q_THD), count_keys(levels)
     heads = q_THD.shape[1:2] if weights_TH is None else ()
     selected_TCS = q_THD.new_full((num_rows, *heads, form.width), -1, dtype=torch.int32)
-    if most <= form.width:
+    if max_keys <= form.width:
         return selected_TCS
     rows = keys_by_row(levels, num_rows, pool.shape[1])
     queries = _Queries(q_THD, weights_TH, positions_T, form.size if form.is_pooled else 1)
-    num_columns = most // queries.stride
+    num_columns = max_keys // queries.stride
     step = max(PIECE // ((num_columns + 1) * max(heads, default=1)), 1)
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)

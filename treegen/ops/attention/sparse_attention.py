@@ -63,7 +63,7 @@ class _Reads:
     """The groups that are read as a whole."""
     gathered: tuple[tuple[LevelKeys, Tensor], ...]
     """The other levels, with the number of keys that are gathered for each row [T]."""
-    most: int
+    max_gathered: int
     """Maximum keys that are gathered for a row."""
 
 
@@ -255,9 +255,9 @@ def _gathers(
 ) -> list[tuple[slice, Tensor, Tensor]]:
     """Return rows, the slots of their gathered keys [N, S] and a mask of those that exist."""
     num_rows, page_size = len(selected.own_slot_T), pool.shape[1]
-    if not reads.most:
+    if not reads.max_gathered:
         return []
-    size = max(PIECE // (reads.most * pool[0, 0].numel()), 1)
+    size = max(PIECE // (reads.max_gathered * pool[0, 0].numel()), 1)
     gathers = []
     for start in range(0, num_rows, size):
         rows = slice(start, min(start + size, num_rows))
@@ -268,9 +268,9 @@ def _gathers(
             inside_NS = (offsets_NS >= 0) & (offsets_NS < len_T[rows][:, None])
             found_NS = find_slots(level, rows, offsets_NS, page_size)
             slots_NS = torch.where(inside_NS, found_NS, slots_NS)
-        if reads.most < slots_NS.shape[1]:
+        if reads.max_gathered < slots_NS.shape[1]:
             order_NS = (slots_NS < 0).to(torch.uint8).argsort(dim=1, stable=True)
-            slots_NS = slots_NS.gather(1, order_NS[:, : reads.most])
+            slots_NS = slots_NS.gather(1, order_NS[:, : reads.max_gathered])
         mask_NS = slots_NS >= 0
         gathers.append(
             (rows, torch.where(mask_NS, slots_NS, selected.own_slot_T[rows, None]), mask_NS)

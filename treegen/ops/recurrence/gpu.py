@@ -332,8 +332,8 @@ def _blocks(on: DeltaStates) -> tuple[int, int]:
 
 def _heads_at_once(spec: DeltaSpec) -> int:
     """Return how many heads of one key head a program reads lists for, a power of two."""
-    heads, most = 1, _HELD // (_READ * _next_power_of_2(spec.v_dim))
-    while 2 * heads <= most and spec.v_heads // spec.k_heads % (2 * heads) == 0:
+    heads, max_heads = 1, _HELD // (_READ * _next_power_of_2(spec.v_dim))
+    while 2 * heads <= max_heads and spec.v_heads // spec.k_heads % (2 * heads) == 0:
         heads *= 2
     return heads
 

@@ -39,12 +39,12 @@ class BannedWords:
     @staticmethod
     def of(kinds: Sequence[Words], index_P: Tensor) -> BannedWords | None:
         """Return the words of P rows, where row p has kinds[index_P[p]]; None if all are empty."""
-        most = max((len(words) for words in kinds), default=0)
-        if not most:
+        max_words = max((len(words) for words in kinds), default=0)
+        if not max_words:
             return None
         longest = max(len(word) for words in kinds for word in words)
-        before = np.full((len(kinds), most, longest - 1), _ANY, dtype=np.int64)
-        last = np.full((len(kinds), most), -1, dtype=np.int64)
+        before = np.full((len(kinds), max_words, longest - 1), _ANY, dtype=np.int64)
+        last = np.full((len(kinds), max_words), -1, dtype=np.int64)
         for kind, words in enumerate(kinds):
             for at, (*first, end) in enumerate(words):
                 before[kind, at, longest - 1 - len(first) :] = first

@@ -103,11 +103,11 @@ def find_max_height(width: int, dtype: torch.dtype, memory: int) -> int:
         dtype: Type of the queries.
         memory: Shared memory per program in bytes.
     """
-    least = {"BLOCK_N": _MIN_KEYS, "num_stages": 1}
+    min_config = {"BLOCK_N": _MIN_KEYS, "num_stages": 1}
     fitting = [
         height
         for height in HEIGHTS[2:]
-        if height * width * 4 <= _ACCUMULATORS and _fits(height, width, dtype, memory, least)
+        if height * width * 4 <= _ACCUMULATORS and _fits(height, width, dtype, memory, min_config)
     ]
     return max(fitting, default=HEIGHTS[1])
 
