@@ -40,12 +40,12 @@ class DirectorySize:
     files: int = 0
     size: int = 0
 
-    def add(self, status: os.stat_result, most: DirectorySize) -> None:
+    def add(self, status: os.stat_result, limits: DirectorySize) -> None:
         """Count a file.
 
         Args:
             status: Its status.
-            most: The limits.
+            limits: The limits.
 
         Raises:
             DirectoryLimitError: A limit is exceeded.
@@ -53,10 +53,10 @@ class DirectorySize:
         self.files += 1
         # A hole has a size and no blocks; space beyond the end of a file has blocks and no size.
         self.size += max(status.st_size, 512 * status.st_blocks)
-        if self.files > most.files:
-            raise DirectoryLimitError(f"more than {most.files:,} files")
-        if self.size > most.size:
-            raise DirectoryLimitError(f"more than {most.size:,} bytes in files")
+        if self.files > limits.files:
+            raise DirectoryLimitError(f"more than {limits.files:,} files")
+        if self.size > limits.size:
+            raise DirectoryLimitError(f"more than {limits.size:,} bytes in files")
 
 
 @contextmanager
@@ -92,13 +92,13 @@ def _open_beneath(folder: int, path: str, flags: int) -> int:
     return syscall(_OPENAT2, "openat2", *arguments, ctypes.c_size_t(len(how)))
 
 
-def read_beneath(folder: int, path: str, most: int) -> bytes:
+def read_beneath(folder: int, path: str, max_bytes: int) -> bytes:
     """Return the content of a regular file below a directory.
 
     Args:
         folder: Descriptor of the directory.
         path: The file. Symbolic links may lead to other files below the directory only.
-        most: Maximum number of bytes; the rest is left out.
+        max_bytes: Maximum number of bytes; the rest is left out.
 
     Raises:
         OSError: The file cannot be read, or is no regular file (EINVAL).
@@ -109,7 +109,7 @@ def read_beneath(folder: int, path: str, most: int) -> bytes:
         if not stat.S_ISREG(mode):
             number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
             raise OSError(number, os.strerror(number), path)
-        return file.read(most)
+        return file.read(max_bytes)
 
 
 def write_beneath(folder: int, path: str, data: bytes, uid: int | None = None) -> None:
@@ -176,30 +176,30 @@ def list_tree(folder: int) -> list[str]:
     return paths
 
 
-def settle(folder: int, most: DirectorySize) -> DirectorySize:
+def settle(folder: int, limits: DirectorySize) -> DirectorySize:
     """Measure a directory, and make all files readable by their owner.
 
     Programs can create files that even their owner cannot read, and with bits such as setuid.
 
     Args:
         folder: Descriptor of the directory.
-        most: The limits.
+        limits: The limits.
 
     Raises:
         DirectoryLimitError: A limit is exceeded, or a directory cannot be listed by its owner.
     """
     usage = DirectorySize()
-    _settle(folder, most, usage, 0)
+    _settle(folder, limits, usage, 0)
     return usage
 
 
-def _settle(folder: int, most: DirectorySize, usage: DirectorySize, depth: int) -> None:
+def _settle(folder: int, limits: DirectorySize, usage: DirectorySize, depth: int) -> None:
     if depth > MAX_DEPTH:
         raise DirectoryLimitError(f"directories nested more than {MAX_DEPTH} deep")
     with os.scandir(folder) as entries:
         for entry in entries:
             status = entry.stat(follow_symlinks=False)
-            usage.add(status, most)
+            usage.add(status, limits)
             mode = stat.S_IMODE(status.st_mode)
             is_folder = stat.S_ISDIR(status.st_mode)
             if is_folder and mode & 0o500 != 0o500:
@@ -209,11 +209,11 @@ def _settle(folder: int, most: DirectorySize, usage: DirectorySize, depth: int) 
                 os.chmod(entry.name, expected_mode, dir_fd=folder)
             if is_folder:
                 with open_folder(entry.name, folder) as inner:
-                    _settle(inner, most, usage, depth + 1)
+                    _settle(inner, limits, usage, depth + 1)
 
 
 def copy_tree(
-    source: int, target: int, most: DirectorySize, uid: int | None = None
+    source: int, target: int, limits: DirectorySize, uid: int | None = None
 ) -> DirectorySize:
     """Copy the content of a directory to an empty directory.
 
@@ -223,7 +223,7 @@ def copy_tree(
     Args:
         source: Descriptor of the directory.
         target: Descriptor of the empty one.
-        most: The limits.
+        limits: The limits.
         uid: User and group that will own the copies; None for those of this process.
 
     Returns:
@@ -233,7 +233,7 @@ def copy_tree(
         DirectoryLimitError: A limit is exceeded.
         OSError: A file cannot be read or written.
     """
-    copy = _Copy(target, most, uid)
+    copy = _Copy(target, limits, uid)
     copy.copy_folder(source, target, "", 0)
     return copy.usage
 
@@ -241,9 +241,9 @@ def copy_tree(
 class _Copy:
     """A copy in progress."""
 
-    def __init__(self, root: int, most: DirectorySize, uid: int | None) -> None:
+    def __init__(self, root: int, limits: DirectorySize, uid: int | None) -> None:
         self.usage = DirectorySize()
-        self._root, self._most, self._uid = root, most, uid
+        self._root, self._limits, self._uid = root, limits, uid
         self._paths: dict[tuple[int, int], str] = {}  # of files with several hard links
 
     def copy_folder(self, source: int, target: int, above: str, depth: int) -> None:
@@ -260,7 +260,7 @@ class _Copy:
             raise DirectoryLimitError(f"directories nested more than {MAX_DEPTH} deep")
         for name in os.listdir(source):
             status = os.stat(name, dir_fd=source, follow_symlinks=False)
-            self.usage.add(status, self._most)
+            self.usage.add(status, self._limits)
             mode = stat.S_IMODE(status.st_mode) & 0o777
             if stat.S_ISDIR(status.st_mode):
                 os.mkdir(name, 0o700, dir_fd=target)

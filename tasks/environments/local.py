@@ -176,8 +176,8 @@ class LocalWorld(FileWorld):
                         f"the first files of a problem must be a directory, got {files}"
                     )
                 with open_folder(files) as source, open_folder(self.workspace.path) as folder:
-                    copy_tree(source, folder, self._storage.most, self.workspace.uid)
-                    settle(folder, self._storage.most)
+                    copy_tree(source, folder, self._storage.limits, self.workspace.uid)
+                    settle(folder, self._storage.limits)
             else:
                 for path, data in read_files(files).items():
                     self._write(path, data)
@@ -214,7 +214,7 @@ class LocalWorld(FileWorld):
             is_limit = result.verdict in (ProgramStatus.TIMEOUT, ProgramStatus.OUTPUT_LIMIT)
             failure = result.detail if is_limit else ""
             try:
-                settle(folder, self._storage.most)
+                settle(folder, self._storage.limits)
             except DirectoryLimitError as error:
                 failure = failure or f"the working directory has {error}"
         stdout, stderr = (
@@ -226,16 +226,17 @@ class LocalWorld(FileWorld):
 
     def _read(self, path: str) -> bytes:
         with self._open() as folder, _convert_path_errors(path):
-            return read_beneath(folder, path, self._storage.most.size)
+            return read_beneath(folder, path, self._storage.limits.size)
 
     def _write(self, path: str, data: bytes) -> None:
-        most = self._storage.most
+        limits = self._storage.limits
         with self._open() as folder, _convert_path_errors(path):
-            used = settle(folder, most)
+            used = settle(folder, limits)
             new = DirectorySize(used.files + path.count("/") + 1, used.size + len(data))
-            if new.files > most.files or new.size > most.size:
+            if new.files > limits.files or new.size > limits.size:
                 raise ToolError(
-                    f"the working directory may have {most.files:,} files and {most.size:,} bytes"
+                    f"the working directory may have {limits.files:,} files and "
+                    f"{limits.size:,} bytes"
                 )
             if path.count("/") >= MAX_DEPTH:
                 raise ToolError(f"a path may have {MAX_DEPTH} parts")
@@ -348,8 +349,8 @@ class LocalEnvironment:
         if num_workers is not None and num_workers < 1:
             raise InputError(f"{arg('num_workers')} must be at least 1, got {num_workers}")
         runtime = find_runtime(tuple(packages))
-        most = DirectorySize(limits.files, limits.scratch)
-        self._storage = Storage(folder, most, max_snapshot_bytes)
+        size_limits = DirectorySize(limits.files, limits.scratch)
+        self._storage = Storage(folder, size_limits, max_snapshot_bytes)
         try:
             tier, self.report = choose_tier(sandbox, runtime, self._create_workspace)
             self._storage.remove_worlds()  # those of the attempts to break out

@@ -53,21 +53,21 @@ class Storage:
     Args:
         folder: The directory, new, empty or from an earlier storage, whose snapshots are kept; None
             for a temporary one.
-        most: Maximum files and bytes of a world.
+        limits: Maximum files and bytes of a world.
         max_snapshot_bytes: Maximum bytes of all snapshots together.
 
     Raises:
         InputError: The directory cannot be used, another process uses it, or it has other files.
 
     Attributes:
-        most: As given.
+        limits: As given.
         has_reflinks: Whether copies of files share their blocks.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str] | None, most: DirectorySize, max_snapshot_bytes: int
+        self, folder: str | os.PathLike[str] | None, limits: DirectorySize, max_snapshot_bytes: int
     ) -> None:
-        self.most = most
+        self.limits = limits
         self._free_bytes, self._lock = max_snapshot_bytes, threading.Lock()
         self._created: set[str] = set()
         with ExitStack() as stack:
@@ -135,13 +135,13 @@ class Storage:
             OSError: The directory cannot be copied.
         """
         with open_folder(world) as source:
-            snapshot = self._reserve(settle(source, self.most).size)
+            snapshot = self._reserve(settle(source, self.limits).size)
             path = self._snapshots / snapshot
             partial = path.with_suffix(_PARTIAL)
             try:
                 partial.mkdir(0o700)
                 with open_folder(partial) as target:
-                    copy_tree(source, target, self.most)
+                    copy_tree(source, target, self.limits)
                 partial.rename(path)
             except BaseException:
                 remove_tree(partial)
@@ -167,7 +167,7 @@ class Storage:
         path = self._snapshots / snapshot
         try:
             with open_folder(path) as source, open_folder(world) as target:
-                copy_tree(source, target, self.most, uid)
+                copy_tree(source, target, self.limits, uid)
         except OSError:
             if snapshot in self._sizes and path.exists():
                 raise

@@ -363,7 +363,7 @@ def _limit_reached(
     return "files" if full else None, num_files > 0 and setup["kind"] != "tmpfs"
 
 
-def _scratch_use(setup: dict[str, Any], most: int) -> tuple[int, int]:
+def _scratch_use(setup: dict[str, Any], max_files: int) -> tuple[int, int]:
     """Return the number of files and of bytes in the scratch directory.
 
     A separate file system limits the bytes itself, and also counts files that no directory shows.
@@ -373,14 +373,14 @@ def _scratch_use(setup: dict[str, Any], most: int) -> tuple[int, int]:
 
     Args:
         setup: The helper's setup.
-        most: Maximum number of files. A larger number is returned early.
+        max_files: Maximum number of files. A larger number is returned early.
     """
     if setup["kind"] == "tmpfs":
         space = os.statvfs(setup["scratch"])
         return space.f_files - space.f_ffree - 1, 0
     num_files, num_bytes = 0, 0
     folders = [setup["scratch"]]
-    while folders and num_files <= most:
+    while folders and num_files <= max_files:
         try:
             with os.scandir(folders.pop()) as entries:
                 for entry in entries:
@@ -389,14 +389,14 @@ def _scratch_use(setup: dict[str, Any], most: int) -> tuple[int, int]:
                     # allocated beyond the end of a file has blocks and no size.
                     num_bytes += max(stat.st_size, 512 * stat.st_blocks)
                     num_files += 1
-                    if num_files > most:
+                    if num_files > max_files:
                         break
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
         except (FileNotFoundError, NotADirectoryError):
             continue  # the program has removed it meanwhile
         except OSError:  # too deep for a path, or not readable
-            return most + 1, num_bytes
+            return max_files + 1, num_bytes
     return num_files, num_bytes
 
 

@@ -187,7 +187,7 @@ class SandboxProcess(Closeable):
                 events = selector.select(deadline - time.monotonic())
                 if not events:
                     raise SandboxError(f"the sandbox helper does not respond; {_AGAIN}")
-                most = 0
+                largest = 0
                 for key, _ in events:
                     if key.fileobj is self._control:
                         message = self._control.recv(_CHUNK)
@@ -196,12 +196,12 @@ class SandboxProcess(Closeable):
                         ended = json.loads(message)
                         continue
                     took = _take(key.fd, received[key.fd], caps.get(key.fd))
-                    most = max(most, took)
+                    largest = max(largest, took)
                     if not took:
                         selector.unregister(key.fd)
                     elif key.fd == stderr:
                         unread -= took
-                small_wakes += most < _CHUNK // 2
+                small_wakes += largest < _CHUNK // 2
                 if ended is None and small_wakes > _SMALL_WAKES:
                     time.sleep(_GATHER_SECONDS)
                 if not killed and (unread < 0 or _overflow(received, caps)):

@@ -152,7 +152,7 @@ class DeltaSpec:
     def pages(self) -> int:
         """Number of pages that a state slot can be cut into."""
         for pages in (16, 8, 4, 2):
-            if self._tokens_of(pages) >= _FEWEST_UPDATES:
+            if self._tokens_of(pages) >= _MIN_UPDATES:
                 return pages
         return 1
 
@@ -213,7 +213,7 @@ class DeltaSpec:
         return max(-(-to_come // self.page_tokens), 1) / self.pages
 
 
-_FEWEST_UPDATES = 8  # minimum number of updates per page
+_MIN_UPDATES = 8  # minimum number of updates per page
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ _PREFILL_LOGITS: Final = 2**26, 2**28  # minimum and maximum elements of a pass'
 _BYTES_PER_LOGIT: Final = 8  # of a prefill pass: the logits and copies of them
 _ROW_TOKENS: Final = 512  # tokens of keys that a row is assumed to have next to its state
 _SPARE_STATES: Final = 64  # for the segments above the rows
-_FEWEST_STATES: Final = 4
+_MIN_STATES: Final = 4
 _SELECTION_TENSORS: Final = 6
 """Temporary tensors that are in memory together, in float32."""
 
@@ -221,8 +221,8 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
     state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
     max_states = 2 * max_rows + _SPARE_STATES
     states = min(max(memory * state // row, memory // 4) // state - 1, max_states)
-    if states < _FEWEST_STATES:
-        min_memory = (_FEWEST_STATES + 1) * min(row, 4 * state)
+    if states < _MIN_STATES:
+        min_memory = (_MIN_STATES + 1) * min(row, 4 * state)
         raise CacheFullError(
             f"{format_bytes(memory)} can hold only {max(states, 0):,} recurrent states of "
             f"{format_bytes(state)} in addition to the keys; set {arg('memory')} to at "

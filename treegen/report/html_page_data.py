@@ -61,14 +61,14 @@ class PageData:
     content: str
 
 
-def thumbnails(images: RunImages, most: int = MAX_THUMBNAIL_BYTES) -> dict[str, str]:
+def thumbnails(images: RunImages, max_bytes: int = MAX_THUMBNAIL_BYTES) -> dict[str, str]:
     """Return thumbnails of a run's images as data URLs, by the images' hashes.
 
     Images that cannot be shown are left out.
 
     Args:
         images: The images of the run.
-        most: The largest total size in bytes. Once it is reached, no further image is shown.
+        max_bytes: The largest total size in bytes. Once it is reached, no further image is shown.
     """
     urls: dict[str, str] = {}
     size = 0
@@ -81,7 +81,7 @@ def thumbnails(images: RunImages, most: int = MAX_THUMBNAIL_BYTES) -> dict[str, 
         if url is None:
             continue
         size += len(url)
-        if size > most:
+        if size > max_bytes:
             break
         urls[image.sha256] = url
     return urls

@@ -240,7 +240,10 @@ class _RequestBackend:
             samples = len(request.indices) if isinstance(request, SampleRequest) else 0
             max_tokens = request.params.max_tokens if isinstance(request, SampleRequest) else 0
             pending.call = QueuedCall(
-                num_samples=samples, num_open=samples or 1, return_=pending.deliver, most=max_tokens
+                num_samples=samples,
+                num_open=samples or 1,
+                return_=pending.deliver,
+                max_tokens=max_tokens,
             )
             search.line.join(pending.call)
         try:

@@ -204,11 +204,11 @@ class PendingResults(Generic[T]):
             self.num_kept = 0
         self.finish(error)
 
-    def count_sample(self, index: int, completion: Completion, reserved: int) -> None:
+    def count_sample(self, place: int, completion: Completion, reserved: int) -> None:
         """Count the tokens of a sample that has ended.
 
         Args:
-            index: Index of the sample.
+            place: Index of the sample.
             completion: The sample.
             reserved: Tokens that were reserved for it.
         """
@@ -216,5 +216,5 @@ class PendingResults(Generic[T]):
         if line is None or call is None:
             self.search.usage.tokens_decoded += completion.num_tokens
         elif call in line.calls:
-            is_cut = reserved < call.most and completion.finish_reason == "length"
-            line.record_end(call, index, completion.num_tokens, reserved=reserved, is_cut=is_cut)
+            is_cut = reserved < call.max_tokens and completion.finish_reason == "length"
+            line.record_end(call, place, completion.num_tokens, reserved=reserved, is_cut=is_cut)

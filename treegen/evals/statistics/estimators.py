@@ -140,20 +140,20 @@ class AdjustedMean:
         """
         return self.center / self.error
 
-    def interval(self, low: float, high: float) -> tuple[float, float]:
-        """Return the 95% interval, clipped to [low, high]."""
+    def interval(self, least: float, most: float) -> tuple[float, float]:
+        """Return the 95% interval, clipped to [least, most]."""
         base = 2 / self.freedom
         half = self.error * math.fsum(term * base**power for power, term in enumerate(_T95))
-        return max(low, self.center - half), min(high, self.center + half)
+        return max(least, self.center - half), min(most, self.center + half)
 
 
 def mean_interval(
-    values: Sequence[float], low: float, high: float, clusters: Sequence[Hashable] | None = None
+    values: Sequence[float], least: float, most: float, clusters: Sequence[Hashable] | None = None
 ) -> tuple[float, float]:
-    """Return a 95% interval for the mean of problems whose values lie in [low, high].
+    """Return a 95% interval for the mean of problems whose values lie in [least, most].
 
     It is the adjusted t interval: Student's t interval over the problems and two imaginary
-    problems, one with the value `low` and one with `high`, clipped to [low, high]. Agresti and
+    problems, one with the value `least` and one with `most`, clipped to [least, most]. Agresti and
     Caffo (2000) add one success and one failure for a difference of proportions; here values may
     also be shares. The imaginary problems keep the interval from collapsing if all problems agree,
     and small changes of the values move it little. It covers the mean of right and wrong problems
@@ -170,25 +170,25 @@ def mean_interval(
 
     Args:
         values: One value for each problem.
-        low: Smallest possible value.
-        high: Largest possible value.
+        least: Smallest possible value.
+        most: Largest possible value.
         clusters: The cluster of each problem, if problems of one cluster are not independent.
     """
-    return adjusted_mean(values, low, high, clusters).interval(low, high)
+    return adjusted_mean(values, least, most, clusters).interval(least, most)
 
 
 def adjusted_mean(
-    values: Sequence[float], low: float, high: float, clusters: Sequence[Hashable] | None = None
+    values: Sequence[float], least: float, most: float, clusters: Sequence[Hashable] | None = None
 ) -> AdjustedMean:
     """Return the adjusted mean from which `mean_interval` computes its interval.
 
     Args:
         values: One value for each problem.
-        low: Smallest possible value.
-        high: Largest possible value.
+        least: Smallest possible value.
+        most: Largest possible value.
         clusters: The cluster of each problem, if problems of one cluster are not independent.
     """
-    return _compute_adjusted_mean(*_by_cluster(values, clusters), low, high)
+    return _compute_adjusted_mean(*_by_cluster(values, clusters), least, most)
 
 
 def adjusted_difference(
@@ -399,14 +399,14 @@ def _usual_size(sizes: Sequence[int]) -> float:
 
 
 def _compute_adjusted_mean(
-    sums: Sequence[float], sizes: Sequence[int], low: float, high: float
+    sums: Sequence[float], sizes: Sequence[int], least: float, most: float
 ) -> AdjustedMean:
-    """Return the mean over clusters and two imaginary clusters, of values `low` and `high`."""
+    """Return the mean over clusters and two imaginary clusters, of values `least` and `most`."""
     size, num = _usual_size(sizes), len(sums) + 2
     total = sum(sizes) + 2 * size
-    center = math.fsum([*sums, size * (low + high)]) / total
+    center = math.fsum([*sums, size * (least + most)]) / total
     residuals = [value - center * n for value, n in zip(sums, sizes, strict=True)]
-    residuals += [size * (low - center), size * (high - center)]
+    residuals += [size * (least - center), size * (most - center)]
     squares = math.fsum(value**2 for value in residuals)
     error = math.sqrt(squares * num / (num - 1)) / total
     return AdjustedMean(center, error, sum(sizes) / size + 1)

@@ -215,22 +215,24 @@ class LiveBackend:
         ticket: LiveResults[BackendSample] = LiveResults(search, [None] * len(indices))
         segment = self.scheduler.run.store.retain(context.segment)
 
-        def begin(first: int, num: int, most: int) -> None:
+        def begin(first: int, num: int, max_tokens: int) -> None:
             """Start some of the samples.
 
             Args:
                 first: Place of the first sample in the call.
                 num: Number of samples.
-                most: Maximum number of tokens of each.
+                max_tokens: Maximum number of tokens of each.
             """
-            part = replace(spec, samples=num, rows=min(rows, num), max_tokens=most)
+            part = replace(spec, samples=num, rows=min(rows, num), max_tokens=max_tokens)
             self._submit(ticket, part, segment, param_set, indices[first : first + num], indices)
 
         try:
-            most = spec.max_tokens
+            max_tokens = spec.max_tokens
             if search.line is None:
-                begin(0, len(indices), most)
-            return await self._wait_for(ticket, num_samples=len(indices), most=most, begin=begin)
+                begin(0, len(indices), max_tokens)
+            return await self._wait_for(
+                ticket, num_samples=len(indices), max_tokens=max_tokens, begin=begin
+            )
         finally:
             if not self.closed:
                 self.scheduler.run.store.release(segment)
@@ -375,8 +377,8 @@ class LiveBackend:
                     ticket.call.num_open -= 1
                 self._finish_request(ticket, request)
         self.scheduler.scores.clear()
-        for ticket, position, completion, most in ended:
-            ticket.count_sample(position, completion, most)
+        for ticket, position, completion, max_tokens in ended:
+            ticket.count_sample(position, completion, max_tokens)
 
     def _on_search_sample(self, request: LiveRequest, completion: Completion) -> GeneratedSegment:
         """Return the segment of a sample: the tokens of its text, which is cut at the stop."""

@@ -352,8 +352,8 @@ class StreamedText:
 
     def _count_stop_prefix(self) -> int:
         """Return the length of the longest end of the text that a stop string may begin with."""
-        most = max((len(stop) for stop in self.stops), default=0)
-        for num in range(min(most, len(self.pending)), 0, -1):
+        max_length = max((len(stop) for stop in self.stops), default=0)
+        for num in range(min(max_length, len(self.pending)), 0, -1):
             if any(stop.startswith(self.pending[-num:]) for stop in self.stops):
                 return num
         return 0

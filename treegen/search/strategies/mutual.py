@@ -99,8 +99,12 @@ async def mutual(
 def _choose_cut(node: SearchNode, low: float, high: float) -> SearchNode:
     """Return the node after which a solution is cut; the draw follows from the search's seed."""
     steps = len(node.path) - 1
-    least, most = math.ceil(low * steps), math.floor(high * steps)
+    min_steps, max_steps = math.ceil(low * steps), math.floor(high * steps)
     seed = row_seed(node.search.params.seed, node.search.origin_of(node.key), 0)
-    cut = random.Random(seed).randint(least, most) if least < most else min(least, most)
+    cut = (
+        random.Random(seed).randint(min_steps, max_steps)
+        if min_steps < max_steps
+        else min(min_steps, max_steps)
+    )
     # A strategy may have dropped pruned nodes, but never the root.
     return next(above for above in node.path[cut::-1] if above.is_live)
