@@ -24,9 +24,9 @@ def _join_names(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}"
 
 
-def _of(knob: str, what: str) -> str:
+def _of(setting: str, what: str) -> str:
     """Return the help of a setting that few methods read: their names, and its meaning."""
-    return f"{', '.join(methods_with_setting(knob))}: {what}"
+    return f"{', '.join(methods_with_setting(setting))}: {what}"
 
 
 def _describe_arguments() -> str:

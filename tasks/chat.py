@@ -305,7 +305,7 @@ def _join_stops(step_stop: str, stops: Sequence[str]) -> tuple[str, ...]:
 
 def _check_no_unused(method: str, names: Sequence[str]) -> None:
     """Raise InputError for an option that a method does not read."""
-    read = [name for name in METHODS[method].knobs if name in _TREE]
+    read = [name for name in METHODS[method].setting_names if name in _TREE]
     for name in names:
         reason = explain_unread(method, name, checkable=False)
         if name in _TREE and name not in read:
