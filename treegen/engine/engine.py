@@ -77,9 +77,9 @@ class Engine:
         self.model, self._ranks = model, model.ranks
         if self._ranks is not None:
             self._ranks.fixed_order = options.reproducible
-        if self._ranks is not None and self._ranks.lead is not None:
+        if self._ranks is not None and self._ranks.leader is not None:
             # Only rank 0 drafts tokens.
-            self._ranks.lead.call_followers("engine", {**options.engine(), "speculate": None})
+            self._ranks.leader.call_followers("engine", {**options.engine(), "speculate": None})
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
         self._expanded: ExpandedKVOptions | None = None
@@ -103,8 +103,8 @@ class Engine:
         self.sharing: Sharing = options.sharing
         self.cache: PagedCache = make_cache(model, options, self.drafters.kv_bytes_per_token)
         self.drafters.attach_cache(self.cache, graphs=self.graphs is not None)
-        if self._ranks is not None and self._ranks.lead is not None:
-            self.cache.on_copy = functools.partial(self._ranks.lead.call_followers, "copy_tokens")
+        if self._ranks is not None and self._ranks.leader is not None:
+            self.cache.on_copy = functools.partial(self._ranks.leader.call_followers, "copy_tokens")
         if on_gpu and (not eager if options.compile is None else options.compile):
             states = self.cache.states.layers if self.cache.states is not None else ()
             model.compile_layers(self.cache.layers, states)

@@ -75,7 +75,7 @@ class OnDemandStream(Stream):
                 samples,
                 rank=self._rank[plan_index],
                 makes_segments=False,
-                floor=self._floors.get(plan_index),
+                min_confidence=self._floors.get(plan_index),
             )
             self._plan_index_of[request.index] = plan_index
             self.usage.prompt_tokens_unshared += len(spec.tokens) * max(len(samples), 1)

@@ -151,7 +151,7 @@ class Scheduler:
         *,
         rank: int | None = None,
         makes_segments: bool = True,
-        floor: float | None = None,
+        min_confidence: float | None = None,
     ) -> LiveRequest:
         """Add a request below a segment.
 
@@ -165,7 +165,7 @@ class Scheduler:
                 so far.
             makes_segments: Whether its samples become segments when they end, in addition to being
                 returned.
-            floor: A min_confidence that replaces that of its parameters. Default: theirs.
+            min_confidence: A min_confidence that replaces that of its parameters. Default: theirs.
         """
         index = self._num_requests
         self._num_requests += 1
@@ -180,7 +180,7 @@ class Scheduler:
             recomputed_segment=scored or segment,
             added=True,
             makes_segments=makes_segments,
-            floor=floor,
+            min_confidence=min_confidence,
         )
         self._admission.add([request])
         return request

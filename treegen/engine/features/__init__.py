@@ -41,7 +41,7 @@ class Features:
     budgets: ThinkingBudgets
     """Thinking budgets."""
     confidence: ConfidenceStops
-    """Confidence floors."""
+    """Minimum confidences."""
     grammars: RowGrammars
     """Grammars."""
     images: EncoderCache | None

@@ -239,7 +239,7 @@ class LiveRequest:
     """Whether it was added during the run. Idle segments are then evicted before it waits."""
     makes_segments: bool = False
     """Whether it belongs to a search, so that its samples become segments when they end."""
-    floor: float | None = None
+    min_confidence: float | None = None
     """A min_confidence that replaces that of its sampling parameters; None for theirs."""
     num_prefilled: int = 0
     """Tokens computed for it. Tokens that several requests need count for the first."""

@@ -73,15 +73,15 @@ class Ranks:
     """The number of ranks."""
     device: torch.device
     """The device of this rank."""
-    lead: RankLeader | None
+    leader: RankLeader | None
     """Rank 0's control over the other ranks; None in the other ranks."""
     fixed_order: bool = False
     """Whether the ranks' outputs are added in the order of ranks, whatever the number of rows."""
 
     def check(self) -> None:
         """Raise WorkerError if a follower of this rank has failed."""
-        if self.lead is not None:
-            self.lead.check()
+        if self.leader is not None:
+            self.leader.check()
 
     def all_reduce_min(self, number: int) -> int:
         """Return the minimum of a number over all ranks. A collective: each rank must call this."""
@@ -137,7 +137,7 @@ def check_free() -> None:
 
 
 def join(
-    rank: int, size: int, device: torch.device, folder: Path, lead: RankLeader | None = None
+    rank: int, size: int, device: torch.device, folder: Path, leader: RankLeader | None = None
 ) -> Ranks:
     """Become one of the ranks; wait until all have joined.
 
@@ -146,7 +146,7 @@ def join(
         size: The number of ranks.
         device: The device of this rank.
         folder: An empty folder that all ranks can write to.
-        lead: As in `Ranks`.
+        leader: As in `Ranks`.
 
     Raises:
         InputError: this process already belongs to other ranks.
@@ -161,7 +161,7 @@ def join(
     def begin() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # which each thread has its own of
-        with _survive_nccl_errors() if lead is not None else nullcontext():
+        with _survive_nccl_errors() if leader is not None else nullcontext():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                 store=dist.FileStore(str(folder / "store"), size),  # type: ignore[attr-defined]
@@ -171,11 +171,11 @@ def join(
                 **options,
             )
 
-    if lead is None:
+    if leader is None:
         begin()
     else:
-        _run_while_working(begin, lead)
-    ranks = Ranks(rank, size, device, lead)
+        _run_while_working(begin, leader)
+    ranks = Ranks(rank, size, device, leader)
     _joined.append(ranks)
     ranks.check()  # `leave` did not see this group if a rank died before
     return ranks
@@ -198,7 +198,7 @@ def _survive_nccl_errors() -> Iterator[None]:
         del os.environ[_WATCHDOG]
 
 
-def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
+def _run_while_working(begin: Callable[[], None], leader: RankLeader) -> None:
     """Run a call that waits for the other ranks; stop waiting soon after one of them has died.
 
     The call itself cannot be interrupted: gloo and NCCL would wait for a dead rank. So it runs in
@@ -209,24 +209,24 @@ def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
     """
     done = run_in_daemon("treegen-join", begin)
     while not wait([done], _POLL_SECONDS).done:
-        if lead.failed and not wait([done], _JOIN_SECONDS).done:
+        if leader.failed and not wait([done], _JOIN_SECONDS).done:
             # torch counts groups, and the ranks of the next one must have the same count.
             dist.distributed_c10d._world.group_count = 0
-            lead.check()
+            leader.check()
     done.result()
 
 
-def leave(lead: RankLeader) -> None:
-    """Abort the process group that `join` made for a lead. Ranks that wait for this one then fail.
+def leave(leader: RankLeader) -> None:
+    """Abort the process group that `join` made for a leader, so that ranks that wait for this one fail.
 
     Any thread may call this at any time. The first call aborts the group, concurrent calls wait for
     it, and later ones do nothing, because two aborts at once end the process.
 
     Args:
-        lead: The lead that `join` was given. A group of another lead is left alone.
+        leader: The leader that `join` was given. A group of another leader is left alone.
     """
     with _abort_lock:
-        if _joined and _joined[0].lead is lead:
+        if _joined and _joined[0].leader is leader:
             _joined.clear()
             # Abort, because an orderly destruction would wait for dead ranks.
             dist.distributed_c10d._abort_process_group()
