@@ -217,7 +217,7 @@ def _run_while_working(begin: Callable[[], None], leader: RankLeader) -> None:
 
 
 def leave(leader: RankLeader) -> None:
-    """Abort the process group that `join` made for a leader, so that ranks that wait for this one fail.
+    """Abort the process group that `join` made for a leader, so that waiting ranks fail.
 
     Any thread may call this at any time. The first call aborts the group, concurrent calls wait for
     it, and later ones do nothing, because two aborts at once end the process.
