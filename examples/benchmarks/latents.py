@@ -133,7 +133,7 @@ class _Case:
         per_page = form.copy_pages(dtype.itemsize, dtype.itemsize)
         self.block = -(-(prefix_pages + rows * row_pages) // per_page)
         num_pages = (self.block + prefix_pages) * per_page
-        need, free = num_pages * size * form.kept * dtype.itemsize, free_bytes(device)
+        need, free = num_pages * size * form.cached_dim * dtype.itemsize, free_bytes(device)
         if need > free:
             raise CapacityError(
                 f"{rows:,} rows of latents take {format_bytes(need)}, but only "
@@ -141,7 +141,7 @@ class _Case:
             )
         self.q_RHK = self.random(rows, form.heads, form.k_dim)
         self.up_HXR = self.random(form.heads, form.nope + form.v_dim, form.rank) / 16
-        self.pool = self.random(num_pages, size, 1, form.kept)
+        self.pool = self.random(num_pages, size, 1, form.cached_dim)
         zero, row_R = np.zeros(1, dtype=np.int64), np.arange(rows)
         self.levels = [
             HostLevel(zero, zero + rows, np.arange(prefix_pages)[None], zero + prefix, zero, False)
@@ -259,7 +259,10 @@ class _Case:
             flops = 2 * pairs * form.heads * width
             return 1e6 * max(flops / ceilings.attention, keys * numbers * sizes / ceilings.memory)
 
-        absorbed = [layer_seconds(level, form.kept, form.kept + form.rank) for level in self.levels]
+        absorbed = [
+            layer_seconds(level, form.cached_dim, form.cached_dim + form.rank)
+            for level in self.levels
+        ]
         expanded = [
             layer_seconds(level, form.expanded, form.k_dim + form.v_dim) for level in self.levels
         ]

@@ -663,7 +663,7 @@ def test_a_prompt_that_was_half_computed_anew_leaves_room_for_one_below_it() -> 
     trunk = [2, 3, 4, 5, 6, 7, 8]
     above = scheduler.run.store.add(None, np.array(trunk, np.int32))
     first = scheduler.add(request("first", trunk, 1, params), above, 0, [0], makes_segments=False)
-    while not len(scheduler.queue.order):
+    while not len(scheduler.queue.live_slots):
         scheduler.step()
     again = scheduler.add(request("again", trunk, 1, params), above, 0, [0], makes_segments=False)
     scheduler.step()
@@ -691,7 +691,7 @@ def test_who_drops_a_prompt_half_computed_anew_leaves_it_whole_for_others() -> N
     below = store.add(above, np.array(prompt[7:], np.int32))
     scheduler.add(request("before", prompt, 4, params), below, 0, range(4), makes_segments=False)
     stays = scheduler.add(request("stays", prompt, 1, params), below, 0, [0], makes_segments=False)
-    while stays.index not in scheduler.run.rows.request[scheduler.queue.order]:
+    while stays.index not in scheduler.run.rows.request[scheduler.queue.live_slots]:
         scheduler.step()
     assert stays.opened == [below]  # its first token was drawn with those before it
     others = [

@@ -353,7 +353,7 @@ class Bench:
         notes = (usage.eager_because, usage.uncompiled_because, no_roofline)
         lengths: dict[int, list[int]] = {}
         for segment in plan.segments:
-            if segment.kept:
+            if segment.is_cascaded:
                 lengths.setdefault(segment.depth, []).append(segment.stop - segment.base)
         return WorkloadResult(
             workload,

@@ -213,7 +213,7 @@ def state_bytes(spec: ModelSpec, plan: Plan, rows: int, generated: float) -> flo
 def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
     """Return the attention work per level of a step with the first rows of a plan.
 
-    Keys are shared as the plan shares them: a kept segment is read once for all rows below it.
+    Keys are shared as the plan shares them: a cascaded segment is read once for all rows below it.
 
     Args:
         plan: The plan of the prompts.
@@ -228,9 +228,9 @@ def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
         if not live:
             continue
         last = plan.segments[int(plan.segment_of[request])]
-        own_keys += live * ((0 if last.kept else last.stop - last.base) + generated)
+        own_keys += live * ((0 if last.is_cascaded else last.stop - last.base) + generated)
         for segment in plan.path(request):
-            if segment.kept:
+            if segment.is_cascaded:
                 below[segment.index] = below.get(segment.index, 0) + live
     depths: dict[int, list[tuple[int, int]]] = {}
     for index, count in below.items():

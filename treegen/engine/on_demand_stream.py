@@ -128,7 +128,7 @@ class OnDemandStream(Stream):
     @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
         """Return the tree levels that the rows being decoded read now."""
-        live = self.scheduler.run.rows.request[self.scheduler.queue.order].tolist()
+        live = self.scheduler.run.rows.request[self.scheduler.queue.live_slots].tolist()
         return self._levels_of(
             np.array([self._plan_index_of[index] for index in live], dtype=np.int64)
         )
@@ -145,7 +145,7 @@ class OnDemandStream(Stream):
             live = self._live.get(segment.index)
             if live is None or not self._can_use(live, parent, score_from):
                 live = self._live[segment.index] = store.new(
-                    parent, segment.tokens, kept=segment.kept
+                    parent, segment.tokens, is_cascaded=segment.is_cascaded
                 )
                 if score_from is None and segment.index in self._parents:
                     store.retain(live)

@@ -368,7 +368,7 @@ class Scheduler:
         queue.states.check(queue.active(), [run.store.owned_states(), run.prefix_cache.states()])
         if self._error is None:  # otherwise a pass may have lost rows
             self._check_slots()
-        for ids in run.rows.chain[queue.order].T:
+        for ids in run.rows.chain[queue.live_slots].T:
             runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
             assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
 
@@ -406,7 +406,7 @@ class Scheduler:
         if not self.queue.resuming and all(s.computed == s.stop for s in to_compute):
             return False
         # Once live rows keep the device busy, prefill passes take turns with decode steps.
-        num_live = len(self.queue.order)
+        num_live = len(self.queue.live_slots)
         in_turn = self._run_ahead and isinstance(self.flight, InFlightPrefill)
         return not (in_turn and num_live and 2 * num_live >= self.run.max_rows)
 

@@ -77,7 +77,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
     @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
         """Return the levels of the tree that the live rows read now."""
-        return self._levels_of(self.scheduler.run.rows.request[self.scheduler.queue.order])
+        return self._levels_of(self.scheduler.run.rows.request[self.scheduler.queue.live_slots])
 
     def _levels_of(self, decoded: Ints) -> tuple[LevelRows, ...]:
         """Return the levels that rows read; `decoded` has the request index of each row."""
@@ -92,7 +92,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
             level = levels.setdefault(segment.depth, [0, 0, 0])
             level[0] += 1
             level[1] += rows
-            level[2] += rows * segment.kept
+            level[2] += rows * segment.is_cascaded
         return tuple(LevelRows(depth, *level) for depth, level in sorted(levels.items()))
 
     @property

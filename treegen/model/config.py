@@ -263,7 +263,7 @@ def spec_of(
         _, kv_heads, k_dim = call.k_TGK.shape
         v_dim, latent = call.v_TGV.shape[-1], call.latent
         if latent is not None:
-            k_dim, v_dim = latent.kept, latent.rank
+            k_dim, v_dim = latent.cached_dim, latent.rank
         shared_with = None if source == at else source
         layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent, call.index_dim))
     text = config.get_text_config(decoder=True)

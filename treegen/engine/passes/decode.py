@@ -94,7 +94,7 @@ class DecodeSteps:
         Args:
             flight: The last step, if its tokens are not known yet; None otherwise.
         """
-        order, rows, budgets = self._queue.order, self._run.rows, self._features.budgets
+        order, rows, budgets = self._queue.live_slots, self._run.rows, self._features.budgets
         counts, source = rows.count[order], np.full(len(order), -1)
         if flight is not None:
             column_of = np.full(len(rows.serial), -1)
@@ -240,8 +240,8 @@ class DecodeSteps:
 
     def look_ahead(self) -> None:
         """Prepare the inputs of the rows that are live now, unless the last step had the same."""
-        if len(self._queue.order):
-            self._get_step_rows(self._queue.order)
+        if len(self._queue.live_slots):
+            self._get_step_rows(self._queue.live_slots)
 
     def _record_usage(
         self, levels: PreparedLevels, num_rows: int, read: int, unshared: int
@@ -258,7 +258,9 @@ class DecodeSteps:
     def _get_step_rows(self, order: Ints) -> tuple[StepRows, int]:
         """Return the inputs that stay the same for these rows, and the keys of their levels."""
         run = self._run
-        if self._cached_rows is not None and self._cached_rows[0] is order:  # see `RowQueue.order`
+        if (
+            self._cached_rows is not None and self._cached_rows[0] is order
+        ):  # see `RowQueue.live_slots`
             _, version, same, read = self._cached_rows
             if version == run.pool.num_taken_back:  # otherwise an expanded copy may be gone
                 return same, read

@@ -111,7 +111,7 @@ class OutputProcessor:
     def report_batch(self) -> None:
         """Report as many samples as fit into the time of a step, or more if many wait."""
         tokens = self._run.rows.count[self._waiting].cumsum()
-        max_tokens = max(_TOKENS_PER_ROW * len(self._queue.order), self._min_tokens)
+        max_tokens = max(_TOKENS_PER_ROW * len(self._queue.live_slots), self._min_tokens)
         self._report(max(int(tokens.searchsorted(max_tokens, side="right")), 1))
 
     def report_all(self) -> None:

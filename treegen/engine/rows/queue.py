@@ -154,8 +154,8 @@ class RowQueue:
     """Moves the rows of a run from phase to phase; no other class does.
 
     Attributes:
-        order: LIVE slots, depth first. It is never changed in place: new rows make a new array, so
-            that `DecodeSteps` can compare arrays by identity.
+        live_slots: LIVE slots, depth first. It is never changed in place: new rows make a new
+            array, so that `DecodeSteps` can compare arrays by identity.
         ready: READY slots, depth first.
         resuming: For each RESUMING slot, the position up to which its keys are computed.
         states: Recurrent states of the rows.
@@ -183,7 +183,7 @@ class RowQueue:
         self._num_early = early_samples
         self._run, self.states, self.features = run, states, list(features)
         self._pool, self._page_size = run.pool, run.cache.page_size
-        self.order: Ints = np.empty(0, dtype=np.int64)
+        self.live_slots: Ints = np.empty(0, dtype=np.int64)
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
         self.page_demand = PageDemandEstimator(run)
@@ -193,11 +193,11 @@ class RowQueue:
     @property
     def num_active(self) -> int:
         """Number of rows that hold pages."""
-        return len(self.order) + len(self.resuming)
+        return len(self.live_slots) + len(self.resuming)
 
     def active(self) -> Ints:
         """Return the slots that hold pages."""
-        return np.concatenate([self.order, np.fromiter(self.resuming, dtype=np.int64)])
+        return np.concatenate([self.live_slots, np.fromiter(self.resuming, dtype=np.int64)])
 
     def tables(self) -> Iterator[Pages]:
         """Return the page tables of all rows, for the pool's check."""
@@ -270,14 +270,14 @@ class RowQueue:
         self.ready = ready[self._run.rows.key[ready].argsort()]
 
     def _drop_moved(self) -> None:
-        """Drop rows that are no longer READY or LIVE from `ready` and `order`."""
+        """Drop rows that are no longer READY or LIVE from `ready` and `live_slots`."""
         phase = self._run.rows.phase
         is_in_phase = phase[self.ready] == READY
         if not is_in_phase.all():
             self.ready = self.ready[is_in_phase]
-        is_in_phase = phase[self.order] == LIVE
+        is_in_phase = phase[self.live_slots] == LIVE
         if not is_in_phase.all():
-            self.order = self.order[is_in_phase]
+            self.live_slots = self.live_slots[is_in_phase]
 
     def _by_segment(self, slots: Ints) -> Iterator[tuple[LiveSegment, slice]]:
         """Yield the segment of each request of slots, and the slice of its slots."""
@@ -362,9 +362,9 @@ class RowQueue:
         """Make rows live; their keys are computed."""
         self._move(slots, LIVE)
         self._stop_resuming(slots)
-        rows, joined = self._run.rows, np.concatenate([self.order, slots])
+        rows, joined = self._run.rows, np.concatenate([self.live_slots, slots])
         # Sort by the shared segments first. Then the rows below any segment are consecutive.
-        self.order = joined[np.lexsort((rows.key[joined], *rows.chain[joined].T[::-1]))]
+        self.live_slots = joined[np.lexsort((rows.key[joined], *rows.chain[joined].T[::-1]))]
 
     def allocate_step_pages(self, order: Ints, counts: Ints) -> int:
         """Allocate the pages that a decode step needs, for rows with `counts` generated tokens.
@@ -480,7 +480,7 @@ class RowQueue:
             DRAWN: starting,
             READY: self.ready,
             RESUMING: resuming,
-            LIVE: self.order,
+            LIVE: self.live_slots,
             ENDED: ended,
         }
         for row_phase, slots in slots_of.items():

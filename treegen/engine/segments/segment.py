@@ -89,7 +89,7 @@ def check_transition(now: _Phase, to: _Phase) -> _Phase:
 
 @dataclass(slots=True, eq=False)
 class LiveSegment:
-    """Tokens that all rows and segments below share; see `plan.Segment`."""
+    """Tokens that all rows and segments below share; see `PlanSegment`."""
 
     index: int
     """Its number in the run."""
@@ -99,7 +99,7 @@ class LiveSegment:
     """Position of the first token."""
     tokens: Tokens
     """The token ids."""
-    kept: bool
+    is_cascaded: bool
     """Whether it is a cascaded segment: rows and segments that start below it from now on read it
     as an attention level of its own."""
     base: int
@@ -163,12 +163,12 @@ class LiveSegment:
     @property
     def chain(self) -> tuple[int, ...]:
         """Cascaded segments that rows and segments below it read as levels of their own."""
-        return (*self.above, self.index) if self.kept else self.above
+        return (*self.above, self.index) if self.is_cascaded else self.above
 
     @property
     def base_below(self) -> int:
         """First position of the table of a row or segment that starts below it now."""
-        return self.stop // self.align * self.align if self.kept else self.base
+        return self.stop // self.align * self.align if self.is_cascaded else self.base
 
     @property
     def has_folded_parent(self) -> bool:

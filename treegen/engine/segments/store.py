@@ -83,17 +83,19 @@ class SegmentStore:
         live: list[LiveSegment] = []
         for segment in plan.segments:
             parent = live[segment.parent] if segment.parent >= 0 else None
-            live.append(self.new(parent, segment.tokens, kept=segment.kept))
+            live.append(self.new(parent, segment.tokens, is_cascaded=segment.is_cascaded))
         self._matcher.match_roots([segment for segment in live if segment.parent is None])
         return live
 
-    def new(self, parent: LiveSegment | None, tokens: Tokens, *, kept: bool = False) -> LiveSegment:
+    def new(
+        self, parent: LiveSegment | None, tokens: Tokens, *, is_cascaded: bool = False
+    ) -> LiveSegment:
         """Create a segment, which lasts as long as a request or a segment below it needs it.
 
         Args:
             parent: The segment above it; None for a root.
             tokens: Its token ids.
-            kept: Whether it gets an attention level of its own.
+            is_cascaded: Whether it gets an attention level of its own.
         """
         start = parent.stop if parent is not None else 0
         segment = LiveSegment(
@@ -101,7 +103,7 @@ class SegmentStore:
             parent=parent,
             start=start,
             tokens=tokens,
-            kept=kept,
+            is_cascaded=is_cascaded,
             base=parent.base_below if parent is not None else 0,
             above=parent.chain if parent is not None else (),
             align=self._plan.align,
@@ -211,9 +213,9 @@ class SegmentStore:
         """
         plan = self._plan
         keys = segment.stop // plan.align * plan.align - segment.base
-        if not segment.kept:
+        if not segment.is_cascaded:
             is_root = segment.parent is None
-            segment.kept, _ = decide_cascade(
+            segment.is_cascaded, _ = decide_cascade(
                 plan.sharing, rows, keys, plan.layer_bytes, plan.cost, root=is_root, live_rows=rows
             )
 
@@ -225,7 +227,7 @@ class SegmentStore:
         plan = self._plan
         can = not self.states.exist and plan.align == 1 and plan.sharing != "off"
         if can and segment.is_untouched:
-            segment.kept = True
+            segment.is_cascaded = True
 
     def retain(self, segment: LiveSegment) -> LiveSegment:
         """Add one reference to a segment, and return the segment."""

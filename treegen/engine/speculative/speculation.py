@@ -103,7 +103,7 @@ class SpeculativeDecoder:
 
     def is_due(self) -> bool:
         """Return whether the next step should verify draft tokens, if any pay."""
-        num_rows, controller = len(self._queue.order), self._options.length_controller
+        num_rows, controller = len(self._queue.live_slots), self._options.length_controller
         if controller is None or not num_rows:
             return num_rows > 0
         return controller.is_due(num_rows, self._keys, self._options.max_draft_tokens)

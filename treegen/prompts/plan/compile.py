@@ -98,10 +98,10 @@ def compile_plan(
         start, base = (above.stop, above.base_below) if above else (0, 0)
         live = min(rows[index], max_live)
         stop = node.stop // align * align
-        kept, reason = decide_cascade(
+        is_cascaded, reason = decide_cascade(
             sharing, live, stop - base, layer_bytes, cost, root=above is None, live_rows=max_live
         )
-        expanded = kept and form.should_expand(cost, live, stop)
+        expanded = is_cascaded and form.should_expand(cost, live, stop)
         segments.append(
             PlanSegment(
                 index=index,
@@ -112,9 +112,9 @@ def compile_plan(
                 tokens=requests[first].tokens[start : node.stop],
                 rows=rows[index],
                 requests=tuple(sequences),
-                kept=kept,
+                is_cascaded=is_cascaded,
                 base=base,
-                base_below=stop if kept else base,
+                base_below=stop if is_cascaded else base,
                 reason=f"{reason}, expanded" if expanded else reason,
                 expanded=expanded,
             )
