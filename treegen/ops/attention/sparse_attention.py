@@ -311,5 +311,5 @@ def _to_wide(tensor: Tensor) -> Tensor:
 def _softmax(logits: Tensor) -> _Part:
     """Return the softmax over the last dimension and its LSE; zeros without any key."""
     lse = logits.logsumexp(-1)
-    floor = lse.clamp(min=torch.finfo(lse.dtype).min)
-    return (logits - floor[..., None]).exp_(), lse
+    shift = lse.clamp(min=torch.finfo(lse.dtype).min)
+    return (logits - shift[..., None]).exp_(), lse

@@ -273,12 +273,12 @@ class _Levels:
             s_GRNL, _ = tree.scores(block)
             max_GRN = torch.maximum(max_GRT[:, :, rows], s_GRNL.amax(-1))
             p_GRNL = s_GRNL.sub_(max_GRN[..., None]).exp_()
-            kept_GRN = (max_GRT[:, :, rows] - max_GRN).exp_()
+            alpha_GRN = (max_GRT[:, :, rows] - max_GRN).exp_()
             new_GRNV = (p_GRNL.to(v.dtype).flatten(1, 2) @ v[:, block.keys]).unflatten(
                 1, p_GRNL.shape[1:3]
             )
-            out[:, :, rows] = out[:, :, rows] * kept_GRN[..., None] + new_GRNV
-            sums[:, :, rows] = sums[:, :, rows] * kept_GRN + p_GRNL.sum(-1)
+            out[:, :, rows] = out[:, :, rows] * alpha_GRN[..., None] + new_GRNV
+            sums[:, :, rows] = sums[:, :, rows] * alpha_GRN + p_GRNL.sum(-1)
             max_GRT[:, :, rows] = max_GRN
         out = (out / sums[..., None]).to(v.dtype)
         return out.flatten(0, 1), (max_GRT + sums.log()).flatten(0, 1)

@@ -31,9 +31,9 @@ LISTS = ("pages", "units", "positions", "slots")
 def _add_part(top, total, sum_MV, lse, part_MV):
     """Add a partial result to a running softmax: its weight is exp2 of its LSE."""
     new_top = tl.maximum(top, lse)
-    floor = tl.where(new_top == float("-inf"), 0.0, new_top)
-    keep, weight = tl.exp2(top - floor), tl.exp2(lse - floor)
-    return new_top, total * keep + weight, sum_MV * keep[:, None] + part_MV * weight[:, None]
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    alpha, weight = tl.exp2(top - shift), tl.exp2(lse - shift)
+    return new_top, total * alpha + weight, sum_MV * alpha[:, None] + part_MV * weight[:, None]
 
 
 @triton.jit
@@ -366,15 +366,15 @@ def attend_units(
         seen = seen_by(n, there, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
         logit = tl.where(seen, logit * LOG2E, float("-inf"))
         new_top = tl.maximum(top, tl.max(logit, 1))
-        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(logit - floor[:, None])
-        keep = tl.exp2(top - floor)
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(logit - shift[:, None])
+        alpha = tl.exp2(top - shift)
         if LATENT:
             v_NV = k_ND
         else:
             v_NV = load_block(v, slot, there, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
-        total = total * keep + tl.sum(weight, 1)
-        sum_MV = sum_MV * keep[:, None]
+        total = total * alpha + tl.sum(weight, 1)
+        sum_MV = sum_MV * alpha[:, None]
         if BLOCK_M == 1:
             sum_MV += tl.sum(tl.sum(weight, 0)[:, None] * v_NV.to(tl.float32), 0)[None, :]
         else:

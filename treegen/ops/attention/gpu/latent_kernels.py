@@ -55,8 +55,8 @@ def merge_two(
     a_lse = tl.load(a_lses + pair, mask=live, other=float("-inf"))
     b_lse = tl.load(b_lses + pair, mask=live, other=float("-inf"))
     top = tl.maximum(a_lse, b_lse)
-    floor = tl.where(top == float("-inf"), 0.0, top)
-    a_part, b_part = tl.exp(a_lse - floor), tl.exp(b_lse - floor)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    a_part, b_part = tl.exp(a_lse - shift), tl.exp(b_lse - shift)
     total = a_part + b_part
     divisor = tl.where(total > 0, total, 1.0)
     a_MV = tl.load(

@@ -183,10 +183,10 @@ def attend_rows(
                 logit = tl.where(seen, logit, float("-inf"))
             new_top = tl.maximum(top, tl.max(logit, 1))
             weight = tl.exp2(logit - new_top[:, None])
-            kept = tl.exp2(top - new_top)
+            alpha = tl.exp2(top - new_top)
             v_NV = load_rows(v, head // R, key, num_rows, V, BLOCK_V)
-            sum_MV = sum_MV * kept[:, None] + product(weight.to(v_NV.dtype), v_NV)
-            total = total * kept + tl.sum(weight, 1)
+            sum_MV = sum_MV * alpha[:, None] + product(weight.to(v_NV.dtype), v_NV)
+            total = total * alpha + tl.sum(weight, 1)
             top = new_top
     total = tl.where(row < num_rows, total, 1.0)
     store_rows(sum_MV / total[:, None], out, head, row, num_rows, V, BLOCK_V)
