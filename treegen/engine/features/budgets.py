@@ -48,7 +48,7 @@ class ThinkingBudgets(RowFeature):
         self.used |= any(request.spec.forced for request in requests)
         if not self.used:
             return
-        self._fit()
+        self._grow_arrays()
         self._due[slots_PN] = self._start[slots_PN] = _NEVER
         for request, slots, budget in zip(requests, slots_PN, budgets, strict=True):
             if request.spec.forced:

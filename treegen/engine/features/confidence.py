@@ -48,7 +48,7 @@ class ConfidenceStops(RowFeature):
         self.used |= any(min_confidence is not None for min_confidence in min_confidences)
         if not self.used:
             return
-        self._fit()
+        self._grow_arrays()
         self.window[slots_PN], self.total[slots_PN], self.is_low[slots_PN] = 0, 0.0, False
         for slots, min_confidence, params in zip(slots_PN, min_confidences, sets, strict=True):
             if min_confidence is not None:

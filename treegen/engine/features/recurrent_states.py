@@ -43,12 +43,12 @@ class RecurrentSegmentStates(SegmentStates):
         )
 
     @staticmethod
-    def _is_read(segment: LiveSegment, computed: int) -> bool:
+    def _is_end_read(segment: LiveSegment, computed: int) -> bool:
         """Return whether requests read the end of a segment that is computed again."""
         is_whole = segment.computed == segment.stop
         return is_whole and computed < segment.stop - 1 and bool(segment.openers)
 
-    def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
+    def fits(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
         """Return whether each request alone has enough slots, at the end of `depth` segments."""
         has_rows = any(request.spec.rows for request in requests)
         return not requests or 2 * (depth + has_rows) <= self.cache.num_slots
@@ -62,21 +62,21 @@ class RecurrentSegmentStates(SegmentStates):
         """Return the segment above if a segment continues from its end, being computed so far."""
         return segment.parent if computed == segment.start else None
 
-    def leave_end(self, segment: LiveSegment, computed: int) -> None:
+    def allocate_recompute_slot(self, segment: LiveSegment, computed: int) -> None:
         """Allocate a slot to compute a segment again, if requests still read the state at its end.
 
         Args:
             segment: The segment.
             computed: The position from which it is computed.
         """
-        if self._is_read(segment, computed):
+        if self._is_end_read(segment, computed):
             segment.penultimate_state = self.cache.allocate_one()
 
-    def missing(self, segment: LiveSegment, computed: int) -> int:
+    def count_missing(self, segment: LiveSegment, computed: int) -> int:
         """Return how many slots a segment that counts as computed up to a position still needs."""
         if computed == segment.stop:
             return 0
-        keeps_penultimate = self._keeps_penultimate(segment) or self._is_read(segment, computed)
+        keeps_penultimate = self._keeps_penultimate(segment) or self._is_end_read(segment, computed)
         return (segment.end_state == NO_STATE) + (
             keeps_penultimate and segment.penultimate_state == NO_STATE
         )
@@ -116,12 +116,12 @@ class RecurrentSegmentStates(SegmentStates):
         penultimate_slot = running if keeps_penultimate and start < stop - 1 else NO_STATE
         return StateSpan(read_slot, penultimate_slot, segment.end_state)
 
-    def on_whole(self, segment: LiveSegment) -> None:
+    def on_computed(self, segment: LiveSegment) -> None:
         """Free the slot in which a now complete segment was computed again."""
         if not self._recomputes_last:
-            self.on_undone(segment)
+            self.on_recompute_dropped(segment)
 
-    def on_undone(self, segment: LiveSegment) -> None:
+    def on_recompute_dropped(self, segment: LiveSegment) -> None:
         """Drop the running state of a segment that was computed again; its end state is valid."""
         self.cache.free([segment.penultimate_state])
         segment.penultimate_state = NO_STATE
@@ -227,7 +227,7 @@ class RecurrentRowStates(RowStates):
         orphaned = np.array(self._orphaned, dtype=np.int64)
         self._cache.check([*segment_slots, owned, orphaned], pages, windows)
 
-    def _fit(self) -> None:
+    def _grow_arrays(self) -> None:
         """Grow the arrays to the length of the row table's."""
         num = len(self._rows.request)
         if num > len(self.inputs):
@@ -263,7 +263,7 @@ class InPlaceRowStates(RecurrentRowStates):
             source: State slot of their prompt.
             count_siblings: Not used here.
         """
-        self._fit()
+        self._grow_arrays()
         allocated = self._cache.allocate(len(slots) * self.per_row).reshape(self.per_row, -1)
         self.source[slots], self.now[slots] = source, allocated[0]
         self.before[slots] = allocated[1] if self.per_row > 1 else NO_STATE
@@ -271,7 +271,7 @@ class InPlaceRowStates(RecurrentRowStates):
 
     def release(self, slots: Ints) -> None:
         """Free the state slots of rows that leave."""
-        self._fit()
+        self._grow_arrays()
         self._cache.free(self.get_owned_slots(slots)[0].tolist())
         for array in (self.source, self.now, self.before):
             array[slots] = NO_STATE

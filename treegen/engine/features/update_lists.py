@@ -85,7 +85,7 @@ class RowUpdateLists(RecurrentRowStates):
             count_siblings: Returns the number of rows of each slot's request.
         """
         spec, cache = self._spec, self._cache
-        self._fit()
+        self._grow_arrays()
         siblings = int(count_siblings(slots[:1])[0])
         num_pages, owned = self._count_required(slots, np.full(len(slots), siblings))
         self.base[slots] = self.window_at[slots] = source
@@ -107,7 +107,7 @@ class RowUpdateLists(RecurrentRowStates):
 
     def release(self, slots: Ints) -> None:
         """Free the windows, pages and state slots of rows that leave."""
-        self._fit()
+        self._grow_arrays()
         slots = slots[self.window[slots] > 0]
         owned_slots, pages, windows = self.get_owned_slots(slots)
         self._cache.free_pages(pages)
@@ -142,7 +142,7 @@ class RowUpdateLists(RecurrentRowStates):
 
     def _read_bases(self, slots: Ints) -> Ints:
         """Return the slots of segments to whose states the lists of rows apply."""
-        self._fit()
+        self._grow_arrays()
         begun = slots[self.inputs[slots] > 0]
         return np.setdiff1d(self.base[begun], [*self.owned[begun], *self._orphaned])
 

@@ -249,7 +249,7 @@ class PrefillPasses:
         next(iter(segment.openers)).num_prefilled += len(span.tokens)
         if span.stop < segment.stop:
             return []
-        self._run.store.states.on_whole(segment)
+        self._run.store.states.on_computed(segment)
         return [r for r in segment.requests if r.samples and r.slots is None]
 
     def _draw_first(

@@ -19,7 +19,7 @@ from treegen.engine.segments.scores import collect_score
 from treegen.engine.segments.segment import LiveRequest, LiveSegment, RequestPhase, check_transition
 from treegen.errors import CapacityError
 
-_, WAITING, UNDRAWN, OPEN, OVER = RequestPhase
+_, WAITING, UNDRAWN, OPEN, FINISHED = RequestPhase
 
 
 class AdmissionController:
@@ -62,7 +62,7 @@ class AdmissionController:
         for request in requests:
             self._move(request, WAITING)
             if request.spec.rows and not request.samples:
-                self._move(request, OVER)
+                self._move(request, FINISHED)
                 self._end(request)
             else:
                 self._waiting.append(request)
@@ -153,7 +153,7 @@ class AdmissionController:
             self._run.scores[request.index] = collect_score(request)
         if self._on_prefilled is not None:
             self._on_prefilled(request)
-        self._close(request, OVER)
+        self._close(request, FINISHED)
 
     def _needs_prefill(self, request: LiveRequest) -> bool:
         """Return whether an open request needs a segment that is not computed."""
@@ -162,17 +162,17 @@ class AdmissionController:
     def finish(self, request: LiveRequest) -> None:
         """End a request, whether it is open or waiting."""
         if request.phase.is_open:
-            self._close(request, OVER)
+            self._close(request, FINISHED)
         else:
             self._waiting.remove(request)
-            self._move(request, OVER)
+            self._move(request, FINISHED)
             self._end(request)
 
     def _close(self, request: LiveRequest, phase: RequestPhase) -> None:
-        """Release an open request's segments, and move the request to OVER or WAITING."""
+        """Release an open request's segments, and move the request to FINISHED or WAITING."""
         del self._open[request]
         self._move(request, phase)
-        done = self._end(request) if phase is OVER else self._run.store.close(request)
+        done = self._end(request) if phase is FINISHED else self._run.store.close(request)
         for segment in done:
             self.to_compute.pop(segment.index, None)
         # Segments that only this request had to compute again are complete for other requests.

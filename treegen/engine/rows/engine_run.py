@@ -119,7 +119,7 @@ class RowFeature:
         """
         raise NotImplementedError
 
-    def _fit(self) -> None:
+    def _grow_arrays(self) -> None:
         """Grow the arrays to the length of the row table's."""
         grow_arrays(self, len(self._run.rows.phase), self._fill)
 

@@ -28,38 +28,38 @@ NEVER = 2**62
 class SegmentPhase(Enum):
     """The phase of a segment, which only `SegmentStore` changes.
 
-    Phase   Meaning                                     Allowed next phases
-    AWAY    it has no pages                             IDLE, OPEN, GONE
-    IDLE    it has pages, and no open request needs it  AWAY, OPEN
-    OPEN    open requests need it                       IDLE, AWAY (the run ends)
-    GONE    nothing refers to it any more
+    Phase        Meaning                                     Allowed next phases
+    UNALLOCATED  it has no pages                             IDLE, OPEN, FREED
+    IDLE         it has pages, and no open request needs it  UNALLOCATED, OPEN
+    OPEN         open requests need it                       IDLE, UNALLOCATED (the run ends)
+    FREED        nothing refers to it any more
 
     A segment can be `continued` only while it has pages, and `is_recomputing` only while
     it is open.
     """
 
-    AWAY = "away"
+    UNALLOCATED = "unallocated"
     IDLE = "idle"
     OPEN = "open"
-    GONE = "gone"
+    FREED = "freed"
 
 
 class RequestPhase(Enum):
     """The phase of a request, which only `AdmissionController` changes.
 
-    Phase    Meaning                                           Allowed next phases
-    NEW      it was submitted                                  WAITING
-    WAITING  its segments may have no pages                    UNDRAWN, OPEN, OVER
-    UNDRAWN  it is open, its first tokens are to be drawn      OPEN, WAITING, OVER
-    OPEN     it is open, its samples are being drawn           WAITING, OVER
-    OVER     no work is left
+    Phase     Meaning                                       Allowed next phases
+    NEW       it was submitted                              WAITING
+    WAITING   its segments may have no pages                UNDRAWN, OPEN, FINISHED
+    UNDRAWN   it is open, its first tokens are to be drawn  OPEN, WAITING, FINISHED
+    OPEN      it is open, its samples are being drawn       WAITING, FINISHED
+    FINISHED  no work is left
     """
 
     NEW = "new"
     WAITING = "waiting"
     UNDRAWN = "undrawn"
     OPEN = "open"
-    OVER = "over"
+    FINISHED = "finished"
 
     @property
     def is_open(self) -> bool:
@@ -68,22 +68,26 @@ class RequestPhase(Enum):
 
 
 _NEXT: Final[Mapping[Enum, frozenset[Enum]]] = {
-    SegmentPhase.AWAY: frozenset({SegmentPhase.IDLE, SegmentPhase.OPEN, SegmentPhase.GONE}),
-    SegmentPhase.IDLE: frozenset({SegmentPhase.AWAY, SegmentPhase.OPEN}),
-    SegmentPhase.OPEN: frozenset({SegmentPhase.IDLE, SegmentPhase.AWAY}),
-    SegmentPhase.GONE: frozenset(),
+    SegmentPhase.UNALLOCATED: frozenset({SegmentPhase.IDLE, SegmentPhase.OPEN, SegmentPhase.FREED}),
+    SegmentPhase.IDLE: frozenset({SegmentPhase.UNALLOCATED, SegmentPhase.OPEN}),
+    SegmentPhase.OPEN: frozenset({SegmentPhase.IDLE, SegmentPhase.UNALLOCATED}),
+    SegmentPhase.FREED: frozenset(),
     RequestPhase.NEW: frozenset({RequestPhase.WAITING}),
-    RequestPhase.WAITING: frozenset({RequestPhase.UNDRAWN, RequestPhase.OPEN, RequestPhase.OVER}),
-    RequestPhase.UNDRAWN: frozenset({RequestPhase.OPEN, RequestPhase.WAITING, RequestPhase.OVER}),
-    RequestPhase.OPEN: frozenset({RequestPhase.WAITING, RequestPhase.OVER}),
-    RequestPhase.OVER: frozenset(),
+    RequestPhase.WAITING: frozenset(
+        {RequestPhase.UNDRAWN, RequestPhase.OPEN, RequestPhase.FINISHED}
+    ),
+    RequestPhase.UNDRAWN: frozenset(
+        {RequestPhase.OPEN, RequestPhase.WAITING, RequestPhase.FINISHED}
+    ),
+    RequestPhase.OPEN: frozenset({RequestPhase.WAITING, RequestPhase.FINISHED}),
+    RequestPhase.FINISHED: frozenset(),
 }
 _Phase = TypeVar("_Phase", SegmentPhase, RequestPhase)
 
 
 def check_transition(now: _Phase, to: _Phase) -> _Phase:
     """Return the phase `to`, after asserting that it may follow `now`."""
-    assert to in _NEXT[now], f"what is {now.value} may not become {to.value}"
+    assert to in _NEXT[now], f"{now.value} may not be followed by {to.value}"
     return to
 
 
@@ -109,7 +113,7 @@ class LiveSegment:
     """Indices of the cascaded segments above that position, root first."""
     align: int = 1
     """Attention levels begin at multiples of this number of positions."""
-    phase: SegmentPhase = SegmentPhase.AWAY
+    phase: SegmentPhase = SegmentPhase.UNALLOCATED
     """Its phase."""
     table: Pages | None = None
     """Its pages; None while it is not in memory."""
@@ -278,7 +282,7 @@ class SegmentStates:
     exist = False
     """Whether segments have states. Then a text can be continued only where one was kept."""
 
-    def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
+    def fits(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
         """Return whether each request alone has enough slots, at the end of `depth` segments."""
         return True
 
@@ -298,7 +302,7 @@ class SegmentStates:
         """
         return None
 
-    def leave_end(self, segment: LiveSegment, computed: int) -> None:
+    def allocate_recompute_slot(self, segment: LiveSegment, computed: int) -> None:
         """Allocate a slot to compute a segment again, if requests still read the state at its end.
 
         Args:
@@ -306,7 +310,7 @@ class SegmentStates:
             computed: The position from which it is computed.
         """
 
-    def missing(self, segment: LiveSegment, computed: int) -> int:
+    def count_missing(self, segment: LiveSegment, computed: int) -> int:
         """Return how many slots a segment that counts as computed up to a position still needs."""
         return 0
 
@@ -326,10 +330,10 @@ class SegmentStates:
         """
         return None
 
-    def on_whole(self, segment: LiveSegment) -> None:
+    def on_computed(self, segment: LiveSegment) -> None:
         """Free the slot in which a now complete segment was computed again."""
 
-    def on_undone(self, segment: LiveSegment) -> None:
+    def on_recompute_dropped(self, segment: LiveSegment) -> None:
         """Drop the running state of a segment that was computed again; its end state is valid."""
 
     def on_idle(self, segment: LiveSegment) -> None:

@@ -241,7 +241,7 @@ class SegmentStore:
             if segment.refs > 0:
                 return
             self._free(segment)
-            segment.phase = check_transition(segment.phase, SegmentPhase.GONE)
+            segment.phase = check_transition(segment.phase, SegmentPhase.FREED)
             del self.segments[segment.index]
             if segment.parent is not None:
                 del segment.parent.children[segment.index]
@@ -281,7 +281,7 @@ class SegmentStore:
         again, total = request.recomputed_segment, 0
         for segment in self._list_required(request):
             computed = self._get_computed_stop(segment) if segment is again else segment.computed
-            total += self.states.missing(segment, computed)
+            total += self.states.count_missing(segment, computed)
         return total
 
     def open(self, request: LiveRequest) -> tuple[list[LiveSegment], int]:
@@ -298,7 +298,7 @@ class SegmentStore:
             again = request.recomputed_segment
             assert again is not None
             start = self._get_computed_stop(again)
-            self.states.leave_end(again, start)
+            self.states.allocate_recompute_slot(again, start)
             again.is_recomputing |= start < again.computed == again.stop and bool(again.openers)
             again.computed = start
         for segment in reversed(request.opened):
@@ -376,7 +376,7 @@ class SegmentStore:
                 # memory that are needed to compute it again.
                 not_needed.append(segment)
                 segment.mark_computed(segment.stop)
-                self.states.on_undone(segment)
+                self.states.on_recompute_dropped(segment)
         request.opened = None
         return not_needed
 
@@ -413,7 +413,7 @@ class SegmentStore:
         if segment.table is None:
             return
         del self._idle[segment.index]
-        segment.phase = check_transition(segment.phase, SegmentPhase.AWAY)
+        segment.phase = check_transition(segment.phase, SegmentPhase.UNALLOCATED)
         self.cache.pool.end_loan(segment.index)  # pages of its expanded keys, if it has any
         self.cache.pool.free(segment.table)
         segment.table = None
@@ -424,18 +424,20 @@ class SegmentStore:
         """Drop all page tables; the caller has freed their pages."""
         self._idle.clear()
         for segment in self.segments.values():
-            segment.phase, segment.table = SegmentPhase.AWAY, None
+            segment.phase, segment.table = SegmentPhase.UNALLOCATED, None
             segment.end_state = segment.penultimate_state = NO_STATE
 
     def check(self) -> None:
         """Assert that the state and flags of every segment agree with its phase."""
         for segment in self.segments.values():
             phase, description = segment.phase, f"segment {segment.index} is {segment.phase.value}"
-            assert (segment.table is None) == (phase is SegmentPhase.AWAY), f"{description}: pages"
+            assert (segment.table is None) == (phase is SegmentPhase.UNALLOCATED), (
+                f"{description}: pages"
+            )
             assert bool(segment.openers) == (phase is SegmentPhase.OPEN), f"{description}: requests"
             is_idle = self._idle.get(segment.index) is segment
             assert is_idle == (phase is SegmentPhase.IDLE), f"{description}: idle"
-            assert phase is not SegmentPhase.AWAY or not segment.continued, (
+            assert phase is not SegmentPhase.UNALLOCATED or not segment.continued, (
                 f"{description}: continued"
             )
             assert phase is SegmentPhase.OPEN or not segment.is_recomputing, (

@@ -189,7 +189,7 @@ def has_room_to_split(store: SegmentStore, segment: LiveSegment) -> bool:
         depth += 1
         if any(pages + request.row_pages(size) >= num_pages for request in part.requests):
             return False
-        if not store.states.fit(depth, part.requests):
+        if not store.states.fits(depth, part.requests):
             return False
         below += ((child, pages, depth) for child in part.children.values())
     return True
