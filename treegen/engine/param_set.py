@@ -85,7 +85,7 @@ class ParamTable(list[ParamSet]):
         self._stopping_of = np.zeros(1, dtype=np.int64)
 
     def may_end(self, params: _Ints, tokens: _Ints) -> NDArray[np.bool_]:
-        """Return whether a row may be over after a token; `params` has each row's index."""
+        """Return whether a row may end after a token; `params` has each row's index."""
         may_end: NDArray[np.bool_] = self._may_end[self._stopping_of[params], tokens]
         return may_end
 

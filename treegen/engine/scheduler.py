@@ -58,7 +58,7 @@ class Scheduler:
         usage, scores, sample_segments: The attributes of `run` with these names.
         queue: Moves rows between phases.
         flight: The pass whose results are not recorded yet; None if there is none.
-        closed: Whether the run is over and its pages are free for another run.
+        closed: Whether the run has ended and its pages are free for another run.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class Scheduler:
         if isinstance(self.flight, InFlightStep) and (
             self._verifies or self.flight.verify_input is not None
         ):
-            # The next draft tokens depend on the tokens of this pass. Rows that are over leave
+            # The next draft tokens depend on the tokens of this pass. Finished rows leave
             # later, when the device has work again.
             self._collect_results(end=False)
         self._admission.admit()
@@ -291,7 +291,7 @@ class Scheduler:
             self._record(last)
 
     def _end_rows(self) -> None:
-        """Remove rows that are over, and start others in their place."""
+        """Remove finished rows, and start others in their place."""
         if self._results.end() and self._run_ahead:
             # Admit now, because the device will be idle once the next results have arrived.
             self._admission.admit()
@@ -387,7 +387,7 @@ class Scheduler:
         """Wait for the running pass, if there is one, and record its results.
 
         Args:
-            end: Whether to remove rows that are over.
+            end: Whether to remove finished rows.
         """
         flight, self.flight = self.flight, None
         if flight is not None:

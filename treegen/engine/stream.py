@@ -190,7 +190,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
 
     @property
     def closed(self) -> bool:
-        """Whether the run is over or was abandoned."""
+        """Whether the run has ended or was abandoned."""
         return self._closed
 
     def __del__(self) -> None:

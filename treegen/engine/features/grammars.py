@@ -384,7 +384,7 @@ class RowGrammars:
         owner, state = self._states.get(slot, (-1, None))
         param_set = self._run.param_sets[int(rows.params[slot])]
         if state is None or owner != serial or (num and last in param_set.stopping.ids):
-            return None  # the row has no grammar, or is over
+            return None  # the row has no grammar, or has finished
         num_hashed = None
         if self._bound[0, slot] == serial:
             num_hashed = state.num_read = len(state.before) + int(self._bound[1, slot])

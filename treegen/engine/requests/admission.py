@@ -51,7 +51,7 @@ class AdmissionController:
 
     @property
     def has_work(self) -> bool:
-        """Whether some request is not over."""
+        """Whether some request is unfinished."""
         return bool(self._waiting or self._open)
 
     def add(self, requests: Sequence[LiveRequest]) -> None:

@@ -91,15 +91,15 @@ class OutputProcessor:
 
     @property
     def waiting(self) -> Ints:
-        """Slots whose samples are over and not reported."""
+        """Slots whose samples have finished and are not reported."""
         return self._waiting
 
     def end(self, slots: Ints) -> None:
-        """End those samples in slots that are over; the last token of each may end it."""
+        """End those samples in slots that have finished; the last token of each may end it."""
         rows = self._run.rows
         requests = [self._run.requests[index] for index in rows.request[slots].tolist()]
-        # A sample at its limit is over whatever its text is, so its report can wait. No running
-        # pass has its row: `next_rows` leaves out rows that reach their limit. Two kinds are
+        # A sample at its limit has finished whatever its text is, so its report can wait. No
+        # running pass has its row: `next_rows` leaves out rows that reach their limit. Two kinds are
         # reported at once: samples of a search, which continues with their text, and samples of
         # one token, whose text is made quickly.
         makes_segments = np.array([request.makes_segments for request in requests])
@@ -147,12 +147,12 @@ class OutputProcessor:
             self._finished += completions
             if requests[at].makes_segments:
                 self._adopt_as_segment(requests[at], int(slots[at]), completions[0])
-        over = [at for at, _ in by_slot]
-        self._retire(slots[over], [requests[at] for at in over])
-        self._queue.release(slots[over])
+        finished = [at for at, _ in by_slot]
+        self._retire(slots[finished], [requests[at] for at in finished])
+        self._queue.release(slots[finished])
 
     def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        """Remove rows that are over from their requests; they keep their slots until reported."""
+        """Remove finished rows from their requests; they keep their slots until reported."""
         ended: dict[LiveRequest, list[int]] = {}
         for slot, request in zip(slots.tolist(), requests, strict=True):
             ended.setdefault(request, []).append(slot)
@@ -196,7 +196,7 @@ class OutputProcessor:
     def _build_completions(
         self, slots: Ints, requests: Sequence[LiveRequest]
     ) -> list[tuple[int, list[Completion]]]:
-        """Make the completions of those slots whose samples are over.
+        """Make the completions of those slots whose samples have finished.
 
         Args:
             slots: Slots to look at, [N].
@@ -211,10 +211,10 @@ class OutputProcessor:
         endings = _find_finish_reasons(rows, slots, tokens, requests, param_sets)
         self._features.confidence.add_endings(endings, slots, tokens, requests)
         self._features.grammars.change_endings(endings, slots, tokens, requests)
-        over = sorted(endings)
-        slots = slots[over]
+        finished = sorted(endings)
+        slots = slots[finished]
         per_row = zip(
-            over,
+            finished,
             rows.sample[slots].tolist(),
             rows.seed[slots].tolist(),
             rows.logprobs(slots),

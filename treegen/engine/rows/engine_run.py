@@ -50,7 +50,7 @@ class EngineRun:
     gate: UpdateGate = field(default_factory=UpdateGate)
     """Has the version of the weights, and separates steps from updates of the weights."""
     requests: dict[int, LiveRequest] = field(default_factory=dict)
-    """The requests that are not over, by index."""
+    """The unfinished requests, by index."""
     scores: dict[int, Score] = field(default_factory=dict)
     """The scores of finished requests that wanted scores, by index."""
     sample_segments: dict[tuple[int, int], LiveSegment] = field(default_factory=dict)

@@ -421,7 +421,7 @@ class RowQueue:
         self._enqueue(active)
 
     def end(self, slots: Ints) -> None:
-        """End rows whose samples are over; their slots are released once these are reported.
+        """End rows whose samples have finished; their slots are released once these are reported.
 
         Their pages are freed at once.
         """

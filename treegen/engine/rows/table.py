@@ -32,7 +32,7 @@ class RowPhase(IntEnum):
     READY     it waits for pages                      RESUMING, LIVE, PARKED, FREE
     RESUMING  its own keys are computed again         LIVE, READY, FREE
     LIVE      a decode step draws its next token      READY, ENDED, FREE
-    ENDED     its sample is over and not reported     FREE
+    ENDED     its sample is not reported yet          FREE
 
     A row becomes FREE when its sample is cancelled or reported.
     Only RESUMING and LIVE rows hold pages.

@@ -227,7 +227,7 @@ class LiveRequest:
     params: int
     """Index of its sampling parameters."""
     samples: list[int]
-    """Indices of the samples that have not ended. A greedy request that is over keeps all until
+    """Indices of the samples that have not ended. A finished greedy request keeps all until
     they are reported."""
     phase: RequestPhase = RequestPhase.NEW
     """Its phase."""
