@@ -99,8 +99,8 @@ class OutputProcessor:
         rows = self._run.rows
         requests = [self._run.requests[index] for index in rows.request[slots].tolist()]
         # A sample at its limit has finished whatever its text is, so its report can wait. No
-        # running pass has its row: `next_rows` leaves out rows that reach their limit. Two kinds are
-        # reported at once: samples of a search, which continues with their text, and samples of
+        # running pass has its row: `next_rows` leaves out rows that reach their limit. Two kinds
+        # are reported at once: samples of a search, which continues with their text, and samples of
         # one token, whose text is made quickly.
         makes_segments = np.array([request.makes_segments for request in requests])
         can_wait = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~makes_segments
