@@ -152,11 +152,11 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
     if "params" in names:
         if name in SAMPLING_ADVICE:
             return f"; {SAMPLING_ADVICE[name]}"
-        ours = FOREIGN.get(name, name)
-        if ours not in _SAMPLING and not find_near(name, names):
-            ours = next(iter(find_near(name, _SAMPLING)), "")
-        if ours in _SAMPLING:
-            return f"; use params=SamplingParams({ours}={value!r:.40})"
+        own_name = FOREIGN.get(name, name)
+        if own_name not in _SAMPLING and not find_near(name, names):
+            own_name = next(iter(find_near(name, _SAMPLING)), "")
+        if own_name in _SAMPLING:
+            return f"; use params=SamplingParams({own_name}={value!r:.40})"
     return hint_at(name, names)
 
 

@@ -184,8 +184,8 @@ class Model:
             # earlier layers must not have advanced.
             impl = IMPL if self._reproducible else self.impl
             batch = build_warmup_batch(pools, self.device, impl)
-            nowhere = np.zeros((2, len(batch.tokens_T)), dtype=np.int64)
-            self.forward(replace(batch, states=states_of_rows(nowhere, states)))
+            spare_slots = np.zeros((2, len(batch.tokens_T)), dtype=np.int64)
+            self.forward(replace(batch, states=states_of_rows(spare_slots, states)))
         elif self._compiled is not None and self._reproducible:
             self.forward(build_warmup_batch(pools, self.device))
 

@@ -130,9 +130,9 @@ class Grammar:
                 of one lane run one after another, and those of several lanes in parallel. Default:
                 0.
         """
-        if (lack := lane + 1 - len(self._lanes)) > 0:
+        if (num_missing := lane + 1 - len(self._lanes)) > 0:
             with ThreadPoolExecutor() as threads:
-                futures = [threads.submit(self._new) for _ in range(lack)]
+                futures = [threads.submit(self._new) for _ in range(num_missing)]
             self._lanes += [future.result() for future in futures]
         return self._lanes[lane].deep_copy()
 

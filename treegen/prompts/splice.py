@@ -52,7 +52,7 @@ WINDOW_WIDTHS: Final = (16, 64, 256)
 EDGE: Final = 2 * WINDOW_WIDTHS[-1]
 """How many tokens at each end of a long text get characters and words."""
 WINDOW_CHARS: Final = 128
-"""Characters that the first window repeats, about: the price of using a shared start."""
+"""Characters that the first window repeats, about: the cost of using a shared start."""
 AT_WORD: Final = (2, 4)
 """Tokens before and after the start of a word that must agree to splice there."""
 IN_WORD: Final = (6, 6)
@@ -88,8 +88,8 @@ def shared_starts(texts: Sequence[str]) -> tuple[list[TextSpan], list[int]]:
         complete = branches.pop("", [])
         # The first shared start of a text costs a window. Deeper ones need no further window.
         above = TextSpan("", None, -1) if parent is None else spans[parent]
-        price = WINDOW_CHARS * (len(members) if parent is None else 1)
-        if complete or (length - len(above.text)) * (len(members) - 1) > price:
+        cost = WINDOW_CHARS * (len(members) if parent is None else 1)
+        if complete or (length - len(above.text)) * (len(members) - 1) > cost:
             spans.append(TextSpan(texts[members[0]][:length], parent, above.depth + 1))
             parent = len(spans) - 1
         for member in complete:

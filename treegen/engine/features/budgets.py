@@ -100,9 +100,9 @@ class ThinkingBudgets(RowFeature):
             self._due[slot] = _NEVER if due is None else due
 
     def _force(self, slots: Ints, tokens: Sequence[int], start: int) -> None:
-        short = len(tokens) - self._tokens.shape[1]
-        if short > 0:
-            self._tokens = np.pad(self._tokens, ((0, 0), (0, short)), constant_values=-1)
+        num_missing = len(tokens) - self._tokens.shape[1]
+        if num_missing > 0:
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, num_missing)), constant_values=-1)
         self._tokens[slots] = -1
         self._tokens[slots, : len(tokens)] = tokens
         self._due[slots], self._start[slots] = _NEVER, start

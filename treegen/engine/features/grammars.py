@@ -100,8 +100,8 @@ class RowGrammars:
             matchers.append(state.matcher if state.is_bound else None)
             extra.append(get_opening_tokens(state, param_set))
         if self.used:
-            lacking = len(self._run.rows.phase) - len(self._failed)
-            self._failed = np.pad(self._failed, (0, lacking), constant_values=-1)
+            num_missing = len(self._run.rows.phase) - len(self._failed)
+            self._failed = np.pad(self._failed, (0, num_missing), constant_values=-1)
             self._failed[slots_PN] = -1
         return self._build_first_masks(matchers, extra)
 
@@ -349,9 +349,9 @@ class RowGrammars:
         from llguidance.numpy import consume_token_par
 
         rows = self._run.rows
-        if (lack := len(rows.serial) - len(self._matchers)) > 0:
-            self._bound = np.pad(self._bound, ((0, 0), (0, lack)), constant_values=_NO_ROW)
-            self._matchers = np.append(self._matchers, np.empty(lack, dtype=object))
+        if (num_missing := len(rows.serial) - len(self._matchers)) > 0:
+            self._bound = np.pad(self._bound, ((0, 0), (0, num_missing)), constant_values=_NO_ROW)
+            self._matchers = np.append(self._matchers, np.empty(num_missing, dtype=object))
         serials, num_read, lanes, hashes = self._bound
         by_lane = np.argsort(lanes[slots], kind="stable")
         slots = slots[by_lane]

@@ -144,16 +144,16 @@ class RecurrentSegmentStates(SegmentStates):
             before: Slot of the state one token earlier; NO_STATE for none.
         """
         if segment.computed < segment.stop and self._keeps_penultimate(segment):
-            segment.penultimate_state, spare = now, before
+            segment.penultimate_state, unused = now, before
         elif segment.computed < segment.stop:
-            segment.end_state, spare = now, before
+            segment.end_state, unused = now, before
         else:
             keeps_penultimate = self._keeps_penultimate(segment)
             segment.end_state = now
-            segment.penultimate_state, spare = (
+            segment.penultimate_state, unused = (
                 (before, NO_STATE) if keeps_penultimate else (NO_STATE, before)
             )
-        self.cache.free([spare])
+        self.cache.free([unused])
 
     # Cached prefixes
 

@@ -185,9 +185,9 @@ class RowTable:
 
     def set_chain(self, slots: NDArray[np.int64], chain: Sequence[int]) -> None:
         """Set the cascaded segments that slots read as attention levels of their own."""
-        short = len(chain) - self.chain.shape[1]
-        if short > 0:
-            self.chain = np.pad(self.chain, ((0, 0), (0, short)), constant_values=-1)
+        num_missing = len(chain) - self.chain.shape[1]
+        if num_missing > 0:
+            self.chain = np.pad(self.chain, ((0, 0), (0, num_missing)), constant_values=-1)
         self.chain[slots] = -1
         self.chain[slots, : len(chain)] = chain
 

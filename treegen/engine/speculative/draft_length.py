@@ -65,10 +65,10 @@ class _LatencyCurve:
                 other.ratios(np.array([2 ** (size / 2)])),
             )
             if other_ratios is not None and own_ratio > other_ratios[0]:
-                nearer = own_ratio**_RELAX_EXPONENT * float(other_ratios[0]) ** (
+                interpolated = own_ratio**_RELAX_EXPONENT * float(other_ratios[0]) ** (
                     1 - _RELAX_EXPONENT
                 )
-                self.measured[size] = deque([nearer] * _MIN_PASSES, maxlen=_NUM_RECENT)
+                self.measured[size] = deque([interpolated] * _MIN_PASSES, maxlen=_NUM_RECENT)
 
     @property
     def largest(self) -> float:

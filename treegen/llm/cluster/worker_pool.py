@@ -65,7 +65,7 @@ class WorkerSlot:
     """Ray reference to the result of loading the model; None once it was read."""
     loaded: WorkerInfo | None = None
     """Facts about the worker, once its model is loaded."""
-    life: int = 0
+    num_processes: int = 0
     """Number of processes so far."""
     failures: int = 0
     """Number of deaths since its last result."""
@@ -107,7 +107,7 @@ class WorkerPool:
     devices: set[str] = field(default_factory=set)
     """Names of the workers' devices."""
     _look_due: float = 0.0
-    _roomless: WaitTimer = field(default_factory=WaitTimer)
+    _placement_timer: WaitTimer = field(default_factory=WaitTimer)
 
     def start(self, count: int) -> None:
         """Start workers and wait until all have loaded the model; raise the first error."""
@@ -147,7 +147,7 @@ class WorkerPool:
     def begin(self, slot: WorkerSlot) -> None:
         """Start a process for a slot, which loads its model in the background."""
         ray = self.session.ray
-        slot.life, slot.loaded = slot.life + 1, None
+        slot.num_processes, slot.loaded = slot.num_processes + 1, None
         slot.actor = (
             ray.remote(Worker)
             .options(
@@ -204,8 +204,8 @@ class WorkerPool:
     def has_no_room(self) -> bool:
         """Return whether none of the workers has had a process for a long time."""
         wait, placed = self.session.ray.wait, [s.placed for s in self.slots if not s.over]
-        nobody = bool(placed) and not wait(placed, timeout=0)[0]
-        return self._roomless.has_timed_out(goes_on=nobody)
+        none_placed = bool(placed) and not wait(placed, timeout=0)[0]
+        return self._placement_timer.has_timed_out(goes_on=none_placed)
 
     def add_joined_gpus(self) -> list[WorkerSlot]:
         """Start workers on GPUs that have joined the Ray cluster; return their slots."""

@@ -40,12 +40,12 @@ def _count(chosen, counts, num_pairs, E: tl.constexpr, BLOCK: tl.constexpr):
     tl.atomic_add(counts + expert, 1, mask=expert < E, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit(do_not_specialize=["max_blocks"])
 def _list_blocks(
     counts,
     begins,
     blocks,
-    room,
+    max_blocks,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     ROWS: tl.constexpr,
@@ -57,8 +57,8 @@ def _list_blocks(
         counts: Pointer to the number of pairs of each expert [E].
         begins: Pointer to the index in the order of each expert's first pair [E]; written.
         blocks: Pointer to expert (-1 for none), start and stop in the order of each block
-            [3, room]; written.
-        room: Maximum number of blocks.
+            [3, max_blocks]; written.
+        max_blocks: Maximum number of blocks.
         E: The number of experts.
         BLOCK_E: E rounded up to a power of two.
         ROWS: Maximum pairs of a block.
@@ -77,10 +77,10 @@ def _list_blocks(
     skipped = b - tl.sum(tl.where(is_mine, (until_E - size_E)[None, :], 0), 1)
     first = tl.sum(tl.where(is_mine, (end_E - count_E)[None, :], 0), 1) + skipped * ROWS
     end = tl.sum(tl.where(is_mine, end_E[None, :], 0), 1)
-    live = b < room
+    live = b < max_blocks
     tl.store(blocks + b, tl.where(expert < E, expert, -1), mask=live)
-    tl.store(blocks + room + b, first, mask=live)
-    tl.store(blocks + 2 * room + b, tl.minimum(first + ROWS, end), mask=live)
+    tl.store(blocks + max_blocks + b, first, mask=live)
+    tl.store(blocks + 2 * max_blocks + b, tl.minimum(first + ROWS, end), mask=live)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
@@ -110,18 +110,18 @@ def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tens
         order_S: int32 [S], the pairs sorted by expert; overwritten.
         blocks_3B: int32 [3, B], expert, start and stop in the order of each block; overwritten.
     """
-    num_pairs, room = chosen_TX.numel(), blocks_3B.shape[1]
+    num_pairs, max_blocks = chosen_TX.numel(), blocks_3B.shape[1]
     if not num_pairs:
         return
     chosen, grid = chosen_TX.contiguous(), (triton.cdiv(num_pairs, _PAIRS),)
     counts_E = torch.zeros(experts, dtype=torch.int32, device=chosen.device)
     begins_E = torch.empty_like(counts_E)
     _count[grid](chosen, counts_E, num_pairs, E=experts, BLOCK=_PAIRS)
-    _list_blocks[(triton.cdiv(room, _LISTED),)](
+    _list_blocks[(triton.cdiv(max_blocks, _LISTED),)](
         counts_E,
         begins_E,
         blocks_3B,
-        room,
+        max_blocks,
         E=experts,
         BLOCK_E=triton.next_power_of_2(experts),
         ROWS=rows_of_block(num_pairs, experts),
@@ -131,7 +131,7 @@ def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tens
     _sort[grid](chosen, begins_E, order_S, num_pairs, E=experts, BLOCK=_PAIRS)
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit(do_not_specialize=["max_blocks"])
 def _grouped_product(
     rows,
     row_scales,
@@ -141,7 +141,7 @@ def _grouped_product(
     order,
     blocks,
     out,
-    room,
+    max_blocks,
     N: tl.constexpr,
     K: tl.constexpr,
     EACH: tl.constexpr,
@@ -163,9 +163,9 @@ def _grouped_product(
         weight_scales: Pointer to the scale of each output [E, N]; unused without HAS_SCALES.
         bias: Pointer to the biases [E, N]; unused without HAS_BIAS.
         order: Pointer to the pairs sorted by expert [S].
-        blocks: Pointer to expert, start and stop in the order of each block [3, room].
+        blocks: Pointer to expert, start and stop in the order of each block [3, max_blocks].
         out: Pointer to the outputs of each pair [S, N].
-        room: Maximum number of blocks.
+        max_blocks: Maximum number of blocks.
         N: The number of outputs.
         K: The number of inputs.
         EACH: Consecutive pairs that share an input row.
@@ -182,8 +182,8 @@ def _grouped_product(
     block = tl.program_id(0) // parts
     expert = tl.load(blocks + block).to(tl.int64)
     if expert >= 0:
-        m = tl.load(blocks + room + block) + tl.arange(0, ROWS)
-        live_M = m < tl.load(blocks + 2 * room + block)
+        m = tl.load(blocks + max_blocks + block) + tl.arange(0, ROWS)
+        live_M = m < tl.load(blocks + 2 * max_blocks + block)
         pair = tl.load(order + m, mask=live_M, other=0).to(tl.int64)
         row = pair // EACH
         n = (tl.program_id(0) % parts) * BLOCK_N + tl.arange(0, BLOCK_N)

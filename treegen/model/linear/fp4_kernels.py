@@ -34,7 +34,7 @@ def _add_product(a, b, total):
     return tl.dot(a, b, total)
 
 
-@triton.jit(do_not_specialize=["room", "num_rows"])
+@triton.jit(do_not_specialize=["max_blocks", "num_rows"])
 def _fp4_product(
     rows,
     weights,
@@ -44,7 +44,7 @@ def _fp4_product(
     order,
     blocks,
     out,
-    room,
+    max_blocks,
     num_rows,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -69,11 +69,11 @@ def _fp4_product(
         factors: Pointer to the factor of each output, float32 [E, N]; unused without IS_E4M3.
         bias: Pointer to the biases [E, N]; unused without HAS_BIAS.
         order: Pointer to the pairs sorted by expert [S]; unused with ONE.
-        blocks: Pointer to expert, start and stop in the order of each block [3, room]; unused
+        blocks: Pointer to expert, start and stop in the order of each block [3, max_blocks]; unused
             with ONE.
         out: Pointer to the outputs of each pair [S, N]; with APART to float32 sums [PARTS, S, N],
             without factors and biases.
-        room: Maximum number of blocks.
+        max_blocks: Maximum number of blocks.
         num_rows: The number of pairs, S.
         N: The number of outputs.
         K: The number of inputs.
@@ -94,8 +94,8 @@ def _fp4_product(
     SHARE: tl.constexpr = (K // 4 + PARTS * W - 1) // (PARTS * W) * W  # words per part
     if ONE:
         # Programs that read one part of the matrix are neighbours.
-        room = tl.cdiv(num_rows, ROWS)
-        block, column = tl.program_id(0) % room, tl.program_id(0) // room
+        max_blocks = tl.cdiv(num_rows, ROWS)
+        block, column = tl.program_id(0) % max_blocks, tl.program_id(0) // max_blocks
         expert = tl.zeros([], tl.int64)
     else:
         block, column = tl.program_id(0) // parts, tl.program_id(0) % parts
@@ -106,8 +106,8 @@ def _fp4_product(
             live_M = m < num_rows
             pair = tl.where(live_M, m, 0).to(tl.int64)
         else:
-            m = tl.load(blocks + room + block) + tl.arange(0, ROWS)
-            live_M = m < tl.load(blocks + 2 * room + block)
+            m = tl.load(blocks + max_blocks + block) + tl.arange(0, ROWS)
+            live_M = m < tl.load(blocks + 2 * max_blocks + block)
             pair = tl.load(order + m, mask=live_M, other=0).to(tl.int64)
         n = column * BLOCK_N + tl.arange(0, BLOCK_N)
         live_N = n < N

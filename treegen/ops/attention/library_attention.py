@@ -359,11 +359,11 @@ class Library:
         q_NRKD = q_THD[call.rows_2N[0]].unflatten(1, (-1, fold)).transpose(1, 2)
         q_NHD = q_NRKD.reshape(-1, q_THD.shape[1] // fold, q_THD.shape[2])
         out_NHD, lse_HN = self.run((q_NHD, k_SKD, v_SKD), call, options)
-        want = q_NHD.shape[1], q_NHD.shape[0]
-        if lse_HN.shape != want:
+        expected = q_NHD.shape[1], q_NHD.shape[0]
+        if lse_HN.shape != expected:
             raise InputError(
                 f"impl {self.name!r} returned an LSE of shape {tuple(lse_HN.shape)}, expected "
-                f"[heads, rows] {want}; install another version of the library"
+                f"[heads, rows] {expected}; install another version of the library"
             )
         out_NKRD = out_NHD.unflatten(0, (-1, fold)).transpose(1, 2)
         lse_NKR = lse_HN.unflatten(1, (-1, fold)).transpose(0, 1)

@@ -96,7 +96,7 @@ def copy_units(
 
 
 @gluon.jit
-def weigh(logits, top, total, weights):
+def store_weights(logits, top, total, weights):
     """Store the weights of a block.
 
     Args:
@@ -222,7 +222,7 @@ def compute_units(
                 logits = gl.where(
                     (first + key < keys)[:, None], logits * (scale * LOG2E), -float("inf")
                 )
-                top, total, alpha = weigh(logits, top, total, weights.index(SIDE))
+                top, total, alpha = store_weights(logits, top, total, weights.index(SIDE))
                 acc = acc * alpha[None, :]
                 if first + BLOCK > keys:
                     clear_slots(block, keys - first)

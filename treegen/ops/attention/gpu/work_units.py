@@ -44,7 +44,7 @@ class WorkShape:
     """Cache slots per page."""
     may_be_dense: bool
     """Whether the dense kernel supports the layer's tensors and options."""
-    tallest: int = HEIGHTS[-1]
+    max_height: int = HEIGHTS[-1]
     """Largest number of folded query rows of a unit that fits into the GPU's memory."""
     merges: int = HEIGHTS[1]
     """Largest number of query heads per key head with which the last launch merges parts."""
@@ -147,7 +147,7 @@ class _LevelTiling:
 
 def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _LevelTiling:
     per_head = shape.per_head
-    key = "cut", first_key, shape.kv_heads, per_head, processors, shape.tallest, shape.streamed
+    key = "cut", first_key, shape.kv_heads, per_head, processors, shape.max_height, shape.streamed
     if key in level.memo:
         tiling: _LevelTiling = level.memo[key]
         return tiling
@@ -155,7 +155,7 @@ def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int)
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
     rows, keys = rows_G[groups], keys_G[groups]
     is_flat = int(rows_G.max(initial=0)) <= 1
-    kind = kind_of(rows * per_head, keys, shape.tallest)
+    kind = kind_of(rows * per_head, keys, shape.max_height)
     if shape.streamed:  # a unit takes as long as its block of latents, if it has few rows
         kind = 1 if is_flat else 2
     height = max(HEIGHTS[kind] // per_head, 1)
@@ -196,7 +196,7 @@ def _stream_splits(units: int, keys: int, processors: int) -> int:
     return min(possible, key=cost, default=1)
 
 
-def kind_of(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
+def kind_of(folded_G: IntArray, keys_G: IntArray, max_height: int) -> int:
     """Return the index of the cheapest height for a level, the same for all of its groups.
 
     Each height is a separate launch, and the set of launches is part of a CUDA graph.
@@ -204,14 +204,14 @@ def kind_of(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
     Args:
         folded_G: Number of folded query rows of each group [G].
         keys_G: Number of keys of each group [G].
-        tallest: Largest height that may be chosen.
+        max_height: Largest height that may be chosen.
     """
     if folded_G.max(initial=0) <= HEIGHTS[0]:
         return 0
     costs = [
         cost * int((-(-folded_G // height) * keys_G).sum())
         for height, cost in zip(HEIGHTS[1:], _COSTS, strict=True)
-        if height <= tallest
+        if height <= max_height
     ]
     return 1 + int(np.argmin(costs))
 
