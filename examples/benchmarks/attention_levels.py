@@ -38,7 +38,7 @@ class CascadeResult:
     rows: query rows.
     parts: the levels.
     times: by implementation.
-    floor_us: the least time of all levels, one after another.
+    floor_us: the minimum time of all levels, one after another.
     ratios: by implementation, the median time over the floor.
     error: see `Cascade.check`.
     skipped: what was not timed, and why.
@@ -69,7 +69,7 @@ def measure(
         rows: The numbers of query rows to time.
         parts: The levels of the cascade.
         heads: The heads of the attention layer.
-        ceilings: The device's sustained rates, for the least times.
+        ceilings: The device's sustained rates, for the minimum times.
         device: The device to measure.
         dtype: The type of queries, keys and values.
         repeats: Timed calls of each implementation. Default: 20.
@@ -100,7 +100,7 @@ def cascade_line(result: CascadeResult) -> str:
 
 
 def cascade_table(results: Sequence[CascadeResult]) -> PrintableTable:
-    """Return a table of cascades with each implementation, with the least time of the levels."""
+    """Return a table of cascades with each implementation, with the minimum time of the levels."""
     columns: dict[str, str | Callable[[CascadeResult], str]] = {
         "Rows": "{0.rows:,}",
         "Levels, keys x groups": _levels,

@@ -225,7 +225,7 @@ class Case:
         return largest
 
     def floors(self, rates: Ceilings) -> tuple[float, float]:
-        """Return the least microseconds in 4 bits and in 16 bits."""
+        """Return the minimum microseconds in 4 bits and in 16 bits."""
         product, used = self.product, 1.0
         if product.experts:
             used = sum(len(chosen.unique()) for chosen, *_ in self.routes) / self.calls

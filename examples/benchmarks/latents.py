@@ -57,8 +57,8 @@ class LatentResult:
 
     rows, prefix, suffix: rows, latents of the prefix, and latents of each row's own.
     times: by form.
-    floors_us: by form, the least time of its levels.
-    floor_us: the least time if each level has the cheaper form.
+    floors_us: by form, the minimum time of its levels.
+    floor_us: the minimum time if each level has the cheaper form.
     error: the largest error of some rows, as a share of their largest number.
     skipped: forms that were not timed, and why.
     """
@@ -87,7 +87,7 @@ def measure(
     Args:
         grid: (rows, latents of the prefix, latents of each row's own) of each configuration.
         form: Sizes of the latents and of what is expanded from them.
-        ceilings: The device's sustained rates, for the least times.
+        ceilings: The device's sustained rates, for the minimum times.
         device: The device to measure.
         dtype: The type of queries and latents.
         repeats: Timed calls of each form. Default: 20.
@@ -240,14 +240,14 @@ class _Case:
         return max(errors)
 
     def floors(self, ceilings: Ceilings) -> tuple[dict[str, float], float]:
-        """Return the least microseconds by form, and with the cheaper form for each level.
+        """Return the minimum microseconds by form, and with the cheaper form for each level.
 
         A level takes the time of its products or of its bytes, whichever is longer.
         """
         form, sizes = self.form, self.dtype.itemsize
 
         def layer_seconds(level: HostLevel, numbers: int, width: int) -> float:
-            """Return the least microseconds of a level.
+            """Return the minimum microseconds of a level.
 
             Args:
                 level: The level.
@@ -279,7 +279,7 @@ def latent_line(result: LatentResult) -> str:
 
 
 def latent_table(results: Sequence[LatentResult]) -> PrintableTable:
-    """Return a table of attention to latents in each form, with the least time of each."""
+    """Return a table of attention to latents in each form, with the minimum time of each."""
     columns: dict[str, str | Callable[[LatentResult], str]] = {
         "Rows": "{0.rows:,}",
         "Prefix": "{0.prefix:,}",

@@ -76,7 +76,7 @@ class WorkloadResult:
     prefill_seconds: Spread | None = None
     """The time of prefill passes."""
     floor_ms: float | None = None
-    """The least time of the mean decode step, in milliseconds."""
+    """The minimum time of the mean decode step, in milliseconds."""
     floor_parts_ms: dict[str, float] | None = None
     """The parts of `floor_ms`."""
     share: float | None = None

@@ -1,4 +1,4 @@
-"""The roofline of a decode step: its least time on a device with known ceilings.
+"""The roofline of a decode step: its minimum time on a device with known ceilings.
 
 A step of T live rows is a chain of parts. Each takes at least the time of its FLOPs at the device's
 best rate or of its bytes at the memory's rate, whichever is longer:
@@ -95,13 +95,13 @@ class LevelWork:
 
 @dataclass(frozen=True, slots=True)
 class StepFloor:
-    """The least seconds of one step, by part."""
+    """The minimum seconds of one step, by part."""
 
     parts: dict[str, float]
 
     @property
     def seconds(self) -> float:
-        """The least seconds of the whole step."""
+        """The minimum seconds of the whole step."""
         return sum(self.parts.values())
 
     @property
@@ -251,7 +251,7 @@ def step_floor(
     states: float = 0.0,
     drawn: float | None = None,
 ) -> StepFloor:
-    """Return the least time of a decode step or of another pass.
+    """Return the minimum time of a decode step or of another pass.
 
     Args:
         size: The model's sizes.
@@ -272,7 +272,7 @@ def step_floor(
         ]
 
     def attention(level: LevelWork, numbers: int, widths: int, itemsize: int) -> float:
-        """Return the least seconds of one layer.
+        """Return the minimum seconds of one layer.
 
         Args:
             level: The work of the level.

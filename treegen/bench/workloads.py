@@ -26,7 +26,7 @@ DECODE_MODES: Final = ("all", "one", "off", NO_ATTENTION)
 """The modes that `treegen bench decode` compares."""
 REFILLS: Final = 8
 TIME_LIMIT: Final = 120.0
-"""Seconds; runs whose least time is longer are skipped."""
+"""Seconds; runs whose minimum time is longer are skipped."""
 _MAX_LENGTHS: Final = 4  # the longest sample has this many times the mean length
 
 

@@ -161,7 +161,7 @@ class Scheduler:
             segment: The segment at the end of its prompt.
             params: Index of its sampling parameters.
             samples: Indices of the samples to draw.
-            rank: Place of the request in depth-first order. Default: after all requests added
+            rank: Sort key of the request, depth first. Default: after all requests added
                 so far.
             makes_segments: Whether its samples become segments when they end, in addition to being
                 returned.

@@ -120,7 +120,7 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
 
 
 def scratch_bytes(module: PreTrainedModel, num_tokens: int) -> int:
-    """Return the most bytes that a layer in 4 bits expands to in a pass over `num_tokens` tokens.
+    """Return the maximum bytes that a layer in 4 bits expands to in a pass of `num_tokens` tokens.
 
     Layers with the same input are merged, which about doubles the outputs of the widest.
     """

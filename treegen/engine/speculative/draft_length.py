@@ -283,7 +283,7 @@ class AcceptanceEstimator:
 
     @property
     def value(self) -> float:
-        """The share of tried draft tokens that were accepted."""
+        """The decayed share of tried draft tokens that were accepted, with a prior."""
         return self._accepted / self._tried
 
     def learn(self, tried_R: Ints, accepted_R: Ints) -> None:

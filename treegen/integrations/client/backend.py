@@ -155,7 +155,7 @@ class NodeBackend:
             """Start some of the samples.
 
             Args:
-                first: Place of the first sample in the call.
+                first: Index of the first sample in the call.
                 num: Number of samples.
                 max_tokens: Maximum number of tokens of each.
             """

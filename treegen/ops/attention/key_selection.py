@@ -112,14 +112,14 @@ class RowKeys:
 
 def count_keys(levels: PreparedLevels) -> int:
     """Return the largest number of keys that a row of a pass sees."""
-    if "most_keys" not in levels.memo:
+    if "max_keys" not in levels.memo:
         stored = _all_levels(levels)
         size = max((int(level.stop_G.max(initial=0)) for level in stored), default=0)
         num_T = np.zeros(size, dtype=np.int64)
         for level in stored:
             num_T += _by_row(level, level.kv_len_G, size)
-        levels.memo["most_keys"] = int(num_T.max(initial=0))
-    max_keys: int = levels.memo["most_keys"]
+        levels.memo["max_keys"] = int(num_T.max(initial=0))
+    max_keys: int = levels.memo["max_keys"]
     return max_keys
 
 
@@ -285,7 +285,7 @@ def find_slots(level: LevelKeys, rows: Tensor | slice, offsets: Tensor, page_siz
     Args:
         level: The level.
         rows: The rows, N of them.
-        offsets: Places of keys among those of the row's group [N, L] or [1, L].
+        offsets: Indices of keys among those of the row's group [N, L] or [1, L].
         page_size: Tokens per page.
     """
     last_N1 = (level.len_T[rows][:, None] - 1).clamp(min=0)

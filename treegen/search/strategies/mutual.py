@@ -12,7 +12,7 @@ from treegen.errors import InputError
 from treegen.prompts.plan.draws import row_seed
 from treegen.search.budget import BudgetReached
 from treegen.search.event_loop import gather
-from treegen.search.external_calls import place_of
+from treegen.search.external_calls import walk_key_of
 from treegen.search.propose import Step
 from treegen.search.strategies.common import check_counts
 from treegen.search.strategies.majority import Answer
@@ -84,7 +84,7 @@ async def mutual(
     except BudgetReached as end:
         stopped = stopped or str(end)
     checked = sorted(
-        answered, key=lambda node: (node not in confirmed, -score(node), place_of(node))
+        answered, key=lambda node: (node not in confirmed, -score(node), walk_key_of(node))
     )
     ranked = (*checked, *(node for node in found.candidates if answers[node] is None))
     return replace(

@@ -47,7 +47,7 @@ class DeviceWork:
     units: tuple[Tensor, ...]
     """The units of the work list."""
     last: Tensor
-    """The last pages of the work list."""
+    """The units of the launch that merges; see `WorkList.last`."""
     pages: Tensor
     """The page ids of the work list."""
     host: WorkList
