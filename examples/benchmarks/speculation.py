@@ -283,7 +283,7 @@ def _tree(trace: Trace, job: SpeculationLoad, vocab_size: int) -> tuple[Node, _S
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3-8b.")
 @counts("--rows", "Samples decoded at once.", default="16,64,1024")
 @counts("--prefix", "Prompt tokens that all share.", default="1000")
-@count("--own-tokens", 0, "Prompt tokens that each sample has for itself.", min_length=0)
+@count("--own-tokens", 0, "Prompt tokens that each sample has for itself.", minimum=0)
 @click.option(
     "--trace",
     metavar="FILE",
