@@ -224,8 +224,8 @@ def code_of(name: str | Task) -> str | None:
         return None  # the task is already loaded
     if is_lm_eval(name):
         # Templates and functions of YAML files may do anything. lm-eval's own belong to a library.
-        _, at, place = name.partition("@")
-        return ((place or ".") if at else None) if name.startswith(LM_EVAL) else name
+        _, at, location = name.partition("@")
+        return ((location or ".") if at else None) if name.startswith(LM_EVAL) else name
     path, colon, _ = name.rpartition(":")
     if colon and path.endswith(".py"):
         return path

@@ -406,9 +406,9 @@ def _compare_verdicts(
             differences.append(_difference(metric, filter, values[0], values[1], clusters))
         if stops and votes:
             values = [_final_votes(view, filter, ids) for view in (a, b)]
-            place = sum(row.filter != filter for row in differences) + 1
+            index = sum(row.filter != filter for row in differences) + 1
             row = _difference("vote", filter, values[0], values[1], clusters)
-            differences.insert(place, row)
+            differences.insert(index, row)
     return differences
 
 

@@ -104,9 +104,9 @@ class NgramDrafter:
             self._start_rows(new.slots[first], new.request[first], request_of)
         text_RX = np.concatenate([self._recent[new.slots], new.tokens_RA], axis=1)
         self._waiting.append((new.slots, self._scope[new.slots], text_RX, new.num_R))
-        places_W = np.arange(_WINDOW)
+        offsets_W = np.arange(_WINDOW)
         rows = np.arange(len(new.slots))[:, None]
-        self._recent[new.slots] = text_RX[rows, new.num_R[:, None] + places_W]
+        self._recent[new.slots] = text_RX[rows, new.num_R[:, None] + offsets_W]
 
     def run_deferred(self) -> None:
         """Log and enter the queued tokens."""

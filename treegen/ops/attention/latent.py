@@ -225,9 +225,9 @@ def rows_to_expand(form: LatentSpec) -> float:
     Expanding takes one more product. In return, each row and head reads keys and values that are
     narrower than latents. The result is infinite if they are not narrower.
     """
-    spared = form.cached_dim + form.rank - form.k_dim - form.v_dim
+    saved = form.cached_dim + form.rank - form.k_dim - form.v_dim
     added = form.rank * (form.nope + form.v_dim)
-    return added / spared if spared > 0 else float("inf")
+    return added / saved if saved > 0 else float("inf")
 
 
 def _split(levels: PreparedLevels, form: LatentSpec, pool: Tensor) -> _LevelSplit:

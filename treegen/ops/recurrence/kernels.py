@@ -475,7 +475,7 @@ def read_lists(
     k = tl.arange(0, BLOCK_K)
     v = tl.arange(0, BLOCK_V)
     n = tl.arange(0, BLOCK_N)
-    place_HV = head_H[:, None] * V + v[None, :]
+    offset_HV = head_H[:, None] * V + v[None, :]
     inside_HV = (v < V)[None, :]
     num = tl.load(listed + row).to(tl.int32)
     slot, is_shared = _base_of(base, row, num_rows)
@@ -484,7 +484,7 @@ def read_lists(
     keys = channels + K_AT + key_head * K
     q_K = tl.load(queries + k, mask=k < K, other=0.0).to(tl.float32)
     k_K = tl.load(keys + k, mask=k < K, other=0.0).to(tl.float32)
-    v_HV = tl.load(channels + V_AT + place_HV, mask=inside_HV, other=0.0).to(tl.float32)
+    v_HV = tl.load(channels + V_AT + offset_HV, mask=inside_HV, other=0.0).to(tl.float32)
     gate_H, beta_H = _gate(
         a, a_stride, b, b_stride, a_log, dt_bias, row, head_H, strength, CORRECTS
     )
@@ -565,7 +565,7 @@ def read_lists(
                 by_k_H = k_scale * decay_H
                 by_k_NHV += (first_k[:, None] * by_k_H[None, :])[:, :, None] * first_NHV
                 by_k_NHV += (second_k[:, None] * by_k_H[None, :])[:, :, None] * second_NHV
-    read = reads + row * (H * V) + place_HV
+    read = reads + row * (H * V) + offset_HV
     u_HV = beta_H[:, None] * v_HV
     if CORRECTS:
         by_k_HV = decay_H[:, None] * tl.load(read, mask=inside_HV, other=0.0)
@@ -575,7 +575,7 @@ def read_lists(
     by_q_HV += tl.sum(k_K * q_K, 0) * u_HV
     if not CORRECTS:
         by_q_HV += tl.load(skip + head_H).to(tl.float32)[:, None] * v_HV
-    target = out + row * (H * V) + place_HV
+    target = out + row * (H * V) + offset_HV
     tl.store(target, by_q_HV.to(out.dtype.element_ty), mask=inside_HV)
     new_block = (new_page * G + key_head) * PAGE
     tl.store(gates + new_block // 4 + (num % N) * each + head_H % each, total_H)

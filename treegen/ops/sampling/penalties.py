@@ -63,9 +63,9 @@ class BannedWords:
         before_PWK, last_PW = self.before_UWK[self.index_P], self.last_UW[self.index_P]
         size = before_PWK.shape[-1]
         at_PK = length_P[:, None] - size + torch.arange(size, device=text_PL.device)
-        place_PK = at_PK.clamp(min=0)
-        exists_PK = (at_PK >= 0) & drawn_PL.gather(1, place_PK)
-        tail_PK = torch.where(exists_PK, text_PL.gather(1, place_PK), NOTHING)
+        index_PK = at_PK.clamp(min=0)
+        exists_PK = (at_PK >= 0) & drawn_PL.gather(1, index_PK)
+        tail_PK = torch.where(exists_PK, text_PL.gather(1, index_PK), NOTHING)
         begun_PW = ((before_PWK == tail_PK[:, None]) | (before_PWK == _ANY)).all(dim=-1)
         return torch.where(begun_PW, last_PW, NOTHING)
 
@@ -159,9 +159,9 @@ def _counts(logits_PV: Tensor, tokens_PN: Tensor) -> Tensor:
     """Return how often each token of the vocabulary occurs in each row, float32 [P, V]."""
     rows, size = logits_PV.shape
     counts = torch.zeros(rows, size + 1, device=logits_PV.device)
-    place_PN = torch.where(tokens_PN >= 0, tokens_PN, size)
+    index_PN = torch.where(tokens_PN >= 0, tokens_PN, size)
     # Sums of ones are exact in any order.
-    counts.scatter_add_(1, place_PN, torch.ones_like(place_PN, dtype=counts.dtype))
+    counts.scatter_add_(1, index_PN, torch.ones_like(index_PN, dtype=counts.dtype))
     return counts[:, :size]
 
 

@@ -386,8 +386,8 @@ class MRopePositions:
             start: Index of the first token in its text.
             shift: The shift of the first token.
         """
-        places_T = np.arange(start, start + len(tokens))
-        positions_3T = np.broadcast_to(places_T + shift, (3, len(tokens))).copy()
+        plain_positions_T = np.arange(start, start + len(tokens))
+        positions_3T = np.broadcast_to(plain_positions_T + shift, (3, len(tokens))).copy()
         if not self._table.has_images(tokens):
             return positions_3T
         for image, at in self._table.pieces(tokens):
@@ -396,7 +396,7 @@ class MRopePositions:
             positions_3T[:, at] = begin + self._of(image)[:, index]
             if index[-1] == image.num - 1:
                 shift += self._advance(image) - image.num
-                positions_3T[:, at[-1] + 1 :] = places_T[at[-1] + 1 :] + shift
+                positions_3T[:, at[-1] + 1 :] = plain_positions_T[at[-1] + 1 :] + shift
         return positions_3T
 
     def _of(self, image: PlacedImage) -> NDArray[np.int64]:

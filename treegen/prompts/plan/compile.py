@@ -119,7 +119,7 @@ def compile_plan(
                 expanded=expanded,
             )
         )
-    segment_of, order = _place_requests(nodes, len(requests))
+    segment_of, order = _assign_requests(nodes, len(requests))
     return Plan(
         requests=tuple(requests),
         segments=tuple(segments),
@@ -156,7 +156,7 @@ def _preorder(sequences: Sequence[radix.Tokens], num_requests: int) -> list[_Ent
     return entries
 
 
-def _place_requests(
+def _assign_requests(
     nodes: list[_Entry], num_requests: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the segment of each request, and the requests in the order of their segments."""
