@@ -303,7 +303,7 @@ def _describe(error: BaseException) -> str:
 
 
 def _locate_in_user_code(error: BaseException) -> str:
-    """Return the innermost location of an error in the user's own code, such as " (mine.py:6, in f)".
+    """Return the innermost location of an error in the user's code, such as " (mine.py:6, in f)".
 
     Code of treegen, of installed packages and of Python is not the user's own. The result is "" if
     the error passed through no other code.
