@@ -193,11 +193,11 @@ def _grouped_product(
         total = tl.zeros([BLOCK_N, ROWS], tl.float32)
         weight_at = weights + expert * N * K + n[:, None] * STRIDE_N + k[None, :] * STRIDE_K
         for start in range(0, K, BLOCK_K):
-            there = k < K - start
+            in_bounds = k < K - start
             w = tl.load(
-                weight_at + start * STRIDE_K, mask=live_N[:, None] & there[None, :], other=0.0
+                weight_at + start * STRIDE_K, mask=live_N[:, None] & in_bounds[None, :], other=0.0
             )
-            x = tl.load(row_at + start, mask=live_M[None, :] & there[:, None], other=0.0)
+            x = tl.load(row_at + start, mask=live_M[None, :] & in_bounds[:, None], other=0.0)
             total = tl.dot(w, x, total, input_precision=PRECISION)
         if HAS_SCALES:
             total *= tl.load(row_scales + row, mask=live_M, other=0.0)[None, :]

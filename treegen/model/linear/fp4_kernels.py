@@ -123,14 +123,14 @@ def _fp4_product(
             end = tl.minimum(K // 4, first + SHARE)
             some = tl.zeros([BLOCK_N, ROWS], tl.float32)
             for start in range(first, end, W):
-                there = word < end - start
-                w = tl.load(weight_at + start, mask=there[None, :], other=0)
+                in_bounds = word < end - start
+                w = tl.load(weight_at + start, mask=in_bounds[None, :], other=0)
                 there_G = group < (end - start) // (GROUP // 4)
                 s = tl.load(scale_at + start // (GROUP // 4), mask=there_G[None, :], other=0)
-                x0 = tl.load(row_at + start, mask=there[:, None], other=0.0)
-                x1 = tl.load(row_at + K // 4 + start, mask=there[:, None], other=0.0)
-                x2 = tl.load(row_at + K // 2 + start, mask=there[:, None], other=0.0)
-                x3 = tl.load(row_at + 3 * (K // 4) + start, mask=there[:, None], other=0.0)
+                x0 = tl.load(row_at + start, mask=in_bounds[:, None], other=0.0)
+                x1 = tl.load(row_at + K // 4 + start, mask=in_bounds[:, None], other=0.0)
+                x2 = tl.load(row_at + K // 2 + start, mask=in_bounds[:, None], other=0.0)
+                x3 = tl.load(row_at + 3 * (K // 4) + start, mask=in_bounds[:, None], other=0.0)
                 factor = decode_scales(s, IS_E4M3)[:, :, None]
                 factor = tl.reshape(
                     tl.broadcast_to(factor, [BLOCK_N, GROUPS, GROUP // 4]), [BLOCK_N, W]

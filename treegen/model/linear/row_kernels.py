@@ -55,9 +55,9 @@ def _fixed_linear(
     weight_at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in range(0, K, BLOCK_K):
-        there = k < K - start
-        w = tl.load(weight_at + start, mask=live_N[:, None] & there[None, :], other=0.0)
-        x = tl.load(row_at + start, mask=live_M[None, :] & there[:, None], other=0.0)
+        in_bounds = k < K - start
+        w = tl.load(weight_at + start, mask=live_N[:, None] & in_bounds[None, :], other=0.0)
+        x = tl.load(row_at + start, mask=live_M[None, :] & in_bounds[:, None], other=0.0)
         total = tl.dot(w, x, total, input_precision=PRECISION)
     if HAS_BIAS:
         total += tl.load(bias + n, mask=live_N, other=0.0).to(tl.float32)[:, None]

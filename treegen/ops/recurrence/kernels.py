@@ -72,34 +72,36 @@ def convolve(
     """
     row = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = c < C
+    in_bounds = c < C
     source = tl.load(read_slots + row) * C + c
     target = tl.load(write_slots + row) * C + c
-    x = tl.load(mixed + row * mixed_stride + c, mask=there, other=0.0)
-    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=there, other=0.0)
+    x = tl.load(mixed + row * mixed_stride + c, mask=in_bounds, other=0.0)
+    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=in_bounds, other=0.0)
     total = x.to(tl.float32) * weight.to(tl.float32)
     if HAS_BIAS:
-        total += tl.load(bias + c, mask=there, other=0.0).to(tl.float32)
+        total += tl.load(bias + c, mask=in_bounds, other=0.0).to(tl.float32)
     if WHOLE:
-        window = tl.load(whole_windows + source, mask=there, other=0)
+        window = tl.load(whole_windows + source, mask=in_bounds, other=0)
         for at in tl.static_range(W - SEEN + 1, W):
             before = (window >> (16 * at)).to(tl.int16).to(windows.dtype.element_ty, bitcast=True)
-            weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=there, other=0.0)
+            weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0)
             total += before.to(tl.float32) * weight.to(tl.float32)
         bits = x.to(windows.dtype.element_ty).to(tl.int16, bitcast=True).to(tl.int64)
         window = ((window >> 16) & 0xFFFFFFFFFFFF) | (bits << 48)
-        tl.store(whole_windows + target, window, mask=there)
+        tl.store(whole_windows + target, window, mask=in_bounds)
     else:
         for at in tl.static_range(1, W):
-            before = tl.load(windows + source * W + at, mask=there, other=0.0)
+            before = tl.load(windows + source * W + at, mask=in_bounds, other=0.0)
             if at > W - SEEN:
-                weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=there, other=0.0)
+                weight = tl.load(
+                    weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0
+                )
                 total += before.to(tl.float32) * weight.to(tl.float32)
-            tl.store(windows + target * W + at - 1, before, mask=there)
-        tl.store(windows + target * W + W - 1, x.to(windows.dtype.element_ty), mask=there)
+            tl.store(windows + target * W + at - 1, before, mask=in_bounds)
+        tl.store(windows + target * W + W - 1, x.to(windows.dtype.element_ty), mask=in_bounds)
     if ACTIVATES:
         total = total * _sigmoid(total)
-    tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=in_bounds)
 
 
 @triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("read_slots",))
@@ -143,13 +145,13 @@ def convolve_runs(
     row = tl.program_id(1).to(tl.int64)
     sequence, token = row // num_tokens, row % num_tokens
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = c < C
+    in_bounds = c < C
     slot = tl.load(read_slots + sequence)
-    x = tl.load(mixed + row * mixed_stride + c, mask=there, other=0.0)
-    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=there, other=0.0)
+    x = tl.load(mixed + row * mixed_stride + c, mask=in_bounds, other=0.0)
+    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=in_bounds, other=0.0)
     total = x.to(tl.float32) * weight.to(tl.float32)
     if HAS_BIAS:
-        total += tl.load(bias + c, mask=there, other=0.0).to(tl.float32)
+        total += tl.load(bias + c, mask=in_bounds, other=0.0).to(tl.float32)
     for at in tl.static_range(W - SEEN + 1, W):
         # The input `ago` tokens earlier is in this call's inputs or in the window.
         ago = W - at
@@ -158,11 +160,11 @@ def convolve_runs(
         channels_old = tl.where((token < ago) & (slot >= 0), C, 0)
         old = tl.load(windows + (slot * C + c) * W + at + token, mask=c < channels_old, other=0.0)
         before = tl.where(c < channels_here, here.to(windows.dtype.element_ty), old)
-        weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=there, other=0.0)
+        weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0)
         total += before.to(tl.float32) * weight.to(tl.float32)
     if ACTIVATES:
         total = total * _sigmoid(total)
-    tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=in_bounds)
 
 
 @triton.jit(
@@ -197,7 +199,7 @@ def move_windows(
     """
     sequence = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = c < C
+    in_bounds = c < C
     slot = tl.load(read_slots + sequence)
     source, target = slot * C + c, tl.load(write_slots + sequence) * C + c
     end = (sequence + 1) * num_tokens
@@ -208,7 +210,7 @@ def move_windows(
         channels_old = tl.where((num_tokens < ago) & (slot >= 0), C, 0)
         old = tl.load(windows + source * W + at + num_tokens, mask=c < channels_old, other=0.0)
         now = tl.where(c < channels_here, here.to(windows.dtype.element_ty), old)
-        tl.store(windows + target * W + at, now, mask=there)
+        tl.store(windows + target * W + at, now, mask=in_bounds)
 
 
 @triton.jit
@@ -362,12 +364,12 @@ def _updates(
         VALUES: Byte offset of values in this part.
         SIZE: Bytes of a number of keys and values.
     """
-    each: tl.constexpr = H // G
+    per_group: tl.constexpr = H // G
     live = n < num
-    block_N = (page_N * G + tl.min(head_H, 0) // each) * PAGE
+    block_N = (page_N * G + tl.min(head_H, 0) // per_group) * PAGE
     at_N = n % N
     sums_NH = tl.load(
-        (gates + block_N // 4 + at_N * each)[:, None] + (head_H % each)[None, :],
+        (gates + block_N // 4 + at_N * per_group)[:, None] + (head_H % per_group)[None, :],
         mask=live[:, None],
         other=0.0,
     )
@@ -377,8 +379,8 @@ def _updates(
         other=0.0,
     )
     u_NHV = tl.load(
-        (numbers + (block_N + VALUES) // SIZE + at_N * (each * V))[:, None, None]
-        + ((head_H % each) * V)[None, :, None]
+        (numbers + (block_N + VALUES) // SIZE + at_N * (per_group * V))[:, None, None]
+        + ((head_H % per_group) * V)[None, :, None]
         + v[None, None, :],
         mask=live[:, None, None] & (v < V)[None, None, :],
         other=0.0,
@@ -470,8 +472,8 @@ def read_lists(
     first_head = tl.program_id(0) * BLOCK_H
     head_H = first_head + tl.arange(0, BLOCK_H)
     row = tl.program_id(1).to(tl.int64)
-    each: tl.constexpr = H // G
-    key_head = first_head // each
+    per_group: tl.constexpr = H // G
+    key_head = first_head // per_group
     k = tl.arange(0, BLOCK_K)
     v = tl.arange(0, BLOCK_V)
     n = tl.arange(0, BLOCK_N)
@@ -493,7 +495,7 @@ def read_lists(
     new_page = tl.load(pages + (num // N) * num_rows + row)
     page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
     last_block = (last_page * G + key_head) * PAGE
-    sum_H = tl.load(gates + last_block // 4 + (last % N) * each + head_H % each)
+    sum_H = tl.load(gates + last_block // 4 + (last % N) * per_group + head_H % per_group)
     next_k, next_u, next_sums = _updates(
         gates, numbers, page_N, n, num, head_H, k, v, G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
     )
@@ -578,12 +580,12 @@ def read_lists(
     target = out + row * (H * V) + offset_HV
     tl.store(target, by_q_HV.to(out.dtype.element_ty), mask=inside_HV)
     new_block = (new_page * G + key_head) * PAGE
-    tl.store(gates + new_block // 4 + (num % N) * each + head_H % each, total_H)
+    tl.store(gates + new_block // 4 + (num % N) * per_group + head_H % per_group, total_H)
     kind = numbers.dtype.element_ty
-    new_u = numbers + (new_block + VALUES) // SIZE + (num % N) * (each * V)
-    new_u += (head_H % each)[:, None] * V + v[None, :]
+    new_u = numbers + (new_block + VALUES) // SIZE + (num % N) * (per_group * V)
+    new_u += (head_H % per_group)[:, None] * V + v[None, :]
     tl.store(new_u, u_HV.to(kind), mask=inside_HV)
-    if first_head % each == 0:
+    if first_head % per_group == 0:
         new_k = numbers + (new_block + KEYS) // SIZE + (num % N) * K + k
         tl.store(new_k, k_K.to(kind), mask=k < K)
 
@@ -734,15 +736,15 @@ def fold_lists(
     """
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    each: tl.constexpr = H // G
-    key_head = head // each
+    per_group: tl.constexpr = H // G
+    key_head = head // per_group
     k = tl.arange(0, BLOCK_K)
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     num = tl.load(listed + row).to(tl.int32)
     last = tl.maximum(num - 1, 0)
     page = tl.load(pages + (last // N) * num_rows + row)
     block = (page * G + key_head) * PAGE
-    total = tl.load(gates + block // 4 + (last % N) * each + head % each)
+    total = tl.load(gates + block // 4 + (last % N) * per_group + head % per_group)
     total = tl.where(num > 0, total, 0.0)
     inside = (k < K)[:, None] & (v < V)[None, :]
     offsets = k[:, None] * V + v[None, :]

@@ -190,10 +190,10 @@ def fold_units(
     ones = tl.full([BLOCK_N, _ONES], 1.0, q_MD.dtype)
     for begin in range(first, high, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
-        there = (n >= low) & (n < high)
-        slot, page = slots_of(table, page, begin, n, there, high, PAGE, BLOCK_N)
+        in_bounds = (n >= low) & (n < high)
+        slot, page = slots_of(table, page, begin, n, in_bounds, high, PAGE, BLOCK_N)
         # Keys and values may be stored in FP8.
-        k_ND = load_block(k, slot, there, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
+        k_ND = load_block(k, slot, in_bounds, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
         logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
         if HAS_CAP:
             # tanh through exp, which does not overflow for large arguments of either sign.
@@ -203,13 +203,13 @@ def fold_units(
             logit = tl.fma(sign * softcap * ((1 - bend) / (1 + bend)), LOG2E, _GRID) - _GRID
         else:
             logit = tl.fma(logit, scale * LOG2E, _GRID) - _GRID
-        seen = seen_by(n, there, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
+        seen = seen_by(n, in_bounds, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
         logit = tl.where(seen, logit, float("-inf"))
         new_top = tl.maximum(top, tl.ceil(tl.max(logit, 1)))
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight = tl.exp2(logit - shift[:, None]).to(q_MD.dtype)
         alpha = tl.exp2(top - shift)
-        v_NV = load_block(v, slot, there, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
+        v_NV = load_block(v, slot, in_bounds, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
         total = tl.dot(weight, ones, total * alpha[:, None], input_precision="ieee")
         sum_MV = tl.dot(weight, v_NV, sum_MV * alpha[:, None], input_precision="ieee")
         top = new_top

@@ -343,17 +343,17 @@ def attend_units(
         sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for first in range(low, high, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
-        there = n < high
-        slot, page = slots_of(table, page, first, n, there, high, PAGE, BLOCK_N)
+        in_bounds = n < high
+        slot, page = slots_of(table, page, first, n, in_bounds, high, PAGE, BLOCK_N)
         # Keys and values may be stored in FP8.
         if LATENT:
-            k_ND = load_block(k, slot, there, head, k_slot, k_head, V, BLOCK_V).to(q_MD.dtype)
-            r_NP = load_block(k + V, slot, there, head, k_slot, k_head, D - V, BLOCK_D)
+            k_ND = load_block(k, slot, in_bounds, head, k_slot, k_head, V, BLOCK_V).to(q_MD.dtype)
+            r_NP = load_block(k + V, slot, in_bounds, head, k_slot, k_head, D - V, BLOCK_D)
             logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
             rotated = tl.trans(r_NP.to(q_MD.dtype))
             logit = tl.dot(q_MP, rotated, logit, input_precision="ieee") * scale
         else:
-            k_ND = load_block(k, slot, there, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
+            k_ND = load_block(k, slot, in_bounds, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
             if BLOCK_M == 1:
                 logit = tl.sum(k_ND.to(tl.float32) * q_D[None, :], 1)[None, :] * scale
             else:
@@ -363,7 +363,7 @@ def attend_units(
             bend = tl.exp2(tl.abs(logit) * (-2 * LOG2E) / softcap)
             sign = tl.where(logit < 0, -1.0, 1.0)
             logit = sign * softcap * ((1 - bend) / (1 + bend))
-        seen = seen_by(n, there, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
+        seen = seen_by(n, in_bounds, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
         logit = tl.where(seen, logit * LOG2E, float("-inf"))
         new_top = tl.maximum(top, tl.max(logit, 1))
         shift = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -372,7 +372,7 @@ def attend_units(
         if LATENT:
             v_NV = k_ND
         else:
-            v_NV = load_block(v, slot, there, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
+            v_NV = load_block(v, slot, in_bounds, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
         total = total * alpha + tl.sum(weight, 1)
         sum_MV = sum_MV * alpha[:, None]
         if BLOCK_M == 1:
