@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from treegen.errors import InputError, arg
 from treegen.evals.statistics.power import (
-    MAX_PROBLEMS,
+    MOST_PROBLEMS,
     Variances,
     correlation_of,
     difference_for,
@@ -262,9 +262,9 @@ class PrecisionQuery:
             needed = problems_for_half_width(spread, self.accuracy, k, self.half_width)
             row: dict[str, Any] = {"num_samples": k, "problems_needed": needed}
             if (num := self.num_problems) is not None:
-                if not 1 <= num <= MAX_PROBLEMS:
+                if not 1 <= num <= MOST_PROBLEMS:
                     raise InputError(
-                        f"{arg('n_problems')} must be at least 1 and at most {MAX_PROBLEMS:,}, "
+                        f"{arg('n_problems')} must be at least 1 and at most {MOST_PROBLEMS:,}, "
                         f"got {num!r:.40}"
                     )
                 row["half_width"] = predict_half_width(spread, self.accuracy, num, k)

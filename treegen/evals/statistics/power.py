@@ -26,7 +26,7 @@ from treegen.evals.statistics.estimators import AdjustedMean, adjusted_rows
 
 _Floats = npt.NDArray[np.float64]
 
-MAX_PROBLEMS: Final = 10**8
+MOST_PROBLEMS: Final = 10**8
 """The largest number of problems in these computations."""
 _MAX_SIMULATED_PROBLEMS: Final = 50  # problems up to which the power is simulated
 _MAX_CORRECTED_PROBLEMS: Final = 2000  # problems beyond which the imaginary problems cost no power
@@ -136,8 +136,8 @@ def power(
         InputError: a value is out of range, or scipy is not installed.
     """
     _check(difference, num_samples, alpha)
-    if not 2 <= num_problems <= MAX_PROBLEMS:
-        raise InputError(f"a test needs 2 to {MAX_PROBLEMS:,} problems, got {num_problems!r:.40}")
+    if not 2 <= num_problems <= MOST_PROBLEMS:
+        raise InputError(f"a test needs 2 to {MOST_PROBLEMS:,} problems, got {num_problems!r:.40}")
     stats = _scipy()
     spread = limit_variances(spread, difference)
     if num_problems <= _MAX_SIMULATED_PROBLEMS:
@@ -307,7 +307,7 @@ def problems_for(
     if not alpha < wanted < 1:
         raise InputError(f"the power must be above alpha ({alpha}) and below 1, got {wanted}")
     too_many = InputError(
-        f"detecting a difference of {difference} needs more than {MAX_PROBLEMS:,} problems; "
+        f"detecting a difference of {difference} needs more than {MOST_PROBLEMS:,} problems; "
         "choose a larger difference"
     )
     low, high = 1, 2
@@ -315,12 +315,12 @@ def problems_for(
         normal = _scipy().norm
         away = normal.isf(alpha / 2) + normal.ppf(wanted)
         min_problems = spread.of_difference(num_samples) * (away / difference) ** 2
-        if min_problems > MAX_PROBLEMS:
+        if min_problems > MOST_PROBLEMS:
             raise too_many
         high = max(2, int(min_problems))
     while power(spread, difference, high, num_samples, alpha) < wanted:
         low, high = high, math.ceil(1.25 * high) + 1
-        if high > MAX_PROBLEMS:
+        if high > MOST_PROBLEMS:
             raise too_many
     between = range(low + 1, high)
     index = bisect_left(
@@ -398,7 +398,7 @@ def problems_for_half_width(
     if not 0 < half_width < 1:
         raise InputError(f"{arg('half_width')} must be above 0 and below 1, got {half_width}")
     _check_samples(num_samples)
-    numbers = range(1, MAX_PROBLEMS + 1)
+    numbers = range(1, MOST_PROBLEMS + 1)
     index = bisect_left(
         numbers,
         True,
@@ -406,7 +406,7 @@ def problems_for_half_width(
     )
     if index == len(numbers):
         raise InputError(
-            f"a half width of {half_width} needs more than {MAX_PROBLEMS:,} problems; choose a "
+            f"a half width of {half_width} needs more than {MOST_PROBLEMS:,} problems; choose a "
             "larger one"
         )
     return numbers[index]
