@@ -306,7 +306,7 @@ def insert_prefix(
         CapacityError: no slots are left for its recurrent states.
     """
     segment = request.segment
-    assert segment.table is not None, "a prompt to keep is not in place"
+    assert segment.table is not None, "a prompt to keep has no pages"
     slots = [segment.end_state, segment.penultimate_state]
     if cache.states is not None:
         _make_room(name, sum(slot != NO_STATE for slot in slots), cache.states, prefix_cache)

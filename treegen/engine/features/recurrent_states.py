@@ -107,9 +107,7 @@ class RecurrentSegmentStates(SegmentStates):
         read_slot = running
         if start == segment.start:
             read_slot = segment.parent.end_state if segment.parent is not None else NO_STATE
-            assert read_slot != NO_STATE or segment.parent is None, (
-                "a parent's state is not in place"
-            )
+            assert read_slot != NO_STATE or segment.parent is None, "a parent has no state"
         if stop < segment.stop:
             return StateSpan(read_slot, NO_STATE, running)
         keeps_penultimate = self._recomputes_last and running != segment.end_state

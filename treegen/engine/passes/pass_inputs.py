@@ -250,7 +250,7 @@ def build_prompt_histories(run: EngineRun, requests: Sequence[LiveRequest]) -> T
     for row, s in enumerate(segments):
         chains[row, : len(s.above)] = s.above
     tables = [s.table for s in segments if s.table is not None]
-    assert len(tables) == len(segments), "a prompt is not in place"
+    assert len(tables) == len(segments), "a prompt has no pages"
     stop, base = (np.array([getattr(s, at) for s in segments]) for at in ("stop", "base"))
     own_level = make_level(
         bounds[:-1], bounds[1:], pad_tables(tables), stop - base, base, causal=True

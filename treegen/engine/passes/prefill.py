@@ -340,7 +340,7 @@ def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
             read_slot = parent.end_state if parent is not None else NO_STATE
         elif segment.above:
             read_slot = store.segments[segment.above[-1]].end_state
-        assert read_slot != NO_STATE or start == 0, "a state above is not in place"
+        assert read_slot != NO_STATE or start == 0, "a segment above has no state"
         states = StateSpan(read_slot, segment.penultimate_state, segment.end_state)
     return Span(
         key=segment.index,

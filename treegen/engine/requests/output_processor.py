@@ -135,19 +135,19 @@ class OutputProcessor:
         if not self._waiting_requests:
             return
         slots, requests = self._waiting[:num], self._waiting_requests[:num]
-        by_slot = self._build_completions(slots, requests)
+        by_index = self._build_completions(slots, requests)
         self._waiting, self._waiting_requests = self._waiting[num:], self._waiting_requests[num:]
         self._min_tokens = self._min_tokens if self._waiting_requests else 0
-        self._finished += [completion for _, completions in by_slot for completion in completions]
+        self._finished += [completion for _, completions in by_index for completion in completions]
         self._queue.release(slots)
 
     def _end_now(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        by_slot = self._build_completions(slots, requests)
-        for at, completions in by_slot:
+        by_index = self._build_completions(slots, requests)
+        for at, completions in by_index:
             self._finished += completions
             if requests[at].makes_segments:
                 self._adopt_as_segment(requests[at], int(slots[at]), completions[0])
-        finished = [at for at, _ in by_slot]
+        finished = [at for at, _ in by_index]
         self._retire(slots[finished], [requests[at] for at in finished])
         self._queue.release(slots[finished])
 
@@ -223,7 +223,7 @@ class OutputProcessor:
             _collect_signals(rows, slots, param_sets),
             strict=True,
         )
-        by_slot: list[tuple[int, list[Completion]]] = []
+        by_index: list[tuple[int, list[Completion]]] = []
         for at, sample, seed, logprobs, versions, top, (confidences, certainties) in per_row:
             request, (reason, stop, text) = requests[at], endings[at]
             num = len(tokens[at])  # a sample that failed has fewer tokens than its row
@@ -249,8 +249,8 @@ class OutputProcessor:
                 )
                 for sample_index, row_seed in _list_samples(param_set, request, sample, seed)
             ]
-            by_slot.append((at, completions))
-        return by_slot
+            by_index.append((at, completions))
+        return by_index
 
 
 def _run_lengths(versions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -294,7 +294,7 @@ def _find_finish_reasons(
     param_sets: Sequence[ParamSet],
 ) -> dict[int, Ending]:
     """Return how the samples end, by index into `slots`; running samples have no entry."""
-    by_slot: dict[int, Ending] = {}
+    by_index: dict[int, Ending] = {}
     params = rows.params[slots]
     for index in np.unique(params).tolist():
         slot_indices = np.flatnonzero(params == index)
@@ -303,8 +303,8 @@ def _find_finish_reasons(
         endings = param_sets[index].stopping.endings(
             [requests[at].spec.tokens for at in indices], [tokens[at] for at in indices], limits
         )
-        by_slot.update((at, v) for at, v in zip(indices, endings, strict=True) if v is not None)
-    return by_slot
+        by_index.update((at, v) for at, v in zip(indices, endings, strict=True) if v is not None)
+    return by_index
 
 
 def _collect_signals(

@@ -1,8 +1,9 @@
 """Prefixes whose keys, values and recurrent states stay in memory between calls.
 
 A cached prefix has a name and a page table from position 0, and holds a reference to its pages. All
-cached prefixes together have a limit of pages. Beyond it the least recently used prefix is dropped.
-Pages of a dropped prefix that running work uses stay until that work ends.
+cached prefixes together have a limit of pages, and one of half of the slots of recurrent states.
+Beyond it the least recently used prefixes of other names than the new one are dropped. Pages of a
+dropped prefix that running work uses stay until that work ends.
 """
 
 from __future__ import annotations
