@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from killed_ranks import kill_ranks
 from treegen.errors import ModelError, WorkerError
 from treegen.model import rank_processes
 from treegen.model.model import Model
-from treegen.model.parallel.ranks import RankLeader, Ranks, join, leave
+from treegen.model.parallel.ranks import RankLeader, Ranks, abort, join, leave
 from treegen.model.rank_processes import RankGroup
 
 DIE = "import os; import treegen.llm.follower as f; f.join = lambda *_: os.kill(os.getpid(), 9)"
@@ -71,6 +72,34 @@ def test_threads_that_leave_at_once_abort_the_group_once(
             each.join()
         assert len(aborts) == number
         assert still == [False] * 4  # each came back after the abort, not during it
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_an_abort_ends_once_no_cuda_graph_has_collectives(
+    dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NCCL waits for these graphs, and a pass may still replay one when another rank dies."""
+    reset = threading.Event()
+    abort_group = dist.distributed_c10d._abort_process_group
+
+    class Graph:
+        def reset(self) -> None:
+            reset.set()
+
+    def wait_for_graphs() -> None:
+        assert reset.wait(60)
+        abort_group()
+
+    monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", wait_for_graphs)
+    leader, graph = Alone(), Graph()
+    ranks: Any = join(0, 1, torch.device("cpu"), tmp_path, leader)
+    ranks.graphs.add(graph)
+    if dies:
+        abort(leader)
+        abort(leader)
+        assert not reset.is_set() and dist.is_initialized()
+    leave(leader)
+    assert reset.is_set() and not dist.is_initialized()
 
 
 def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,19 @@ def test_the_leading_space_of_generated_text_is_kept(name: str) -> None:
     assert detokenizer.text([*prompt, *[stop] * 40], tokens) == " brown fox"
 
 
+@pytest.mark.parametrize("name", BUILDERS)
+@given(st.lists(st.integers(0, 699), max_size=12), st.lists(st.integers(0, 699), max_size=6))
+def test_tokens_without_text_do_not_lengthen_the_context(
+    name: str, prompt: list[int], tokens: list[int]
+) -> None:
+    """A prompt may end with thousands of them, and every sample is decoded with its context."""
+    tokenizer, detokenizer = trained(name), Detokenizer(trained(name))
+    skipped = [len(tokenizer) + 9, *tokenizer.all_special_ids]
+    ends_with_them = [*prompt, *(skipped * 200)[:200]]
+    assert detokenizer.text(ends_with_them, tokens) == detokenizer.text(prompt, tokens)
+    assert len(detokenizer._context(ends_with_them)) <= len(prompt)
+
+
 def test_after_nothing_but_special_tokens_a_text_starts() -> None:
     tokens = ids_of("brown fox", "llama2")
     bos = trained("llama2").convert_tokens_to_ids("<s>")

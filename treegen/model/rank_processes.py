@@ -34,7 +34,7 @@ from treegen.model.load import load_model
 from treegen.model.memory import check_cache_bytes
 from treegen.model.model import Model
 from treegen.model.options import LOADING, EngineOptions
-from treegen.model.parallel.ranks import check_free, join, leave
+from treegen.model.parallel.ranks import abort, check_free, join, leave
 from treegen.model.reproducible import check_reproducible
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.ops.attention.registry import check_reads_fp8, choose
@@ -147,7 +147,7 @@ class FollowerProcesses:
             with contextlib.suppress(OSError):
                 process.kill()
         with contextlib.suppress(Exception):
-            leave(self)
+            abort(self)
 
     def _wait_for_start(self, rank: int, connection: Connection) -> None:
         """Wait until a follower is about to join.

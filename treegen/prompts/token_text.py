@@ -158,8 +158,23 @@ class Detokenizer:
         while True:
             context = _ids(prompt_tokens[-width:])
             if width >= len(prompt_tokens) or self.shows_text(context):
-                return context
+                break
             width *= 4
+        # A prompt may end with thousands of tokens that are skipped, such as those of images.
+        return context if width == CONTEXT_TOKENS else tuple(filter(self._is_decoded, context))
+
+    @functools.cached_property
+    def _skipped(self) -> Collection[int]:
+        """The special tokens that are not text."""
+        if self._hidden is not None:
+            return self._hidden
+        return frozenset(special_tokens(self._tokenizer, self).values())
+
+    def _is_decoded(self, token: int) -> bool:
+        """Whether the tokenizer's decoder sees a token; special and unknown tokens are skipped."""
+        if self._limit is not None:
+            return token < self._limit and token not in self._skipped
+        return token not in self._skipped and self._backend.id_to_token(token) is not None
 
 
 def _ids(tokens: Tokens) -> tuple[int, ...]:

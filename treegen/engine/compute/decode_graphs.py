@@ -175,6 +175,8 @@ class DecodeGraphs(GraphPool[_Graph]):
         if captured is None:
             return draws
         graph, out = captured
+        if step.ranks is not None:
+            step.ranks.graphs.add(graph)
         if isinstance(out, Tensor):
             out = weak_ref_tensor(out)
         is_verification = _is_verification(state)

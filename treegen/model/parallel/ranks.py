@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, Protocol
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -29,12 +30,14 @@ TIMEOUT: Final = 900.0
 """Seconds after which a rank stops waiting for the others."""
 _POLL_SECONDS: Final = 0.1
 _JOIN_SECONDS: Final = 2.0  # seconds for a join to finish once a rank has died
+_ABORT_SECONDS: Final = 30.0  # seconds for an abort to finish
 
 # torch 2.13 renames this function.
 _all_gather: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _joined: list[Ranks] = []  # the ranks of this process, for the operators; at most one item
+_aborted: list[Ranks] = []  # the ranks whose process group is being aborted; at most one item
 _WATCHDOG: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a process group is made
-_abort_lock: Final = threading.RLock()  # held while a process group is aborted
+_abort_lock: Final = threading.RLock()  # held while ranks are taken from `_joined`
 
 
 class RankLeader(Protocol):
@@ -77,6 +80,10 @@ class Ranks:
     """Rank 0's control over the other ranks; None in the other ranks."""
     fixed_order: bool = False
     """Whether the ranks' outputs are added in the order of ranks, whatever the number of rows."""
+    graphs: WeakSet[torch.cuda.CUDAGraph] = field(default_factory=WeakSet)
+    """CUDA graphs that contain collectives of these ranks."""
+    abort: Future[None] | None = None
+    """The end of an abort in the background; None before."""
 
     def check(self) -> None:
         """Raise WorkerError if a follower of this rank has failed."""
@@ -216,20 +223,54 @@ def _run_while_working(begin: Callable[[], None], leader: RankLeader) -> None:
     done.result()
 
 
-def leave(leader: RankLeader) -> None:
-    """Abort the process group that `join` made for a leader, so that waiting ranks fail.
+def abort(leader: RankLeader) -> None:
+    """Begin to abort the process group that `join` made for a leader. Waiting ranks then fail.
 
-    Any thread may call this at any time. The first call aborts the group, concurrent calls wait for
-    it, and later ones do nothing, because two aborts at once end the process.
+    Any thread may call this at any time. NCCL finishes an abort once no CUDA graph contains its
+    collectives, so this does not wait for the end; `leave` does.
 
     Args:
         leader: The leader that `join` was given. A group of another leader is left alone.
     """
     with _abort_lock:
-        if _joined and _joined[0].leader is leader:
-            _joined.clear()
-            # Abort, because an orderly destruction would wait for dead ranks.
-            dist.distributed_c10d._abort_process_group()
+        if (ranks := _pop_joined(leader)) is not None:
+            ranks.abort = run_in_daemon("treegen-abort", _abort_group)
+            _aborted[:] = [ranks]
+
+
+def leave(leader: RankLeader) -> None:
+    """Abort the process group that `join` made for a leader, and wait until it is gone.
+
+    This also resets the CUDA graphs that contain its collectives, so no other thread may be
+    computing a pass.
+
+    Args:
+        leader: As in `abort`.
+    """
+    with _abort_lock:
+        if (ranks := _pop_joined(leader)) is not None:
+            _reset_graphs(ranks)
+            _abort_group()  # in this thread, because no thread can be started during exit
+            return
+    for ranks in [ranks for ranks in _aborted if ranks.leader is leader]:
+        _reset_graphs(ranks)
+        assert ranks.abort is not None
+        wait([ranks.abort], _ABORT_SECONDS)
+
+
+def _pop_joined(leader: RankLeader) -> Ranks | None:
+    """Remove and return a leader's ranks; None if they have left. Two aborts end the process."""
+    return _joined.pop() if _joined and _joined[0].leader is leader else None
+
+
+def _reset_graphs(ranks: Ranks) -> None:
+    for graph in list(ranks.graphs):
+        graph.reset()
+
+
+def _abort_group() -> None:
+    """Abort the process group; an orderly destruction would wait for dead ranks."""
+    dist.distributed_c10d._abort_process_group()
 
 
 _NOT_JOINED: Final = "a part of a model is computed without the other ranks"
