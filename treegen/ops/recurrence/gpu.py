@@ -19,9 +19,9 @@ from treegen.ops.recurrence.types import (
     LISTED,
     NEXT_WINDOW,
     PAGES,
-    READS,
+    READ_SLOTS,
     WINDOW,
-    WRITES,
+    WRITE_SLOTS,
     DeltaInputs,
     DeltaStates,
     RowSlots,
@@ -51,24 +51,24 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
     """
     spec, inputs, num_rows = on.spec, rows.inputs_RT, rows.num_rows
-    columns = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READS, WRITES)
+    columns = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READ_SLOTS, WRITE_SLOTS)
     at = inputs[columns[0]], inputs[columns[1]]
     mixed_TC = convolve(
         layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, on.windows, *at, activates=True
     )
     if not rows.has_lists:
-        return _step_states(layer, on, mixed_TC, inputs[READS], inputs[WRITES], 1)
+        return _step_states(layer, on, mixed_TC, inputs[READ_SLOTS], inputs[WRITE_SLOTS], 1)
     block_k, block_v = _blocks(on)
     parts = triton.cdiv(spec.v_dim, block_v)
     scale, heads = _scale(on), _heads(on)
     out = mixed_TC.new_empty(num_rows, spec.v_heads, spec.v_dim)
-    reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
+    base_reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
     block_t = _ROWS // 2 if mixed_TC.dtype == torch.float32 else _ROWS
     kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, block_t), parts](
         mixed_TC,
         on.states,
         inputs[BASE],
-        reads_2THV,
+        base_reads_2THV,
         num_rows,
         scale,
         **heads,
@@ -82,7 +82,7 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     kernels.read_lists[spec.v_heads // block_h, num_rows](
         mixed_TC,
         *_gates(layer),
-        reads_2THV,
+        base_reads_2THV,
         on.states,
         on.states.view(on.dtype),
         inputs[BASE],

@@ -398,7 +398,7 @@ def read_lists(
     a_log,
     dt_bias,
     skip,
-    reads,
+    base_reads,
     gates,
     numbers,
     base,
@@ -429,8 +429,9 @@ def read_lists(
     """Read the update lists of rows, and append each token's update.
 
     One program computes some value heads, of one key head, of one row. It also reads the row's base
-    state if no adjacent row shares it; `read_bases` has read shared states into `reads`. Loads that
-    depend on no other load come first, and updates are loaded while the previous ones are used.
+    state if no adjacent row shares it; `read_bases` has read shared states into `base_reads`. Loads
+    that depend on no other load come first, and updates are loaded while the previous ones are
+    used.
 
     Args:
         mixed: Pointer to queries, keys and values after the convolution [T, 2 G K + H V].
@@ -441,7 +442,7 @@ def read_lists(
         a_log: Pointer to weights of gates [H].
         dt_bias: Pointer to biases of gates [H].
         skip: Pointer to Mamba2's weights of a token's own value [H].
-        reads: Pointer to what keys and queries read from shared states [2, T, H, V], float32.
+        base_reads: Pointer to what keys and queries read from shared states [2, T, H, V], float32.
         gates: Pointer to the memory of states as float32.
         numbers: Pointer to the same memory in the type of keys and values.
         base: Pointer to the slot of each row's base state [T].
@@ -567,7 +568,7 @@ def read_lists(
                 by_k_H = k_scale * decay_H
                 by_k_NHV += (first_k[:, None] * by_k_H[None, :])[:, :, None] * first_NHV
                 by_k_NHV += (second_k[:, None] * by_k_H[None, :])[:, :, None] * second_NHV
-    read = reads + row * (H * V) + offset_HV
+    read = base_reads + row * (H * V) + offset_HV
     u_HV = beta_H[:, None] * v_HV
     if CORRECTS:
         by_k_HV = decay_H[:, None] * tl.load(read, mask=inside_HV, other=0.0)

@@ -11,9 +11,9 @@ from treegen.ops.recurrence.types import (
     LISTED,
     NEXT_WINDOW,
     PAGES,
-    READS,
+    READ_SLOTS,
     WINDOW,
-    WRITES,
+    WRITE_SLOTS,
     DeltaInputs,
     DeltaStates,
     RowSlots,
@@ -49,10 +49,10 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     b_TH = layer.b_TH.float().sigmoid() * layer.strength if corrects else step_TH
     skipped_THV = 0.0 if layer.skip_H is None else layer.skip_H.float()[:, None] * v_THV
     if not rows.has_lists:
-        s_THKV = on.states[inputs[READS]] * gate_TH.exp()[..., None, None]
+        s_THKV = on.states[inputs[READ_SLOTS]] * gate_TH.exp()[..., None, None]
         u_THV = b_TH[..., None] * (v_THV - _read(s_THKV, k_THK) if corrects else v_THV)
         s_THKV += k_THK[..., None] * u_THV[..., None, :]
-        on.states[inputs[WRITES]] = s_THKV
+        on.states[inputs[WRITE_SLOTS]] = s_THKV
         return (_read(s_THKV, q_THK) + skipped_THV).to(layer.mixed_TC.dtype)
     base_THKV = on.states[inputs[BASE]]
     listed_T = inputs[LISTED]

@@ -474,9 +474,9 @@ def write_slots(
     G: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    ROOM_G: tl.constexpr,
-    ROOM_K: tl.constexpr,
-    ROOM_V: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
     MAX_VALUE: tl.constexpr,
 ):
     """Write new keys and values to cache slots; one program per token, for all heads.
@@ -498,16 +498,16 @@ def write_slots(
         G: Key heads.
         K: Key dimension.
         V: Value dimension.
-        ROOM_G: G, rounded up to a power of two.
-        ROOM_K: K, rounded up to a power of two.
-        ROOM_V: V, rounded up to a power of two.
+        BLOCK_G: G, rounded up to a power of two.
+        BLOCK_K: K, rounded up to a power of two.
+        BLOCK_V: V, rounded up to a power of two.
         MAX_VALUE: Bound to which numbers are clamped before rounding; 0 for none.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    g = tl.arange(0, ROOM_G)[:, None]
-    d = tl.arange(0, ROOM_K)[None, :]
-    e = tl.arange(0, ROOM_V)[None, :]
+    g = tl.arange(0, BLOCK_G)[:, None]
+    d = tl.arange(0, BLOCK_K)[None, :]
+    e = tl.arange(0, BLOCK_V)[None, :]
     k_GK = tl.load(k + row * k_row + g * k_head + d, mask=(g < G) & (d < K))
     v_GV = tl.load(v + row * v_row + g * v_head + e, mask=(g < G) & (e < V))
     if MAX_VALUE > 0:
