@@ -1,7 +1,7 @@
-"""Searches of chats that clients of a server send: no reference, a whole reply is the solution.
+"""Tree searches for the next reply in chats that clients of a server send.
 
-Each chat is a problem of a task of its own, so the settings and the methods are those of
-`treegen search`. A step is a paragraph of the reply.
+Each chat is the only problem of a task of its own, without a reference answer, so the settings and
+the methods are those of `treegen search`. A step is a paragraph of the reply.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,13 +39,13 @@ ANSWERS: Final[Mapping[str, Callable[[], CanonicalAnswer]]] = {
     "number": NumberAnswer,
     "letter": lambda: ChoiceAnswer(26),
 }
-"""Ways to read the answer of a reply, for votes and for telling answers apart."""
+"""Ways to read the answer in a reply, for votes and for comparing answers."""
 
 VERIFIER: Final = "verifier"
-"""The name by which clients choose the verifier of the server."""
+"""Value of the option `evaluate` that selects the server's verifier."""
 _STEP_STOP: Final = "\n\n"
 _STEP_TOKENS: Final = 256
-_MAX_COUNT: Final = 2_000  # so that no request keeps the searches of others waiting for long
+_MAX_COUNT: Final = 2_000  # for any number in the options, so that no search blocks others long
 _TREE: Final = tuple(field.name for field in fields(TreeSettings) if field.name != "propose")
 _OPTIONS: Final = (*_TREE, "choose", "step_tokens", "step_stop", "answer")
 
@@ -109,11 +109,11 @@ class ChatTask(TextTask, SearchTask):
         return text if text.strip() or not text else None
 
     def done(self, problem: Problem, text: str) -> bool:
-        """Return whether the text has a stop string of the reply, which may span several steps."""
+        """Return whether the text contains a stop string of the reply, perhaps across steps."""
         return self.cut(text) != text
 
     def answer(self, problem: Problem, text: str) -> str | None:
-        """Return the answer that a reply gives; None if it gives none."""
+        """Return the answer in a reply; None if there is none."""
         return self._read.read(self.cut(text))
 
     def cut(self, text: str) -> str:
@@ -128,11 +128,11 @@ class ChatTask(TextTask, SearchTask):
         return text[: min(starts, default=len(text))]
 
     def is_solved(self, problem: Problem, text: str) -> bool:
-        """Return False, because nobody knows the right answer."""
+        """Return False, because a chat has no reference answer."""
         return False
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
-        """Return the answer of a reply, which is not judged."""
+        """Return the answer in a reply. It never counts as right."""
         return {"answer": Verdict(self.answer(problem, text), False)}
 
     def instruction(self, text: str) -> str:
@@ -157,15 +157,16 @@ class ChatSearch:
         params: SamplingParams,
         problems: dict[str, Problem],
     ) -> None:
-        """Keep what the search needs.
+        """Create the search.
 
         Args:
-            task: The chat.
-            problem: Its problem.
+            task: The chat as a task.
+            problem: The problem of the task.
             settings: The settings of the search.
             value_function: The evaluation of states.
             params: Sampling parameters of a reply.
-            problems: The problems in progress, by the names of their searches.
+            problems: The problems of running searches by search name. The search adds its problem
+                while it runs, for a verifier.
         """
         self.params, self.budget = params, settings.budget
         self._task, self._problem, self._settings = task, problem, settings
@@ -173,9 +174,14 @@ class ChatSearch:
 
     async def __call__(self, root: SearchNode) -> SearchOutcome:
         """Search below the root."""
-        method = METHODS[self._settings.method]
-        how = self._value_function
-        searcher = Searcher(self._task, self._problem, self._settings, root, how, method)
+        searcher = Searcher(
+            self._task,
+            self._problem,
+            self._settings,
+            root,
+            self._value_function,
+            METHODS[self._settings.method],
+        )
         self._problems[root.search.name] = self._problem
         try:
             return await searcher.search()
@@ -187,7 +193,7 @@ class ChatSearch:
         return self._task.cut(solution_text(self._settings.method, tree, node))
 
     def answer(self, text: str) -> str | None:
-        """Return the answer of a reply; None if it has none."""
+        """Return the answer in a reply; None if there is none."""
         return self._task.answer(self._problem, text)
 
 
@@ -200,7 +206,8 @@ class ChatSearches:
         """Create an object that prepares searches.
 
         Args:
-            verifier: Evaluates states of searches. Default: their log-probabilities do.
+            verifier: Evaluates states, unless the client selects log-probabilities. Default:
+                log-probabilities evaluate all states.
         """
         self._problems: dict[str, Problem] = {}
         self._verifier = None
@@ -229,14 +236,15 @@ class ChatSearches:
 
         Args:
             method: One of `methods`.
-            options: The client's options: settings of the tree, and arguments of the method.
+            options: The client's options: `step_stop`, `step_tokens`, `answer`, `choose`, settings
+                of the tree, and arguments of the method.
             params: Sampling parameters of a reply.
             budget: The budget.
             question: The text that a verifier reads as the question.
             instruction: Returns the text between a reply and the next one for an instruction.
 
         Raises:
-            InputError: an option is unknown, or has no such value; the message names it.
+            InputError: An option is unknown, or its value is invalid; the message names it.
         """
         names = [*_OPTIONS, *(argument.name for argument in METHODS[method].arguments)]
         for name in options:
@@ -260,8 +268,8 @@ class ChatSearches:
         values = {name: v for name, v in chosen.items() if name not in ("step_stop", "answer")}
         evaluate = values.pop("evaluate", None)
         if evaluate is not None:
-            ways = ("logprob", "min-logprob", *([VERIFIER] if self._verifier else []))
-            _choice_option({"evaluate": evaluate}, "evaluate", "", ways)
+            evaluators = ("logprob", "min-logprob", *([VERIFIER] if self._verifier else []))
+            _choice_option({"evaluate": evaluate}, "evaluate", "", evaluators)
         by_verifier = evaluate == VERIFIER or (evaluate is None and self._verifier is not None)
         _choice_option(values, "choose", "best", CHOOSE)
         settings = resolve_search_settings(
@@ -286,9 +294,10 @@ class ChatSearches:
 def _join_stops(step_stop: str, stops: Sequence[str]) -> tuple[str, ...]:
     """Return the stop strings of a reply, and the texts that complete both one of them and a step.
 
-    A token may complete both, such as a line break and a blank line. The one that starts first ends
-    the text; of two that start at the same place, the first in order does. So the result has each
-    text in which a stop string of the reply begins within the delimiter of steps or right after it.
+    One token may complete a stop string and a step, such as a line break and a blank line. The
+    string that starts first ends the text; of two that start at the same place, the first in the
+    list. So the list also has each text in which a stop string of the reply begins within the end
+    of a step or right after it.
 
     Args:
         step_stop: Text that ends a step.
@@ -315,7 +324,7 @@ def _check_no_unused(method: str, names: Sequence[str]) -> None:
 
 
 def _check_counts(options: Mapping[str, Any]) -> None:
-    """Raise InputError for a number that would keep other searches waiting."""
+    """Raise InputError for a number above _MAX_COUNT."""
     for name, value in options.items():
         if isinstance(value, int | float) and not isinstance(value, bool) and value > _MAX_COUNT:
             raise InputError(f"{arg(name)} must be at most {_MAX_COUNT:,}, got {value}")
@@ -347,7 +356,7 @@ def _read_arguments(method: str, options: Mapping[str, Any]) -> dict[str, Any]:
                     f"it must be a number, true or false, got the string {value!r:.60}"
                 )
         except InputError as error:
-            raise InputError(f"{arg(argument.name)} cannot be used: {error}") from None
+            raise InputError(f"{arg(argument.name)} cannot be used: {error!s:.300}") from None
         _check_counts(read)
         values |= read
     return values

@@ -1,7 +1,7 @@
-"""ARC, HellaSwag, PIQA and WinoGrande, and their base class: data, examples, prompts, accuracy.
+"""ARC, HellaSwag, PIQA and WinoGrande, and their base class.
 
-Prompts and scores are those of lm-eval's tasks of the same names: each choice is scored after one
-space, `acc` uses the log-likelihood, and `acc_norm` the log-likelihood per character.
+Prompts and scores are those of lm-eval's tasks of the same names. The text that is scored follows
+one space; `acc` uses its log-likelihood, and `acc_norm` its log-likelihood per character.
 """
 
 import re
@@ -41,8 +41,8 @@ class ChoiceItem:
     gold: int
     """The index of the right choice, from 0."""
     rest: str | None = None
-    """A text that follows every choice. If there is one, it is scored after each choice. Otherwise
-    the choices are scored after the prompt."""
+    """A text that follows every choice and is scored in place of the choices; None if there is
+    none."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Fields that reports may show."""
 
@@ -55,7 +55,7 @@ class ChoiceItem:
             raise ValueError("the right choice is not among the choices")
 
     def problem(self, id: str) -> Problem:
-        """Return the item as a problem. lm-eval puts one space before each scored text."""
+        """Return the item as a problem, with one space before each scored text, as in lm-eval."""
         metadata = dict(self.metadata)
         if self.rest is None:
             scored = tuple(f" {choice}" for choice in self.choices)
@@ -73,20 +73,20 @@ class ChoiceItem:
         return f"{self.prompt}{right}", self.rest
 
 
-def id_of(row: Mapping[str, Any], field: str) -> str:
-    """Return the id in a field of a row as text, also if it is 0; empty if there is none."""
+def read_id(row: Mapping[str, Any], field: str) -> str:
+    """Return the id in a field of a row as text, such as "0" for 0; empty if there is none."""
     value = row.get(field)
     return "" if value is None else str(value)
 
 
-def texts_of(values: Any, name: str) -> tuple[str, ...]:
-    """Return a list of texts; raise ValueError if it is not a list or a text is invalid."""
+def read_texts(values: Any, name: str) -> tuple[str, ...]:
+    """Return the texts of a list; raise ValueError if it is not a list or a text is invalid."""
     if not isinstance(values, list):
         raise ValueError(f"{name} is not a list")
     return tuple(text_field({name: value}, name) for value in values)
 
 
-def parse_int(value: Any, name: str) -> int:
+def read_index(value: Any, name: str) -> int:
     """Return an integer that may be written as text; raise ValueError for anything else."""
     if isinstance(value, str) and value.strip().isdecimal():
         return int(value)
@@ -96,16 +96,15 @@ def parse_int(value: Any, name: str) -> int:
 
 
 class ChoiceTask(TextTask):
-    """A question whose answer is the most likely of given texts.
+    """A question whose answer is the choice that is scored as most likely.
 
-    Subclasses define a name, a source, their published metrics, and a method that makes an item
-    from a row.
+    Subclasses define a name, a source, their published metrics, and `item`.
     """
 
     source: ClassVar[Source]
     metrics: ClassVar[tuple[str, ...]] = ("acc", "acc_norm")
     filters = ("none",)
-    # Nothing is sampled. The only sample of a problem is its most likely choice.
+    # No tokens are sampled: the only sample of a problem is its most likely choice.
     defaults: Final = greedy(max_tokens=1)
 
     def item(self, row: dict[str, Any]) -> ChoiceItem:
@@ -113,15 +112,20 @@ class ChoiceTask(TextTask):
         raise NotImplementedError
 
     def add_answers(self, rows: Rows, source: str) -> Rows:
-        """Return rows with their answers, for data whose answers are in another file."""
+        """Return rows with their answers, for data whose answers are in another file.
+
+        Args:
+            rows: The rows.
+            source: Name of their source; for a file, its path.
+        """
         return rows
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Read problems and examples. A problem is never one of its own examples.
+        """Read problems and examples. No example is a problem of the run.
 
         Raises:
             InputError: An option is invalid, or there are too few examples.
-            DataError: The data cannot be read, or an example is a problem.
+            DataError: The data cannot be read, or an example of a file is a problem.
         """
         check_arguments(self.name, options.extra, ())
         rows, source = self.source.read(options.data, options.split)
@@ -161,22 +165,22 @@ class ChoiceTask(TextTask):
 
         items = pick_examples(
             options,
-            {_key(problem): problem.id for problem in problems},
+            {_make_key(problem): problem.id for problem in problems},
             None,
             self.item,
             self.source.train,
-            key=lambda item: _key(item.problem("")),
+            key=lambda item: _make_key(item.problem("")),
             text=lambda item: f"{item.prompt}\n{item.choices}",
             read=read,
         )
         return [item.turn for item in items]
 
 
-def _key(problem: Problem) -> tuple[str, tuple[str, ...]]:
+def _make_key(problem: Problem) -> tuple[str, tuple[str, ...]]:
     return problem.question, problem.candidates
 
 
-def _source(task: str, part: str, bundled: str) -> Source:
+def _make_arc_source(task: str, part: str, bundled: str) -> Source:
     return Source(
         task=task,
         bundled=bundled,
@@ -204,7 +208,7 @@ class ARCEasy(ChoiceTask):
     """
 
     name = "arc-easy"
-    source = _source("arc-easy", "ARC-Easy", "arc_easy_sample.jsonl")
+    source = _make_arc_source("arc-easy", "ARC-Easy", "arc_easy_sample.jsonl")
 
     def item(self, row: dict[str, Any]) -> ChoiceItem:
         """Return the item of a row in either form; a label names the right choice."""
@@ -216,21 +220,23 @@ class ARCEasy(ChoiceTask):
             choices = {name: [choice.get(name) for choice in choices] for name in ("text", "label")}
         if not isinstance(choices, dict):
             raise ValueError("choices must be a list, or an object of lists")
-        labels = texts_of(choices.get("label"), "label")
+        labels = read_texts(choices.get("label"), "label")
         key = text_field({"answerKey": row.get("answerKey")}, "answerKey")
         if key not in labels:
             raise ValueError(f"answerKey {key!r:.40} is not one of the labels of the choices")
+        texts = read_texts(choices.get("text"), "text")
+        if len(texts) != len(labels):
+            raise ValueError(f"there are {len(labels)} labels for {len(texts)} choices")
         question_text = text_field({"question": question}, "question")
-        texts = texts_of(choices.get("text"), "text")
-        name = id_of(row, "id")
-        return ChoiceItem(name, f"Question: {question_text}\nAnswer:", texts, labels.index(key))
+        prompt = f"Question: {question_text}\nAnswer:"
+        return ChoiceItem(read_id(row, "id"), prompt, texts, labels.index(key))
 
 
 class ARCChallenge(ARCEasy):
     """The questions of ARC that simple methods get wrong."""
 
     name = "arc-challenge"
-    source = _source("arc-challenge", "ARC-Challenge", "arc_challenge_sample.jsonl")
+    source = _make_arc_source("arc-challenge", "ARC-Challenge", "arc_challenge_sample.jsonl")
 
 
 _BRACKETS: Final = re.compile(r"\[[^\]\n]*\]")
@@ -265,12 +271,12 @@ class HellaSwag(ChoiceTask):
         second = row.get("ctx_b")
         if not isinstance(second, str):
             raise ValueError("ctx_b must be text")
-        endings = texts_of(row.get("endings"), "endings")
+        endings = read_texts(row.get("endings"), "endings")
         return ChoiceItem(
             id="",
             prompt=_clean_text(f"{label}: {first} {second.capitalize()}"),
             choices=tuple(map(_clean_text, endings)),
-            gold=parse_int(row.get("label"), "label"),
+            gold=read_index(row.get("label"), "label"),
             metadata={"activity": label},
         )
 
@@ -307,8 +313,8 @@ class PIQA(ChoiceTask):
         """Return the item of a row."""
         goal = text_field(row, "goal")
         solutions = text_field(row, "sol1"), text_field(row, "sol2")
-        gold = parse_int(row.get("label"), "label")
-        return ChoiceItem(id_of(row, "id"), f"Question: {goal}\nAnswer:", solutions, gold)
+        gold = read_index(row.get("label"), "label")
+        return ChoiceItem(read_id(row, "id"), f"Question: {goal}\nAnswer:", solutions, gold)
 
     def add_answers(self, rows: Rows, source: str) -> Rows:
         """Return rows with the labels of the label file in the same folder, if there is one."""
@@ -360,7 +366,7 @@ class WinoGrande(ChoiceTask):
     )
 
     def item(self, row: dict[str, Any]) -> ChoiceItem:
-        """Return the item of a row; its options fill the gap between the parts of the sentence."""
+        """Return the item of a row; its options fill the blank in the sentence."""
         before, blank, after = text_field(row, "sentence").partition(_BLANK)
         if not blank:
             raise ValueError("sentence must have a blank (_)")
@@ -368,9 +374,9 @@ class WinoGrande(ChoiceTask):
             raise ValueError("the sentence ends with the blank, so there is no text to score")
         options = text_field(row, "option1"), text_field(row, "option2")
         return ChoiceItem(
-            id=id_of(row, "qID"),
+            id=read_id(row, "qID"),
             prompt=before,
             choices=options,
-            gold=parse_int(row.get("answer"), "answer") - 1,
+            gold=read_index(row.get("answer"), "answer") - 1,
             rest=after.strip(),
         )

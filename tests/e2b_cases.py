@@ -75,7 +75,8 @@ class Cloud:
         self.requests: list[tuple[str, str]] = []
         self.busy = 0  # answers of status 429 that come first
         self.break_off = False
-        self.page = 100  # sandboxes that a list has
+        self.page = 100  # sandboxes that a page of a list has
+        self.has_tokens = True  # whether a page names the next one
         self.failing = 0  # deletions that come first and fail
         self.endless = ""  # a path whose answers do not end
         self.status = 200  # of these answers
@@ -170,7 +171,11 @@ class Cloud:
     def list(self, request: Request, body: Any, _: None) -> Response:
         wanted = dict(parse_qsl(request.query_params.get("metadata", "")))
         shown = [s for s in self.sandboxes.values() if s.body["metadata"] == wanted]
-        return JSONResponse([s.answer | {"state": "running"} for s in shown[: self.page]])
+        start = int(request.query_params.get("nextToken", "").removeprefix("at=&") or 0)
+        stop = start + self.page
+        more = {"X-Next-Token": f"at=&{stop}"} if self.has_tokens and stop < len(shown) else None
+        page = [sandbox.answer | {"state": "running"} for sandbox in shown[start:stop]]
+        return JSONResponse(page, headers=more)
 
     def kill(self, request: Request, body: Any, sandbox: Sandbox) -> Response:
         shutil.rmtree(self.sandboxes.pop(sandbox.id).root)

@@ -224,12 +224,12 @@ async def attack_all(environment: LocalEnvironment) -> dict[str, tuple[str, bool
     snapshot = await first.snapshot()
     victim = await environment.restore(snapshot)
     assert (await python(victim, "print(open('secret').read())")).text == "token"
-    assert victim._cell is not None
+    assert victim._process is not None
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0)
         places = {
             "path": victim.workspace.path,
-            "pid": victim._cell._process.pid,
+            "pid": victim._process._process.pid,
             "port": server.getsockname()[1],
             "snapshot": str(environment._storage._snapshots / snapshot),
         }

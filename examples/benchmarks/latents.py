@@ -34,6 +34,7 @@ from treegen.cli.terminal.render import echo, json_line, notice, print_table
 from treegen.common.formatting import format_bytes
 from treegen.common.spec import LatentSpec
 from treegen.errors import CapacityError, NumericsError
+from treegen.model.checkpoint.files import summarize_error
 from treegen.model.memory import empty_device_cache
 from treegen.ops.attention import HostLevel, attend, prepare_host
 from treegen.ops.attention.latent import attend_latents, write_expanded
@@ -106,7 +107,7 @@ def measure(
             try:
                 times[name] = stopwatch.microseconds(make(), repeats)
             except (RuntimeError, CapacityError) as problem:
-                skipped[name] = str(problem).splitlines()[0]
+                skipped[name] = summarize_error(problem)
             empty_device_cache(device)
         floors, best = case.floors(ceilings)
         yield LatentResult(rows, prefix, suffix, times, floors, best, error, skipped)

@@ -35,6 +35,7 @@ from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
 from treegen.errors import InputError, arg
+from treegen.model.checkpoint.files import summarize_error
 from treegen.model.linear.blocks import rows_of_block
 from treegen.report.tables import PrintableTable
 
@@ -113,7 +114,7 @@ def _compile(name: str, rows: int, dtype: torch.dtype, tiles: Any) -> str:
     try:
         case.error(tiles)
     except Exception as error:
-        return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:100]
+        return f"{type(error).__name__}: {summarize_error(error)}"[:100]
     return ""
 
 

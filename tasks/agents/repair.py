@@ -96,7 +96,7 @@ class RepairPuzzle:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """What a call did."""
+    """The result of a call."""
 
     case: CallCase
     passed: bool
@@ -213,11 +213,11 @@ class CaseRunner:
             expected=[case.expected for case in cases],
         )
 
-        def keep(output: Any, expected: Any) -> bool:
+        def record_output(output: Any, expected: Any) -> bool:
             returned[:] = [output]
             return True
 
-        (result,) = self._pool.run(program, [test], keep).tests
+        (result,) = self._pool.run(program, [test], record_output).tests
         outputs = returned[0] if result.verdict is ProgramStatus.ACCEPTED else None
         if not isinstance(outputs, list) or len(outputs) != len(cases):
             status = str(result.verdict).replace("_", " ")
@@ -229,7 +229,11 @@ def _judge(case: CallCase, output: Any) -> CallResult:
     match output:
         case ["value", value]:
             is_right = value == case.expected and type(value) is type(case.expected)
-            return CallResult(case, is_right, f"returned {value!r}"[:_MAX_DETAIL_CHARS])
+            try:
+                shown = f"returned {value!r}"[:_MAX_DETAIL_CHARS]
+            except ValueError:  # Python does not write ints of more than 4,300 digits
+                shown = "returned an int that is too long to show"
+            return CallResult(case, is_right, shown)
         case ["error", str(error)]:
             return CallResult(case, False, f"raised {error}"[:_MAX_DETAIL_CHARS])
         case _:

@@ -292,7 +292,7 @@ class APPS(ProgramTask):
     all_tests = True
     headline = "strict_accuracy"
     difficulties = DIFFICULTIES
-    cases_kept = 16
+    max_cached_problems = 16
     arguments: ClassVar = {
         "difficulty": "introductory, interview or competition, or several separated by commas",
         "starter": "problems to use, by starter code: all (default), with or without",

@@ -6,16 +6,14 @@ scorers. A random number proves that the end was reached: a program that exits e
 it.
 
 Many calls share one run, because starting a process for each would be slow. The results come back
-as plain data, and the trusted process compares them. The expected results come from the data's
-reference solution, which runs in the sandbox too. They never reach the program.
+as plain data and numpy values, and the trusted process compares them. The expected results come
+from the data's reference solution, which runs in the sandbox too. They never reach the program.
 
-EvalPlus's rule for right results runs in the trusted process on plain data.
-
-Equal values are right. With a tolerance, or if the expected value is a float or holds only floats,
-close values of the same type are right too. A few tasks have rules of their own, by the function's
-name. After the first call that expects floats, all calls have a tolerance.
-
-Everything takes time and memory linear in the size of the result, even for hostile results.
+The comparison follows EvalPlus. Equal values are right. With a tolerance, or if the expected value
+is a float or contains only floats, close values of the same type are right too. A few tasks have
+rules of their own, by the function's name. After the first call that expects floats, all calls have
+a tolerance. A comparison takes time and memory linear in the size of the result, even if the result
+is hostile.
 """
 
 import itertools
@@ -45,7 +43,7 @@ _AS_SETS: Final = (
     "find_dissimilar",
     "Diff",
 )
-_ANYTHING: Final = "are_equivalent"  # every result of this task is right
+_ANY_RESULT: Final = "are_equivalent"  # every result of this task is right
 _FLOAT_TOLERANCE: Final = 1e-6
 _RTOL: Final = 1e-7
 # A set takes quadratic time to build if its members were chosen to share a hash.
@@ -78,10 +76,10 @@ class ExpectedResult(NamedTuple):
     """The expected result."""
     type: str
     """As in `CallValue`."""
-    before: float
-    """The tolerance of the task's own rule."""
+    rule_atol: float
+    """Absolute tolerance of a task's own rule: that of the task or of an earlier call."""
     atol: float
-    """The tolerance of the comparison."""
+    """Absolute tolerance of the comparison."""
 
 
 def is_listed(kind: str, name: str) -> bool:
@@ -106,10 +104,10 @@ def build_expected(
         value = result.value
         if kind == "mbpp" and name in ONLY_WHETHER:
             value = result.kind == OTHER or value is not None
-        before = atol
-        if atol == 0 and _floats(value):
+        rule_atol = atol
+        if atol == 0 and _is_floats(value):
             atol = _FLOAT_TOLERANCE
-        expected.append(ExpectedResult(value, result.type, before, atol))
+        expected.append(ExpectedResult(value, result.type, rule_atol, atol))
     return expected
 
 
@@ -136,7 +134,7 @@ def _matches(
     kind: str, name: str, inputs: Sequence[Any], out: CallValue, expected: ExpectedResult
 ) -> bool:
     value = out.value
-    if kind == "mbpp" and name == _ANYTHING:
+    if kind == "mbpp" and name == _ANY_RESULT:
         return out.kind != OTHER or out.type != _ARRAYS  # an array is neither true nor false
     if kind == "mbpp" and name in ONLY_WHETHER:
         if out.type == _BOOL:
@@ -146,13 +144,13 @@ def _matches(
         return False
     if kind == "humaneval" and name == "find_zero":
         terms = (number * math.pow(value, power) for power, number in enumerate(inputs[0]))
-        return bool(abs(sum(terms)) <= expected.before)
+        return bool(abs(sum(terms)) <= expected.rule_atol)
     if is_listed(kind, name):
-        exact = _distinct(value) == set(expected.value)
+        exact = _make_set(value) == set(expected.value)
     else:  # numpy compares its numbers by its own rules, and arrays element by element
         exact = bool(out.kind == VALUE and value == expected.value)
     if kind == "mbpp" and name in _RULES:
-        exact = exact or _RULES[name](value, expected.before, inputs)
+        exact = exact or _RULES[name](value, expected.rule_atol, inputs)
     if exact or expected.atol == 0:
         return bool(exact)
     return out.type == expected.type and _close(value, expected.value, expected.atol)
@@ -184,7 +182,7 @@ def _all_numbers(value: Any) -> bool:
     return True
 
 
-def _floats(value: Any) -> bool:
+def _is_floats(value: Any) -> bool:
     if isinstance(value, list | tuple) and value:
         return all(isinstance(item, float) for item in value)
     if isinstance(value, np.ndarray):
@@ -192,22 +190,22 @@ def _floats(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def _distinct(values: Any) -> set[Any]:
+def _make_set(values: Any) -> set[Any]:
     members = list({repr(value): value for value in values}.values())
     if max(Counter(map(hash, members)).values(), default=0) > _MAX_SAME_HASH:
         raise ValueError("too many members of one hash")
     return set(members)
 
 
-def _pyramid(out: Any, atol: float, inputs: Sequence[Any]) -> bool:
-    """Return whether a result is the surface of a square pyramid, given its base and height."""
+def _is_pyramid_surface(out: Any, atol: float, inputs: Sequence[Any]) -> bool:
+    """Return whether a result is the surface of a square pyramid of a base length and a height."""
     base, height = inputs
     slant = math.sqrt((base / 2) ** 2 + height**2)
     return bool(abs(out - round(base**2 + 2 * base * slant)) <= atol)
 
 
-def _digits(out: Any, atol: float, inputs: Sequence[Any]) -> bool:
-    """Return whether a result is the sum of the digits' distances, the shorter one zero-padded."""
+def _is_digit_distance(out: Any, atol: float, inputs: Sequence[Any]) -> bool:
+    """Return whether a result is the sum of the differences of two numbers' digits, zero-padded."""
     first, second = map(str, inputs)
     width = max(len(first), len(second))
     pairs = zip(first.zfill(width), second.zfill(width), strict=True)
@@ -216,8 +214,8 @@ def _digits(out: Any, atol: float, inputs: Sequence[Any]) -> bool:
 
 _RULES: Final[Mapping[str, Callable[[Any, float, Sequence[Any]], bool]]] = {
     "sum_div": lambda out, atol, inputs: bool(out == 0),
-    "surface_Area": _pyramid,
-    "digit_distance_nums": _digits,
+    "surface_Area": _is_pyramid_surface,
+    "digit_distance_nums": _is_digit_distance,
 }
 
 
@@ -346,9 +344,9 @@ def call_cases(
     *,
     listed: bool = False,
 ) -> ProgramCases:
-    """Return the runs of a function, part by part; a run passes if all of its calls pass.
+    """Return tests that call a function with many inputs, part by part.
 
-    A run has up to CALLS calls, of one part only.
+    A test has up to CALLS calls, of one part only, and passes if all of its calls pass.
 
     Args:
         judge: The sandbox in which the reference runs.
@@ -362,17 +360,17 @@ def call_cases(
     Raises:
         SandboxError: The reference fails, so no program can be tested.
     """
-    batches = [calls for part in parts for calls in _runs(part)]
+    batches = [calls for part in parts for calls in _split_calls(part)]
     results_of: list[Any] = []
 
-    def keep(results: Any, _: Any) -> bool:
+    def record_results(results: Any, _: Any) -> bool:
         results_of.append(results)
         return True
 
     judge.run(
-        Program(reference, fn_name=_BATCH_FUNCTION, prelude=PRELUDE),
+        Program(reference, fn_name=_BATCH_FUNCTION, prelude=PRELUDE, may_return_numpy=True),
         [TestCase(args=(name, calls, listed)) for calls in batches],
-        keep,
+        record_results,
         stop_at_failure=True,
     )
     if [len(group) for group in results_of] != [len(calls) for calls in batches] or any(
@@ -385,7 +383,7 @@ def call_cases(
     tests = []
     for part in parts:
         answers = expect(list(itertools.islice(results, len(part))))
-        for calls in _runs(list(zip(part, answers, strict=True))):
+        for calls in _split_calls(list(zip(part, answers, strict=True))):
             args = (name, [arguments for arguments, _ in calls], listed)
             tests.append(TestCase(args=args, expected=calls))
 
@@ -402,8 +400,11 @@ def call_cases(
             )
         )
 
-    return ProgramCases(tuple(tests), compare, PRELUDE, fn_name=_BATCH_FUNCTION)
+    return ProgramCases(
+        tuple(tests), compare, PRELUDE, fn_name=_BATCH_FUNCTION, may_return_numpy=True
+    )
 
 
-def _runs(calls: Sequence[Any]) -> list[list[Any]]:
+def _split_calls(calls: Sequence[Any]) -> list[list[Any]]:
+    """Return the calls in lists of up to CALLS, one for each test."""
     return [list(calls[start : start + CALLS]) for start in range(0, len(calls), CALLS)]

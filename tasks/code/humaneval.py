@@ -46,7 +46,7 @@ class HumanEval(CodeTask):
         task="humaneval", bundled="HumanEval.jsonl.gz", hub=HubTable("openai/openai_humaneval")
     )
     arguments: ClassVar[Mapping[str, str]] = code_arguments(3)
-    given_limits = Limits(cpu_seconds=3.0)
+    default_limits = Limits(cpu_seconds=3.0)
 
     # Temperature and top_p of the paper for pass@1, which draws 200 samples.
     sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=512, stop=STOPS)

@@ -39,17 +39,16 @@ from treegen.evals.chat import with_role
 from treegen.evals.task import TaskData, TaskOptions
 from treegen.prompts.tree import Node
 from treegen.tasks.apps.data import json_value
-from treegen.tasks.code.task import MEMORY, TIMEOUT, CodeTask, check_name
+from treegen.tasks.code.task import MEMORY_HELP, TIMEOUT_HELP, CodeTask, check_name
 from treegen.tasks.common.files import Rows, read_any, text_field
 from treegen.tasks.common.sources import HubTable, Source, load_table
 from treegen.tasks.programs.task import ProgramCases
 from treegen.tasks.sandbox import Limits, SandboxPool, TestCase
 
-# Allowed content of a pickle of one text: its frame, the text, and memo entries that are never
-# read.
-_HARMLESS: Final = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP")
-_TEXTS: Final = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
-_MAX_BYTES: Final = 1 << 30
+# Opcodes in a pickle of one text: its frame, the text, and memo entries that are never read.
+_OTHER_OPCODES: Final = ("PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP")
+_TEXT_OPCODES: Final = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE")
+_MAX_BYTES: Final = 1 << 30  # of the decompressed private tests of a problem
 
 # The published scorer puts these imports before every program, and solutions rely on them. Later
 # imports override earlier ones, so their order matters.
@@ -88,6 +87,7 @@ def read_tests(public: Any, private: Any, fn_name: str | None) -> ProgramCases:
         if not isinstance(test_input, str) or not isinstance(test_output, str):
             raise ValueError("the input and output of a test must be text")
         if fn_name is None:
+            test_input.encode()  # raises ValueError for half of a surrogate pair
             tests.append(TestCase(stdin=test_input, expected=test_output))
         else:
             arguments = [json_value(line) for line in test_input.split("\n")]
@@ -100,13 +100,13 @@ def _parse_tests(field: Any, name: str) -> list[dict[str, Any]]:
     tests = field
     if isinstance(field, str):
         text = field.strip()
-        tests = json_value(text if text.startswith("[") else packed_text(text))
+        tests = json_value(text if text.startswith("[") else unpack_text(text))
     if not isinstance(tests, list) or not all(isinstance(case, dict) for case in tests):
         raise ValueError(f"{name} is not a list of tests")
     return tests
 
 
-def packed_text(field: str) -> str:
+def unpack_text(field: str) -> str:
     """Return the text from the base64 of a zlib stream of its pickle, without unpickling it.
 
     Raises:
@@ -122,9 +122,9 @@ def packed_text(field: str) -> str:
     texts = []
     try:
         for code, argument, _ in pickletools.genops(data):
-            if code.name in _TEXTS:
+            if code.name in _TEXT_OPCODES:
                 texts.append(argument)
-            elif code.name not in _HARMLESS:
+            elif code.name not in _OTHER_OPCODES:
                 raise ValueError(
                     f"the pickle of private tests must contain only one text, got {code.name}"
                 )
@@ -136,7 +136,7 @@ def packed_text(field: str) -> str:
 
 
 def same_lines(output: str, expected: str) -> bool:
-    """Return whether output has the expected lines, ignoring space around each line and around all.
+    """Return whether output has the expected lines, ignoring space around lines and the whole.
 
     Two lines are the same if they are equal texts, or lists of equal decimal numbers.
     """
@@ -173,8 +173,7 @@ _STDIN: Final = (
     "test on the sample inputs). Enclose your code within delimiters as follows. Ensure that when "
     "the python program runs, it reads the inputs, runs the algorithm and writes output to STDOUT."
 )
-_NEWEST: Final = 6
-"""Number of files on the hub."""
+_NUM_HUB_FILES: Final = 6
 _RELEASE: Final = re.compile(r"(release_)?v([1-9][0-9]?)(?:_v([1-9][0-9]?))?")
 _HUB: Final = "livecodebench/code_generation_lite"
 _DIFFICULTIES: Final = ("easy", "medium", "hard")
@@ -212,10 +211,10 @@ class LiveCodeBench(CodeTask):
         "difficulty": "easy, medium or hard; default: all",
         "release": "files to use: release_v6 (default) for the first six, v6 for the sixth, v4_v6 "
         "for the fourth to the sixth",
-        "timeout": TIMEOUT.format(6),
-        "memory": MEMORY,
+        "timeout": TIMEOUT_HELP.format("test", 6),
+        "memory": MEMORY_HELP,
     }
-    given_limits = Limits(cpu_seconds=6.0)
+    default_limits = Limits(cpu_seconds=6.0)
 
     # The sampling of the published code.
     sampling = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=2000)
@@ -223,7 +222,7 @@ class LiveCodeBench(CodeTask):
 
     def rows(self, options: TaskOptions) -> tuple[Rows, str]:
         """Return the rows of the requested days and difficulty."""
-        rows, source = self._all(options)
+        rows, source = self._read_release(options)
         first, last = (_parse_date(options.extra, name) for name in ("from", "to"))
         difficulty = one_of(options.extra, "difficulty", ("all", *_DIFFICULTIES), "all")
         if first and last and first > last:
@@ -231,9 +230,10 @@ class LiveCodeBench(CodeTask):
 
         def select_rows() -> Iterator[tuple[int, dict[str, Any]]]:
             for line, row in rows:
-                day = _set_on(row)
-                early, late = (first and day and day < first), (last and day and day > last)
-                if not early and not late and difficulty in ("all", row.get("difficulty")):
+                day = _contest_date(row)
+                # A row without a date is kept, so that it is reported as unusable.
+                in_range = day is None or (first or day) <= day <= (last or day)
+                if in_range and difficulty in ("all", row.get("difficulty")):
                     yield line, row
 
         return select_rows(), source
@@ -245,7 +245,7 @@ class LiveCodeBench(CodeTask):
         fn_name = metadata.get("func_name") if isinstance(metadata, dict) else None
         if fn_name is not None:
             check_name(fn_name, "func_name")
-        day = _set_on(row)
+        day = _contest_date(row)
         if day is None:
             raise ValueError("contest_date must be a date, such as 2024-08-01")
         problem = ContestProblem(
@@ -259,7 +259,7 @@ class LiveCodeBench(CodeTask):
         _ = problem.cases  # read them once, to report unreadable tests now
         question = text_field(row, "question_content")
         starter = row.get("starter_code")
-        prompt = _ask(question, starter if isinstance(starter, str) else "")
+        prompt = _format_prompt(question, starter if isinstance(starter, str) else "")
         return text_field(row, "question_id"), prompt, problem
 
     def metadata(self, record: ContestProblem) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class LiveCodeBench(CodeTask):
         return with_role(Node(_SYSTEM, children=[below]), "system")
 
     def program(self, problem_id: str, text: str) -> str | None:
-        """Return the lines between the last two fences; None without two fences."""
+        """Return the lines between the last two fences; None if they are blank or missing."""
         lines = text.split("\n")
         fences = [at for at, line in enumerate(lines) if "```" in line]
         code = "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) > 1 else ""
@@ -283,15 +283,19 @@ class LiveCodeBench(CodeTask):
         """Return the public and the private tests."""
         return record.cases
 
-    def _all(self, options: TaskOptions) -> tuple[Rows, str]:
-        release = options.extra.get("release", f"release_v{_NEWEST}")
-        numbers = _files_of(release)
+    def _read_release(self, options: TaskOptions) -> tuple[Rows, str]:
+        """Return the rows of a release's files in a folder or on the hub, or those of one file.
+
+        A folder need not have all files of the default release.
+        """
+        release = options.extra.get("release", f"release_v{_NUM_HUB_FILES}")
+        numbers = _file_numbers(release)
         files = ["test.jsonl" if i == 1 else f"test{i}.jsonl" for i in numbers]
         if self.source.on_hub(options.data):
-            if numbers[-1] > _NEWEST:
+            if numbers[-1] > _NUM_HUB_FILES:
                 raise InputError(
                     f"{release} is not available on the Hugging Face Hub, where {_HUB} ends at "
-                    f"v{_NEWEST}; pass a local folder"
+                    f"v{_NUM_HUB_FILES}; pass a local folder"
                 )
             # Read the files, because datasets does not run the repository's loading script.
             table = load_table(
@@ -308,15 +312,16 @@ class LiveCodeBench(CodeTask):
         if options.data is None or not folder.is_dir():
             return self.source.read(options.data, options.split)
         paths = [folder / name for name in files if (folder / name).is_file()]
-        if not paths:
+        if not paths or ("release" in options.extra and len(paths) < len(files)):
+            missing = next(name for name in files if folder / name not in paths)
             raise DataError(
-                f"{files[0]} was not found in {folder}; pass the folder that you downloaded, or a "
+                f"{missing} was not found in {folder}; pass the folder that you downloaded, or a "
                 "file"
             )
         return (row for path in paths for row in read_any(path)), str(folder)
 
 
-def _files_of(release: str) -> range:
+def _file_numbers(release: str) -> range:
     """Return the numbers of the files of a release, which the publishers name v6 or release_v6."""
     match = _RELEASE.fullmatch(release)
     first, last = (int(match[2]), int(match[3] or match[2])) if match else (1, 0)
@@ -329,7 +334,7 @@ def _files_of(release: str) -> range:
     return range(first, last + 1)
 
 
-def _ask(question: str, starter: str) -> str:
+def _format_prompt(question: str, starter: str) -> str:
     code = starter or "# YOUR CODE HERE"
     return (
         f"### Question:\n{question}\n\n### Format: {_STARTER if starter else _STDIN}\n"
@@ -337,7 +342,7 @@ def _ask(question: str, starter: str) -> str:
     )
 
 
-def _set_on(row: dict[str, Any]) -> date | None:
+def _contest_date(row: dict[str, Any]) -> date | None:
     try:
         return datetime.fromisoformat(str(row.get("contest_date"))).date()
     except ValueError:

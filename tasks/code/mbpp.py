@@ -33,6 +33,7 @@ from treegen.evals.problem import Problem
 from treegen.evals.task import TaskOptions
 from treegen.tasks.code.calls import assert_cases
 from treegen.tasks.code.task import CodeTask, code_arguments
+from treegen.tasks.common.fewshot import make_examples
 from treegen.tasks.common.files import Rows, read_any, text_field
 from treegen.tasks.common.sources import HubTable, Source
 from treegen.tasks.programs.task import ProgramCases, block_that_defines
@@ -59,7 +60,7 @@ class MBPPProblem:
     """A program to write."""
 
     number: int
-    """Its number in the data."""
+    """Number of the task in the data."""
     text: str
     """The description of the program."""
     code: str
@@ -93,7 +94,7 @@ class MBPP(CodeTask):
     arguments: ClassVar[Mapping[str, str]] = code_arguments(
         3, set="full (default) or sanitized: which of the two sets, on the hub or in a folder"
     )
-    given_limits = Limits(cpu_seconds=3.0)
+    default_limits = Limits(cpu_seconds=3.0)
 
     # 80 samples at temperature 0.5, as in the paper.
     sampling = SamplingParams(temperature=0.5, max_tokens=512, stop=("[DONE]",))
@@ -126,7 +127,7 @@ class MBPP(CodeTask):
         return f"MBPP/{task.number}", prompt, task
 
     def examples(self, options: TaskOptions, problems: Sequence[Problem]) -> tuple[Turn, ...]:
-        """Return tasks 2, 3 and 4 of the data as examples, or the first tasks of a file."""
+        """Return tasks 2, 3, 4, 1, 5 and so on to 10 as examples, or the first tasks of a file."""
         num_shots = options.num_fewshot
         if num_shots is None and options.fewshot_file is None:
             num_shots = self.defaults.num_fewshot
@@ -139,12 +140,14 @@ class MBPP(CodeTask):
             return ()
         if options.fewshot_file is not None:
             source = options.fewshot_file
-            tasks = [_task(row) for _, row in read_any(Path(source))]
+            rows = read_any(Path(source))
         else:
             rows, source = self._read(options, "prompt")
-            row_of = {_number(row, 0): row for _, row in rows}
-            numbers = [*_SHOTS, *(n for n in range(*SPLITS["prompt"]) if n not in _SHOTS)]
-            tasks = [_task(row_of[number]) for number in numbers if number in row_of]
+            row_of = {_number(row, 0): (line, row) for line, row in rows}
+            low, high = SPLITS["prompt"]
+            numbers = dict.fromkeys((*_SHOTS, *range(low, high + 1)))
+            rows = [row_of[number] for number in numbers if number in row_of]
+        tasks = make_examples(rows, source, _task)
         if num_shots is not None and num_shots > len(tasks):
             raise InputError(
                 f"{arg('num_fewshot')} is {num_shots}, but {source} has {len(tasks)} tasks "
@@ -183,7 +186,7 @@ class MBPP(CodeTask):
 
 
 def _number(row: dict[str, Any], default: int) -> int:
-    """Return the number of a row; a missing number is reported later, when the row is read."""
+    """Return the number of a row, or the default; `_task` reports a missing number later."""
     number = row.get("task_id")
     return number if isinstance(number, int) and not isinstance(number, bool) else default
 

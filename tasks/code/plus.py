@@ -9,8 +9,8 @@ row, shortened:
 
 Prompt, stop strings and score are those of EvalPlus (https://arxiv.org/abs/2305.01210). The
 function is called with each input, and its result is compared with that of the reference solution.
-`base` scores by the published inputs only, `plus` by all. Results may differ by `atol`, floats by
-1e-6. `contract` describes the valid inputs and is not used.
+`base` scores by the inputs of the original data set only, `plus` by all. Results may differ by
+`atol`, floats by 1e-6. `contract` describes the valid inputs and is not used.
 
 EvalPlus limits each call to 1 second of wall time, or 4 times the time of the reference. Here up to
 256 calls have 10 seconds of CPU time together.
@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Final
 from treegen.common.params import SamplingParams
 from treegen.tasks.code.calls import CALLS, build_expected, call_cases, is_expected, is_listed
 from treegen.tasks.code.humaneval import CHAT
-from treegen.tasks.code.task import CodeTask, check_name, code_arguments, whole
+from treegen.tasks.code.task import CodeTask, check_name, code_arguments, without_credit
 from treegen.tasks.common.files import text_field
 from treegen.tasks.common.sources import Source
 from treegen.tasks.programs.report import ProgramVerdict
@@ -33,9 +33,9 @@ from treegen.tasks.sandbox import Limits, SandboxPool
 
 Arguments = list[Any]
 
-# JSON has no tuples, sets or complex numbers. EvalPlus writes lists or texts for them, and its
-# reader decides by the number of the task which ones to convert back. The functions below are its
-# table by depth: at depth 1 each argument is a tuple, at depth 2 each element of each argument.
+# JSON has no tuples, sets or complex numbers. EvalPlus writes lists or texts for them, and decides
+# by the number of the task which ones to convert back. In the functions below, a depth says which
+# lists become tuples: at depth 1 each argument, at depth 2 each element of each argument.
 
 
 def _tuples_at(depth: int, value: Any) -> Any:
@@ -49,47 +49,47 @@ def _convert_items(depth: int, arguments: Arguments) -> Arguments:
     return [_tuples_at(depth, argument) for argument in arguments]
 
 
-def _first(depth: int, arguments: Arguments) -> Arguments:
+def _convert_first(depth: int, arguments: Arguments) -> Arguments:
     """Convert the lists of the first argument only."""
     return [_tuples_at(depth, arguments[0]), *arguments[1:]]
 
 
-def _all_tuples(value: Any) -> Any:
-    return tuple([_all_tuples(item) for item in value]) if isinstance(value, list) else value
+def _convert_all(value: Any) -> Any:
+    return tuple([_convert_all(item) for item in value]) if isinstance(value, list) else value
 
 
-def _sets(arguments: Arguments) -> Arguments:
+def _convert_sets(arguments: Arguments) -> Arguments:
     # EvalPlus writes an empty list for {}, which is an empty dict.
     return [[set(item) if isinstance(item, list) and item else {} for item in arguments[0]]]
 
 
-def _tuple_of_any(arguments: Arguments) -> Arguments:
+def _convert_mixed_items(arguments: Arguments) -> Arguments:
     return [tuple(tuple(item) if isinstance(item, list) else item for item in arguments[0])]
 
 
-def _tuple_values(arguments: Arguments) -> Arguments:
+def _convert_dict_values(arguments: Arguments) -> Arguments:
     return [{key: tuple(value) for key, value in arguments[0].items()}, *arguments[1:]]
 
 
 _DEPTH_1: Final = (
     "2 116 132 143 222 261 273 394 399 421 424 429 470 560 579 596 616 630 726 740 744 809"
 )
-_TASKS: Final[Mapping[str, Callable[[Arguments], Arguments]]] = {
+_CONVERSIONS: Final[Mapping[str, Callable[[Arguments], Arguments]]] = {
     _DEPTH_1: partial(_convert_items, 1),
     "63 64 70 94 120 237 272 299 400 409 417 438 473 614 780": partial(_convert_items, 2),
-    "75 413 444 753": partial(_first, 2),
+    "75 413 444 753": partial(_convert_first, 2),
     "106 750": lambda arguments: [arguments[0], tuple(arguments[1])],
-    "115": _sets,
+    "115": _convert_sets,
     "124": lambda arguments: [float(arguments[0]), complex(arguments[1])],
-    "250 307 405 446 617 720 763 808": partial(_first, 1),
+    "250 307 405 446 617 720 763 808": partial(_convert_first, 1),
     "259 401 445": lambda arguments: [tuple(map(tuple, argument)) for argument in arguments],
-    "278": _tuple_of_any,
-    "722": _tuple_values,
+    "278": _convert_mixed_items,
+    "722": _convert_dict_values,
     "252": lambda arguments: [complex(arguments[0])],
-    "580 615 791": lambda arguments: list(_all_tuples(arguments)),
+    "580 615 791": lambda arguments: list(_convert_all(arguments)),
 }
-_OF_TASK: Final = {
-    number: change for numbers, change in _TASKS.items() for number in numbers.split()
+_CONVERSION_OF_TASK: Final = {
+    number: convert for numbers, convert in _CONVERSIONS.items() for number in numbers.split()
 }
 
 
@@ -103,11 +103,11 @@ def mbpp_arguments(task_id: str, arguments: Arguments) -> Arguments:
     Raises:
         ValueError: The arguments do not have the form that this task needs.
     """
-    change = _OF_TASK.get(task_id.rpartition("/")[2])
-    if change is None:
+    convert = _CONVERSION_OF_TASK.get(task_id.rpartition("/")[2])
+    if convert is None:
         return arguments
     try:
-        return change(arguments)
+        return convert(arguments)
     except (TypeError, LookupError, AttributeError) as error:
         raise ValueError(f"an input does not have the format of task {task_id}: {error}") from None
 
@@ -119,14 +119,19 @@ _SAMPLING: Final = SamplingParams(temperature=0.2, top_p=0.95, max_tokens=768)
 
 @dataclass(frozen=True, slots=True)
 class PlusTask:
-    """A function to write: its prompt, name, right solution, inputs and tolerance."""
+    """A function to write."""
 
     prompt: str
     entry_point: str
+    """The function's name."""
     solution: str
+    """The rest of a right program, after the prompt."""
     base: list[list[Any]]
+    """The arguments of each call with an input of the original data set."""
     plus: list[list[Any]]
+    """The arguments of each further call."""
     atol: float
+    """Absolute tolerance of results."""
 
 
 class PlusBase(CodeTask):
@@ -134,9 +139,9 @@ class PlusBase(CodeTask):
 
     filters = ("plus", "base")
     kind: ClassVar[str]
-    """Which of the two it is, for the rules of single tasks."""
+    """"humaneval" or "mbpp", whose functions may have the same name and different rules."""
     arguments: ClassVar[Mapping[str, str]] = code_arguments(10, of=f"{CALLS} calls")
-    given_limits = Limits(cpu_seconds=10.0, output=4 << 20)
+    default_limits = Limits(cpu_seconds=10.0, output=4 << 20)
 
     def record(self, row: dict[str, Any]) -> tuple[str, str, PlusTask]:
         """Return the id, the prompt and the record of a row."""
@@ -150,8 +155,8 @@ class PlusBase(CodeTask):
             prompt=text_field(row, "prompt"),
             entry_point=entry_point,
             solution=text_field(row, "canonical_solution"),
-            base=[self.python_values(name, call) for call in _calls(row, "base_input")],
-            plus=[self.python_values(name, call) for call in _calls(row, "plus_input")],
+            base=[self.python_values(name, call) for call in _read_calls(row, "base_input")],
+            plus=[self.python_values(name, call) for call in _read_calls(row, "plus_input")],
             atol=atol,
         )
         if not task.base:
@@ -176,7 +181,7 @@ class PlusBase(CodeTask):
         return [self.sample_of(task.prompt, task.solution)]
 
     def make_cases(self, record: PlusTask, judge: SandboxPool) -> ProgramCases:
-        """Return the calls of a function, those with the published inputs first."""
+        """Return tests that call the function, first with the inputs of the original data set."""
         kind, name = self.kind, record.entry_point
         return call_cases(
             judge,
@@ -189,9 +194,9 @@ class PlusBase(CodeTask):
         )
 
     def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
-        """Return the verdict by all inputs, and by the published inputs alone."""
+        """Return the verdict by all inputs, and by those of the original data set alone."""
         base = -(-len(self.records[problem_id].base) // CALLS)
-        return {"plus": whole(outcome), "base": outcome.first(base)}
+        return {"plus": without_credit(outcome), "base": outcome.first(base)}
 
 
 class HumanEvalPlus(PlusBase):
@@ -228,7 +233,7 @@ class MBPPPlus(PlusBase):
         return mbpp_arguments(task_id, call)
 
 
-def _calls(row: dict[str, Any], name: str) -> list[list[Any]]:
+def _read_calls(row: dict[str, Any], name: str) -> list[list[Any]]:
     calls = row.get(name)
     if calls is None:
         raise ValueError(

@@ -26,26 +26,26 @@ from treegen.tasks.programs.task import ProgramCases, ProgramOutcome, ProgramTas
 from treegen.tasks.sandbox import Limits, SandboxPool
 
 FORMS: Final = ("completion", "chat")
-FORM: Final = (
+FORM_HELP: Final = (
     "completion (default): the model continues the prompt, as published; or chat: the model "
     "answers with a code block"
 )
-TIMEOUT: Final = (
-    "seconds of CPU time per test; default {}; the wall-time limit is three times as long"
+TIMEOUT_HELP: Final = (
+    "seconds of CPU time per {}; default {}; the wall-time limit is three times as long"
 )
-MEMORY: Final = "memory limit of a program, such as 512MiB; default 1GiB"
+MEMORY_HELP: Final = "memory limit of a program, such as 512MiB; default 1GiB"
 
 
 def code_arguments(seconds: int, of: str = "test", **more: str) -> dict[str, str]:
     """Return the arguments of a task in two forms, with a line of help each.
 
     Args:
-        seconds: The default time limit.
-        of: What has this limit.
+        seconds: The default time limit, in seconds of CPU time.
+        of: What has this limit, for the help text.
         more: The task's further arguments.
     """
-    timeout = TIMEOUT.format(seconds).replace("test", of)
-    return {"form": FORM, **more, "timeout": timeout, "memory": MEMORY}
+    timeout = TIMEOUT_HELP.format(of, seconds)
+    return {"form": FORM_HELP, **more, "timeout": timeout, "memory": MEMORY_HELP}
 
 
 class CodeTask(ProgramTask):
@@ -55,22 +55,25 @@ class CodeTask(ProgramTask):
     """
 
     source: ClassVar[Source]
-    given_limits: ClassVar[Limits]
+    default_limits: ClassVar[Limits]
+    """Limits of each test, unless the user sets others."""
     sampling: ClassVar[SamplingParams]
-    """How the form "completion" is sampled; chats are longer, and have no stop strings."""
+    """Sampling of the form "completion"; chats are longer, and have no stop strings."""
     num_samples: ClassVar[int] = 20
+    """Default samples per problem."""
     num_shots: ClassVar[int] = 0
+    """Default few-shot examples of the form "completion"."""
     extract = FORMS[0]
 
     def __init__(self) -> None:
         """Use the default options until `load` sets others."""
         super().__init__()
-        self.limits = self.given_limits
+        self.limits = self.default_limits
         self.records: dict[str, Any] = {}
 
     @property
     def defaults(self) -> TaskDefaults:
-        """How the task is sampled in its form."""
+        """The sampling, sample count and few-shot examples of the form."""
         if self.extract != FORMS[1]:
             return TaskDefaults(self.sampling, self.num_samples, self.num_shots)
         return TaskDefaults(
@@ -116,19 +119,19 @@ class CodeTask(ProgramTask):
         """
         check_arguments(self.name, options.extra, self.arguments)
         self.configure(options.extra)
-        self.limits = judge_limits(options.extra, self.given_limits)
+        self.limits = judge_limits(options.extra, self.default_limits)
         self.forget_cases()
         rows, source = self.rows(options)
         records: dict[str, Any] = {}
 
-        def make(row: dict[str, Any], line: int) -> Problem:
+        def make_problem(row: dict[str, Any], line: int) -> Problem:
             id, prompt, record = self.record(row)
             records[id] = record
             metadata = {**self.metadata(record), "line": line}
             # The tests themselves may take megabytes. Their digest is enough to detect a change.
             return Problem(id, prompt, f"tests {_digest(row)}", metadata)
 
-        data = select_task_data(*problems_of(rows, source, make), source, options)
+        data = select_task_data(*problems_of(rows, source, make_problem), source, options)
         self.records = {problem.id: records[problem.id] for problem in data.problems}
         chat = "chat form" if self.extract == FORMS[1] else ""
         return replace(
@@ -153,7 +156,7 @@ class CodeTask(ProgramTask):
 
     def score_outcome(self, problem_id: str, outcome: ProgramOutcome) -> dict[str, ProgramVerdict]:
         """Return the verdict on a program by filter."""
-        return {self.filters[0]: whole(outcome)}
+        return {self.filters[0]: without_credit(outcome)}
 
     def judging(self, run: RunDir, execution: ExecutionOptions | None) -> SandboxScoring:
         """Return the verdicts on a run of the loaded task.
@@ -184,7 +187,7 @@ def check_name(value: object, field: str) -> None:
         raise ValueError(f"{field} {str(value)[:40]!r} is not a Python name")
 
 
-def whole(outcome: ProgramOutcome) -> ProgramVerdict:
+def without_credit(outcome: ProgramOutcome) -> ProgramVerdict:
     """Return the verdict by all tests, without credit, because tests after a failure do not run."""
     return replace(outcome.verdicts, credit=None)
 

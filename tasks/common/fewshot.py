@@ -108,13 +108,13 @@ def pick_examples(
     examples: list[_Example]
     if options.fewshot_file is not None:
         rows, source = file_rows(options.fewshot_file, None)
-        examples = _make_examples(read(rows, source), source, make)
+        examples = make_examples(read(rows, source), source, make)
         num_examples = options.num_fewshot or len(examples)
     elif options.fewshot_data is None and bundled:
         rows, source = bundled_rows(bundled), "the bundled few-shot file"
         examples = [
             example
-            for example in _make_examples(rows, bundled, make)
+            for example in make_examples(rows, bundled, make)
             if key(example) not in problem_ids
         ]
     else:
@@ -149,7 +149,17 @@ def pick_examples(
     return examples[:num_examples]
 
 
-def _make_examples(rows: Rows, source: str, make: Make[_Example]) -> list[_Example]:
+def make_examples(rows: Rows, source: str, make: Make[_Example]) -> list[_Example]:
+    """Return the examples of rows.
+
+    Args:
+        rows: The rows with their line numbers.
+        source: Name of the rows, for messages.
+        make: Makes an example from a row.
+
+    Raises:
+        DataError: A row has no example.
+    """
     examples = []
     for line, row in rows:
         try:

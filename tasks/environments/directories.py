@@ -1,7 +1,7 @@
-"""Copies, measures and removes directories that programs of models have filled.
+"""Copies, measures and removes directories in which a model's programs wrote files.
 
-No function follows a symbolic link, so nothing outside of the directory is read or changed.
-Nothing else may change the directory meanwhile.
+No function leaves the directory through a symbolic link, so nothing outside of the directory is
+read or changed. Nothing else may change the directory meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from treegen.tasks.sandbox.seccomp import syscall
 MAX_DEPTH: Final = 32
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_OPENAT2: Final = 437  # the same on every machine
+_OPENAT2: Final = 437  # number of the system call on all machines
 _BENEATH: Final = 0x01 | 0x02 | 0x08  # RESOLVE_NO_XDEV, _NO_MAGICLINKS, _BENEATH
 _FICLONE: Final = 0x40049409
 _CHUNK: Final = 1 << 30
@@ -40,12 +40,12 @@ class DirectorySize:
     files: int = 0
     size: int = 0
 
-    def add(self, status: os.stat_result, limits: DirectorySize) -> None:
+    def add(self, status: os.stat_result, max_size: DirectorySize) -> None:
         """Count a file.
 
         Args:
-            status: Its status.
-            limits: The limits.
+            status: Status of the file.
+            max_size: The limits.
 
         Raises:
             DirectoryLimitError: A limit is exceeded.
@@ -53,10 +53,10 @@ class DirectorySize:
         self.files += 1
         # A hole has a size and no blocks; space beyond the end of a file has blocks and no size.
         self.size += max(status.st_size, 512 * status.st_blocks)
-        if self.files > limits.files:
-            raise DirectoryLimitError(f"more than {limits.files:,} files")
-        if self.size > limits.size:
-            raise DirectoryLimitError(f"more than {limits.size:,} bytes in files")
+        if self.files > max_size.files:
+            raise DirectoryLimitError(f"more than {max_size.files:,} files")
+        if self.size > max_size.size:
+            raise DirectoryLimitError(f"more than {max_size.size:,} bytes in files")
 
 
 @contextmanager
@@ -130,36 +130,36 @@ def write_beneath(folder: int, path: str, data: bytes, uid: int | None = None) -
     *above, name = path.split("/")
     if name in ("", ".", ".."):
         raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    parent_fd = _open_beneath(folder, ".", _FOLDER)
+    parent = _open_beneath(folder, ".", _FOLDER)
     try:
         for index, part in enumerate(above):
             if part:
                 with suppress(FileExistsError):
-                    os.mkdir(part, 0o700, dir_fd=parent_fd)
+                    os.mkdir(part, 0o700, dir_fd=parent)
                     if uid is not None:
-                        os.chown(part, uid, uid, dir_fd=parent_fd, follow_symlinks=False)
+                        os.chown(part, uid, uid, dir_fd=parent, follow_symlinks=False)
             inner = _open_beneath(folder, "/".join(above[: index + 1]) or "/", os.O_DIRECTORY)
-            os.close(parent_fd)
-            parent_fd = inner
+            os.close(parent)
+            parent = inner
         mode = 0o600
         with suppress(FileNotFoundError):
-            status = os.stat(name, dir_fd=parent_fd, follow_symlinks=False)
+            status = os.stat(name, dir_fd=parent, follow_symlinks=False)
             mode = stat.S_IMODE(status.st_mode) if stat.S_ISREG(status.st_mode) else mode
         new = secrets.token_hex(16)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         try:
-            with open(os.open(new, flags, 0o600, dir_fd=parent_fd), "wb") as file:
+            with open(os.open(new, flags, 0o600, dir_fd=parent), "wb") as file:
                 file.write(data)
                 if uid is not None:
                     os.fchown(file.fileno(), uid, uid)
                 os.fchmod(file.fileno(), mode)
-            os.rename(new, name, src_dir_fd=parent_fd, dst_dir_fd=parent_fd)
+            os.rename(new, name, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             with suppress(OSError):
-                os.unlink(new, dir_fd=parent_fd)
+                os.unlink(new, dir_fd=parent)
             raise
     finally:
-        os.close(parent_fd)
+        os.close(parent)
 
 
 def list_tree(folder: int) -> list[str]:
@@ -176,30 +176,32 @@ def list_tree(folder: int) -> list[str]:
     return paths
 
 
-def settle(folder: int, limits: DirectorySize) -> DirectorySize:
+def measure_and_fix_modes(folder: int, max_size: DirectorySize) -> DirectorySize:
     """Measure a directory, and make all files readable by their owner.
 
     Programs can create files that even their owner cannot read, and with bits such as setuid.
 
     Args:
         folder: Descriptor of the directory.
-        limits: The limits.
+        max_size: The limits.
 
     Raises:
         DirectoryLimitError: A limit is exceeded, or a directory cannot be listed by its owner.
     """
     usage = DirectorySize()
-    _settle(folder, limits, usage, 0)
+    _measure_and_fix_modes(folder, max_size, usage, 0)
     return usage
 
 
-def _settle(folder: int, limits: DirectorySize, usage: DirectorySize, depth: int) -> None:
+def _measure_and_fix_modes(
+    folder: int, max_size: DirectorySize, usage: DirectorySize, depth: int
+) -> None:
     if depth > MAX_DEPTH:
         raise DirectoryLimitError(f"directories nested more than {MAX_DEPTH} deep")
     with os.scandir(folder) as entries:
         for entry in entries:
             status = entry.stat(follow_symlinks=False)
-            usage.add(status, limits)
+            usage.add(status, max_size)
             mode = stat.S_IMODE(status.st_mode)
             is_folder = stat.S_ISDIR(status.st_mode)
             if is_folder and mode & 0o500 != 0o500:
@@ -209,11 +211,11 @@ def _settle(folder: int, limits: DirectorySize, usage: DirectorySize, depth: int
                 os.chmod(entry.name, expected_mode, dir_fd=folder)
             if is_folder:
                 with open_folder(entry.name, folder) as inner:
-                    _settle(inner, limits, usage, depth + 1)
+                    _measure_and_fix_modes(inner, max_size, usage, depth + 1)
 
 
 def copy_tree(
-    source: int, target: int, limits: DirectorySize, uid: int | None = None
+    source: int, target: int, max_size: DirectorySize, uid: int | None = None
 ) -> DirectorySize:
     """Copy the content of a directory to an empty directory.
 
@@ -223,7 +225,7 @@ def copy_tree(
     Args:
         source: Descriptor of the directory.
         target: Descriptor of the empty one.
-        limits: The limits.
+        max_size: The limits.
         uid: User and group that will own the copies; None for those of this process.
 
     Returns:
@@ -233,7 +235,7 @@ def copy_tree(
         DirectoryLimitError: A limit is exceeded.
         OSError: A file cannot be read or written.
     """
-    copy = _Copy(target, limits, uid)
+    copy = _Copy(target, max_size, uid)
     copy.copy_folder(source, target, "", 0)
     return copy.usage
 
@@ -241,9 +243,9 @@ def copy_tree(
 class _Copy:
     """A copy in progress."""
 
-    def __init__(self, root: int, limits: DirectorySize, uid: int | None) -> None:
+    def __init__(self, root: int, max_size: DirectorySize, uid: int | None) -> None:
         self.usage = DirectorySize()
-        self._root, self._limits, self._uid = root, limits, uid
+        self._root, self._max_size, self._uid = root, max_size, uid
         self._paths: dict[tuple[int, int], str] = {}  # of files with several hard links
 
     def copy_folder(self, source: int, target: int, above: str, depth: int) -> None:
@@ -260,7 +262,7 @@ class _Copy:
             raise DirectoryLimitError(f"directories nested more than {MAX_DEPTH} deep")
         for name in os.listdir(source):
             status = os.stat(name, dir_fd=source, follow_symlinks=False)
-            self.usage.add(status, self._limits)
+            self.usage.add(status, self._max_size)
             mode = stat.S_IMODE(status.st_mode) & 0o777
             if stat.S_ISDIR(status.st_mode):
                 os.mkdir(name, 0o700, dir_fd=target)

@@ -34,10 +34,10 @@ from treegen.tasks.environments.directories import (
     DirectorySize,
     copy_tree,
     list_tree,
+    measure_and_fix_modes,
     open_folder,
     read_beneath,
     remove_tree,
-    settle,
     write_beneath,
 )
 from treegen.tasks.environments.storage import Storage
@@ -72,7 +72,7 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What the worlds of one environment share."""
+    """Objects that the worlds of one environment share."""
 
     storage: Storage
     executor: ThreadPoolExecutor
@@ -82,7 +82,7 @@ class Host:
     tools: Sequence[dict[str, Any]]
     max_chars: int
     worlds: set[LocalWorld] = field(default_factory=set)
-    """Those that are not closed."""
+    """The open worlds."""
 
     async def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function in a thread of the environment.
@@ -111,7 +111,7 @@ class LocalWorld(FileWorld):
         self.workspace = workspace
         self._host, self._storage = host, host.storage
         host.worlds.add(self)
-        self._cell: SandboxProcess | None = None
+        self._process: SandboxProcess | None = None
         self._lock = threading.RLock()  # a cancelled action may still run in its thread
         self._is_cancelled = self._is_closed = False
 
@@ -129,8 +129,8 @@ class LocalWorld(FileWorld):
             return await self._host.call(self._execute, command)
         except asyncio.CancelledError:
             self._is_cancelled = True
-            if self._cell is not None:
-                self._cell.kill()
+            if self._process is not None:
+                self._process.kill()
             raise
 
     async def read_file(self, path: str) -> bytes:
@@ -176,8 +176,8 @@ class LocalWorld(FileWorld):
                         f"the first files of a problem must be a directory, got {files}"
                     )
                 with open_folder(files) as source, open_folder(self.workspace.path) as folder:
-                    copy_tree(source, folder, self._storage.limits, self.workspace.uid)
-                    settle(folder, self._storage.limits)
+                    copy_tree(source, folder, self._storage.max_size, self.workspace.uid)
+                    measure_and_fix_modes(folder, self._storage.max_size)
             else:
                 for path, data in read_files(files).items():
                     self._write(path, data)
@@ -195,7 +195,7 @@ class LocalWorld(FileWorld):
         """End the sandbox and remove the directory."""
         with self._lock:
             self._is_closed = True
-            self._end_cell()
+            self._end_process()
             remove_tree(self.workspace.path)
         self._host.worlds.discard(self)
 
@@ -204,17 +204,17 @@ class LocalWorld(FileWorld):
         limits = self._host.limits
         with self._open() as folder:
             try:
-                outcome = self._start_cell().run(program, TestCase())
+                outcome = self._start_process().run(program, TestCase())
                 result = decide(program, TestCase(), outcome, limits, lambda *_: True)
                 if result.verdict is ProgramStatus.JUDGE_ERROR:
                     raise SandboxError(f"the sandbox failed: {result.detail}")
             except SandboxError as error:
-                self._end_cell()
+                self._end_process()
                 raise WorldError(f"{str(error).partition(';')[0]}; run the search again") from error
             is_limit = result.verdict in (ProgramStatus.TIMEOUT, ProgramStatus.OUTPUT_LIMIT)
             failure = result.detail if is_limit else ""
             try:
-                settle(folder, self._storage.limits)
+                measure_and_fix_modes(folder, self._storage.max_size)
             except DirectoryLimitError as error:
                 failure = failure or f"the working directory has {error}"
         stdout, stderr = (
@@ -222,21 +222,21 @@ class LocalWorld(FileWorld):
         )
         if result.verdict is ProgramStatus.COMPILE_ERROR:
             stderr = result.detail
-        return self.show(stdout, stderr, outcome.ended["status"], failure)
+        return self.show(stdout, stderr, outcome.exit_info["status"], failure)
 
     def _read(self, path: str) -> bytes:
         with self._open() as folder, _convert_path_errors(path):
-            return read_beneath(folder, path, self._storage.limits.size)
+            return read_beneath(folder, path, self._storage.max_size.size)
 
     def _write(self, path: str, data: bytes) -> None:
-        limits = self._storage.limits
+        max_size = self._storage.max_size
         with self._open() as folder, _convert_path_errors(path):
-            used = settle(folder, limits)
+            used = measure_and_fix_modes(folder, max_size)
             new = DirectorySize(used.files + path.count("/") + 1, used.size + len(data))
-            if new.files > limits.files or new.size > limits.size:
+            if new.files > max_size.files or new.size > max_size.size:
                 raise ToolError(
-                    f"the working directory may have {limits.files:,} files and "
-                    f"{limits.size:,} bytes"
+                    f"the working directory may have {max_size.files:,} files and "
+                    f"{max_size.size:,} bytes"
                 )
             if path.count("/") >= MAX_DEPTH:
                 raise ToolError(f"a path may have {MAX_DEPTH} parts")
@@ -263,18 +263,18 @@ class LocalWorld(FileWorld):
             with open_folder(self.workspace.path) as folder:
                 yield folder
 
-    def _start_cell(self) -> SandboxProcess:
-        if self._cell is None:
+    def _start_process(self) -> SandboxProcess:
+        if self._process is None:
             host = self._host
-            self._cell = SandboxProcess(host.tier, host.runtime, host.limits, self.workspace)
+            self._process = SandboxProcess(host.tier, host.runtime, host.limits, self.workspace)
         if self._is_cancelled:  # perhaps before there was a helper to kill
             raise SandboxError("the action was cancelled")
-        return self._cell
+        return self._process
 
-    def _end_cell(self) -> None:
-        if self._cell is not None:
-            self._cell.close()
-            self._cell = None
+    def _end_process(self) -> None:
+        if self._process is not None:
+            self._process.close()
+            self._process = None
 
 
 @contextmanager
@@ -349,8 +349,8 @@ class LocalEnvironment:
         if num_workers is not None and num_workers < 1:
             raise InputError(f"{arg('num_workers')} must be at least 1, got {num_workers}")
         runtime = find_runtime(tuple(packages))
-        size_limits = DirectorySize(limits.files, limits.scratch)
-        self._storage = Storage(folder, size_limits, max_snapshot_bytes)
+        max_size = DirectorySize(limits.files, limits.scratch)
+        self._storage = Storage(folder, max_size, max_snapshot_bytes)
         try:
             tier, self.report = choose_tier(sandbox, runtime, self._create_workspace)
             self._storage.remove_worlds()  # those of the attempts to break out

@@ -1,4 +1,4 @@
-"""The directories of worlds and snapshots on disk: their quota, their lock, and what is left over.
+"""The directories of worlds and snapshots on disk: quota, lock, and removal of leftovers.
 
 A directory of treegen's own has a marker, and its process holds a lock on it. So a later process
 can tell directories that a killed process left from those in use, and from other people's.
@@ -25,9 +25,9 @@ from treegen.tasks.environments.directories import (
     DirectorySize,
     clone,
     copy_tree,
+    measure_and_fix_modes,
     open_folder,
     remove_tree,
-    settle,
 )
 
 _NAME: Final = "treegen-worlds-"
@@ -53,21 +53,24 @@ class Storage:
     Args:
         folder: The directory, new, empty or from an earlier storage, whose snapshots are kept; None
             for a temporary one.
-        limits: Maximum files and bytes of a world.
+        max_size: Maximum files and bytes of a world.
         max_snapshot_bytes: Maximum bytes of all snapshots together.
 
     Raises:
         InputError: The directory cannot be used, another process uses it, or it has other files.
 
     Attributes:
-        limits: As given.
+        max_size: Maximum files and bytes of a world.
         has_reflinks: Whether copies of files share their blocks.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str] | None, limits: DirectorySize, max_snapshot_bytes: int
+        self,
+        folder: str | os.PathLike[str] | None,
+        max_size: DirectorySize,
+        max_snapshot_bytes: int,
     ) -> None:
-        self.limits = limits
+        self.max_size = max_size
         self._free_bytes, self._lock = max_snapshot_bytes, threading.Lock()
         self._created: set[str] = set()
         with ExitStack() as stack:
@@ -135,13 +138,13 @@ class Storage:
             OSError: The directory cannot be copied.
         """
         with open_folder(world) as source:
-            snapshot = self._reserve(settle(source, self.limits).size)
+            snapshot = self._reserve(measure_and_fix_modes(source, self.max_size).size)
             path = self._snapshots / snapshot
             partial = path.with_suffix(_PARTIAL)
             try:
                 partial.mkdir(0o700)
                 with open_folder(partial) as target:
-                    copy_tree(source, target, self.limits)
+                    copy_tree(source, target, self.max_size)
                 partial.rename(path)
             except BaseException:
                 remove_tree(partial)
@@ -167,7 +170,7 @@ class Storage:
         path = self._snapshots / snapshot
         try:
             with open_folder(path) as source, open_folder(world) as target:
-                copy_tree(source, target, self.limits, uid)
+                copy_tree(source, target, self.max_size, uid)
         except OSError:
             if snapshot in self._sizes and path.exists():
                 raise
@@ -198,7 +201,7 @@ class Storage:
         return len(older)
 
     def close(self, keep: Collection[str] = ()) -> None:
-        """Delete the snapshots of this object, and all that it created and that is empty then.
+        """Delete the snapshots of this object, and the directories that are empty then.
 
         Args:
             keep: Ids of snapshots that stay.
@@ -221,7 +224,7 @@ class Storage:
         return snapshot
 
     def _leave(self, path: Path) -> None:
-        """Remove all but snapshots of a directory that the caller chose."""
+        """Remove everything but snapshots from a directory that the caller chose."""
         remove_tree(path / "worlds")
         with suppress(OSError):
             (path / "snapshots").rmdir()
@@ -246,9 +249,9 @@ def _lock_folder(path: Path, stack: ExitStack) -> None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         is_used = isinstance(error, BlockingIOError)
-        why = "another process uses this folder" if is_used else error.strerror
+        reason = "another process uses this folder" if is_used else error.strerror
         raise InputError(
-            f"cannot store snapshots in {path}: {why}; use another {arg('folder')}"
+            f"cannot store snapshots in {path}: {reason}; use another {arg('folder')}"
         ) from None
     names = os.listdir(fd)
     if names and _MARKER not in names:
@@ -263,9 +266,9 @@ def _remove_empty(path: Path) -> None:
 
 
 def _check_kinds(folder: Path) -> None:
-    """Raise InputError for another kind of file in place of what a folder of worlds holds.
+    """Raise InputError if the marker is no file, or "worlds" or "snapshots" is no directory.
 
-    The folder may come from somebody else, and what is below it is removed.
+    The folder may come from somebody else, and treegen removes files below it.
     """
     for name, is_kind, kind in (
         (_MARKER, stat.S_ISREG, "not a file"),
@@ -282,7 +285,15 @@ def _check_kinds(folder: Path) -> None:
 
 
 def _list_entries(folder: Path, form: str) -> list[Path]:
-    """Return the folders in a folder; anything but folders with names of a form is an error."""
+    """Return the folders in a folder.
+
+    Args:
+        folder: The folder, which may be missing.
+        form: Regular expression of their names.
+
+    Raises:
+        InputError: Another file, or a folder with another name, is in the folder.
+    """
     paths = [*folder.iterdir()] if folder.is_dir() else []
     for path in paths:
         if not re.fullmatch(form, path.name) or not stat.S_ISDIR(os.lstat(path).st_mode):
@@ -301,7 +312,7 @@ def _measure(snapshot: Path) -> int:
     """Return the bytes of a stored snapshot."""
     try:
         with open_folder(snapshot) as inside:
-            return settle(inside, _UNLIMITED).size
+            return measure_and_fix_modes(inside, _UNLIMITED).size
     except DirectoryLimitError as error:
         raise InputError(f"the snapshot {snapshot} has {error}; remove the snapshot") from None
 

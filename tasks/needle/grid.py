@@ -28,8 +28,8 @@ from treegen.evals.task import TaskData, TaskOptions
 from treegen.evals.verdict import SampleScore, Verdict
 from treegen.tasks.common.text_task import TextTask, greedy
 from treegen.tasks.needle.task import (
-    ARGUMENT,
-    SHORTER,
+    SHORTEN_HINT,
+    TOKENIZER_HELP,
     Measure,
     NeedleOptions,
     fit_length,
@@ -54,7 +54,7 @@ class NeedleGrid(TextTask):
     name = "needle-grid"
     filters = ("contains",)
     defaults: Final = greedy(max_tokens=64, stop=("\nQuestion:",))
-    shorter: Final = SHORTER
+    shorter: Final = SHORTEN_HINT
     arguments: ClassVar = {
         "lengths": "lengths of the text: 4000,8000, or 1000-16000/16 for 16 even steps (default: "
         + f"{','.join(map(str, _LENGTHS))})",
@@ -62,7 +62,7 @@ class NeedleGrid(TextTask):
         "needle": "sentence to hide (default: the best thing to do in San Francisco)",
         "question": "question about the needle; required with `needle`",
         "facts": "facts that an answer must contain, separated by |; required with `needle`",
-        "tokenizer": ARGUMENT,
+        "tokenizer": TOKENIZER_HELP,
     }
 
     def load(self, options: TaskOptions) -> TaskData:
@@ -76,7 +76,7 @@ class NeedleGrid(TextTask):
         self.check_no_examples(options)
         lengths = arguments.read_ints("lengths", _LENGTHS, 1, 10**9)
         depths = arguments.read_ints("depths", _DEPTHS, 0, 100)
-        needle, question, facts = _needle(arguments)
+        needle, question, facts = _read_needle(arguments)
         haystack = load_haystack(options.data)
         check_absent(haystack, needle)
         measure = measure_of(arguments)
@@ -96,7 +96,7 @@ class NeedleGrid(TextTask):
                 },
             )
             for length in lengths
-            for depth, document in _documents(haystack, needle, depths, measure, length)
+            for depth, document in _make_documents(haystack, needle, depths, measure, length)
         ]
         return TaskData(
             problems=select(problems, options),
@@ -105,14 +105,14 @@ class NeedleGrid(TextTask):
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return whether the text contains every key fact. The answer is the facts in it."""
-        read = _plain(text)
+        read = _normalize(text)
         facts = problem.answer.split("|")
-        recalled = [fact for fact in facts if _contains(read, _plain(fact))]
+        recalled = [fact for fact in facts if _contains(read, _normalize(fact))]
         answer = ", ".join(recalled) or read[:_MAX_ANSWER_CHARS]
         return {"contains": Verdict(answer or None, len(recalled) == len(facts))}
 
     def aggregate(self, scores: Sequence[SampleScore], options: ReportOptions) -> Report:
-        """Return accuracy over all cells, by length, by depth, and as a grid of both."""
+        """Return accuracy over all problems, by length, by depth, and as a grid of both."""
         report = self.overall(scores, options)
         if not options.problems:
             return report
@@ -147,7 +147,7 @@ class NeedleGrid(TextTask):
         return replace(report, tables=tables, grids=(grid,))
 
 
-def _needle(arguments: NeedleOptions) -> tuple[str, str, list[str]]:
+def _read_needle(arguments: NeedleOptions) -> tuple[str, str, list[str]]:
     """Return the sentence to hide, the question, and the facts that an answer must contain."""
     present = [name for name in ("needle", "question", "facts") if name in arguments]
     if present and len(present) < 3:
@@ -158,21 +158,21 @@ def _needle(arguments: NeedleOptions) -> tuple[str, str, list[str]]:
     question = " ".join(arguments.text("question", _QUESTION).split())
     facts = [fact.strip() for fact in arguments.text("facts", _FACTS).split("|")]
     for fact in facts:
-        if not _plain(fact):
+        if not _normalize(fact):
             raise InputError(f"facts has an empty part: {'|'.join(facts)!r}; remove one bar (|)")
-        if not _contains(_plain(needle), _plain(fact)):
+        if not _contains(_normalize(needle), _normalize(fact)):
             raise InputError(
                 f"the needle {needle!r} does not contain the fact {fact!r}; add the fact to "
                 "the needle"
             )
-        if _contains(_plain(question), _plain(fact)):
+        if _contains(_normalize(question), _normalize(fact)):
             raise InputError(
                 f"the question {question!r} contains the fact {fact!r}; write another question"
             )
     return needle, question, facts
 
 
-def _documents(
+def _make_documents(
     haystack: Haystack, needle: str, depths: Sequence[int], measure: Measure, length: int
 ) -> list[tuple[int, Document]]:
     """Return a text of one length for each depth.
@@ -189,7 +189,7 @@ def _documents(
     """
 
     def hide(size: int, depth: float) -> Document:
-        # A needle moves back to the end of a sentence, but never as far as the next higher needle.
+        # A needle moves up to the end of a sentence, by at most half the step between two depths.
         step = min((b - a for a, b in pairwise(depths)), default=100)
         reach = min(500, step * size // 200)
         return insert(haystack.take(size), [(depth / 100, needle)], reach=reach)
@@ -206,7 +206,7 @@ def _documents(
     return documents
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     """Return a text in lower case, without punctuation, with one space between words."""
     return re.sub(r"[\W_]+", " ", text.casefold()).strip()
 

@@ -31,8 +31,8 @@ from treegen.evals.verdict import SampleScore, Verdict
 from treegen.prompts.tree import Node
 from treegen.tasks.common.text_task import TextTask, greedy
 from treegen.tasks.needle.task import (
-    ARGUMENT,
-    SHORTER,
+    SHORTEN_HINT,
+    TOKENIZER_HELP,
     Measure,
     NeedleOptions,
     fit_length,
@@ -110,7 +110,7 @@ def find_values(text: str, values: Values) -> list[str]:
 
 
 class RulerItem:
-    """One problem, whose filler can still have any size.
+    """One problem, without the size of its filler.
 
     Attributes:
         values: The requested values.
@@ -122,7 +122,7 @@ class RulerItem:
         self._haystack = haystack
         self._seed = seed
         draw = random.Random(seed)
-        keys = _keys(draw, variant)
+        keys = _draw_keys(draw, variant)
         self._needle_keys = [next(keys) for _ in range(variant.num_keys)]
         num_needles = variant.num_keys * variant.num_values
         values = iter(_draw_values(draw, variant.values, num_needles))
@@ -132,17 +132,19 @@ class RulerItem:
         queries = draw.sample(self._needle_keys, variant.num_queries)
         self.values = [value for query in queries for key, value in needles if key == query]
         draw.shuffle(needles)
-        self._needles = [self._say(key, value) for key, value in needles]
-        indices = sorted(draw.sample(range(_NUM_DEPTHS), len(needles)))
-        self._depths = [index / (_NUM_DEPTHS - 1) for index in indices]
+        self._needles = [self._format_needle(key, value) for key, value in needles]
+        places = sorted(draw.sample(range(_NUM_DEPTHS), len(needles)))
+        self._depths = [place / (_NUM_DEPTHS - 1) for place in places]
         *first, last = queries
         self._query = f"{', '.join(first)}, and {last}" if first else last
-        self.reply = self._fill(_SINGLE_VALUE_REPLY if self._is_one else _SEVERAL_VALUES_REPLY)
+        self.reply = self._fill_template(
+            _SINGLE_VALUE_REPLY if self._is_single else _SEVERAL_VALUES_REPLY
+        )
 
     def question(self, size: int) -> str:
         """Return the prompt up to where the answer begins, with `size` characters of filler."""
         context = self._document(size).text
-        return self._fill(_SINGLE_VALUE if self._is_one else _SEVERAL_VALUES, context)
+        return self._fill_template(_SINGLE_VALUE if self._is_single else _SEVERAL_VALUES, context)
 
     def prompt(self, size: int) -> str:
         """Return the whole prompt."""
@@ -153,14 +155,14 @@ class RulerItem:
         return self._document(size).depth(0) if len(self._needles) == 1 else None
 
     @property
-    def _is_one(self) -> bool:
+    def _is_single(self) -> bool:
         return len(self.values) == 1
 
-    def _say(self, key: str, value: str) -> str:
+    def _format_needle(self, key: str, value: str) -> str:
         return _NEEDLE.format(kind=self._variant.values, key=key, value=value)
 
-    def _fill(self, template: str, context: str = "") -> str:
-        kind = self._variant.values.removesuffix("s") if self._is_one else self._variant.values
+    def _fill_template(self, template: str, context: str = "") -> str:
+        kind = self._variant.values.removesuffix("s") if self._is_single else self._variant.values
         return template.format(kind=kind, query=self._query, context=context)
 
     def _document(self, size: int) -> Document:
@@ -174,16 +176,16 @@ class RulerItem:
         return _insert_lines(lines, needles)
 
     def _distractors(self, size: int) -> list[str]:
-        """Return needles that are not requested. A larger size only adds needles."""
+        """Return up to `size` characters of needles for other keys; a larger size adds needles."""
         draw = random.Random(f"{self._seed} distractors")
-        keys = _keys(draw, self._variant)
+        keys = _draw_keys(draw, self._variant)
         lines: list[str] = []
         while True:
             key = next(keys)
             (value,) = _draw_values(draw, self._variant.values, 1)
             if key in self._needle_keys or value in self.values:
                 continue
-            line = self._say(key, value)
+            line = self._format_needle(key, value)
             size -= len(line) + 1
             if size < 0:
                 return lines
@@ -205,7 +207,7 @@ def _word_keys() -> tuple[str, ...]:
     return tuple(f"{adjective}-{noun}" for adjective in ADJECTIVES for noun in NOUNS)
 
 
-def _keys(draw: random.Random, variant: Variant) -> Iterator[str]:
+def _draw_keys(draw: random.Random, variant: Variant) -> Iterator[str]:
     """Yield different keys.
 
     Raises:
@@ -213,7 +215,7 @@ def _keys(draw: random.Random, variant: Variant) -> Iterator[str]:
     """
     if variant.keys == "uuids":
         while True:
-            yield _uuid(draw)
+            yield _draw_uuid(draw)
     words = _word_keys()
     used: set[str] = set()
     while len(used) < len(words):
@@ -226,11 +228,11 @@ def _keys(draw: random.Random, variant: Variant) -> Iterator[str]:
 
 def _draw_values(draw: random.Random, values: Values, num: int) -> list[str]:
     if values == "uuids":
-        return [_uuid(draw) for _ in range(num)]
+        return [_draw_uuid(draw) for _ in range(num)]
     return [str(number) for number in draw.sample(range(10**6, 10**7), num)]
 
 
-def _uuid(draw: random.Random) -> str:
+def _draw_uuid(draw: random.Random) -> str:
     return str(uuid.UUID(int=draw.getrandbits(128), version=4))
 
 
@@ -248,12 +250,12 @@ class Ruler(TextTask):
 
     filters = ("contains-all",)
     defaults: Final = greedy(max_tokens=128)
-    shorter: Final = SHORTER
+    shorter: Final = SHORTEN_HINT
     arguments: ClassVar = {
         "lengths": "lengths of prompt and answer: 16000,32000, or 8000-64000/8 for 8 even steps "
         + f"(default: {','.join(map(str, _LENGTHS))}, about 4,000 tokens)",
         "questions": "problems of each length (default: 100; RULER has 500)",
-        "tokenizer": ARGUMENT,
+        "tokenizer": TOKENIZER_HELP,
     }
 
     @property
@@ -348,11 +350,11 @@ class Ruler(TextTask):
         values = problem_values(scores, self.filters[0])
         mean = mean_row(list(values.values()))
         match = self.metric_row("string_match_all", self.filters[0], options, **mean)
-        tables = _tables(options.problems, values) if options.problems else ()
+        tables = _make_tables(options.problems, values) if options.problems else ()
         return replace(report, metrics=(match, *report.metrics), tables=tables)
 
 
-def _tables(problems: Sequence[Problem], values: Mapping[str, float]) -> tuple[Table, ...]:
+def _make_tables(problems: Sequence[Problem], values: Mapping[str, float]) -> tuple[Table, ...]:
     lengths: dict[int, list[str]] = {}
     for problem in problems:
         lengths.setdefault(problem.metadata["length"], []).append(problem.id)

@@ -22,9 +22,9 @@ The text and the solved questions are one node above all questions, so a documen
 computed and stored once. Differences from the original: no name is a prefix of another, no dog is
 asked about twice, all colours are equally frequent, and the length is that of the whole text.
 
-Options of the needle tasks are integers within bounds, lists of them, and lengths. Lengths are
-characters, which need no model, or tokens of a tokenizer that the user names. `fit_length` finds
-how much filler makes a text of a given length.
+The other needle tasks share the options and the lengths of this module. Lengths are characters,
+which need no tokenizer, or tokens of a tokenizer that the user names. `fit_length` finds the amount
+of filler for a text of a certain length.
 """
 
 import random
@@ -56,20 +56,21 @@ from treegen.tasks.needle.text import (
 
 _INTEGER: Final = re.compile(r"[0-9]{1,12}")
 _STEPS: Final = re.compile(r"([0-9]{1,12})-([0-9]{1,12})/([0-9]{1,4})")
-# General options that no needle task uses, because it makes its own problems.
+# General options that no needle task uses, because needle tasks generate their problems.
 _UNUSED_OPTIONS: Final = ("split", "fewshot_file", "fewshot_data")
 
 
 class NeedleOptions:
-    """A needle task's own options. Names are checked at once, a value when it is read.
-
-    known: the task's `arguments`.
+    """A needle task's own options. A value is checked when it is read.
 
     Args:
-        unused: Further general options that the task does not use.
+        options: Options of the run.
+        task: Name of the task.
+        arguments: The task's own options, with a line of help each.
+        unused: General options that this task does not use, besides those of all needle tasks.
 
     Raises:
-        InputError: There is no such option, or the task does not use it.
+        InputError: An own option is unknown, or a general option is set that the task does not use.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class NeedleOptions:
         return number
 
     def read_ints(self, name: str, default: Sequence[int], low: int, high: int) -> tuple[int, ...]:
-        """Return ascending integers from "1000,2000", or "1000-16000/16" for 16 even steps.
+        """Return ascending integers from "1000,2000", or 16 of them from "1000-16000/16".
 
         Args:
             name: Name of the argument.
@@ -165,10 +166,12 @@ def _numbers(name: str, words: Sequence[str], low: int, high: int) -> list[int]:
     return numbers
 
 
-ARGUMENT: Final = (
+TOKENIZER_HELP: Final = (
     "checkpoint or hub name; lengths are then tokens of its tokenizer (default: characters)"
 )
-SHORTER: Final = "shorten them with -T lengths=N,... (characters, or tokens of -T tokenizer=DIR)"
+SHORTEN_HINT: Final = (
+    "shorten them with -T lengths=N,... (characters, or tokens of -T tokenizer=DIR)"
+)
 # Characters per token, to convert lengths. English has a little over four.
 _CHARS_PER_TOKEN: Final = 4
 _MAX_TRIES: Final = 40
@@ -187,7 +190,7 @@ class Measure:
 
 
 def measure_of(options: NeedleOptions) -> Measure:
-    """Return the unit of a task's lengths: tokens if its option `tokenizer` is set.
+    """Return the unit of a task's lengths: tokens if `tokenizer` is set, otherwise characters.
 
     Raises:
         ModelError: The tokenizer cannot be loaded.
@@ -195,7 +198,7 @@ def measure_of(options: NeedleOptions) -> Measure:
     if "tokenizer" not in options:
         return Measure("characters", len, _CHARS_PER_TOKEN)
     name = options.text("tokenizer").strip()
-    # This imports torch and transformers, which are not needed to make problems of characters.
+    # The import is slow, because of torch and transformers, and only lengths in tokens need it.
     from treegen.model.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(name)
@@ -216,7 +219,7 @@ def fit_length(
         measure: The unit of `length`.
         length: Maximum length of the text.
         what: The name of the text, for the error.
-        start: A size to try first, such as that of a similar text.
+        start: Filler size to try first, such as that of a similar text. Default: an estimate.
 
     Raises:
         InputError: The text is longer than `length` without any filler.
@@ -259,12 +262,12 @@ _COLOUR: Final = re.compile(rf"\b(?:{'|'.join(COLOURS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class _Dogs:
-    """The dogs, numbered in their order in the text."""
+    """The dogs, with indices in the order of the text."""
 
-    names: tuple[str, ...]  # their names
-    colours: Mapping[int, str]  # the colour of each number
-    shots: tuple[int, ...]  # the numbers of dogs in solved questions
-    targets: tuple[int, ...]  # the numbers of dogs in the questions of the run
+    names: tuple[str, ...]
+    colours: Mapping[int, str]  # the colour of each index
+    shots: tuple[int, ...]  # the indices of dogs in solved questions
+    targets: tuple[int, ...]  # the indices of dogs in the questions of the run
 
     def needles(self) -> list[tuple[float, str]]:
         """Return (depth, sentence) of each dog."""
@@ -284,14 +287,14 @@ class _Dogs:
 
     def build_example(self, index: int) -> Turn:
         """Return question and answer as a few-shot example."""
-        return _ask(self.question(index)), f"###{self.answer(index)}###"
+        return _format_question(self.question(index)), f"###{self.answer(index)}###"
 
 
 class Needle(TextTask):
     """Dogs and the colours of their fur, all in one document.
 
-    Two filters read the same texts. `strict-match`, the headline, is Hydragen's: it uses the exact
-    text between the first two ###. `flexible-extract` uses the first colour in the answer.
+    The filter `strict-match`, the headline, is Hydragen's: it uses the exact text between the first
+    two ###. `flexible-extract` uses the first colour in the answer.
     """
 
     name = "needle"
@@ -303,11 +306,11 @@ class Needle(TextTask):
     arguments: ClassVar = {
         "questions": "number of dogs to ask about (default: 256)",
         "length": "length of the text with its needles (default: 80000, about 20,000 tokens)",
-        "tokenizer": ARGUMENT,
+        "tokenizer": TOKENIZER_HELP,
     }
 
     def load(self, options: TaskOptions) -> TaskData:
-        """Hide the needles in the text. The seed decides the dogs, colours and places.
+        """Hide the needles in the text. The seed decides the dogs, their colours and their order.
 
         Raises:
             InputError: An option is invalid.
@@ -359,7 +362,7 @@ class Needle(TextTask):
 
     def ask(self, problem: Problem) -> str:
         """Return the question, up to where its answer begins."""
-        return _ask(problem.question)
+        return _format_question(problem.question)
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return a verdict for each filter."""
@@ -381,8 +384,7 @@ class Needle(TextTask):
         report = self.overall(scores, options)
         if not options.problems:
             return report
-        (_, count), *_ = Counter(problem.answer for problem in options.problems).most_common(1)
-        share = count / len(options.problems)
+        share = max(Counter(p.answer for p in options.problems).values()) / len(options.problems)
         constant = self.metric_row("constant_answer", "none", options, value=share)
         groups = by_decile({problem.id: problem.metadata["depth"] for problem in options.problems})
         values = problem_values(scores, self.filters[0])
@@ -390,7 +392,7 @@ class Needle(TextTask):
         return replace(report, metrics=(*report.metrics, constant), tables=(table,))
 
 
-def _ask(question: str) -> str:
+def _format_question(question: str) -> str:
     return f"Question: {question}\nAnswer:"
 
 

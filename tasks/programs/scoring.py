@@ -1,6 +1,6 @@
-"""Runs the samples of a run in the background and stores each verdict when it is ready.
+"""Runs the programs in the samples of a run in the background, and stores verdicts as they come.
 
-A judge error is not a verdict. It is not stored, and the sample runs again next time.
+A judge error is not a verdict. It is not stored, and the program runs again next time.
 """
 
 import hashlib
@@ -42,11 +42,11 @@ _LOCK: Final = "verdicts.lock"
 
 
 class VerdictFile:
-    """The stored verdicts of one way of scoring, in a file of the run directory.
+    """The stored verdicts of one combination of scoring settings, in a file of the run directory.
 
         verdicts-strict-1f0c8a2d.jsonl    {"problem_id": ..., "sample_index": ..., "verdict": ...}
 
-    So sampling, scoring and scoring in another way can each stop and resume at any time.
+    So sampling, scoring, and scoring with other settings can each stop and resume at any time.
 
     Attributes:
         path: The file.
@@ -108,10 +108,10 @@ class VerdictFile:
         }
 
 
-# Programs to submit for each worker, so that no core waits for the next poll.
-_AHEAD: Final = 4
+# Maximum programs in the queue for each worker; several, so that no core waits for the next poll.
+_QUEUED_PER_WORKER: Final = 4
 # Maximum tests of a program to submit at once. The end of a run waits for them.
-_SLICE: Final = 8
+_MAX_TESTS_PER_SUBMIT: Final = 8
 _MAX_LISTED_ERRORS: Final = 5
 # Packages that programs may import in addition to the standard library.
 PACKAGES: Final = ("numpy",)
@@ -122,10 +122,10 @@ class _PendingProgram:
     """A program to run, once for all samples with the same program."""
 
     problem_id: str
-    program: str  # its short hash
-    source: str  # its text
+    program: str  # short hash of the program
+    source: str
     keys: list[Key]  # the samples with this program
-    cases: ProgramCases | None = None  # the tests of its problem, once they are read
+    cases: ProgramCases | None = None  # the tests of the problem, once they are read
     results: list[TestResult] = field(default_factory=list)  # the results so far
     future: Future[ProgramResult] | None = None  # the tests that are running; None if none are
 
@@ -216,7 +216,7 @@ class SandboxScoring(AccuracyCounter):
             return
         self.prepare()
         assert self._judge is not None
-        while self._waiting and len(self._running) < _AHEAD * self._judge.workers:
+        while self._waiting and len(self._running) < _QUEUED_PER_WORKER * self._judge.workers:
             pending = self._waiting.popleft()
             self._submit(pending)
             name = (pending.problem_id, pending.program)
@@ -309,7 +309,7 @@ class SandboxScoring(AccuracyCounter):
         start = len(pending.results)
         pending.future = self._judge.submit(
             pending.cases.program(pending.source),
-            pending.cases.tests[start : start + _SLICE],
+            pending.cases.tests[start : start + _MAX_TESTS_PER_SUBMIT],
             pending.cases.compare,
             stop_at_failure=True,
         )

@@ -143,13 +143,15 @@ class ProgramCases:
 
     tests: tuple[TestCase, ...]
     compare: Compare
-    """Returns whether an output is right."""
+    """Returns whether an output is right, given (output, expected)."""
     prelude: str
     """Source that runs before the program."""
     fn_name: str | None = None
     """The function to call; None for programs that print."""
     suffix: str = ""
     """Source that follows the program, such as test statements."""
+    may_return_numpy: bool = False
+    """See `Program`."""
 
     def program(self, source: str) -> Program:
         """Return the program that runs for a source, which may have a `return` if it prints."""
@@ -158,6 +160,7 @@ class ProgramCases:
             fn_name=self.fn_name,
             prelude=self.prelude,
             may_return=self.fn_name is None,
+            may_return_numpy=self.may_return_numpy,
         )
 
 
@@ -171,13 +174,13 @@ class ProgramTask(ReportedTask):
     """After this many timeouts the remaining tests of a program fail without running."""
     extract: str
     """How the program is found in a sample."""
-    cases_kept: ClassVar[int] = 64
-    """Problems whose tests are cached. Samples of one problem are scored at about the same time, so
-    few are enough."""
+    max_cached_problems: ClassVar[int] = 64
+    """Maximum problems whose tests are cached. A few suffice, because samples of one problem are
+    scored at about the same time."""
 
     def __init__(self) -> None:
         """Use the default options until `load` sets others."""
-        self._cached_cases = lru_cache(maxsize=self.cases_kept)(self.read_cases)
+        self._cached_cases = lru_cache(maxsize=self.max_cached_problems)(self.read_cases)
 
     @property
     def judged_by(self) -> str:

@@ -13,7 +13,7 @@ Expressions are parsed without eval: total, exact, and in linear time.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -159,7 +159,11 @@ class Game24(PuzzleTask):
     arguments: ClassVar = {"form": "how solutions are written: steps or expression; default: steps"}
     search_defaults = replace(PuzzleTask.search_defaults, arguments={"form": "steps"})
 
-    _form = "steps"  # until `load` sets another
+    _form = "steps"  # until `configure` sets another
+
+    def configure(self, arguments: Mapping[str, str]) -> None:
+        """Set the form from the task's arguments."""
+        self._form = one_of(arguments, "form", FORMS, "steps")
 
     def load(self, options: TaskOptions) -> TaskData:
         """Read puzzles and examples, as `PuzzleTask.load` does.
@@ -169,7 +173,7 @@ class Game24(PuzzleTask):
             DataError: Puzzles or examples cannot be read, or an example is a problem.
         """
         check_arguments(self.name, options.extra, self.arguments)
-        self._form = one_of(options.extra, "form", FORMS, "steps")
+        self.configure(options.extra)
         return super().load(options)
 
     def read(self, options: TaskOptions) -> Loaded:
@@ -228,7 +232,7 @@ class Game24(PuzzleTask):
             InputError: The form of solutions is not "steps".
         """
         if self._form != "steps":
-            raise InputError("a search needs solutions in steps; remove --task-arg form=expression")
+            raise InputError("a search needs solutions in steps; set --task-arg form=steps")
         return super().root(data, problem)
 
     def answer(self, problem: Problem, text: str) -> str | None:

@@ -33,17 +33,17 @@ from treegen.tasks.sandbox.programs import (
     TestCase,
 )
 from treegen.tasks.sandbox.runtime import (
-    FROM_OUTSIDE,
+    EXTERNAL_SIGNALS,
     Runtime,
-    name_of,
-    run_outside,
+    retry_if_killed,
+    run_unconfined,
+    signal_name,
     signal_of,
-    unless_killed,
 )
 
 MakeWorkspace = Callable[[SandboxTier], Workspace | None]
 
-_OTHER = f"use another {arg('sandbox=')}"
+_HINT = f"use another {arg('sandbox=')}"
 _LIMITS = Limits(cpu_seconds=5.0, wall_seconds=30.0, memory=256 * MIB)
 
 # Reads {"secret": path, ...} from stdin and prints which of its attempts succeeded.
@@ -145,7 +145,7 @@ thread.join()
 
 @dataclass(frozen=True, slots=True)
 class SandboxReport:
-    """The chosen sandbox, what it does not protect against, and the attempts made against it."""
+    """The chosen sandbox, what it does not protect against, and the attempts to escape from it."""
 
     tier: str
     """The name of the sandbox's tier."""
@@ -194,27 +194,27 @@ def choose_tier(
         )
     if sandbox == "none":
         tier = TIERS["none"]
-        unless_killed(lambda: _check_works(tier, runtime, make_workspace))
+        retry_if_killed(lambda: _check_works(tier, runtime, make_workspace))
         return tier, SandboxReport("none", tier.missing(), (), (), ())
     names = [name for name in TIERS if name != "none"] if sandbox == "auto" else [sandbox]
     refused: list[str] = []
     for name in names:
         tier = TIERS[name]
-        why = tier.unavailable()
-        if not why:
+        reason = tier.unavailable()
+        if not reason:
             try:
-                is_plain = make_workspace is _no_workspace
-                verify = verify_once if is_plain else verify_tier
+                is_cacheable = make_workspace is _no_workspace
+                verify = verify_once if is_cacheable else verify_tier
                 attempt = functools.partial(verify, tier, runtime, make_workspace)
-                passed, not_checked = unless_killed(attempt)
+                passed, not_checked = retry_if_killed(attempt)
             except HelperKilledError:
                 raise  # says nothing about this sandbox, so do not fall back to a weaker one
             except SandboxError as error:
-                why = str(error)
+                reason = str(error)
             else:
                 report = SandboxReport(name, tier.missing(), passed, not_checked, tuple(refused))
                 return tier, report
-        refused.append(f"{name}: {why}")
+        refused.append(f"{name}: {reason}")
     raise SandboxError(
         f"no sandbox works here ({'; '.join(refused)}); install bubblewrap, use a "
         f"kernel with Landlock, or pass {arg('sandbox', 'none')} to run code from the model "
@@ -241,20 +241,20 @@ def verify_tier(
     _check_works(tier, runtime, make_workspace)
     with _plant_targets() as bait:
         token = bait["token"]
-        control = run_outside(
+        control = run_unconfined(
             [runtime.python, "-s", "-S", "-P", "-B", "-c", _CANARY],
             {"TREEGEN_CANARY": token, "LD_LIBRARY_PATH": runtime.library_path},
             json.dumps(bait),
         )
         Path(bait["drop"]).unlink(missing_ok=True)
-        if (number := signal_of(control.returncode)) in FROM_OUTSIDE:
+        if (number := signal_of(control.returncode)) in EXTERNAL_SIGNALS:
             raise HelperKilledError(
-                f"the test programs of the sandbox were ended by {name_of(number)}; try again"
+                f"the test programs of the sandbox were ended by {signal_name(number)}; try again"
             )
         if control.returncode:
             raise SandboxError(
                 "the test programs do not run even outside the sandbox: "
-                f"{control.stderr[-300:]}; {_OTHER}"
+                f"{control.stderr[-300:]}; {_HINT}"
             )
         outside: dict[str, bool] = json.loads(control.stdout)
         bait["report"] = REPORT
@@ -266,7 +266,7 @@ def verify_tier(
     if escaped:
         raise SandboxError(
             "the sandbox does not isolate programs: a program inside the sandbox could "
-            f"{', '.join(escaped)}; {_OTHER}"
+            f"{', '.join(escaped)}; {_HINT}"
         )
     passed = tuple(name for name, success in outside.items() if success)
     return passed, tuple(name for name, success in outside.items() if not success)
@@ -277,10 +277,10 @@ verify_once = functools.cache(verify_tier)
 
 
 def _check_works(tier: SandboxTier, runtime: Runtime, make_workspace: MakeWorkspace) -> None:
-    """Raise SandboxError if an honest program does not run in the sandbox."""
+    """Raise SandboxError if a harmless program does not run in the sandbox."""
     if _run(tier, runtime, make_workspace, _USES_SCRATCH) != "works\n":
         raise SandboxError(
-            f"a harmless test program does not run in the sandbox {tier.name}; {_OTHER}"
+            f"a harmless test program does not run in the sandbox {tier.name}; {_HINT}"
         )
 
 
@@ -292,17 +292,28 @@ def _run(
     *,
     stdin: str = "",
 ) -> str:
-    with SandboxProcess(tier, runtime, _LIMITS, make_workspace(tier)) as cell:
-        outcome = cell.run(Program(source), TestCase(stdin=stdin))
-    number = signal_of(outcome.ended["status"])
-    if number in FROM_OUTSIDE and not outcome.ended["killed"]:
+    """Return what a test program prints in the sandbox.
+
+    Raises:
+        HelperKilledError: Something killed the program, or it did not end in time.
+        SandboxError: The program fails.
+    """
+    with SandboxProcess(tier, runtime, _LIMITS, make_workspace(tier)) as process:
+        outcome = process.run(Program(source), TestCase(stdin=stdin))
+    number = signal_of(outcome.exit_info["status"])
+    if number in EXTERNAL_SIGNALS and not outcome.exit_info["killed"]:
         raise HelperKilledError(
-            f"the test programs of the sandbox were ended by {name_of(number)}; try again"
+            f"the test programs of the sandbox were ended by {signal_name(number)}; try again"
         )
-    if outcome.ended["status"] != 0:
+    if outcome.exit_info["killed"] == "wall":
+        raise HelperKilledError(
+            f"a test program of the sandbox did not end within {_LIMITS.wall:g} s; try again on a "
+            "machine with less load"
+        )
+    if outcome.exit_info["status"] != 0:
         words = (outcome.stderr or outcome.report).decode("utf-8", "replace").strip()
         raise SandboxError(
-            f"the test programs do not run inside the sandbox: {words[-300:]}; {_OTHER}"
+            f"the test programs do not run inside the sandbox: {words[-300:]}; {_HINT}"
         )
     return outcome.stdout.decode("utf-8", "replace")
 

@@ -43,7 +43,7 @@ def run(source: str, prelude: str, call: str | None, *, may_return: bool) -> NoR
             runs a script.
         may_return: Whether a source that is not a valid script may run as the body of a function.
     """
-    _fresh_streams()
+    _reopen_streams()
     module = types.ModuleType("__main__" if call is None else "solution")
     status = 1
     try:
@@ -67,7 +67,7 @@ def _run(
     for name in [name for name in sys.modules if name.split(".")[0] == "treegen"]:
         del sys.modules[name]
     sys.modules[module.__name__] = module
-    threading.excepthook = _thread_failed
+    threading.excepthook = _report_thread_failure
     report("compiled")
     try:
         for code in codes:
@@ -89,29 +89,29 @@ def _compile(source: str, *, may_return: bool = False) -> types.CodeType:
     except SyntaxError as error:
         if may_return:
             with contextlib.suppress(SyntaxError):
-                return compile(_as_function(source), _NAME, "exec", 0, True)
+                return compile(_wrap_in_function(source), _NAME, "exec", 0, True)
         raise error
 
 
-def _as_function(source: str) -> ast.Module:
+def _wrap_in_function(source: str) -> ast.Module:
     """Wrap a source in a function that is called, so that `return` and `nonlocal` are legal.
 
-    The imports at the start of the source stay outside, where `*` is legal. Names that a function
-    in the source declares global are also global in the body.
+    The docstring and the imports at the start of the source stay outside, where `*` is legal. Names
+    that the source declares global anywhere are also global in the body.
     """
     tree = ast.parse(source, _NAME)
-    indices = (i for i, line in enumerate(tree.body) if not _is_import(line))
+    indices = (i for i, line in enumerate(tree.body) if not _is_import_or_docstring(line))
     start = next(indices, len(tree.body))
-    declared = [node.names for node in ast.walk(tree) if isinstance(node, ast.Global)]
-    shared = sorted({name for names in declared for name in names})
-    frame = ast.parse(f"def {_BODY}():\n  pass\n{_BODY}()")
-    function: Any = frame.body[0]
-    function.body = [ast.Global(shared)] * bool(shared) + tree.body[start:]
-    tree.body[start:] = frame.body
+    declarations = [node.names for node in ast.walk(tree) if isinstance(node, ast.Global)]
+    names = sorted({name for declared in declarations for name in declared})
+    wrapper = ast.parse(f"def {_BODY}():\n  pass\n{_BODY}()")
+    function: Any = wrapper.body[0]
+    function.body = [ast.Global(names)] * bool(names) + tree.body[start:]
+    tree.body[start:] = wrapper.body
     return ast.fix_missing_locations(tree)
 
 
-def _is_import(line: ast.stmt) -> bool:
+def _is_import_or_docstring(line: ast.stmt) -> bool:
     docstring = isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant)
     return docstring or isinstance(line, ast.Import | ast.ImportFrom)
 
@@ -173,13 +173,13 @@ def _report_failure(error: BaseException) -> None:
     traceback.print_exception(type(error), error, trace, limit=20)
 
 
-def _thread_failed(arguments: threading.ExceptHookArgs) -> None:
+def _report_thread_failure(arguments: threading.ExceptHookArgs) -> None:
     if issubclass(arguments.exc_type, MemoryError):
         report("memory")
     threading.__excepthook__(arguments)
 
 
-def _fresh_streams() -> None:
+def _reopen_streams() -> None:
     """Reopen the standard streams, because the parent's streams hold buffered input."""
     streams: Any = sys  # the names are read-only to a type checker
     streams.stdin = streams.__stdin__ = _builtin_open(0, encoding="utf-8", closefd=False)
@@ -195,7 +195,7 @@ _builtin_open: Final[Any] = builtins.open
 
 @functools.wraps(builtins.open)
 def _open(file: Any, *arguments: Any, **keywords: Any) -> Any:
-    # Without /proc this link is dangling, but some honest programs read their input by this name.
+    # Without /proc this link leads nowhere, but some programs open it to read their input.
     if isinstance(file, str) and file == "/dev/stdin":
         file = os.dup(0)
     return _builtin_open(file, *arguments, **keywords)

@@ -38,8 +38,8 @@ _MAIN_STACK: Final = 128 << 20  # the kernel reserves this much below the stack 
 def _confine(
     setup: Mapping[str, Any],
     limits: Mapping[str, Any],
-    code: bytes | None,
-    rules: int | None,
+    syscall_filter: bytes | None,
+    ruleset: int | None,
     parent: int,
 ) -> None:
     """Give up every right that the program must not have.
@@ -48,8 +48,8 @@ def _confine(
         setup: The helper's setup, as `isolation` builds it. This process reads "uid", "keep_read"
             and "other_threads".
         limits: Limits of the program, by their names in `Limits`.
-        code: The filter of system calls, if any.
-        rules: The descriptor of Landlock's rules, if any.
+        syscall_filter: The seccomp filter, if any.
+        ruleset: The descriptor of Landlock's rules, if any.
         parent: The process id of the helper.
 
     Raises:
@@ -62,11 +62,11 @@ def _confine(
     seccomp.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the helper died before its death could end this process
         os.kill(os.getpid(), signal.SIGKILL)
-    if rules is not None:
-        landlock.restrict(rules)
-    _limit(setup, limits)
-    if code is not None:
-        seccomp.install(code, os.getpid())
+    if ruleset is not None:
+        landlock.restrict(ruleset)
+    _set_limits(setup, limits)
+    if syscall_filter is not None:
+        seccomp.install(syscall_filter, os.getpid())
 
 
 def _drop_root(uid: int, *, keep_read: bool) -> None:
@@ -90,7 +90,7 @@ def _drop_root(uid: int, *, keep_read: bool) -> None:
         seccomp.check(result, "capset")
 
 
-def _limit(setup: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
+def _set_limits(setup: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
     cpu = math.ceil(limits["cpu_seconds"]) + 1
     hard = {
         resource.RLIMIT_AS: limits["memory"],
@@ -103,11 +103,11 @@ def _limit(setup: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
         resource.RLIMIT_SIGPENDING: 256,
         resource.RLIMIT_NPROC: setup["other_threads"] + limits["threads"],
     }
-    for what, limit in hard.items():
-        ceiling = resource.getrlimit(what)[1]
+    for name, limit in hard.items():
+        ceiling = resource.getrlimit(name)[1]
         if ceiling != resource.RLIM_INFINITY:
             limit = min(limit, ceiling)
-        resource.setrlimit(what, (limit, limit))
+        resource.setrlimit(name, (limit, limit))
     # Only the soft limit is set, because programs may raise it. Setting it now does not change the
     # default stack size of threads, which was read when Python started. RLIMIT_AS limits stacks
     # too.
@@ -118,13 +118,13 @@ def _limit(setup: Mapping[str, Any], limits: Mapping[str, Any]) -> None:
 
 NUM_DESCRIPTORS = 6  # source, call, stdin, stdout, stderr, report
 KILL = b"kill"
-_TICK = 0.02
+_TICK = 0.02  # seconds between checks of the limits
 # Seconds between checks of files: short, because several threads fill a disk fast. Up to _TICK, the
-# pause is at least _TIMES_LOOK times the duration of a check, which bounds the share of time spent.
-_FILES_TICK, _TIMES_LOOK = 0.002, 20
-# A program for which all others wait must use the CPU for a quarter of the time after _IDLE
-# seconds.
-_IDLE, _TIMES_CPU = 1.0, 4
+# pause is at least _CHECK_FACTOR times as long as a check, which bounds the share of time spent.
+_FILES_TICK, _CHECK_FACTOR = 0.002, 20
+# A program for which all others wait may take _IDLE_SECONDS of wall time, plus _WALL_PER_CPU times
+# its CPU time.
+_IDLE_SECONDS, _WALL_PER_CPU = 1.0, 4
 _children: list[int] = []
 
 
@@ -133,8 +133,8 @@ class _Job(NamedTuple):
 
     setup: dict[str, Any]
     limits: dict[str, Any]
-    code: bytes | None
-    rules: int | None
+    syscall_filter: bytes | None
+    ruleset: int | None
     descriptors: list[int]
     parent: int
 
@@ -146,12 +146,12 @@ def main(descriptor: int) -> None:
         descriptor: The helper's end of the control socket.
     """
     # Return from serving before a program runs, because a program can read the frames above it.
-    job = _serve_until_over(descriptor)
+    job = _serve_and_clean_up(descriptor)
     if job is not None:
         _run(job)
 
 
-def _serve_until_over(descriptor: int) -> _Job | None:
+def _serve_and_clean_up(descriptor: int) -> _Job | None:
     control = socket.socket(fileno=descriptor)
     setup = json.loads(control.recv(1 << 16))
     # When the parent ends, clean up and end, even if another process has a copy of its socket.
@@ -163,18 +163,18 @@ def _serve_until_over(descriptor: int) -> _Job | None:
         job = _serve(control, setup)
     finally:  # clean up also if the parent is gone before the helper could answer
         if job is None:
-            _leave(setup)
+            _clean_up(setup)
     return job
 
 
 def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
-    """Serve jobs. Return None at the end; in each child, return the child's job."""
-    code = seccomp.assemble(platform.machine()) if setup["seccomp"] else None
-    rules = _prepare(setup)
-    wake, signalled = os.pipe()
-    for end in (wake, signalled):
+    """Serve jobs. Return None when the parent hangs up; in each child, return the child's job."""
+    syscall_filter = seccomp.assemble(platform.machine()) if setup["seccomp"] else None
+    ruleset = _prepare(setup)
+    wake, wake_writer = os.pipe()
+    for end in (wake, wake_writer):
         os.set_blocking(end, False)
-    signal.set_wakeup_fd(signalled)
+    signal.set_wakeup_fd(wake_writer)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     own_pid = os.getpid()
     control.send(b"{}")
@@ -189,7 +189,7 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
         started = time.monotonic()
         pid = os.fork()
         if pid == 0:
-            return _Job(setup, limits, code, rules, descriptors, own_pid)
+            return _Job(setup, limits, syscall_filter, ruleset, descriptors, own_pid)
         _children.append(pid)
         for handle in descriptors:
             os.close(handle)
@@ -199,9 +199,9 @@ def _serve(control: socket.socket, setup: dict[str, Any]) -> _Job | None:
 
 
 def _prepare(setup: dict[str, Any]) -> int | None:
-    """Set up what all programs share. Return the descriptor of Landlock's rules, if any."""
+    """Prepare the process for all programs; return the descriptor of Landlock's rules, if any."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    seccomp.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    seccomp.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if setup["parent"] not in (None, os.getppid()):
         sys.exit("the process that started this helper has ended")
     if setup["kind"] != "workspace":
@@ -226,14 +226,14 @@ def _prepare(setup: dict[str, Any]) -> int | None:
     site.setcopyright()
     site.sethelper()
     sys.argv[:] = ["program.py"]
-    seccomp.prctl(4, 0)  # PR_SET_DUMPABLE: no process can attach to this one
+    seccomp.prctl(_PR_SET_DUMPABLE, 0)  # so that no process can attach to this one
     os.listdir(setup["scratch"])  # sets the access time, so that later listings do not change it
     if not setup["landlock"]:
         return None
     paths = [setup[name] for name in ("read", "hidden", "shown", "devices", "scratch")]
-    rules = landlock.ruleset(*paths, is_flat=setup["kind"] != "workspace")
-    high = _dup_above(rules)  # its number must differ from those of a program's streams
-    os.close(rules)
+    ruleset = landlock.create_ruleset(*paths, is_flat=setup["kind"] != "workspace")
+    high = _dup_above(ruleset)  # its number must differ from those of a program's streams
+    os.close(ruleset)
     return high
 
 
@@ -255,11 +255,11 @@ def _run(job: _Job) -> NoReturn:
         for target, handle in enumerate(high):
             os.dup2(handle, target, inheritable=False)
         end = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        rules = end if job.rules is None else job.rules
-        os.closerange(child.REPORT + 1, rules)
-        os.closerange(rules + 1, end)
+        ruleset = end if job.ruleset is None else job.ruleset
+        os.closerange(child.REPORT + 1, ruleset)
+        os.closerange(ruleset + 1, end)
         sys.set_int_max_str_digits(0)  # older Pythons had no limit; CPU time bounds it
-        _confine(job.setup, job.limits, job.code, job.rules, job.parent)
+        _confine(job.setup, job.limits, job.syscall_filter, job.ruleset, job.parent)
         child.report("ready")
     except BaseException as error:
         # The report may be on either descriptor by now. The parent treats an empty report as a
@@ -317,9 +317,9 @@ def _watch(
             break
         tick = _TICK
         if killed is None:
-            killed, has_files = _limit_reached(clock, now - started, limits, setup)
+            killed, has_files = _find_reached_limit(clock, now - started, limits, setup)
             if has_files:
-                tick = max(_FILES_TICK, _TIMES_LOOK * (time.monotonic() - now))
+                tick = max(_FILES_TICK, _CHECK_FACTOR * (time.monotonic() - now))
         if killed is not None:
             os.kill(pid, signal.SIGKILL)
         watched: list[Any] = [wake, control]
@@ -339,7 +339,7 @@ def _watch(
     }
 
 
-def _limit_reached(
+def _find_reached_limit(
     clock: int, wall: float, limits: dict[str, Any], setup: dict[str, Any]
 ) -> tuple[str | None, bool]:
     """Return the first limit that is reached, and whether there are files that may grow.
@@ -354,16 +354,16 @@ def _limit_reached(
         cpu = time.clock_gettime(clock)
         if cpu > limits["cpu_seconds"]:
             return "cpu", False
-        if limits["alone"] and wall > _IDLE + _TIMES_CPU * cpu:
+        if limits["alone"] and wall > _IDLE_SECONDS + _WALL_PER_CPU * cpu:
             return "wall", False
     if wall > limits["wall_seconds"]:
         return "wall", False
-    num_files, num_bytes = _scratch_use(setup, limits["files"])
+    num_files, num_bytes = _measure_scratch(setup, limits["files"])
     full = num_files > limits["files"] or num_bytes > limits["scratch"]
     return "files" if full else None, num_files > 0 and setup["kind"] != "tmpfs"
 
 
-def _scratch_use(setup: dict[str, Any], max_files: int) -> tuple[int, int]:
+def _measure_scratch(setup: dict[str, Any], max_files: int) -> tuple[int, int]:
     """Return the number of files and of bytes in the scratch directory.
 
     A separate file system limits the bytes itself, and also counts files that no directory shows.
@@ -384,7 +384,10 @@ def _scratch_use(setup: dict[str, Any], max_files: int) -> tuple[int, int]:
         try:
             with os.scandir(folders.pop()) as entries:
                 for entry in entries:
-                    stat = entry.stat(follow_symlinks=False)
+                    try:
+                        stat = entry.stat(follow_symlinks=False)
+                    except FileNotFoundError:  # removed meanwhile
+                        continue
                     # Use the larger of both numbers: a hole has a size and no blocks; space
                     # allocated beyond the end of a file has blocks and no size.
                     num_bytes += max(stat.st_size, 512 * stat.st_blocks)
@@ -394,7 +397,7 @@ def _scratch_use(setup: dict[str, Any], max_files: int) -> tuple[int, int]:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(entry.path)
         except (FileNotFoundError, NotADirectoryError):
-            continue  # the program has removed it meanwhile
+            continue  # removed meanwhile
         except OSError:  # too deep for a path, or not readable
             return max_files + 1, num_bytes
     return num_files, num_bytes
@@ -402,11 +405,11 @@ def _scratch_use(setup: dict[str, Any], max_files: int) -> tuple[int, int]:
 
 def _stop(setup: dict[str, Any], code: int = 1) -> NoReturn:
     """End the running program and this process at once, leaving no files but a workspace's."""
-    _leave(setup)
+    _clean_up(setup)
     os._exit(code)
 
 
-def _leave(setup: dict[str, Any]) -> None:
+def _clean_up(setup: dict[str, Any]) -> None:
     """End the running program, and remove the files that it left outside of a workspace."""
     for pid in _children:
         # The child may be gone, because this can run twice: the parent's end is noticed on the

@@ -20,8 +20,10 @@ from treegen.tasks.sandbox import landlock, seccomp
 from treegen.tasks.sandbox.programs import Limits
 from treegen.tasks.sandbox.runtime import DEVICES, PRELOAD, Runtime, is_reachable
 
-_INSIDE: Final = "/scratch"
-_UIDS: Final = range(30_000, 60_000)  # ids that Debian and systemd assign to nobody
+_SCRATCH_MOUNT: Final = "/scratch"
+# User ids that are likely unused: adduser assigns 1000 and the following ids to people, and systemd
+# assigns ids from 60,001 on.
+_UIDS: Final = range(30_000, 60_000)
 _SPARE_THREADS: Final = 2048
 _USER_CAPABILITIES: Final = 1 << 0 | 1 << 5 | 1 << 6 | 1 << 7  # chown, kill, setgid, setuid
 # The helper's modules, in the order of their imports.
@@ -58,7 +60,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """A directory in which programs run and that stays after them, in place of an empty one."""
+    """A directory in which programs run and whose files stay, in place of an empty directory."""
 
     path: str
     """An absolute path."""
@@ -79,7 +81,7 @@ class SandboxTier:
     missing: Callable[[], tuple[str, ...]]
     """Returns what the tier does not protect against here, in words."""
     gaps: tuple[str, ...]
-    """The same for any machine, for verdicts that may come from another one."""
+    """What the tier may not protect against on another machine, for stored verdicts."""
 
 
 def helper_sources() -> str:
@@ -89,13 +91,13 @@ def helper_sources() -> str:
     return json.dumps({name: path.read_text(encoding="utf-8") for name, path in names.items()})
 
 
-def _python(runtime: Runtime, control: int, sources: int) -> list[str]:
+def _make_python_command(runtime: Runtime, control: int, sources: int) -> list[str]:
     # -I would also ignore PYTHONHASHSEED, and then the order of sets would differ by run.
     flags = ["-s", "-S", "-P", "-B", "-X", "utf8"]
     return [runtime.python, *flags, "-c", _BOOT, str(control), str(sources)]
 
 
-def _environment(runtime: Runtime) -> dict[str, str]:
+def _make_environment(runtime: Runtime) -> dict[str, str]:
     """Return the interpreter's environment. The helper empties it before any program runs."""
     variables = {"PYTHONHASHSEED": "0"}
     if runtime.library_path:
@@ -103,7 +105,7 @@ def _environment(runtime: Runtime) -> dict[str, str]:
     return variables
 
 
-def _setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
+def _make_setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
     return {
         "uid": None,
         "keep_read": False,
@@ -124,7 +126,7 @@ def _setup(runtime: Runtime, scratch: str, **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def _bubblewrap(
+def _launch_bubblewrap(
     runtime: Runtime, limits: Limits, workspace: Workspace | None, control: int, sources: int
 ) -> Launch:
     command = [str(shutil.which("bwrap")), "--clearenv", "--cap-drop", "ALL"]
@@ -132,40 +134,40 @@ def _bubblewrap(
     command += ["--unshare-uts", "--hostname", "judge", "--new-session", "--die-with-parent"]
     root = _can_change_user()
     if root:
-        # In a user namespace the real user 0 would stay 0. So no namespace is made, and the child
-        # changes to an unused user permanently. The helper needs these capabilities to change the
-        # user and to kill the child.
+        # In a user namespace the real user 0 would stay 0. So treegen creates no namespace, and the
+        # child changes to an unused user permanently. The helper needs these capabilities to change
+        # the user and to kill the child.
         capabilities = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL"]
         capabilities += ["CAP_DAC_READ_SEARCH"] * (workspace is not None)  # to measure its files
         for capability in capabilities:
             command += ["--cap-add", capability]
     else:
         command += ["--unshare-user"]
-    for key, value in _environment(runtime).items():
+    for key, value in _make_environment(runtime).items():
         command += ["--setenv", key, value]
-    command += _mounts(runtime.read) + _folders(DEVICES)
+    command += _mount_options(runtime.read) + _parent_dir_options(DEVICES)
     for path in DEVICES:
         command += ["--dev-bind-try", path, path]
     for path in runtime.hidden:
         command += ["--perms", "0755", "--tmpfs", path]
-    command += _mounts(runtime.shown)
+    command += _mount_options(runtime.shown)
     for path in runtime.hidden:
         command += ["--remount-ro", path]
     if workspace is None:
         kind, uid = "tmpfs", _unused_uid() if root else None
-        command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _INSIDE]
+        command += ["--perms", "0777", "--size", str(limits.scratch), "--tmpfs", _SCRATCH_MOUNT]
     else:
         kind, uid = "workspace", workspace.uid
-        command += ["--bind", workspace.path, _INSIDE]
+        command += ["--bind", workspace.path, _SCRATCH_MOUNT]
     command += ["--remount-ro", "/", "--chdir", "/", "--"]
     # The helper's parent is bwrap, which ends the helper with itself.
-    setup = _setup(runtime, _INSIDE, uid=uid, kind=kind, parent=None)
+    setup = _make_setup(runtime, _SCRATCH_MOUNT, uid=uid, kind=kind, parent=None)
     # bwrap's own environment is empty, because pid 1 of the sandbox would show it.
-    return Launch(command + _python(runtime, control, sources), {}, setup)
+    return Launch(command + _make_python_command(runtime, control, sources), {}, setup)
 
 
-def _mounts(paths: Sequence[str]) -> list[str]:
-    command = _folders(paths)
+def _mount_options(paths: Sequence[str]) -> list[str]:
+    command = _parent_dir_options(paths)
     for path in paths:
         if os.path.islink(path):
             command += ["--symlink", os.readlink(path), path]
@@ -174,13 +176,13 @@ def _mounts(paths: Sequence[str]) -> list[str]:
     return command
 
 
-def _folders(paths: Sequence[str]) -> list[str]:
-    """Return options that make the directories above paths. bwrap's own would be for root alone."""
+def _parent_dir_options(paths: Sequence[str]) -> list[str]:
+    """Return options that create the directories above paths. Only root can enter bwrap's own."""
     above = sorted({str(parent) for path in paths for parent in Path(path).parents} - {"/"})
     return [word for folder in above for word in ("--perms", "0755", "--dir", folder)]
 
 
-def _landlock(
+def _launch_landlock(
     runtime: Runtime, limits: Limits, workspace: Workspace | None, control: int, sources: int
 ) -> Launch:
     root = _can_change_user()
@@ -188,21 +190,25 @@ def _landlock(
     if root:
         changes["keep_read"] = runtime.keep_read
     else:
-        changes["other_threads"] = _threads_of_user() + _SPARE_THREADS
+        changes["other_threads"] = _count_user_threads() + _SPARE_THREADS
     if workspace is not None:
         changes |= {"kind": "workspace", "uid": workspace.uid}
         changes["keep_read"] = root and (runtime.keep_read or not is_reachable(workspace.path))
-    setup = _setup(runtime, _scratch_path(workspace), **changes)
-    return Launch(_python(runtime, control, sources), _environment(runtime), setup)
+    setup = _make_setup(runtime, _scratch_path(workspace), **changes)
+    return Launch(
+        _make_python_command(runtime, control, sources), _make_environment(runtime), setup
+    )
 
 
 def _launch_unconfined(
     runtime: Runtime, limits: Limits, workspace: Workspace | None, control: int, sources: int
 ) -> Launch:
     changes: dict[str, Any] = {} if workspace is None else {"kind": "workspace"}
-    changes["other_threads"] = _threads_of_user() + _SPARE_THREADS
-    setup = _setup(runtime, _scratch_path(workspace), seccomp=False, **changes)
-    return Launch(_python(runtime, control, sources), _environment(runtime), setup)
+    changes["other_threads"] = _count_user_threads() + _SPARE_THREADS
+    setup = _make_setup(runtime, _scratch_path(workspace), seccomp=False, **changes)
+    return Launch(
+        _make_python_command(runtime, control, sources), _make_environment(runtime), setup
+    )
 
 
 def _scratch_path(workspace: Workspace | None) -> str:
@@ -216,7 +222,7 @@ def _scratch_path(workspace: Workspace | None) -> str:
 
 
 def choose_workspace_uid(tier: SandboxTier) -> int | None:
-    """Return the user that is to own a new workspace; None for the user of this process."""
+    """Return the user id for the owner of a new workspace; None for the user of this process."""
     return _unused_uid() if tier.name != "none" and _can_change_user() else None
 
 
@@ -228,16 +234,16 @@ def _can_change_user() -> bool:
 
 
 def _unused_uid() -> int:
-    """Return an unused user id, so that its limits and signals affect only one helper."""
+    """Return a user id that is likely unused, so that its limits and signals affect one helper."""
     used_uids = {entry.pw_uid for entry in pwd.getpwall()}
-    # A process can only take ids that exist in its user namespace.
+    # A process can only take ids that exist in its user namespace. 65,534 is "nobody".
     spans = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
     top = max(int(start) + int(length) for start, _, length in spans)
     free = [uid for uid in _UIDS if uid not in used_uids and uid < top] or [65_534]
     return random.SystemRandom().choice(free)
 
 
-def _threads_of_user() -> int:
+def _count_user_threads() -> int:
     count = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -248,7 +254,7 @@ def _threads_of_user() -> int:
     return count
 
 
-def _no_seccomp() -> str:
+def _explain_no_seccomp() -> str:
     if sys.platform != "linux":
         return f"the sandbox needs Linux, but this machine runs {sys.platform}"
     if platform.machine() not in seccomp.machines() or sys.maxsize < 1 << 32:
@@ -256,15 +262,15 @@ def _no_seccomp() -> str:
     return ""
 
 
-def _no_bubblewrap() -> str:
-    return _no_seccomp() or ("" if shutil.which("bwrap") else "bwrap is not installed")
+def _explain_no_bubblewrap() -> str:
+    return _explain_no_seccomp() or ("" if shutil.which("bwrap") else "bwrap is not installed")
 
 
-def _no_landlock() -> str:
-    why = _no_seccomp()
-    if not why and not landlock.version():
-        why = "the kernel has no Landlock (use Linux 5.13 or later with 'landlock' among its LSMs)"
-    return why
+def _explain_no_landlock() -> str:
+    reason = _explain_no_seccomp()
+    if not reason and not landlock.version():
+        reason = "the kernel has no Landlock (use Linux 5.13 or later with 'landlock' in its LSMs)"
+    return reason
 
 
 _LANDLOCK_GAPS: Final = (
@@ -274,7 +280,7 @@ _LANDLOCK_GAPS: Final = (
 )
 
 
-def _landlock_missing() -> tuple[str, ...]:
+def _list_landlock_gaps() -> tuple[str, ...]:
     if _can_change_user():
         return _LANDLOCK_GAPS
     gap = "programs run as your own user, so their threads are limited only roughly"
@@ -287,12 +293,14 @@ _NO_TIER_GAPS: Final = (
 )
 
 TIERS: Final = {
-    "bubblewrap": SandboxTier("bubblewrap", _bubblewrap, _no_bubblewrap, lambda: (), ()),
+    "bubblewrap": SandboxTier(
+        "bubblewrap", _launch_bubblewrap, _explain_no_bubblewrap, lambda: (), ()
+    ),
     "landlock": SandboxTier(
         "landlock",
-        _landlock,
-        _no_landlock,
-        _landlock_missing,
+        _launch_landlock,
+        _explain_no_landlock,
+        _list_landlock_gaps,
         (*_LANDLOCK_GAPS, "threads are limited only roughly if the judge is not root"),
     ),
     "none": SandboxTier(
@@ -304,4 +312,4 @@ TIERS: Final = {
 def list_gaps(sandbox: str) -> tuple[str, ...]:
     """Return what a tier does not protect against, by the tier's name in stored verdicts."""
     tier = TIERS.get(sandbox)
-    return ("what it leaves open is not known",) if tier is None else tier.gaps
+    return ("its gaps are unknown",) if tier is None else tier.gaps

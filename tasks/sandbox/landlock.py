@@ -1,4 +1,4 @@
-"""Landlock: the kernel limits what a process may open, without root and without mounts."""
+"""Landlock rules, by which the kernel limits what a process may open, without root or mounts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from treegen.tasks.sandbox.seccomp import prctl, syscall
+from treegen.tasks.sandbox.seccomp import PR_SET_NO_NEW_PRIVS, prctl, syscall
 
-_CREATE, _ADD, _RESTRICT = 444, 445, 446  # the same on every machine
-_PR_SET_NO_NEW_PRIVS = 38
+_CREATE, _ADD, _RESTRICT = 444, 445, 446  # system calls, with the same numbers on all machines
 
 _EXECUTE, _WRITE, _READ, _READ_DIR = 1, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_SYM = 1 << 4, 1 << 5, 1 << 7, 1 << 12
 _MAKE_REG, _REFER, _TRUNCATE = 1 << 8, 1 << 13, 1 << 14
-_LOOK = _EXECUTE | _READ | _READ_DIR
-_ON_FILES = _EXECUTE | _WRITE | _READ | _TRUNCATE
+_READ_ACCESS = _EXECUTE | _READ | _READ_DIR
+_FILE_RIGHTS = _EXECUTE | _WRITE | _READ | _TRUNCATE
 # Number of kinds of file access in each version of Landlock, from version 1 (Linux 5.13).
 _NUM_RIGHTS: Final = (13, 14, 15, 15, 16)
 
@@ -32,27 +31,27 @@ def version() -> int:
         return 0
 
 
-def ruleset(
+def create_ruleset(
     read: Sequence[str],
     hidden: Sequence[str],
-    readable: Sequence[str],
+    shown: Sequence[str],
     devices: Sequence[str],
     scratch: str,
     *,
     is_flat: bool = True,
 ) -> int:
-    """Return a descriptor of rules, which forbid everything that they do not allow.
+    """Return a descriptor of rules, which forbid all access to files that they do not allow.
 
-    Even in `scratch`, sockets and devices cannot be created.
+    They allow sockets and devices to be created nowhere, not even in `scratch`.
 
     Args:
         read: Everything below these paths may be read.
         hidden: Files below these may not be read, but their names may.
-        readable: Everything below these may be read, even if it is below a hidden path.
+        shown: Everything below these may be read, even if it is below a hidden path.
         devices: Devices that may be read and written.
         scratch: Directory in which files may be created and written.
-        is_flat: Whether directories and links cannot be created in `scratch`, and files cannot be
-            removed. Its content can then be counted from outside.
+        is_flat: Whether to forbid creating directories and links in `scratch`, and removing files.
+            A listing then shows everything that the program stored. Default: True.
     """
     abi = version()
     rights = (1 << _NUM_RIGHTS[min(abi, len(_NUM_RIGHTS)) - 1]) - 1
@@ -67,8 +66,8 @@ def ruleset(
         ctypes.c_size_t(len(attributes)),
         0,
     )
-    for path in readable:
-        _allow(rules, path, _LOOK)
+    for path in shown:
+        _allow(rules, path, _READ_ACCESS)
     for path, right in _iter_allowed_paths(read, hidden):
         with contextlib.suppress(FileNotFoundError):  # gone since the directory was listed
             _allow(rules, path, right)
@@ -83,7 +82,7 @@ def ruleset(
 
 def restrict(rules: int) -> None:
     """Restrict this process by the rules, permanently, and close their descriptor."""
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
     syscall(_RESTRICT, "landlock_restrict_self", ctypes.c_int(rules), 0)
     os.close(rules)
 
@@ -91,8 +90,8 @@ def restrict(rules: int) -> None:
 def _iter_allowed_paths(paths: Sequence[str], hidden: Sequence[str]) -> Iterator[tuple[str, int]]:
     """Yield (path, right) to allow, so that everything below `paths` can be read except `hidden`.
 
-    A right holds for everything below a path, and no rule can take it away. So only the siblings of
-    hidden paths get the right to be read, and the directories above can be listed.
+    A right holds for everything below a path, and no rule can take it away. So above a hidden path,
+    directories can only be listed, and each of their other entries gets the right to be read.
     """
     for path in paths:
         if os.path.islink(path) or path in hidden:  # the target of a link has a rule of its own
@@ -103,14 +102,14 @@ def _iter_allowed_paths(paths: Sequence[str], hidden: Sequence[str]) -> Iterator
                 [os.path.join(path, name) for name in os.listdir(path)], hidden
             )
         else:
-            yield path, _LOOK
+            yield path, _READ_ACCESS
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not stat.S_ISDIR(os.fstat(handle).st_mode):
-            rights &= _ON_FILES
+            rights &= _FILE_RIGHTS
         rule = struct.pack("=Qi", rights, handle)
         syscall(_ADD, "landlock_add_rule", ctypes.c_int(rules), 1, ctypes.c_char_p(rule), 0)
     finally:

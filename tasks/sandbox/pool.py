@@ -1,4 +1,4 @@
-"""Runs many programs at once on all cores, each in a sandbox that nothing else uses."""
+"""Runs many programs at once; each thread has a sandbox, which runs one program at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from treegen.tasks.sandbox.programs import (
     TestResult,
     check_program,
 )
-from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, find_runtime, name_of
+from treegen.tasks.sandbox.runtime import EXTERNAL_SIGNALS, find_runtime, signal_name
 
 _DETAIL_CHARS = 300
 _STAGES = 3
@@ -50,57 +50,60 @@ def decide(
     Raises:
         SandboxError: The comparer failed.
     """
-    ended = outcome.ended
+    exit_info = outcome.exit_info
     report = outcome.report.decode("utf-8", "replace").split("\n")
     report += [""] * (_STAGES - len(report))  # a missing line counts as an empty one
-    verdict, detail = _failure(outcome, report, limits)
+    verdict, detail = _find_failure(outcome, report, limits)
     if verdict is None:
-        verdict, detail = _answer(program, test, outcome, report, compare)
+        verdict, detail = _judge_answer(program, test, outcome, report, compare)
     return TestResult(
         verdict=verdict,
-        seconds=ended["cpu"],
-        wall_seconds=ended["wall"],
-        memory=ended["memory"],
+        seconds=exit_info["cpu"],
+        wall_seconds=exit_info["wall"],
+        memory=exit_info["memory"],
         detail=detail[:_DETAIL_CHARS],
     )
 
 
-def _failure(
+def _find_failure(
     outcome: ProcessOutcome, report: list[str], limits: Limits
 ) -> tuple[ProgramStatus | None, str]:
     """Return why the run gives no answer, or None. Limits come first: the helper measured them."""
-    ended, status = outcome.ended, outcome.ended["status"]
+    exit_info = outcome.exit_info
+    status, killed = exit_info["status"], exit_info["killed"]
     if outcome.overflow:
         return ProgramStatus.OUTPUT_LIMIT, f"more than {outcome.cap} bytes"
-    if ended["killed"] == "files":
+    if killed == "files":
         return ProgramStatus.OUTPUT_LIMIT, "too many files or bytes in the scratch directory"
-    if ended["killed"] == "cpu" or ended["cpu"] > limits.cpu_seconds:
+    if killed == "cpu" or exit_info["cpu"] > limits.cpu_seconds:
         return ProgramStatus.TIMEOUT, f"more than {limits.cpu_seconds:g} s of CPU time"
-    if ended["killed"] == "wall":
+    if killed == "wall":
         return ProgramStatus.TIMEOUT, f"more than {limits.wall:g} s of wall time"
     if report[0] != "ready":
         reason = report[0] or f"the child ended early with status {status}"
         return ProgramStatus.JUDGE_ERROR, reason
-    if report[1] != "compiled" and -status in FROM_OUTSIDE:
+    if report[1] != "compiled" and -status in EXTERNAL_SIGNALS:
         # No code of the program runs while it is compiled, so the program did not send the signal.
-        return ProgramStatus.JUDGE_ERROR, f"the compiler was ended by {_name(status)}"
+        return ProgramStatus.JUDGE_ERROR, f"the compiler was ended by {_describe_status(status)}"
     if report[1] != "compiled":
-        reason = report[1].removeprefix("compile_error ") or f"the compiler died: {_name(status)}"
+        reason = report[1].removeprefix("compile_error ")
+        reason = reason or f"the compiler died: {_describe_status(status)}"
         return ProgramStatus.COMPILE_ERROR, reason
     if status == 0:
         return None, ""
     lines = outcome.stderr.decode("utf-8", "replace").strip().splitlines()
-    detail = f"{_name(status)}: {lines[-1]}" if lines else _name(status)
+    detail = f"{_describe_status(status)}: {lines[-1]}" if lines else _describe_status(status)
     # A program killed near its memory limit had a failed allocation that Python could not report.
-    full = status < 0 and ended["memory"] > 0.9 * limits.memory
-    if "memory" in report[2:] or full:
+    is_full = status < 0 and exit_info["memory"] > 0.9 * limits.memory
+    if "memory" in report[2:] or is_full:
         return ProgramStatus.MEMORY_LIMIT, detail
     return ProgramStatus.RUNTIME_ERROR, detail
 
 
-def _answer(
+def _judge_answer(
     program: Program, test: TestCase, outcome: ProcessOutcome, report: list[str], compare: Compare
 ) -> tuple[ProgramStatus, str]:
+    """Return the verdict on the output of a run that ended normally, and a detail."""
     output: Any = outcome.stdout.decode("utf-8", "replace")
     if program.fn_name is not None:
         stage, _, text = report[2].partition(" ")
@@ -109,7 +112,7 @@ def _answer(
         if stage != "result":
             return ProgramStatus.RUNTIME_ERROR, f"ended before {program.fn_name} returned"
         try:
-            output = value_json.loads(text)
+            output = value_json.loads(text, allow_numpy=program.may_return_numpy)
         except ValueError as error:
             return ProgramStatus.WRONG_ANSWER, f"returned a value that cannot be read: {error}"
     try:
@@ -121,26 +124,26 @@ def _answer(
     return (ProgramStatus.ACCEPTED, "") if accepted else (ProgramStatus.WRONG_ANSWER, "")
 
 
-def _name(status: int) -> str:
-    return f"exit status {status}" if status >= 0 else name_of(-status)
+def _describe_status(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else signal_name(-status)
 
 
-# CPU seconds that starting takes. A program that used no more was waiting for something other than
-# a core.
-_STARTING_SECONDS = 0.05
-# A program is run again alone only while the other programs have spent less than this share of
-# their running time on waiting for such runs, because a program can pretend to be starved.
-_ALONE_SHARE = 0.1
+# CPU seconds that the start of a program takes. A program that used no more was not waiting for a
+# core.
+_STARTUP_CPU_SECONDS = 0.05
+# A program runs again alone only while all programs have waited for such runs for less than this
+# share of their running time, because a program can pretend to be starved.
+_MAX_ALONE_SHARE = 0.1
 
 
 class SandboxPool(Closeable):
     """Runs programs in a sandbox that was tested at the start.
 
-    Its threads only wait for sandboxes, so they leave the interpreter to sampling.
+    The threads of the pool only wait for sandboxes, so sampling can use the interpreter.
 
     Args:
-        sandbox: "auto" uses the strongest sandbox that works here. "bubblewrap" and "landlock" use
-            these. "none" gives no protection, and is used only on request.
+        sandbox: "bubblewrap", "landlock", "none" for no protection, or "auto" (the default) for the
+            stronger of the first two that works here.
         limits: The limits of each run.
         workers: Maximum programs that run at once; by default one for each core.
         packages: Installed packages, such as "numpy", that programs may import in addition to the
@@ -170,10 +173,10 @@ class SandboxPool(Closeable):
         self._runtime = find_runtime(tuple(packages))
         self._tier, self.report = choose_tier(sandbox, self._runtime)
         self._executor = ThreadPoolExecutor(self.workers, thread_name_prefix="judge")
-        self._quiet = _ExclusiveGate(self.workers)
-        self._min_seconds = 0.0  # least CPU time of an accepted program; 0 before the first
+        self._gate = _ExclusiveGate(self.workers)
+        self._min_cpu_seconds = 0.0  # of an accepted program; 0 before the first
         self._local = threading.local()
-        self._cells: set[SandboxProcess] = set()
+        self._processes: set[SandboxProcess] = set()
         self._lock = threading.Lock()
 
     def submit(
@@ -230,12 +233,12 @@ class SandboxPool(Closeable):
         return result
 
     def close(self) -> None:
-        """Drop programs that have not started, wait for running ones, and end every sandbox."""
+        """Drop programs that have not started, wait for running ones, and end all sandboxes."""
         self._executor.shutdown(cancel_futures=True)
         with self._lock:
-            for cell in self._cells:
-                cell.close()
-            self._cells.clear()
+            for process in self._processes:
+                process.close()
+            self._processes.clear()
 
     def _judge(
         self, program: Program, tests: tuple[TestCase, ...], compare: Compare, stop_at_failure: bool
@@ -243,17 +246,17 @@ class SandboxPool(Closeable):
         results: list[TestResult] = []
         may_retry = True
         for test in tests:
-            with self._quiet.run_shared():
-                result = self._test(program, test, compare)
+            with self._gate.run_shared():
+                result = self._run_test(program, test, compare)
             if result.verdict is ProgramStatus.ACCEPTED:
-                self._min_seconds = min(self._min_seconds or result.seconds, result.seconds)
-            if may_retry and _is_starved(result, self.limits, self._min_seconds):
-                # High load may be the cause, so the test runs again, once for each program: alone,
-                # or next to others if these have already waited long. A program that runs alone
-                # must use the CPU, because one that sleeps would stop all others.
+                self._min_cpu_seconds = min(self._min_cpu_seconds or result.seconds, result.seconds)
+            if may_retry and _is_starved(result, self.limits, self._min_cpu_seconds):
+                # High load may be the cause, so one test of each program may run again: alone, or
+                # next to others if these have already waited long. A program that runs alone must
+                # use the CPU, because one that sleeps would stop all others.
                 may_retry = False
-                with self._quiet.alone_if_cheap() as alone:
-                    result = self._test(program, test, compare, alone=alone)
+                with self._gate.alone_if_cheap() as alone:
+                    result = self._run_test(program, test, compare, alone=alone)
                 result = dataclasses.replace(result, retried=True)
             results.append(result)
             if result.verdict is ProgramStatus.COMPILE_ERROR:
@@ -265,7 +268,7 @@ class SandboxPool(Closeable):
                 break
         return ProgramResult(tuple(results), len(tests), self.report.tier)
 
-    def _test(
+    def _run_test(
         self, program: Program, test: TestCase, compare: Compare, *, alone: bool = False
     ) -> TestResult:
         """Run one test. If the helper fails, replace it and run the test once more.
@@ -278,58 +281,58 @@ class SandboxPool(Closeable):
         """
         for attempt in range(2):
             try:
-                cell = self._cell()
-                outcome = cell.run(program, test, alone=alone)
-                if outcome.ended["dirty"]:
-                    self._discard()  # the next program gets an empty directory
+                process = self._get_process()
+                outcome = process.run(program, test, alone=alone)
+                if outcome.exit_info["dirty"]:
+                    self._discard_process()  # the next program gets an empty directory
                 result = decide(program, test, outcome, self.limits, compare)
             except SandboxError as error:
-                self._discard()
+                self._discard_process()
                 result = TestResult(ProgramStatus.JUDGE_ERROR, detail=str(error))
             except TreegenError:
                 raise
             except Exception as error:  # a bug of treegen must not stop all other programs
-                self._discard()
+                self._discard_process()
                 detail = f"a bug of treegen: {type(error).__name__}: {error}"
                 result = TestResult(ProgramStatus.JUDGE_ERROR, detail=detail)
             if result.verdict is not ProgramStatus.JUDGE_ERROR or attempt:
                 break
         return result
 
-    def _cell(self) -> SandboxProcess:
-        """Return the sandbox of this thread."""
-        cell: SandboxProcess | None = getattr(self._local, "cell", None)
-        if cell is None:
-            cell = self._local.cell = SandboxProcess(self._tier, self._runtime, self.limits)
+    def _get_process(self) -> SandboxProcess:
+        """Return the sandbox of this thread, and start it if there is none."""
+        process: SandboxProcess | None = getattr(self._local, "process", None)
+        if process is None:
+            process = self._local.process = SandboxProcess(self._tier, self._runtime, self.limits)
             with self._lock:
-                self._cells.add(cell)
-        return cell
+                self._processes.add(process)
+        return process
 
-    def _discard(self) -> None:
-        cell: SandboxProcess | None = getattr(self._local, "cell", None)
-        if cell is not None:
-            self._local.cell = None
+    def _discard_process(self) -> None:
+        process: SandboxProcess | None = getattr(self._local, "process", None)
+        if process is not None:
+            self._local.process = None
             with self._lock:
-                self._cells.discard(cell)
-            cell.close()
+                self._processes.discard(process)
+            process.close()
 
 
-def _is_starved(result: TestResult, limits: Limits, min_seconds: float) -> bool:
+def _is_starved(result: TestResult, limits: Limits, min_cpu_seconds: float) -> bool:
     """Return whether a program hit the wall time though it had work to do and CPU time left.
 
     Args:
         result: Result of the program's test.
         limits: Limits of the program.
-        min_seconds: The least CPU time of an accepted program. A program that used less than half
+        min_cpu_seconds: Least CPU time of an accepted program. A program that used less than half
             of it cannot have started its work.
     """
     if result.verdict is not ProgramStatus.TIMEOUT or result.seconds > limits.cpu_seconds:
         return False
-    return result.seconds > _STARTING_SECONDS or result.seconds < min_seconds / 2
+    return result.seconds > _STARTUP_CPU_SECONDS or result.seconds < min_cpu_seconds / 2
 
 
 class _ExclusiveGate:
-    """Lets many run together, or one alone, and measures for how long."""
+    """A lock that many threads hold together or one alone. It measures how long they hold it."""
 
     def __init__(self, workers: int) -> None:
         self._condition = threading.Condition()
@@ -337,9 +340,8 @@ class _ExclusiveGate:
         self._running = 0
         self._waiting = 0
         self._shared_seconds = 0.0  # sum over all workers
-        self._alone_seconds = (
-            0.0  # during which the others waited for a run alone to begin or to end
-        )
+        # Time in which the others waited for a run alone to begin or to end.
+        self._alone_seconds = 0.0
 
     @contextlib.contextmanager
     def run_shared(self) -> Iterator[None]:
@@ -357,12 +359,12 @@ class _ExclusiveGate:
 
     @contextlib.contextmanager
     def alone_if_cheap(self) -> Iterator[bool]:
-        """Run alone if the others have waited little so far, else with them. Yield which."""
+        """Hold the lock alone if others have waited little so far; yield whether it is alone."""
         with self._condition:
             started = time.monotonic()
             judged = self._shared_seconds / self._workers
             is_reserved = self._waiting or self._running < 0  # another program is or will be alone
-            alone = not is_reserved and self._alone_seconds <= _ALONE_SHARE * judged
+            alone = not is_reserved and self._alone_seconds <= _MAX_ALONE_SHARE * judged
             self._waiting += alone
         if not alone:
             with self.run_shared():

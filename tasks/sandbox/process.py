@@ -26,34 +26,36 @@ from treegen.tasks.sandbox.programs import (
     SandboxError,
     TestCase,
 )
-from treegen.tasks.sandbox.runtime import FROM_OUTSIDE, Runtime, name_of, signal_of
+from treegen.tasks.sandbox.runtime import EXTERNAL_SIGNALS, Runtime, signal_name, signal_of
 
 _MAX_STDERR_BYTES = 4096
 _START_SECONDS = 60.0
 _HANG_UP_SECONDS = 2.0  # for a helper to end after either side has closed the socket
 _GRACE_SECONDS = 10.0  # for the helper to report after the wall time limit, which it enforces
 _CHUNK = 1 << 16
-_AGAIN = "use `treegen score RUN` to judge the sample again"
+_RETRY_HINT = "use `treegen score RUN` to judge the sample again"
 _PIPE_CHUNKS = 4
-# A program may write this many times as much to stderr as to stdout. The limit bounds the CPU time
-# that reading stderr costs in this process.
-_TIMES_STDERR = 64
-# Each wake-up costs CPU time in this process too. After _SMALL_WAKES wake-ups with less than half a
-# pipe to read, output is left to gather for _GATHER_SECONDS, in which a pipe need not become full.
-_SMALL_WAKES, _GATHER_SECONDS = 64, 0.005
-# A right answer may be longer than the expected one through white space and decimals. It may be
-# this many times as long, plus `Limits.output`.
-_TIMES_EXPECTED = 4
+# A program may write this many times as much to stderr as to stdout, which bounds the CPU time that
+# this process spends on reading stderr.
+_STDERR_FACTOR = 64
+# Each wake-up costs CPU time in this process too. After _MAX_SMALL_READS wake-ups with less than
+# half a pipe to read, this process pauses before each read, so that output gathers. A pipe need not
+# become full in this time.
+_MAX_SMALL_READS, _GATHER_SECONDS = 64, 0.005
+# A right answer may be longer than the expected one, because of white space and decimals: by this
+# factor, plus `Limits.output` bytes.
+_EXPECTED_FACTOR = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOutcome:
-    """Everything observed of one run. `ended` comes from the helper, the rest from the program."""
+    """Everything observed of one run. `exit_info` is from the helper, the output of the program."""
 
-    ended: dict[str, Any]
-    """Status, cpu, wall, memory, killed, dirty."""
+    exit_info: dict[str, Any]
+    """The exit `status`, `cpu` and `wall` seconds, peak resident bytes (`memory`), the limit for
+    which the program was `killed` (or None), and whether it left files (`dirty`)."""
     stdout: bytes
-    """What the program printed, up to the cap."""
+    """The program's stdout, up to `cap` bytes and one more."""
     stderr: bytes
     """The end of its output on stderr."""
     report: bytes
@@ -112,7 +114,9 @@ class SandboxProcess(Closeable):
             self._log.close()
             self._control.close()
             self._drop_scratch()
-            raise SandboxError(f"the sandbox could not be started: {error}; {_AGAIN}") from error
+            raise SandboxError(
+                f"the sandbox could not be started: {error}; {_RETRY_HINT}"
+            ) from error
         finally:
             child_end.close()
             os.close(sources)
@@ -121,9 +125,9 @@ class SandboxProcess(Closeable):
         except OSError:
             started = b""
         if not started:
-            death = self._make_hangup_error("while it started")
+            hangup = self._make_hangup_error("while it started")
             self.close()
-            raise death
+            raise hangup
 
     def run(self, program: Program, test: TestCase, *, alone: bool = False) -> ProcessOutcome:
         """Run a program once.
@@ -131,35 +135,42 @@ class SandboxProcess(Closeable):
         Args:
             program: The program.
             test: The test case.
-            alone: Whether all other programs wait for this one. It is then ended if it spends most
-                of its time waiting.
+            alone: Whether all other programs wait for this one. The helper then kills it if it
+                waits for most of its time.
 
         Raises:
-            SandboxError: The helper fails.
+            SandboxError: The helper fails, or this process has too many open files.
             InputError: The args of the test are not plain data.
         """
         stdin = test.stdin if isinstance(test.stdin, bytes) else test.stdin.encode()
-        cap = self.limits.output + _TIMES_EXPECTED * _size(program, test)
-        handles = [
-            _make_sealed_file(data) for data in (_source(program), _call(program, test), stdin)
-        ]
-        pipes = [os.pipe(), os.pipe(), _one_way()]
-        own_end = [reader for reader, _ in pipes]
-        handles += [writer for _, writer in pipes]
+        cap = self.limits.output + _EXPECTED_FACTOR * _expected_size(program, test)
+        inputs = (_encode_source(program), _encode_call(program, test), stdin)
+        limits = {**asdict(self.limits), "wall_seconds": self.limits.wall, "alone": alone}
+        descriptors: list[int] = []  # for the helper
+        readers: list[int] = []
         try:
-            for reader in own_end:
-                os.set_blocking(reader, False)
-            limits = {**asdict(self.limits), "wall_seconds": self.limits.wall, "alone": alone}
-            socket.send_fds(self._control, [json.dumps(limits).encode()], handles)
-            for handle in handles:
-                os.close(handle)
-            handles = []
-            return self._drain(*own_end, cap=cap)
+            try:
+                for data in inputs:
+                    descriptors.append(_make_sealed_file(data))
+                for make_pipe in (os.pipe, os.pipe, _make_one_way_channel):
+                    reader, writer = make_pipe()
+                    readers.append(reader)
+                    descriptors.append(writer)
+                    os.set_blocking(reader, False)
+            except OSError as error:
+                raise SandboxError(
+                    f"a program cannot be sent to the sandbox: {error}; {_RETRY_HINT}"
+                ) from error
+            socket.send_fds(self._control, [json.dumps(limits).encode()], descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            descriptors = []
+            return self._drain(*readers, cap=cap)
         except OSError as error:
-            raise self._make_hangup_error(f"while it received a program ({error})") from error
+            raise self._make_hangup_error(f"while it handled a program ({error})") from error
         finally:
-            for handle in (*handles, *own_end):
-                os.close(handle)
+            for descriptor in (*descriptors, *readers):
+                os.close(descriptor)
 
     def _drain(self, stdout: int, stderr: int, report: int, *, cap: int) -> ProcessOutcome:
         """Read all output as it comes, up to the caps, until the helper reports the end of the run.
@@ -173,70 +184,72 @@ class SandboxProcess(Closeable):
             cap: Maximum bytes of stdout.
         """
         caps = {stdout: cap, report: cap + 4096}
-        unread = _TIMES_STDERR * self.limits.output
+        stderr_left = _STDERR_FACTOR * self.limits.output
         received = {stdout: bytearray(), stderr: bytearray(), report: bytearray()}
-        ended: dict[str, Any] | None = None
+        exit_info: dict[str, Any] | None = None
         killed = False
-        small_wakes = 0
+        num_small_reads = 0
         deadline = time.monotonic() + self.limits.wall + _GRACE_SECONDS
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             for handle in received:
                 selector.register(handle, selectors.EVENT_READ)
-            while ended is None:
+            while exit_info is None:
                 events = selector.select(deadline - time.monotonic())
                 if not events:
-                    raise SandboxError(f"the sandbox helper does not respond; {_AGAIN}")
-                largest = 0
+                    raise SandboxError(f"the sandbox helper does not respond; {_RETRY_HINT}")
+                largest_read = 0
                 for key, _ in events:
                     if key.fileobj is self._control:
                         message = self._control.recv(_CHUNK)
                         if not message:
                             raise self._make_hangup_error("while a program ran")
-                        ended = json.loads(message)
+                        exit_info = json.loads(message)
                         continue
-                    took = _take(key.fd, received[key.fd], caps.get(key.fd))
-                    largest = max(largest, took)
-                    if not took:
+                    num_bytes = _read_chunk(key.fd, received[key.fd], caps.get(key.fd))
+                    largest_read = max(largest_read, num_bytes)
+                    if not num_bytes:
                         selector.unregister(key.fd)
                     elif key.fd == stderr:
-                        unread -= took
-                small_wakes += largest < _CHUNK // 2
-                if ended is None and small_wakes > _SMALL_WAKES:
+                        stderr_left -= num_bytes
+                num_small_reads += largest_read < _CHUNK // 2
+                if exit_info is None and num_small_reads > _MAX_SMALL_READS:
                     time.sleep(_GATHER_SECONDS)
-                if not killed and (unread < 0 or _overflow(received, caps)):
+                if not killed and (stderr_left < 0 or _has_overflow(received, caps)):
                     self._control.send(KILL)
                     killed = True
         for handle, data in received.items():  # read what the dead process left in its pipes
             for _ in range(_PIPE_CHUNKS):
-                if not _take(handle, data, caps.get(handle)):
+                if not _read_chunk(handle, data, caps.get(handle)):
                     break
         output, errors, report_bytes = (
             bytes(received[handle]) for handle in (stdout, stderr, report)
         )
-        overflow = unread < 0 or _overflow(received, caps)
-        return ProcessOutcome(ended, output, errors, report_bytes, cap, overflow)
+        overflow = stderr_left < 0 or _has_overflow(received, caps)
+        return ProcessOutcome(exit_info, output, errors, report_bytes, cap, overflow)
 
-    def _last_words(self) -> str:
+    def _read_last_log_line(self) -> str:
         self._log.seek(0)
         lines = self._log.read(_CHUNK).decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else ""
 
     def _make_hangup_error(self, when: str) -> SandboxError:
-        """Return the error that says why a helper has hung up.
+        """Return the error for a helper that does not answer, with the reason if it has ended.
 
         Args:
-            when: For the message: what the helper was doing.
+            when: What the helper was doing, for the message.
         """
         try:
             code = self._process.wait(_HANG_UP_SECONDS)
         except subprocess.TimeoutExpired:
-            code = 0
+            return SandboxError(f"the sandbox helper did not respond {when}; {_RETRY_HINT}")
         if number := signal_of(code):
-            kind = HelperKilledError if number in FROM_OUTSIDE else SandboxError
-            return kind(f"the sandbox helper was ended by {name_of(number)} {when}; {_AGAIN}")
-        words = self._last_words() or f"it ended {when}"
-        return SandboxError(f"the sandbox helper failed: {words}; {_AGAIN}")
+            kind = HelperKilledError if number in EXTERNAL_SIGNALS else SandboxError
+            return kind(
+                f"the sandbox helper was ended by {signal_name(number)} {when}; {_RETRY_HINT}"
+            )
+        reason = self._read_last_log_line() or f"it ended {when}"
+        return SandboxError(f"the sandbox helper failed: {reason}; {_RETRY_HINT}")
 
     def kill(self) -> None:
         """End the helper and everything in its sandbox at once; any thread may call this."""
@@ -258,12 +271,12 @@ class SandboxProcess(Closeable):
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def _source(program: Program) -> bytes:
+def _encode_source(program: Program) -> bytes:
     # JSON escapes lone surrogates, which a model can write and UTF-8 cannot hold.
     return json.dumps([program.prelude, program.source, program.may_return]).encode()
 
 
-def _call(program: Program, test: TestCase) -> bytes:
+def _encode_call(program: Program, test: TestCase) -> bytes:
     if program.fn_name is None:
         return b""
     try:
@@ -272,8 +285,8 @@ def _call(program: Program, test: TestCase) -> bytes:
         raise InputError(f"the `args` of a test must be plain data: {error}") from None
 
 
-def _size(program: Program, test: TestCase) -> int:
-    """Return the length of the expected answer as a program would write it; 0 if it cannot."""
+def _expected_size(program: Program, test: TestCase) -> int:
+    """Return the length of the expected answer as a program would write it; 0 if it is unknown."""
     expected = test.expected
     if program.fn_name is None:
         return len(expected) if isinstance(expected, str | bytes) else 0
@@ -283,17 +296,17 @@ def _size(program: Program, test: TestCase) -> int:
         return 0
 
 
-def _one_way() -> tuple[int, int]:
+def _make_one_way_channel() -> tuple[int, int]:
     """Return the ends (reader, writer) of a channel that cannot be read at the writer's end.
 
     A program could reopen a pipe for reading, through /proc/self/fd, and empty it. It cannot do so
     with a socket.
     """
-    own_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    own_end.shutdown(socket.SHUT_WR)
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    reader.shutdown(socket.SHUT_WR)
     # Use the capacity of a pipe, whatever the system's default is.
-    child_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHUNK)
-    return own_end.detach(), child_end.detach()
+    writer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _CHUNK)
+    return reader.detach(), writer.detach()
 
 
 def _make_sealed_file(data: bytes) -> int:
@@ -307,7 +320,7 @@ def _make_sealed_file(data: bytes) -> int:
     return handle
 
 
-def _take(handle: int, data: bytearray, cap: int | None) -> int:
+def _read_chunk(handle: int, data: bytearray, cap: int | None) -> int:
     """Read once and return the number of bytes; 0 means end of file, or nothing to read now.
 
     Args:
@@ -327,5 +340,5 @@ def _take(handle: int, data: bytearray, cap: int | None) -> int:
     return len(chunk)
 
 
-def _overflow(received: dict[int, bytearray], caps: dict[int, int]) -> bool:
+def _has_overflow(received: dict[int, bytearray], caps: dict[int, int]) -> bool:
     return any(len(received[handle]) > cap for handle, cap in caps.items())

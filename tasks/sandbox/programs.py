@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -17,7 +17,7 @@ class Limits:
     """Limits of one run of a program. The first one reached decides the verdict.
 
     Raises:
-        InputError: A limit is too low.
+        InputError: A limit is too low, too high or not a number.
     """
 
     cpu_seconds: float = 4.0
@@ -39,9 +39,10 @@ class Limits:
     """Open files at once."""
 
     def __post_init__(self) -> None:
-        for name in ("cpu_seconds", "output", "threads", "scratch", "files"):
-            if getattr(self, name) <= 0:
-                raise InputError(f"{name} must be more than 0, got {getattr(self, name)}")
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if value is not None and not 0 < value < 1 << 63:  # the kernel's limits have 64 bits
+                raise InputError(f"{limit.name} must be more than 0 and below 2^63, got {value}")
         if self.wall_seconds is not None and self.wall_seconds < self.cpu_seconds:
             raise InputError(
                 f"wall_seconds must be at least cpu_seconds ({self.cpu_seconds:g}), "
@@ -60,8 +61,9 @@ class Limits:
 
 Compare = Callable[[Any, Any], bool]
 """`compare(output, expected)` returns whether an output is right. It runs in the trusted process on
-what the program returned, which is plain data (str for a stdin program). It must return for every
-input, in time about linear in the size of its input."""
+the program's stdout (str), or on the value that its function returned, which is plain data, with
+numpy values only if `Program.may_return_numpy` is set. It must return for every input, in time
+about linear in the size of its input."""
 
 
 class SandboxError(TreegenError):
@@ -69,7 +71,7 @@ class SandboxError(TreegenError):
 
 
 class HelperKilledError(SandboxError):
-    """Something other than treegen ended a helper; this says nothing about its sandbox."""
+    """A helper or test program was killed or too slow, which says nothing about its sandbox."""
 
 
 class ProgramStatus(StrEnum):
@@ -103,6 +105,9 @@ class Program:
     may_return: bool = False
     """Whether a stdin program may run as the body of a function if it is not a valid script because
     it has a `return` or `nonlocal` at its top level."""
+    may_return_numpy: bool = False
+    """Whether results may contain numpy values, as the prelude of a call-based program encodes them
+    for `value_json`. Otherwise the arrays and scalars of a result become lists and numbers."""
 
 
 @dataclass(frozen=True, slots=True)

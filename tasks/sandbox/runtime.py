@@ -1,4 +1,4 @@
-"""The Python runtime that sandboxed programs may read, and how a sandbox's processes end."""
+"""The Python runtime that sandboxed programs may read, and the signals that end processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from treegen.tasks.sandbox.programs import HelperKilledError, SandboxError
 
 _T = TypeVar("_T")
 _ATTEMPTS = 3
-_SECONDS = 60.0  # of a program outside the sandbox
-FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
+_TIMEOUT_SECONDS = 60.0  # for a program outside the sandbox
+EXTERNAL_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 """Signals that a user, a supervisor or the kernel's out-of-memory killer sends. A sandbox that does
 not work ends its helper by other signals, such as SIGSYS."""
 
@@ -36,7 +36,7 @@ def signal_of(code: int) -> int:
     return -code if code < 0 else max(code - 128, 0)
 
 
-def name_of(number: int) -> str:
+def signal_name(number: int) -> str:
     """Return the name of a signal."""
     try:
         return signal.Signals(number).name
@@ -44,7 +44,7 @@ def name_of(number: int) -> str:
         return f"signal {number}"
 
 
-def run_outside(
+def run_unconfined(
     command: Sequence[str], env: Mapping[str, str], stdin: str = ""
 ) -> subprocess.CompletedProcess[str]:
     """Run a program of treegen's own outside the sandbox.
@@ -65,17 +65,17 @@ def run_outside(
             capture_output=True,
             text=True,
             check=False,
-            timeout=_SECONDS,
+            timeout=_TIMEOUT_SECONDS,
         )
     except subprocess.TimeoutExpired:
         raise HelperKilledError(
-            f"a test program of the sandbox did not end within {_SECONDS:g} s; try again on a "
-            "machine with less load"
+            f"a test program of the sandbox did not end within {_TIMEOUT_SECONDS:g} s; try again "
+            "on a machine with less load"
         ) from None
 
 
-def unless_killed(check: Callable[[], _T]) -> _T:
-    """Return the result of a check, and repeat the check if something kills its processes.
+def retry_if_killed(check: Callable[[], _T]) -> _T:
+    """Return the result of a check; repeat the check if something kills its processes.
 
     Raises:
         HelperKilledError: The processes were killed each time.
@@ -157,10 +157,10 @@ def find_runtime(packages: tuple[str, ...] = ()) -> Runtime:
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
         library_path = str(sysconfig.get_config_var("LIBDIR"))
     candidates = [path for path in _SYSTEM if os.path.exists(path)]
-    candidates += [python, "/etc/ld.so.cache", *unless_killed(lambda: _parts(python))]
+    candidates += [python, "/etc/ld.so.cache", *retry_if_killed(lambda: _find_library_dirs(python))]
     candidates += [os.path.realpath(path) for path in candidates]
     read = _outermost([path for path in candidates if os.path.exists(path)])
-    package_paths = [path for name in packages for path in _package(name)]
+    package_paths = [path for name in packages for path in _find_package_dirs(name)]
     sites = dict.fromkeys(os.path.dirname(path) for path in package_paths)
     hidden = _find_hidden(read)
     return Runtime(
@@ -189,18 +189,20 @@ def _find_hidden(roots: Sequence[str]) -> list[str]:
     return _outermost([path for path in inside if not os.path.islink(path)])
 
 
-def _parts(python: str) -> list[str]:
+def _find_library_dirs(python: str) -> list[str]:
     """Return the directories of the standard library and of the shared libraries in use."""
     command = [python, "-s", "-S", "-P", "-B", "-c", _PROBE, *PRELOAD]
     # Keep the caller's library path: without it the interpreter may not start at all.
     keep = {key: value for key, value in os.environ.items() if key == "LD_LIBRARY_PATH"}
-    done = run_outside(command, keep)
+    done = run_unconfined(command, keep)
     if done.returncode:
         ended = signal_of(done.returncode)
         reason = (
-            f"was ended by {name_of(ended)}" if ended else f"failed: {done.stderr[-300:].strip()}"
+            f"was ended by {signal_name(ended)}"
+            if ended
+            else f"failed: {done.stderr[-300:].strip()}"
         )
-        kind = HelperKilledError if ended in FROM_OUTSIDE else SandboxError
+        kind = HelperKilledError if ended in EXTERNAL_SIGNALS else SandboxError
         raise kind(
             f"the Python interpreter of the sandbox, {python}, {reason}; check that this "
             "interpreter runs, and try again"
@@ -208,7 +210,7 @@ def _parts(python: str) -> list[str]:
     return [line for line in done.stdout.splitlines() if line.startswith("/")]
 
 
-def _package(name: str) -> list[str]:
+def _find_package_dirs(name: str) -> list[str]:
     """Return the directories of an installed package and of its wheel's libraries."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:

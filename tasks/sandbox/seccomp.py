@@ -1,13 +1,13 @@
-"""The system calls that a program may make, as a seccomp filter that is assembled here.
+"""Assembles the seccomp filter of the system calls that a program may make.
 
-The numbers of the calls are those of x86_64 and aarch64. Allowed are the calls that threads, files
-in the scratch directory, pipes, timers and asyncio need.
-A call is refused with EPERM if it starts a program, reaches the network, shares memory, or changes
-a file in a way that Landlock does not control (chmod, chown, utime, truncate by path). fallocate is
-refused too, because it fills a disk at once and files are checked only at intervals.
+The filter allows the calls that threads, files in the scratch directory, pipes, timers and asyncio
+need, by their numbers on x86_64 and aarch64. All other calls fail with EPERM, such as those that
+start a program, reach the network, share memory, or change a file in a way that Landlock does not
+control (chmod, chown, utime, truncate by path). fallocate fails too, because it fills a disk at
+once and files are checked only at intervals.
 
-File locks are pretended: the call succeeds but takes no lock. In the scratch directory there is no
-other process to lock out. On a file of the host a program must not lock others out.
+File locks are pretended: the call succeeds but takes no lock. In the scratch directory no other
+process needs a lock, and a program must not lock a file of the host.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ flock 73 32;madvise 28 233;recvfrom 45 207
 """
 
 
-def _table(text: str) -> dict[str, dict[str, int]]:
+def _parse_table(text: str) -> dict[str, dict[str, int]]:
     """Parse lines of `name x86_64 aarch64`; a dash means that the machine has no such call."""
     numbers: dict[str, dict[str, int]] = {"x86_64": {}, "aarch64": {}}
     for entry in text.replace("\n", ";").split(";"):
@@ -67,8 +67,8 @@ def _table(text: str) -> dict[str, dict[str, int]]:
     return numbers
 
 
-ALWAYS: Final = _table(_ALWAYS)
-SOMETIMES: Final = _table(_SOMETIMES)
+ALWAYS: Final = _parse_table(_ALWAYS)
+SOMETIMES: Final = _parse_table(_SOMETIMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +104,8 @@ _OWN_CLOCKS = tuple(range(12))  # negative numbers name the clocks of other proc
 CHECKS: Final[dict[str, tuple[Check, ...]]] = {
     "open": (Check(1, _OPEN_MODES, _OPEN_MASK),),
     "openat": (Check(2, _OPEN_MODES, _OPEN_MASK),),
-    # F_DUPFD, flags and F_GETLK are allowed; F_SETLK and F_SETLKW are pretended. F_SETOWN and
-    # F_SETSIG are refused, because they send signals to other processes.
+    # F_DUPFD, flags, F_GETLK and F_GETPIPE_SZ are allowed; F_SETLK and F_SETLKW are pretended.
+    # F_SETOWN and F_SETSIG are refused, because they send signals to other processes.
     "fcntl": (Check(1, (0, 1, 2, 3, 4, 5, 1030, 1032), pretended=(6, 7)),),
     "flock": (Check(1, (), mask=0, pretended=(0,)),),  # every request is pretended
     "mmap": (Check(3, _MAPPINGS, _MAPPING_MASK),),
@@ -139,7 +139,9 @@ CHECKS: Final[dict[str, tuple[Check, ...]]] = {
 }
 
 
+# Instructions of classic BPF: load a word, bitwise and, jump if equal, jump if at least, return.
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
+# Values that a filter returns, as the kernel's SECCOMP_RET_* constants.
 _ALLOW: Final = 0x7FFF0000
 _KILL: Final = 0x80000000
 _REFUSE: Final = 0x00050000 | errno.EPERM
@@ -147,7 +149,7 @@ _MISSING: Final = 0x00050000 | errno.ENOSYS
 _PRETEND: Final = 0x00050000  # error number 0 means success
 _ARCHITECTURES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT: Final = 0x40000000  # set in the numbers of x32 calls, another set of calls on x86_64
-_PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
+PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP = 38, 22
 
 libc: Final = ctypes.CDLL(None, use_errno=True)
 
@@ -163,45 +165,60 @@ def machines() -> tuple[str, ...]:
 
 def assemble(machine: str) -> bytes:
     """Return the filter for a machine, with OWN_PID as the placeholder of the process id."""
-    code = [_op(_LOAD, 4), _op(_EQUAL, _ARCHITECTURES[machine], 1, 0), _op(_RETURN, _KILL)]
-    code.append(_op(_LOAD, 0))
+    code = [
+        _instruction(_LOAD, 4),
+        _instruction(_EQUAL, _ARCHITECTURES[machine], 1, 0),
+        _instruction(_RETURN, _KILL),
+    ]
+    code.append(_instruction(_LOAD, 0))
     if machine == "x86_64":
-        code += [_op(_AT_LEAST, _X32_BIT, 0, 1), _op(_RETURN, _KILL)]
+        code += [_instruction(_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
     for number in ALWAYS[machine].values():
-        code += [_op(_EQUAL, number, 0, 1), _op(_RETURN, _ALLOW)]
+        code += [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, _ALLOW)]
     for name, number in SOMETIMES[machine].items():
         if name == "clone3":
             # Its flags lie in memory, which a filter cannot read. ENOSYS makes libc use clone.
-            code += [_op(_EQUAL, number, 0, 1), _op(_RETURN, _MISSING)]
+            code += [_instruction(_EQUAL, number, 0, 1), _instruction(_RETURN, _MISSING)]
             continue
-        block = [line for check in CHECKS[name] for line in _check(check)]
-        code += [_op(_EQUAL, number, 0, len(block) + 1), *block, _op(_RETURN, _ALLOW)]
-    code.append(_op(_RETURN, _REFUSE))
+        block = [line for check in CHECKS[name] for line in _assemble_check(check)]
+        code += [
+            _instruction(_EQUAL, number, 0, len(block) + 1),
+            *block,
+            _instruction(_RETURN, _ALLOW),
+        ]
+    code.append(_instruction(_RETURN, _REFUSE))
     return b"".join(code)
 
 
-def _check(check: Check) -> list[bytes]:
-    """Return code that falls through if the argument is one of the values, otherwise refuses."""
+def _assemble_check(check: Check) -> list[bytes]:
+    """Return instructions that continue after the last one if the argument has an allowed value.
+
+    Otherwise they refuse or pretend the call.
+    """
     low, high = 16 + 8 * check.index, 20 + 8 * check.index  # both machines are little endian
-    code = [_op(_LOAD, high), _op(_EQUAL, 0, 1, 0), _op(_RETURN, _REFUSE)] if check.wide else []
-    code.append(_op(_LOAD, low))
+    code = (
+        [_instruction(_LOAD, high), _instruction(_EQUAL, 0, 1, 0), _instruction(_RETURN, _REFUSE)]
+        if check.wide
+        else []
+    )
+    code.append(_instruction(_LOAD, low))
     if check.mask != 0xFFFFFFFF:
-        code.append(_op(_AND, check.mask))
+        code.append(_instruction(_AND, check.mask))
     for value in check.pretended:
-        code += [_op(_EQUAL, value, 0, 1), _op(_RETURN, _PRETEND)]
+        code += [_instruction(_EQUAL, value, 0, 1), _instruction(_RETURN, _PRETEND)]
     num_left = len(check.values)
     for value in check.values:  # a match jumps over the remaining values and the refusal
-        code.append(_op(_EQUAL, value, num_left, 0))
+        code.append(_instruction(_EQUAL, value, num_left, 0))
         num_left -= 1
-    return [*code, _op(_RETURN, _REFUSE)]
+    return [*code, _instruction(_RETURN, _REFUSE)]
 
 
-def _op(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
+def _instruction(code: int, operand: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, operand)
 
 
 def install(code: bytes, pid: int) -> None:
-    """Apply the filter, permanently, to this thread and everything that it starts.
+    """Apply the filter permanently to this thread and the threads that it starts.
 
     Args:
         code: Filter from `assemble`.
@@ -212,7 +229,7 @@ def install(code: bytes, pid: int) -> None:
     """
     code = code.replace(struct.pack("=I", OWN_PID), struct.pack("=I", pid))
     program = _Filter(len(code) // 8, code)
-    prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(_PR_SET_SECCOMP, 2, ctypes.addressof(program))
 
 

@@ -3,10 +3,11 @@
 None, bool, float, str, list and small int are written as they are. Other types are {"int": hex},
 {"complex": [real, imaginary]}, {"fraction": [numerator, denominator]}, {"decimal": digits},
 {"tuple": [...]}, {"set": [...]}, {"dict": [[key, value], ...]} and {"numpy": [type, dimensions,
-item]}, which is a scalar of numpy if `dimensions` is null, otherwise an array of one element.
+item]}, which is a numpy scalar if `dimensions` is null, otherwise an array of one element.
 
 A hostile program may have written the text that `loads` reads. So `loads` takes linear time and
-builds only plain data.
+builds only plain data. It builds numpy values only on request, because the comparison of an array
+may raise ValueError.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import sys
 from collections import Counter
 from typing import Any
 
-_SMALL = 1 << 60
+_MAX_PLAIN_INT = 1 << 60
 _MAX_DEPTH = 100
 _MAX_INT_CHARS = 41_600  # about 50,000 decimal digits
 _MAX_DIGITS = 4_000  # of a decimal; also the maximum bits of a fraction's parts
@@ -24,7 +25,7 @@ _MAX_DIGITS = 4_000  # of a decimal; also the maximum bits of a fraction's parts
 # by chance: the hashes of -1 and -2 are equal, so up to 16 points of four coordinates may share a
 # hash.
 _MAX_SAME_HASH = 16
-_MAX_LONG = 64  # characters of a long double
+_MAX_LONGDOUBLE_CHARS = 64  # characters of a long double
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _FLOATS = ("float16", "float32", "float64")
 # Types of numpy and the Python types of their items. No item is a list, so arrays have one element.
@@ -44,12 +45,22 @@ def dumps(value: object) -> str:
     return json.dumps(_pack(value))
 
 
-def loads(text: str) -> Any:
-    """Read a text from `dumps`; raise ValueError for any other text."""
+def loads(text: str, *, allow_numpy: bool = False) -> Any:
+    """Read a text from `dumps`.
+
+    Args:
+        text: The text.
+        allow_numpy: Whether it may contain numpy scalars and arrays.
+
+    Raises:
+        ValueError: `dumps` does not write such a text.
+    """
     try:
         # json uses one nan object for all, and identical objects count as equal inside of lists. So
         # each nan is made anew.
-        return _unpack(json.loads(text, parse_int=_small_int, parse_constant=float), 0)
+        hook = None if allow_numpy else _reject_numpy
+        packed = json.loads(text, parse_int=_small_int, parse_constant=float, object_hook=hook)
+        return _unpack(packed, 0)
     except (RecursionError, TypeError, AttributeError, ArithmeticError) as error:
         raise ValueError(f"not an encoded value: {type(error).__name__}") from None
 
@@ -58,7 +69,7 @@ def _pack(value: Any) -> Any:
     if value is None or isinstance(value, bool | str | float):
         return value
     if isinstance(value, int):
-        return int(value) if abs(value) < _SMALL else {"int": hex(value)}
+        return int(value) if abs(value) < _MAX_PLAIN_INT else {"int": hex(value)}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, list):
@@ -79,6 +90,12 @@ def _pack(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy arrays and scalars
         return _pack(value.tolist())
     raise TypeError(f"{type(value).__name__} is not plain data")
+
+
+def _reject_numpy(item: dict[str, Any]) -> dict[str, Any]:
+    if "numpy" in item:
+        raise ValueError("values of numpy cannot be compared")
+    return item
 
 
 def _small_int(text: str) -> int:
@@ -109,9 +126,9 @@ def _unpack(value: Any, depth: int) -> Any:
     if kind == "tuple":
         return tuple([_unpack(item, depth + 1) for item in body])
     if kind == "set":
-        return set(_keys(body, depth))
+        return set(_unpack_keys(body, depth))
     if kind == "dict":
-        keys = _keys([key for key, _ in body], depth)
+        keys = _unpack_keys([key for key, _ in body], depth)
         return dict(zip(keys, [_unpack(item, depth + 1) for _, item in body], strict=True))
     if kind == "numpy":
         name, dimensions, item = body
@@ -128,8 +145,8 @@ def _numpy(name: Any, dimensions: Any, item: Any) -> Any:
         raise ValueError("invalid number of dimensions")
     if not isinstance(item, _NUMPY_TYPES[name]) or isinstance(item, list | tuple | set | dict):
         raise ValueError(f"not a valid value for numpy type {name}")
-    if name == "longdouble" and len(item) > _MAX_LONG:
-        raise ValueError(f"a long double of more than {_MAX_LONG} characters")
+    if name == "longdouble" and len(item) > _MAX_LONGDOUBLE_CHARS:
+        raise ValueError(f"a long double of more than {_MAX_LONGDOUBLE_CHARS} characters")
     with np.errstate(all="ignore"):
         array = np.array(item, dtype=name).reshape((1,) * (dimensions or 0))
     return array[()] if dimensions is None else array
@@ -162,7 +179,7 @@ def _decimal(text: Any) -> Any:
     return number
 
 
-def _keys(body: Any, depth: int) -> list[Any]:
+def _unpack_keys(body: Any, depth: int) -> list[Any]:
     keys = [_unpack(key, depth + 1) for key in body]
     # Keys with different hashes are cheap, however they are chosen.
     if max(Counter(map(hash, keys)).values(), default=0) > _MAX_SAME_HASH:

@@ -328,6 +328,29 @@ def test_attention_is_timed_by_every_implementation_and_checked() -> None:
         assert r.prefix_flops == pytest.approx(flops / (r.prefix_us.median * 1e-6))
 
 
+@pytest.mark.parametrize("fails", ["check", "time", "time without sharing"])
+def test_a_failure_without_text_is_named_by_its_type(
+    fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise RuntimeError
+
+    case = attention._Case(5, 32, 7, attention.Heads(4, 2, 16), CPU, torch.float32)
+    stopwatch = Stopwatch(CPU)
+    if fails == "check":
+        monkeypatch.setattr(case, "_error", fail)
+        assert case.check() == (0.0, {"cpu": "RuntimeError"})
+    elif fails == "time":
+        skipped: dict[str, str] = {}
+        monkeypatch.setattr(stopwatch, "microseconds", fail)
+        assert not case.times(stopwatch, 1, skipped) and skipped == {"cpu": "RuntimeError"}
+    else:
+        calls = [("cpu copies", fail)]
+        monkeypatch.setattr(attention, "_iter_unshared_calls", lambda *_: iter(calls))
+        result = attention._measure(case, CEILINGS, stopwatch, 1)
+        assert result.skipped == {"cpu copies": "RuntimeError"}
+
+
 def test_the_ways_without_sharing_compute_the_same_attention() -> None:
     case = attention._Case(5, 32, 7, attention.Heads(4, 2, 16), CPU, torch.float32)
     shared = case.call(case.levels(), "cpu")()

@@ -142,6 +142,25 @@ def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
     assert "at most 200 tokens, 30 calls per problem" in done.out
 
 
+def test_a_run_with_an_invalid_argument_is_resumed_with_another(
+    treegen: Command, tiny: Path, tmp_path: Path
+) -> None:
+    args = ["-M", tiny, "-L", "2", "-f", "1", "--budget", "tokens=60", "-o", tmp_path / "r"]
+    assert treegen("search", "gsm8k", *args).code == 0
+    file = tmp_path / "r" / "run.json"
+    record = json.loads(file.read_text())
+    record["settings"]["free"]["extra"] = {"form": "prose"}  # which searches ignored before
+    file.write_text(json.dumps(record))
+    trees = tmp_path / "r" / "trees.jsonl"
+    trees.write_bytes(trees.read_bytes().splitlines(keepends=True)[0])
+    (tmp_path / "r" / "results.json").unlink()
+    done = treegen("search", "--resume", tmp_path / "r")
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert done.error.endswith("resume the run with --task-arg form=self-consistency")
+    done = treegen("search", "--resume", tmp_path / "r", "--task-arg", "form=self-consistency")
+    assert done.code == 0 and len(trees_of(tmp_path / "r")) == 2
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -3,9 +3,10 @@
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,18 @@ from treegen.evals.search.methods import (
 )
 from treegen.evals.search.run import make_record, run_searches, write_search_results
 from treegen.evals.search.searcher import TaskSearch
-from treegen.evals.search.settings import resolve_search_settings, stored_search_choices
+from treegen.evals.search.settings import (
+    SearchSettings,
+    resolve_search_settings,
+    stored_search_choices,
+)
 from treegen.runs import RunDir, RunInfo, SearchRunDir
 from treegen.search.tree.node import SearchNode
-from treegen.search.tree.records import SearchTree
+from treegen.search.tree.records import NodeRecord, SearchTree
 from treegen.search.tree.result import SearchResult
 
 TREES = [name for name in methods_with_setting("expand") if name in TEXT_METHODS]
+ROLLOUTS = tuple(methods_with_setting("rollouts"))
 SURE = ("beam", "rebase", "tot-bfs", "tot-dfs", "best-first", "mcts")
 PUZZLES = [([1, 2, 3], 6), ([2, 3, 7], 13), ([1, 5, 5, 9], 20), ([2, 2], 4), ([3, 4, 7], 49)]
 # In letters, each of which is a token of the toy model.
@@ -102,24 +108,62 @@ def test_each_method_finds_right_solutions_within_its_budget(method: str, data: 
 
 @pytest.mark.parametrize("method", TREES)
 def test_a_tree_holds_no_dead_end_that_is_followed(method: str, data: str) -> None:
-    job = job_of(data, method=method)
-    problems = {problem.id: problem for problem in job.data.problems}
-    num_dead = 0
-    for record in records_of(job, ToyLLM(puzzle_model(mistakes=1.0))):
-        tree = SearchTree.from_json(record["nodes"])
-        for node in tree.nodes[1:]:
-            state = job.task.state(problems[record["problem_id"]], tree.path_text(node.id))
-            if state is None:
-                num_dead += 1
-                assert node.leaf
-                # The budget may end the search after it has drawn the last steps of a node.
-                last = [each for each in tree.nodes if each.parent_id == node.parent_id]
-                is_cut = "budget of" in record["stopped"] and node.restart == tree.nodes[-1].restart
-                is_cut &= all(each.score is None for each in last)
-                # Ends of rollouts are not followed anyway.
-                is_pruned = node.pruned and node.score is not None
-                assert is_pruned or is_cut or method in ("mcts", "rstar")
-    assert num_dead > 5
+    num_dead = num_unchecked = 0
+    for seed, tokens in product(range(4), (77, 520, 2000)):
+        job = job_of(data, method=method, seed=seed, budget={"tokens": tokens})
+        problems = {problem.id: problem for problem in job.data.problems}
+        for record in records_of(job, ToyLLM(puzzle_model(mistakes=1.0))):
+            tree = SearchTree.from_json(record["nodes"])
+            dead = [
+                node
+                for node in tree.nodes[1:]
+                if job.task.state(problems[record["problem_id"]], tree.path_text(node.id)) is None
+            ]
+            assert all(node.leaf and not node.visits for node in dead)
+            ends = Counter(node.parent_id for node in dead if is_rollout_end(node, method))
+            assert max(ends.values(), default=0) <= job.settings.rollouts
+            unchecked = [node for node in dead if not node.pruned or node.score is None]
+            unchecked = [node for node in unchecked if not is_rollout_end(node, method)]
+            # A solution also ends the search before the values of rollouts are known.
+            is_over = record["stopped"] == "solved" and method in ROLLOUTS
+            assert not unchecked or is_over or record["usage"]["tokens_decoded"] >= tokens
+            for node in unchecked:
+                check_cut(node, tree, job.settings)
+            num_dead += len(dead)
+            num_unchecked += len(unchecked)
+    assert num_dead > 50 and num_unchecked
+
+
+def is_rollout_end(node: NodeRecord, method: str) -> bool:
+    """Return whether a node only evaluates the node above it."""
+    is_passed = node.leaf and not node.pruned and not node.visits
+    return method in ROLLOUTS and is_passed and node.score is not None
+
+
+def check_cut(node: NodeRecord, tree: SearchTree, settings: SearchSettings) -> None:
+    """Check that the search ended in the call that drew a node, so its steps were not checked.
+
+    Nothing is drawn afterwards. A complete call would have pruned its dead ends.
+    """
+    method, width = settings.method, settings.width
+    assert node.restart == max(each.restart for each in tree.nodes)
+    siblings = [
+        each
+        for each in tree.nodes
+        if (each.parent_id, each.restart) == (node.parent_id, node.restart)
+        and not is_rollout_end(each, method)
+    ]
+    unchecked = [
+        each
+        for each in siblings
+        if each.leaf and not (each.pruned or each.visits) and each.score is None
+    ]
+    assert node in unchecked
+    if method == "rstar":
+        return  # several calls at one node complete solutions, to check them
+    num_calls = width if method == "dvts" and node.depth == 1 else 1  # the first of each subtree
+    assert unchecked == siblings or num_calls > 1
+    assert len(unchecked) < settings.expand * (width if method == "rebase" else num_calls)
 
 
 def test_search_beats_sampling_where_its_judgements_are_good(data: str) -> None:
@@ -422,6 +466,27 @@ def test_arguments_of_a_task_that_a_search_cannot_follow(
 def test_a_run_from_before_an_argument_was_checked_is_continued() -> None:
     stored = {"task": "gsm8k", "model": "toy", "method": "beam", "extra": {"form": "cot"}}
     assert resolve_search_settings({}, stored).options.extra == {"form": "cot"}
+
+
+@pytest.mark.parametrize(
+    ("task", "known", "right"),
+    [
+        ("gsm8k", "cot, self-consistency", "self-consistency"),
+        ("game24", "steps, expression", "steps"),
+    ],
+)
+def test_a_run_with_an_invalid_argument_says_how_to_resume_it(
+    task: str, known: str, right: str
+) -> None:
+    stored = {"task": task, "model": "toy", "method": "beam", "data": "a", "extra": {"form": "x"}}
+    message = (
+        f"task argument form must be one of {known}, got 'x'; the run stores this value, so resume "
+        f"the run with task_args form={right}"
+    )
+    with pytest.raises(InputError, match=f"^{message}$"):
+        resolve_search_settings({}, stored)
+    extra = {"form": right}
+    assert resolve_search_settings({"extra": extra}, stored).options.extra == extra
 
 
 def test_a_search_configures_the_task(tmp_path: Path) -> None:

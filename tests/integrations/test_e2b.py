@@ -366,7 +366,10 @@ def test_leftovers_are_found_by_the_name_of_the_run(
     assert left.body["metadata"] == {"treegen": "other"}
 
 
-def test_leftovers_are_found_on_all_pages(cloud: Cloud) -> None:
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_leftovers_are_found_on_all_pages(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, *, has_tokens: bool
+) -> None:
     async def leave(environment: E2BEnvironment) -> None:
         for _ in range(3):
             await environment.start(PROBLEM)
@@ -374,10 +377,21 @@ def test_leftovers_are_found_on_all_pages(cloud: Cloud) -> None:
         environment.worlds.clear()
 
     use(leave, run_name="run")
-    cloud.page = 2
+    cloud.page, cloud.has_tokens = 2, has_tokens
 
     async def body(environment: E2BEnvironment) -> None:
         assert await environment.remove_leftovers() == 3
+        cloud.has_tokens = True
+        worlds = [await environment.start(PROBLEM) for _ in range(2)]  # these fill the first page
+        other = E2BEnvironment(allow_code_execution=True, run_name="run")
+        await other.start(PROBLEM)
+        await other._server.close()
+        assert await environment.remove_leftovers() == 1
+        assert set(cloud.sandboxes) == {world.id for world in worlds}
+        cloud.page = 1
+        monkeypatch.setattr(e2b_server, "MAX_PAGES", 1)
+        with pytest.raises(WorldError, match="more than 1 pages"):
+            await environment.remove_leftovers()
 
     use(body, run_name="run")
     assert not cloud.sandboxes

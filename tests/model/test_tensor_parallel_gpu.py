@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from killed_ranks import kill_ranks
+from killed_ranks import kill_ranks, run_program
+from summed_ranks import compare_sums
 from torch import Tensor
 
 from treegen import LLM, Node, RunResult, SamplingParams
@@ -145,9 +146,13 @@ class Pairs:
     @contextmanager
     def other(self, path: Path, dtype: str) -> Iterator[Model]:
         """Another model on two GPUs, for several LLMs, in place of the one that is kept."""
-        self._two = None
+        self.forget_model()
         with self.group(LONGEST_OF_SEVERAL) as group:
             yield group.load(partial(load_model, str(path), dtype=dtype))
+
+    def forget_model(self) -> None:
+        """Load the next model again, because something else was loaded in between."""
+        self._two = None
 
     def close(self) -> None:
         """End the two GPUs' processes."""
@@ -215,18 +220,14 @@ def test_compiled_layers_and_graphs(pairs: Pairs) -> None:
     assert max(counts) <= 2
 
 
-def test_a_killed_rank_ends_the_run_and_nothing_hangs(pairs: Pairs) -> None:
-    with pairs.two("llama") as llm:
-        stream = llm.stream(tree_of(20), SamplingParams(max_tokens=200, ignore_eos=True))
-        for _ in range(20):
-            stream.step()
-        with pairs.group() as group:
-            os.kill(group.pids[0], signal.SIGKILL)
-        with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
-            list(stream)
-        with pytest.raises(WorkerError, match="create a new LLM"):
-            llm.run(tree_of(1))
-    pairs.close()
+def test_sums_in_shared_memory_equal_those_by_nccl(pairs: Pairs) -> None:
+    compare: Any = compare_sums
+    with pairs.group() as group:
+        compared: Any = group.load(compare)
+        show(f"{compared}")
+        assert compared["shared"], "torch's symmetric memory does not work on these GPUs"
+        assert compared["unequal"] == []
+        pairs.forget_model()
 
 
 @pytest.mark.timeout(1200)
@@ -319,3 +320,30 @@ def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
         LLM(str(tmp_path), tensor_parallel_size=999)
     with pytest.raises(InputError, match=r"'cuda:1' is one GPU, .* CUDA_VISIBLE"):
         LLM(str(tmp_path), device="cuda:1", tensor_parallel_size=2)
+
+
+@pytest.mark.timeout(120)
+def test_a_process_ends_whose_ranks_were_not_closed(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path)
+    assert "is clean" in run_program(tmp_path, "cuda")
+
+
+@pytest.mark.timeout(300)
+def test_gpus_work_after_the_first_group_has_died(tmp_path: Path) -> None:
+    tiny_models.save_tiny_model(tmp_path)
+    for seconds in (0.001, 0.21, 0.43):
+        assert "is clean" in run_program(tmp_path, "cuda", seconds)
+
+
+def test_a_killed_rank_ends_the_run_and_nothing_hangs(pairs: Pairs) -> None:
+    with pairs.two("llama") as llm:
+        stream = llm.stream(tree_of(20), SamplingParams(max_tokens=200, ignore_eos=True))
+        for _ in range(20):
+            stream.step()
+        with pairs.group() as group:
+            os.kill(group.pids[0], signal.SIGKILL)
+        with pytest.raises(WorkerError, match="rank 1 has died by signal 9"):
+            list(stream)
+        with pytest.raises(WorkerError, match="create a new LLM"):
+            llm.run(tree_of(1))
+    pairs.close()

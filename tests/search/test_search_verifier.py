@@ -29,6 +29,7 @@ from transformers import LlamaConfig as Config
 from treegen.errors import CapacityError, InputError, ModelError, ModelWarning
 from treegen.model.scorers.scorer import load_scorer
 from treegen.model.scorers.verifier import Verifier
+from treegen.search import reward
 from treegen.search.live.prefix_scorer import PrefixScorer
 from treegen.search.reward import load_verifier
 
@@ -144,6 +145,17 @@ def test_models_that_share_nothing_read_whole_texts(tmp_path: Path) -> None:
     with pytest.warns(ModelWarning, match="computes every text from its start"):
         verifier = load_verifier(tmp_path, device="cpu")
     assert verifier.reader is None and 0 < verifier.scores([("a", "b")])[0] < 1
+
+
+def test_an_error_without_text_is_named_by_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(reward, "_reader", fail)
+    with pytest.warns(ModelWarning, match="common prefixes: RuntimeError$"):
+        assert load_verifier(save(tmp_path), device="cpu").reader is None
 
 
 def test_caps_of_outputs_are_a_language_models_and_those_of_attention_a_classifiers_too(

@@ -106,6 +106,7 @@ def test_each_method_answers_a_chat_within_its_budget(
         ("beam", {"batch": 3}, None, "method beam has no option 'batch'"),
         ("mcts", {"batch": 0}, "batch", "batch cannot be used"),
         ("mcts", {"batch": {"a": 1}}, "batch", "batch cannot be used"),
+        ("mcts", {"batch": "x" * 9_999}, "batch", r"got 'x{100,300}$"),
         ("mcts", {"virtual": "gain"}, "virtual", "one of loss, visit"),
         ("mcts", {"exploration": -1}, "exploration", "exploration must be at least 0"),
         ("self-refine", {"rounds": 10**9}, "rounds", "rounds must be at most 2,000"),

@@ -20,10 +20,10 @@ from treegen.tasks.code.calls import OTHER, CallValue, build_expected, is_expect
 from treegen.tasks.code.humaneval import HumanEval
 from treegen.tasks.code.livecodebench import (
     LiveCodeBench,
-    packed_text,
     read_tests,
     same_lines,
     same_value,
+    unpack_text,
 )
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import HumanEvalPlus, MBPPPlus, mbpp_arguments
@@ -121,6 +121,12 @@ def test_mbpp_is_asked_as_published_with_tasks_2_to_4(tmp_path: Path) -> None:
     assert task.records["MBPP/12"].setup == "import math"
     with pytest.raises(InputError, match="has 0 tasks for few-shot examples"):
         task.load(TaskOptions(data=str(tmp_path), extra={"set": "sanitized"}))
+    write(tmp_path / "mbpp.jsonl", [{**rows[0], "task_id": n} for n in range(1, 12)])
+    data = MBPP().load(TaskOptions(data=path, num_fewshot=10))
+    assert len(data.turns) == 10  # all tasks of the prompt split, 10 among them
+    bad = write(tmp_path / "bad.jsonl", [rows[0], {"task_id": 2}])
+    with pytest.raises(DataError, match=r"bad\.jsonl, line 2: the row has no tests"):
+        MBPP().load(TaskOptions(data=path, fewshot_file=bad))
     with pytest.raises(InputError, match="has no split 'dev'; use one of test, prompt"):
         task.load(TaskOptions(data=path, split="dev"))
 
@@ -183,6 +189,10 @@ def test_livecodebench_releases_are_files(tmp_path: Path, monkeypatch: pytest.Mo
             ids(wrong)
     with pytest.raises(DataError, match=r"test9\.jsonl was not found"):
         ids("v9")
+    (tmp_path / "test5.jsonl").unlink()
+    assert ids(None) == "12346"
+    with pytest.raises(DataError, match=r"test5\.jsonl was not found"):
+        ids("release_v6")
     files = []
 
     def table(*given: Any, data_files: Any, **more: Any) -> list[dict[str, Any]]:
@@ -206,7 +216,7 @@ def pack(value: Any, protocol: int = 4) -> str:
 @pytest.mark.parametrize("protocol", range(6))
 def test_packed_tests_are_read_without_unpickling(protocol: int) -> None:
     for text in ("[]", '[{"input": "\u00e9\\n", "output": ""}]', "x" * 100_000):
-        assert packed_text(pack(text, protocol)) == text
+        assert unpack_text(pack(text, protocol)) == text
 
 
 class Evil:
@@ -217,25 +227,27 @@ class Evil:
 @pytest.mark.parametrize("value", [Evil(), ["a"], ("a", "b"), b"a", 1, {"a": "b"}])
 def test_other_pickles_are_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="private tests"):
-        packed_text(pack(value))
+        unpack_text(pack(value))
 
 
 def test_broken_packed_tests_are_refused() -> None:
     good = zlib.compress(pickle.dumps("text"))
     rng = random.Random(0)
     with pytest.raises(ValueError, match="neither JSON nor compressed"):
-        packed_text("not base64!")
+        unpack_text("not base64!")
     for _ in range(300):
         data = bytearray(good if rng.random() < 0.5 else pickle.dumps("text"))
         for _ in range(rng.randint(1, 3)):
             data[rng.randrange(len(data))] = rng.randrange(256)
         packed = bytes(data) if rng.random() < 0.5 else zlib.compress(bytes(data))
         try:
-            assert isinstance(packed_text(base64.b64encode(packed).decode()), str)
+            assert isinstance(unpack_text(base64.b64encode(packed).decode()), str)
         except ValueError as error:
             assert "private tests" in str(error)
     with pytest.raises(ValueError, match="has no tests"):
         read_tests("[]", pack("[]"), None)
+    with pytest.raises(ValueError, match="surrogates"):
+        read_tests([{"input": "\ud800", "output": ""}], "[]", None)
 
 
 # When results are right
@@ -331,7 +343,7 @@ def test_evalplus_keeps_a_tolerance_from_the_first_floats_on() -> None:
         "humaneval", "f", 0, [_result(value) for value in (3, [0.5], [1, 0.5], 3)]
     )
     assert [each.atol for each in found] == [0, 1e-6, 1e-6, 1e-6]
-    assert [each.before for each in found] == [0, 0, 1e-6, 1e-6]
+    assert [each.rule_atol for each in found] == [0, 0, 1e-6, 1e-6]
     assert is_expected("humaneval", "f", [], _result([1, 0.5 + 1e-9]), found[2])
     assert not is_expected("humaneval", "f", [], _result(4), found[0])
     assert [each.atol for each in build_expected("mbpp", "f", 0.1, [_result(0.5)] * 2)] == [

@@ -22,7 +22,7 @@ from program_mutants import mutant
 
 from treegen.tasks import TaskOptions, get_task
 from treegen.tasks.code.humaneval import HumanEval
-from treegen.tasks.code.livecodebench import PRELUDE, LiveCodeBench, packed_text
+from treegen.tasks.code.livecodebench import PRELUDE, LiveCodeBench, unpack_text
 from treegen.tasks.code.mbpp import MBPP
 from treegen.tasks.code.plus import PlusBase
 from treegen.tasks.code.task import CodeTask
@@ -422,4 +422,4 @@ def test_livecodebench_scores_are_those_of_its_own_scorer() -> None:
 
 
 def _private(field: str) -> str:
-    return field if field.startswith("[") else packed_text(field)
+    return field if field.startswith("[") else unpack_text(field)

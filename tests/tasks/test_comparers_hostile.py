@@ -206,6 +206,8 @@ ODD = (
     '{"set":"aa"}',
     '{"dict":["ab"]}',
     '{"tuple":null}',
+    '{"numpy":["int64",1,5]}',
+    '{"numpy":["float64",null,0.5]}',
 )
 
 
@@ -217,7 +219,8 @@ def test_no_value_makes_a_comparer_fail(odd: str, inside: str) -> None:
         found = value_json.loads(inside.format(odd))
     except ValueError:
         return
-    for expected in (5, 0.5, "a", None, True, [], [5], [[0.5]], {"a": 5}, [{"a": 5}]):
+    lists: tuple[list[Any], ...] = ([], [5], [5, 6], [[0.5]], [{"a": 5}])
+    for expected in (5, 10**400, 0.5, "a", None, True, {"a": 5}, *lists):
         for rule in COMPARERS.values():
             assert rule.value(found, expected, isinstance(expected, list)) in (0, 1)
         assert same_value(found, expected) in (0, 1)

@@ -18,8 +18,9 @@ from processes import Process, descendants
 
 from treegen.tasks.sandbox import Program, ProgramStatus, SandboxPool, TestCase
 from treegen.tasks.sandbox.canaries import verify_once
+from treegen.tasks.sandbox.isolation import TIERS
 from treegen.tasks.sandbox.pool import decide
-from treegen.tasks.sandbox.process import ProcessOutcome
+from treegen.tasks.sandbox.process import ProcessOutcome, SandboxProcess
 from treegen.tasks.sandbox.programs import HelperKilledError, SandboxError
 from treegen.tasks.sandbox.runtime import find_runtime
 
@@ -106,6 +107,19 @@ def test_a_crash_of_the_helper_is_a_sandbox_that_does_not_work() -> None:
         SandboxPool(USABLE[-1], limits=LIMITS, workers=1)
     assert not isinstance(error.value, HelperKilledError)
     assert "no sandbox works here" in str(error.value) and "SIGSYS" in str(error.value)
+
+
+def test_a_helper_that_hangs_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime, start = find_runtime(), subprocess.Popen.__init__
+
+    def start_sleep(started: Any, command: Any, **options: Any) -> None:
+        start(started, ["/bin/sleep", "60"], **options)
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", start_sleep)
+    monkeypatch.setattr("treegen.tasks.sandbox.process._START_SECONDS", 0.1)
+    monkeypatch.setattr("treegen.tasks.sandbox.process._HANG_UP_SECONDS", 0.1)
+    with pytest.raises(SandboxError, match="helper did not respond while it started"):
+        SandboxProcess(TIERS["none"], runtime, LIMITS)
 
 
 def test_the_signal_of_a_helper_that_dies_between_programs_is_named() -> None:

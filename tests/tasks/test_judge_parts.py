@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
+import operator
+import os
 import struct
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hostile_cases import LIMITS, MIB, compare
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.tasks.sandbox import Program, ProgramStatus, TestCase, seccomp, value_json
+from treegen.tasks.sandbox import Program, ProgramStatus, TestCase, helper, seccomp, value_json
 from treegen.tasks.sandbox.pool import decide
 from treegen.tasks.sandbox.process import ProcessOutcome
 from treegen.tasks.sandbox.seccomp import ALWAYS, SOMETIMES
@@ -29,6 +34,38 @@ def test_a_report_that_makes_no_sense_is_the_programs_failure() -> None:
         assert verdict(report) is ProgramStatus.RUNTIME_ERROR
     for report in (b"ready", b"ready\n", b"ready\ncompile_error"):
         assert verdict(report) is ProgramStatus.COMPILE_ERROR
+
+
+def test_a_forged_numpy_array_is_a_wrong_answer() -> None:
+    """Comparing an array with a longer list raises ValueError, which would leave no verdict."""
+    ended = {"status": 0, "cpu": 0.0, "wall": 0.0, "memory": 0, "killed": None}
+    for forged in ('{"numpy":["int64",1,5]}', '[{"numpy":["int64",0,5]}]', '{"numpy":["a",1]}'):
+        report = f"ready\ncompiled\nresult {forged}\n".encode()
+        outcome = ProcessOutcome(ended, b"", b"", report, MIB, overflow=False)
+        program = Program("def f(): pass", fn_name="f")
+        result = decide(program, TestCase(expected=[1, 2]), outcome, LIMITS, operator.eq)
+        assert result.verdict is ProgramStatus.WRONG_ANSWER
+        assert "cannot be read" in result.detail
+
+
+def test_a_file_that_is_removed_meanwhile_does_not_hide_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for index in range(5):
+        (tmp_path / str(index)).write_text("x" * 10_000)
+    scan = os.scandir
+
+    @contextlib.contextmanager
+    def scan_and_remove(folder: str) -> Iterator[list[os.DirEntry[str]]]:
+        with scan(folder) as entries:
+            listed = list(entries)
+        os.remove(listed[0].path)
+        yield listed
+
+    monkeypatch.setattr(os, "scandir", scan_and_remove)
+    setup = {"kind": "workspace", "scratch": str(tmp_path)}
+    num_files, num_bytes = helper._measure_scratch(setup, 100)
+    assert num_files == 4 and num_bytes >= 40_000
 
 
 def filtered(machine: str, number: int, *arguments: int) -> int:

@@ -12,7 +12,7 @@ from treegen.evals.multiple_choice import choice_prompts, is_multiple_choice, pi
 from treegen.evals.problem import Problem
 from treegen.prompts.tree import Node
 from treegen.tasks import TaskData, TaskOptions, get_task
-from treegen.tasks.choices import id_of
+from treegen.tasks.choices import ARCEasy, read_id
 
 NAMES = ("arc-easy", "arc-challenge", "hellaswag", "winogrande", "piqa")
 
@@ -85,6 +85,12 @@ def test_piqa_takes_labels_from_the_file_beside_it(tmp_path: Path) -> None:
     (tmp_path / "valid-labels.lst").write_text("1\n")
     with pytest.raises(DataError, match="1 labels for 2 rows"):
         get_task("piqa").load(TaskOptions(data=str(tmp_path)))
+
+
+def test_arc_needs_a_label_for_each_choice() -> None:
+    choices = {"text": ["ice", "sand"], "label": ["A", "B", "C"]}
+    with pytest.raises(ValueError, match="3 labels for 2 choices"):
+        ARCEasy().item({"question": "What melts?", "choices": choices, "answerKey": "A"})
 
 
 def winogrande(tmp_path: Path, **options: Any) -> TaskData:
@@ -195,4 +201,4 @@ def test_files_that_are_no_rows_are_told_of(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("row", "want"), [({"id": 0}, "0"), ({"id": "a"}, "a"), ({}, "")])
 def test_an_id_of_zero_is_an_id(row: dict[str, Any], want: str) -> None:
-    assert id_of(row, "id") == want
+    assert read_id(row, "id") == want

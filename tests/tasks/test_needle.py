@@ -24,6 +24,7 @@ from treegen.tasks.needle.text import (
     COLOURS,
     NAMES,
     SECOND_NAMES,
+    Haystack,
     draw_colours,
     draw_names,
     load_haystack,
@@ -99,6 +100,12 @@ def test_unusable_haystacks_are_named(tmp_path: Path, content: bytes | None, mes
 def test_a_folder_without_texts_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no \*\.txt files"):
         load(data=str(tmp_path))
+
+
+def test_a_text_without_spaces_is_cut_anywhere() -> None:
+    haystack = Haystack("\u5929\u5730\u7384\u9ec3\u3002" * 1_000, "hay")
+    for size in (3_000, 9_000, 12_000):
+        assert size - 10 <= len(haystack.take(size)) <= size
 
 
 def test_the_prompt_is_the_published_one(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def ours(outs: Sequence[Any], expected: Sequence[Any], atol: float) -> list[bool
 
     def call_value(result: Any) -> CallValue:
         returned = prelude()["_treegen_result"](result, False)
-        return CallValue(*value_json.loads(value_json.dumps(returned)))
+        return CallValue(*value_json.loads(value_json.dumps(returned), allow_numpy=True))
 
     wants = build_expected("humaneval", "f", atol, [call_value(each) for each in expected])
     return [
@@ -239,7 +239,7 @@ def test_programs_that_read_standard_input_fail_as_in_the_published_scorers(prog
         "atol": 0,
         "test": "def check(f):\n    assert f(1) == 1\n",
     }
-    with SandboxPool(limits=HumanEvalPlus.given_limits, packages=("numpy",)) as judge:
+    with SandboxPool(limits=HumanEvalPlus.default_limits, packages=("numpy",)) as judge:
         for task in tasks:
             made = task.make_cases(task.record(row)[2], judge)
             for before, verdict in (("", "accepted"), (program, "runtime_error")):

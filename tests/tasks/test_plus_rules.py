@@ -367,7 +367,7 @@ CASES = (
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[SandboxPool]:
-    with SandboxPool(limits=HumanEvalPlus.given_limits, packages=("numpy",)) as found:
+    with SandboxPool(limits=HumanEvalPlus.default_limits, packages=("numpy",)) as found:
         yield found
 
 

@@ -125,6 +125,7 @@ TRICKS = {
         "        frame = frame.f_back\n"
         "    return next((v for v in found if isinstance(v, list) and len(v) > 99), None)\n"
     ),
+    "an int that Python does not write": "def {name}(*a):\n    return 10**5000\n",
     "patch the runner": (
         "import sys\nfor module in list(sys.modules.values()):\n"
         "    if hasattr(module, 'run_cases'):\n"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import functools
+import math
 import os
 import signal
 import subprocess
@@ -34,6 +36,7 @@ from treegen.tasks.sandbox import (
 )
 from treegen.tasks.sandbox.isolation import TIERS, SandboxTier
 from treegen.tasks.sandbox.pool import _ExclusiveGate, _is_starved
+from treegen.tasks.sandbox.process import SandboxProcess
 from treegen.tasks.sandbox.programs import HelperKilledError
 from treegen.tasks.sandbox.runtime import find_runtime
 
@@ -156,7 +159,7 @@ def test_a_program_that_was_kept_from_a_core_is_told_from_one_that_waits(
     seconds: float, starved: bool
 ) -> None:
     late = TestResult(ProgramStatus.TIMEOUT, seconds=seconds)
-    assert _is_starved(late, Limits(cpu_seconds=1.0), min_seconds=0.01) == starved
+    assert _is_starved(late, Limits(cpu_seconds=1.0), min_cpu_seconds=0.01) == starved
     assert not _is_starved(replace(late, verdict=ProgramStatus.ACCEPTED), Limits(), 0.01)
 
 
@@ -182,7 +185,7 @@ def test_a_comparer_that_fails_is_no_verdict(judge: SandboxPool) -> None:
 
 def test_a_helper_that_died_is_replaced(judge: SandboxPool) -> None:
     assert judge.run(ADD, [TestCase("1 2", expected="3")], compare).accepted
-    for cell in list(judge._cells):
+    for cell in list(judge._processes):
         cell._process.kill()
         cell._process.wait()
     assert judge.run(ADD, [TestCase("1 2", expected="3")], compare).accepted
@@ -200,6 +203,18 @@ def test_a_fault_of_ours_is_no_verdict_and_ends_nothing(
     assert "IndexError: none there" in result.tests[0].detail
 
 
+def test_too_many_open_files_leave_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with SandboxProcess(TIERS["none"], find_runtime(), LIMITS) as process:
+        before = os.listdir("/proc/self/fd")
+        monkeypatch.setattr(os, "pipe", fail)
+        with pytest.raises(SandboxError, match="Too many open files"):
+            process.run(ADD, TestCase("1 2"))
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
 def test_bad_arguments() -> None:
     with pytest.raises(InputError, match="sandbox must be"):
         SandboxPool("docker")
@@ -213,6 +228,9 @@ def test_bad_arguments() -> None:
         Limits(cpu_seconds=2, wall_seconds=1)
     with pytest.raises(InputError, match="memory"):
         Limits(memory=MIB)
+    for limit in ({"cpu_seconds": math.nan}, {"wall_seconds": math.inf}, {"memory": 1 << 63}):
+        with pytest.raises(InputError, match="below 2"):
+            Limits(**limit)
 
 
 def test_nothing_passes_without_tests() -> None:
@@ -276,9 +294,19 @@ def test_a_test_program_that_does_not_end_is_an_error(
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 60\n")
     python.chmod(0o755)
-    monkeypatch.setattr(runtime, "_SECONDS", 0.2)
+    monkeypatch.setattr(runtime, "_TIMEOUT_SECONDS", 0.2)
     with pytest.raises(HelperKilledError, match=r"did not end within 0\.2 s; try again"):
-        runtime._parts(str(python))
+        runtime._find_library_dirs(str(python))
+
+
+@pytest.mark.skipif(not USABLE, reason="no sandbox can be used here")
+def test_a_busy_machine_is_no_reason_for_a_weaker_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test program that gets no core in time says nothing about its sandbox."""
+    monkeypatch.setattr(canaries, "_LIMITS", replace(LIMITS, cpu_seconds=0.2, wall_seconds=0.3))
+    monkeypatch.setattr(canaries, "_USES_SCRATCH", "import time; time.sleep(9)")
+    canaries.verify_once.cache_clear()
+    with pytest.raises(HelperKilledError, match=r"did not end within 0\.3 s, 3 times in a row"):
+        SandboxPool(workers=1)
 
 
 def test_folders_of_canaries_that_died_are_removed(
@@ -348,7 +376,7 @@ def test_programs_that_wait_hold_up_the_others_for_a_tenth_of_the_time(sandbox: 
             judge.submit(Program(s), [TestCase(expected="")] * 2, compare) for s in sources * 2
         ]
         results = [future.result().tests for future in futures]
-        quiet = judge._quiet
+        quiet = judge._gate
         judged = quiet._shared_seconds / judge.workers
         # The last one to be alone began within its share. It waited for others at most, and ran.
         assert quiet._alone_seconds < 0.1 * judged + 2 * limits.wall + 1.0

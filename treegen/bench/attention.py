@@ -29,6 +29,7 @@ from treegen.bench.ceilings import Ceilings, kernels_for
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
 from treegen.common.formatting import format_bytes
 from treegen.errors import CapacityError, InputError, NumericsError
+from treegen.model.checkpoint.files import summarize_error
 from treegen.model.memory import empty_device_cache
 from treegen.ops.attention import Level, attend, prepare
 from treegen.ops.attention.registry import LOADERS, load
@@ -256,7 +257,7 @@ class Cascade:
             try:
                 errors.append(self._error(name))
             except (InputError, RuntimeError) as problem:  # unsupported shape, or out of memory
-                refused[name] = str(problem).splitlines()[0]
+                refused[name] = summarize_error(problem)
         return max(errors, default=0.0), refused
 
     def times(
@@ -275,7 +276,7 @@ class Cascade:
                 try:
                     times[name] = stopwatch.microseconds(self.call(self.levels(), name), repeats)
                 except RuntimeError as problem:  # out of memory, or graph capture failed
-                    skipped[name] = str(problem).splitlines()[0]
+                    skipped[name] = summarize_error(problem)
         return times
 
     def _error(self, impl: str) -> float:
@@ -350,7 +351,7 @@ def _measure(
         try:
             unshared[name] = time(call)
         except RuntimeError as problem:  # out of memory, or a shape that the kernel does not take
-            skipped[name] = str(problem).splitlines()[0]
+            skipped[name] = summarize_error(problem)
         if name in skipped:
             empty_device_cache(case.device)
 

@@ -78,8 +78,8 @@ def new_run(
         resources.prefix_cache,
         states=make_segment_states(cache.states, recomputes_last=recomputes_last),
         recomputes_last=recomputes_last,
+        images=images.table if images is not None else None,
         rotary=images.rotary if images is not None else None,
-        blocks=images.table.blocks if images is not None else None,
     )
     run = EngineRun(
         model=resources.model,

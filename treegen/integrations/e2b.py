@@ -16,7 +16,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from treegen.errors import InputError, StoppedError, WorldError
-from treegen.integrations.e2b_server import Answer, E2BServer, MissingError, check_form
+from treegen.integrations.e2b_server import MAX_PAGES, Answer, E2BServer, MissingError, check_form
 from treegen.search.environments.file_tools import (
     BASH_TOOL,
     FILE_TOOLS,
@@ -180,8 +180,11 @@ class E2BEnvironment:
         query = urlencode({"metadata": urlencode(self._new["metadata"])})
         num_deleted = 0
         seen = set(self.worlds)
-        # The server lists at most 100 sandboxes at once, so list again what is left.
-        while names := [name for name in await self._list_running(query) if name not in seen]:
+        # A server without tokens of pages lists only the first sandboxes, so list what is left.
+        for _ in range(MAX_PAGES):
+            names = [name for name in await self._list_running(query) if name not in seen]
+            if not names:
+                break
             seen.update(names)
             for name in names:
                 path = f"/sandboxes/{quote(name)}"
@@ -189,9 +192,9 @@ class E2BEnvironment:
         return num_deleted
 
     async def _list_running(self, query: str) -> list[str]:
-        """Return the ids of running sandboxes that a query selects; not all, if they are many."""
+        """Return the ids of running sandboxes that a query selects."""
+        running = await self._server.list_all(f"/v2/sandboxes?{query}")
         with check_form():
-            running = await self._server.call("GET", f"/v2/sandboxes?{query}")
             return [str(sandbox["sandboxID"]) for sandbox in running]
 
     def make_id(self, name: str) -> str:

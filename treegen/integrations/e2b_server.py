@@ -15,6 +15,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 from treegen.errors import InputError, TreegenError, WorldError, require_extra
 
@@ -34,6 +35,8 @@ _MAX_FRAME: Final = 1 << 24
 _MAX_OUTPUT: Final = 1 << 20  # bytes of a command's output
 _GRACE_SECONDS: Final = 10.0  # for the sandbox to end a command whose time is over
 _END_OF_STREAM: Final = 2
+MAX_PAGES: Final = 100
+"""Maximum pages of a list. A page of E2B has 100 entries."""
 _DEADLINE: Final = "deadline_exceeded"
 
 
@@ -58,6 +61,8 @@ class Answer:
     body: bytes
     is_cut: bool
     """Whether the body is longer than the caller expects, and its end was not read."""
+    next_page: str = ""
+    """Token of the next page of a list; "" on the last page."""
 
     def json(self) -> Any:
         """Return the JSON of the body.
@@ -162,6 +167,33 @@ class E2BServer:
             MissingError: The server does not have what the path names.
             WorldError: The server fails, or rejects the request.
         """
+        answer = await self._request(method, path, body)
+        return answer.json() if answer.body else None
+
+    async def list_all(self, path: str) -> list[Any]:
+        """Return the entries of all pages of a list.
+
+        Args:
+            path: Path and query of the list.
+
+        Raises:
+            WorldError: The server fails, or the list has more than `MAX_PAGES` pages.
+        """
+        entries: list[Any] = []
+        page = ""
+        for _ in range(MAX_PAGES):
+            answer = await self._request("GET", f"{path}{page}")
+            with check_form():
+                entries += answer.json()
+            if not answer.next_page:
+                return entries
+            page = f"&nextToken={quote(answer.next_page, safe='')}"
+        raise WorldError(
+            f"{answer.host} returned a list of more than {MAX_PAGES} pages; check E2B_API_URL"
+        )
+
+    async def _request(self, method: str, path: str, body: Any = None) -> Answer:
+        """Send a request as `call` does, and return the answer."""
         url = f"{self._api_url.rstrip('/')}{path}"
         content = None if body is None else json.dumps(body).encode()
         headers = {"X-API-KEY": self._key, "Content-Type": "application/json"}
@@ -178,12 +210,13 @@ class E2BServer:
                 if answer.status == 404:
                     raise MissingError(self.message_of(answer))
                 if answer.status < 300:
-                    return answer.json() if answer.body else None
+                    return answer
                 is_repeated = answer.status in _BUSY or (may_repeat and answer.status >= 500)
                 if is_last or not is_repeated:
                     raise self.failure(answer)
             await asyncio.sleep(wait * random.uniform(0.5, 1))
             wait *= 2
+        raise AssertionError("the last attempt returns or raises")
 
     async def delete(self, path: str, what: str) -> bool:
         """Delete something; return whether it is gone. If it cannot be deleted, warn.
@@ -407,7 +440,11 @@ async def _read(response: httpx2.Response, max_bytes: int) -> Answer:
             if len(body) > max_bytes:
                 break
     return Answer(
-        response.url.host, response.status_code, bytes(body[:max_bytes]), len(body) > max_bytes
+        response.url.host,
+        response.status_code,
+        bytes(body[:max_bytes]),
+        len(body) > max_bytes,
+        response.headers.get("X-Next-Token", ""),
     )
 
 

@@ -17,6 +17,7 @@ from treegen.llm.base import BaseLLM
 from treegen.llm.encoder import AsyncCall, NodeCall, Prompt, PromptEncoder
 from treegen.llm.engine_loop import EngineLoop
 from treegen.model.training.weight_updates import NewWeights
+from treegen.prompts.plan.plan import Request
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.token_text import TokenText
 from treegen.prompts.tree import Message, Parts, chat_arguments
@@ -210,11 +211,33 @@ class AsyncLLM(Closeable):
         Raises:
             TreegenError: as for `generate`.
         """
+        requests = await self.encode_requests(
+            prompts, tools=tools, chat_template_kwargs=chat_template_kwargs
+        )
+        return [request.tokens for request in requests]
+
+    async def encode_requests(
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Request]:
+        """Return prompts as requests, which hold their images.
+
+        Args:
+            prompts: As for `generate`.
+            tools: As for `generate`.
+            chat_template_kwargs: As for `generate`.
+
+        Raises:
+            TreegenError: as for `generate`.
+        """
         contents = read_prompts(prompts)
         self._check_open()
         self._check_num(len(contents), "prompts")
         template = chat_arguments(tools, chat_template_kwargs)
-        return [request.tokens for request in await self._encoder.encode(contents, template)]
+        return await self._encoder.encode(contents, template)
 
     async def call_nodes(
         self,

@@ -194,7 +194,7 @@ class PromptEncoder:
         requests = build_flat_requests(
             contents, prompt_params, self._tokenizer, spec, template, images
         )
-        if key is not None:
+        if key is not None and not requests[0].images:  # images would have to be kept as long
             self._cache.put(key, requests[0].tokens)
         return requests
 

@@ -203,7 +203,8 @@ class FollowerProcesses:
             now: Kill them at once; they may be waiting for rank 0.
         """
         self._closing = True
-        for process in self._processes if now or self.failed else ():
+        dead = now or bool(self.failed)
+        for process in self._processes if dead else ():
             process.kill()
         for connection in self._connections:
             with contextlib.suppress(OSError):
@@ -214,11 +215,15 @@ class FollowerProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+                dead = True
         if self._watcher.is_alive() and threading.current_thread() is not self._watcher:
             self._watcher.join(_EXIT_SECONDS)  # it still reads the connections
         for connection in self._connections:
             connection.close()
         self.failed = self.failed or "the LLM was closed"
+        if dead:
+            with contextlib.suppress(Exception):
+                abort(self)
         with contextlib.suppress(Exception):
             leave(self)
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -41,6 +41,8 @@ class TokenPrompt:
     """Completions to draw after it."""
     node: Node
     """The node itself."""
+    images: tuple[PlacedImage, ...] = ()
+    """The images in it, which their table keeps while the prompt exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def tokenize(
     prompts = prompts_of(root)
     id_arrays: dict[int, Ids] = {}
     parts = [list(_runs(prompt, tokenizer, id_arrays, table)) for prompt in prompts]
-    images = {
+    images: dict[str, tuple[PlacedImage, ...]] = {
         prompt.id: part[0].images
         for prompt, part in zip(prompts, parts, strict=True)
         if isinstance(part[0], _Text) and not part[0].add_special_tokens
@@ -99,7 +101,8 @@ def tokenize(
             ids = table.replace_placeholders(ids, images[prompt.id], prompt.id)
         if not ids.size:
             raise InputError(f"{prompt.name} has no tokens; pass text or token ids")
-        result.append(TokenPrompt(prompt.id, ids, prompt.samples, prompt.node))
+        placed = images.get(prompt.id, ())
+        result.append(TokenPrompt(prompt.id, ids, prompt.samples, prompt.node, placed))
     return result
 
 

@@ -67,7 +67,7 @@ def load_verifier(
     where: dict[str, Any] = {"revision": revision, "device": device, "form": form}
     if not share:
         return Verifier(scorer=load_scorer(name, **where), **settings)
-    from treegen.model.checkpoint.files import check_weights, fingerprint, locate
+    from treegen.model.checkpoint.files import check_weights, fingerprint, locate, summarize_error
     from treegen.model.config import resolve_device
 
     resolve_device("auto" if device is None else device)  # raises before files are read
@@ -86,7 +86,7 @@ def load_verifier(
     except CapacityError:
         raise
     except (TreegenError, RuntimeError) as error:
-        reason = str(error).split("\n")[0]
+        reason = summarize_error(error)
     del verifier  # its layers may already use treegen's attention, and two models may not fit
     warnings.warn(
         f"{os.fspath(name)} computes every text from its start, because treegen cannot share the "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,8 +14,8 @@ import torch
 from attention_cases import Group, make_case, paged
 from torch import Tensor
 
-from treegen.errors import InputError
-from treegen.ops.attention import Level, attend, prepare, register
+from treegen.errors import InputError, ModelWarning
+from treegen.ops.attention import Level, attend, prepare, register, registry
 from treegen.ops.attention.reference import Reference
 from treegen.ops.attention.registry import LOADERS, choose
 from treegen.ops.attention.types import Implementation
@@ -203,3 +206,33 @@ def test_an_implementation_that_cannot_be_imported_is_not_chosen(
     assert prepare(arguments()["levels"]).impl != "cpu"
     with pytest.raises(InputError, match=reason):
         prepare(arguments()["levels"], impl="cpu")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ImportError("undefined symbol: cuFly"), "cannot be imported: undefined symbol: cuFly"),
+        (ModuleNotFoundError("No module named 'triton'", name="triton"), "triton is not installed"),
+        (AttributeError("no 'jit'\nin it"), "cannot be imported: AttributeError: no 'jit' in it"),
+    ],
+)
+def test_a_gpu_without_a_usable_triton_warns_once(
+    error: Exception, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(name: str) -> ModuleType:
+        if name.endswith("gpu.attend"):
+            raise error
+        return import_module(name)
+
+    monkeypatch.setattr(registry, "import_module", fail)
+    registry._warn_of_fallback.cache_clear()
+    device = torch.device("cuda")
+    expected = f"uses impl 'reference'.*[(]triton: {re.escape(reason)}[)]"
+    with pytest.warns(ModelWarning, match=expected) as caught:
+        assert [choose("auto", device).name for _ in range(3)] == ["reference"] * 3
+    assert len(caught) == 1
+    for impl in ("triton", "invariant"):
+        expected = re.escape(f"impl '{impl}' cannot run on cuda; {impl}: {reason}; install")
+        with pytest.raises(InputError, match=expected):
+            choose(impl, device)
+    assert choose("auto", torch.device("cpu")).name == "cpu"

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from treegen.common.device import StagingBuffer
 from treegen.model.batch import Batch
+from treegen.model.checkpoint.files import summarize_error
 from treegen.ops.attention.types import Implementation, can_capture
 
 if TYPE_CHECKING:
@@ -92,9 +93,7 @@ class GraphPool(Generic[_Entry]):
             with suppress(RuntimeError):
                 torch._C._cuda_endAllocateToPool(device.index, self._pool)
             self._drop_graphs()
-            self.eager_because = (
-                f"the {self._kind} cannot be captured: {str(error).splitlines()[0]}"
-            )
+            self.eager_because = f"the {self._kind} cannot be captured: {summarize_error(error)}"
             torch.cuda.synchronize()
             return None
         return graph, out

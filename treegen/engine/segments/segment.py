@@ -18,6 +18,7 @@ from treegen.common.outputs import Score
 from treegen.engine.segments.prefix_cache import CachedPrefix
 from treegen.ops.cache.pool import Pages
 from treegen.ops.cache.state_cache import NO_STATE, Slots
+from treegen.prompts.images.table import PlacedImage
 from treegen.prompts.plan.plan import Request, row_pages, segment_pages
 from treegen.prompts.radix import Tokens
 
@@ -158,6 +159,8 @@ class LiveSegment:
     """Whether a sample of a search has drawn it."""
     structure: tuple[str, str] | None = None
     """The grammar it was drawn with, as in `SamplingParams.structure`."""
+    images: Sequence[PlacedImage] = ()
+    """The images among its tokens, which their table keeps while the segment exists."""
 
     @property
     def stop(self) -> int:

@@ -22,7 +22,7 @@ from treegen.engine.segments.segment import (
 )
 from treegen.ops.cache.pool import PagedCache, Pages
 from treegen.ops.cache.state_cache import NO_STATE, Slots
-from treegen.prompts.images.table import BidirectionalBlocks, MRopePositions
+from treegen.prompts.images.table import ImageTable, MRopePositions
 from treegen.prompts.plan.cost_model import decide_cascade
 from treegen.prompts.plan.plan import Plan
 from treegen.prompts.radix import Tokens
@@ -48,8 +48,8 @@ class SegmentStore:
         *,
         states: SegmentStates,
         recomputes_last: bool = False,
+        images: ImageTable | None = None,
         rotary: MRopePositions | None = None,
-        blocks: BidirectionalBlocks | None = None,
     ) -> None:
         """Set up the segments of a plan, without pages and references.
 
@@ -59,16 +59,17 @@ class SegmentStore:
             prefix_cache: Prefixes whose pages stay between runs.
             states: Recurrent states of the segments.
             recomputes_last: Whether requests may need the last token of a segment computed again.
+            images: The model's images. Default: the model takes none.
             rotary: Rotary positions of tokens. Default: images shift no positions.
-            blocks: Blocks of tokens that see each other. Default: none.
         """
-        self.cache, self.recomputes_last, self.rotary, self.blocks = (
+        self.cache, self.recomputes_last, self.rotary, self.states = (
             cache,
             recomputes_last,
             rotary,
-            blocks,
+            states,
         )
-        self.states = states
+        self.blocks = images.blocks if images is not None else None
+        self._images = images
         self.segments: dict[int, LiveSegment] = {}
         self._plan, self._matcher = plan, PrefixMatcher(prefix_cache, self.states)
         self.tables = SegmentPageTables(cache, self._matcher, self.states)
@@ -110,6 +111,7 @@ class SegmentStore:
             computed=start,
             was_computed=start,
             shift=self.shift_after(parent) if parent is not None else 0,
+            images=self._images.images_in([tokens]) if self._images is not None else (),
         )
         self._next_index += 1
         self.segments[segment.index] = segment

@@ -208,6 +208,29 @@ class SearchSettings(BaseSettings, TreeSettings):
         }
 
 
+def _configure(task: SearchTask, arguments: Mapping[str, str], *, is_stored: bool) -> None:
+    """Pass a task its arguments.
+
+    Args:
+        task: The task.
+        arguments: The arguments.
+        is_stored: Whether they come from a run. Searches of older versions ignored some arguments.
+
+    Raises:
+        InputError: An argument cannot be used.
+    """
+    try:
+        task.configure(arguments)
+    except InputError as error:
+        required = [f"{name}={value}" for name, value in task.search_defaults.arguments.items()]
+        if not is_stored or not required:
+            raise
+        raise InputError(
+            f"{error}; the run stores this value, so resume the run with {arg('task_args')} "
+            f"{' '.join(required)}"
+        ) from None
+
+
 def _check_arguments(task: SearchTask, arguments: Mapping[str, str]) -> None:
     """Check the task arguments that a user gives for a search.
 
@@ -260,7 +283,7 @@ def resolve_search_settings(
     if not choices.get("task"):
         raise InputError("no task is given; choose a task with steps: countdown, game24 or gsm8k")
     task = get_search_task(choices["task"])
-    task.configure(choices.get("extra", {}))
+    _configure(task, choices.get("extra", {}), is_stored="extra" not in requested)
     defaults = task.search_defaults
     _check_arguments(task, requested.get("extra", {}))
     environment = _check_environment(task, choices.get("environment"))

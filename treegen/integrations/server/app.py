@@ -124,6 +124,8 @@ class Server:
             InputError: there is a `weights_dir`, and no key or no such folder.
         """
         self._served, self._name = served, name
+        if served.llm.images is not None:
+            served.llm.images.keeps_all = False  # clients cannot refer to images by token ids
         self._api_keys = [api_key] if isinstance(api_key, str) else list(api_key or ())
         self._weights = WeightUpdater(served, weights_dir) if weights_dir is not None else None
         if self._weights is not None and not self._api_keys:
@@ -304,7 +306,9 @@ class Server:
         return json_response(await self._weights.update(await self._body(request)))
 
     def close(self) -> None:
-        """End the thread of searches."""
+        """End the thread of searches; from now on, the LLM keeps its images."""
+        if self._served.llm.images is not None:
+            self._served.llm.images.keeps_all = True
         if self._searches is not None:
             self._searches.close()
 

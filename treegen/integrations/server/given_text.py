@@ -21,6 +21,7 @@ from treegen.integrations.server.requests import (
 )
 from treegen.llm.async_llm import AsyncLLM
 from treegen.prompts.images.table import PlacedImage
+from treegen.prompts.plan.plan import Request
 from treegen.prompts.radix import Tokens
 from treegen.prompts.token_bytes import TokenLowerBound
 from treegen.prompts.tree import Message, chat_arguments
@@ -76,14 +77,14 @@ class GivenText:
         template = chat_arguments(ask.tools, ask.chat_template_kwargs)
         return RootPrompt("messages", messages, messages, template)
 
-    async def encode_root(self, client: Client, prompt: RootPrompt) -> Tokens:
-        """Return the token ids of a client's prompt, encoded in a thread."""
+    async def encode_root(self, client: Client, prompt: RootPrompt) -> Request:
+        """Return a client's prompt with its token ids and images, encoded in a thread."""
         async with client.encoding:
             with name_field_in_errors(prompt.field):
-                (tokens,) = await self._served.encode(
+                (request,) = await self._served.encode_requests(
                     [prompt.content], chat_template_kwargs=prompt.template
                 )
-        return tokens
+        return request
 
     @staticmethod
     def field_of(ask: ExtendFields) -> str:

@@ -120,12 +120,14 @@ class NodeCalls:
                 "params",
             )
         with self.store.reserve(client, 1, 0):
-            tokens = await self.texts.encode_root(client, prompt)
+            request = await self.texts.encode_root(client, prompt)
+            tokens = request.tokens
             with self.store.reserve(client, 0, len(tokens), (None, prompt.field)):
                 content = ask.prompt if isinstance(ask.prompt, str) else tokens.tolist()
 
                 async def begin(backend: LiveBackend) -> tuple[LiveBackend, LiveContext]:
-                    return backend, backend.prompt(content, SearchUsage(), tokens)
+                    # The request holds the prompt's images until its segment does.
+                    return backend, backend.prompt(content, SearchUsage(), request.tokens)
 
                 backend, context = await self._served.call_nodes(
                     begin, discard=lambda result: result[0].release(result[1])

@@ -50,7 +50,7 @@ class PackedPlan:
         """Pack a plan and the sampling parameters of each of its requests."""
         sets = {one.drawing: one for one in params}
         index_of = {drawing: index for index, drawing in enumerate(sets)}
-        requests = tuple(replace(request, tokens=_NONE) for request in plan.requests)
+        requests = tuple(replace(request, tokens=_NONE, images=()) for request in plan.requests)
         # Copies, because pickling a view would include the whole prompt.
         segments = tuple(replace(s, tokens=s.tokens.copy()) for s in plan.segments)
         packed = replace(plan, requests=requests, segments=segments)

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
+from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any, Final, Protocol
 from weakref import WeakSet
@@ -31,6 +35,7 @@ TIMEOUT: Final = 900.0
 _POLL_SECONDS: Final = 0.1
 _JOIN_SECONDS: Final = 2.0  # seconds for a join to finish once a rank has died
 _ABORT_SECONDS: Final = 30.0  # seconds for an abort to finish
+_RELEASE_SECONDS: Final = 2.0  # seconds after a rank has died in which more sums may be launched
 
 # torch 2.13 renames this function.
 _all_gather: Final[Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -38,6 +43,11 @@ _joined: list[Ranks] = []  # the ranks of this process, for the operators; at mo
 _aborted: list[Ranks] = []  # the ranks whose process group is being aborted; at most one item
 _WATCHDOG: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a process group is made
 _abort_lock: Final = threading.RLock()  # held while ranks are taken from `_joined`
+_NO_MULTICAST: Final = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # read when ranks exchange their memory
+_SHARED_BYTES: Final = 64 << 20
+_ONE_SHOT_BYTES: Final = 512 << 10  # larger sums are faster if each rank adds up a part
+_SHARING_SIZES: Final = (2,)  # numbers of ranks whose sums were tested in shared memory
+_shared: list[SharedBuffer] = []  # the buffer of this process; at most one, which is never freed
 
 
 class RankLeader(Protocol):
@@ -66,6 +76,65 @@ class RankLeader(Protocol):
         ...
 
 
+class SharedBuffer:
+    """GPU memory in every rank that all ranks have mapped, for sums by torch's kernels.
+
+    torch's symmetric memory numbers the exchanges of a process, and later groups of rank 0 have new
+    followers, which count from 0. So only the first group of a process has a buffer. The kernels
+    wait for signals of the other ranks and cannot be aborted, so `release` sends these signals
+    after a rank has died.
+    """
+
+    dtypes: Final = (torch.bfloat16, torch.float32)
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        """Exchange the memory with the other ranks. A collective."""
+        symmetric = import_module("torch.distributed._symmetric_memory")
+        self._group: str = dist.group.WORLD.group_name  # type: ignore[union-attr]
+        self._bytes: Tensor = symmetric.empty(_SHARED_BYTES, dtype=torch.uint8, device=device)
+        with _set_environment(_NO_MULTICAST, "1"):
+            handle = symmetric.rendezvous(self._bytes, self._group)
+        pads = [handle.get_signal_pad(peer, dtype=torch.int32) for peer in range(size)]
+        self._own_pad, self._peer_pads = pads.pop(rank), pads
+        self._ones = torch.ones_like(self._own_pad)
+        self._zeros = torch.zeros_like(self._own_pad)
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        torch.cuda.synchronize(device)
+
+    def view_like(self, tensor: Tensor) -> Tensor | None:
+        """Return memory like a tensor, which the next sum overwrites; None if it does not fit."""
+        nbytes = tensor.nbytes
+        fits = 0 < nbytes <= _SHARED_BYTES and nbytes % 16 == 0 and tensor.is_contiguous()
+        if not fits or tensor.dtype not in self.dtypes:
+            return None
+        return self._bytes[:nbytes].view(tensor.dtype).view(tensor.shape)
+
+    def sum_into(self, view: Tensor, output: Tensor) -> None:
+        """Write the sum of a view over all ranks to `output`. A collective."""
+        if view.nbytes <= _ONE_SHOT_BYTES:
+            torch.ops.symm_mem.one_shot_all_reduce_out(view, "sum", self._group, output)
+        else:
+            torch.ops.symm_mem.two_shot_all_reduce_out(view, "sum", self._group, output)
+
+    def release(self) -> None:
+        """Let kernels end that wait for dead ranks, also those that are launched soon.
+
+        The results of all sums are then undefined.
+        """
+        synchronize = partial(torch.cuda.synchronize, self._device)
+        idle, deadline = run_in_daemon("treegen-synchronize", synchronize), inf
+        with torch.cuda.stream(self._stream):
+            while time.monotonic() < deadline:
+                # A kernel waits until its pad has a one, and until the pad of a peer has a zero.
+                for signal in (self._ones, self._zeros):
+                    self._own_pad.copy_(signal)
+                    for pad in self._peer_pads:
+                        pad.copy_(self._zeros)
+                self._stream.synchronize()
+                if idle.done():
+                    deadline = min(deadline, time.monotonic() + _RELEASE_SECONDS)
+
+
 @dataclass(eq=False, slots=True)
 class Ranks:
     """The ranks of one model, from the view of one of them."""
@@ -82,6 +151,8 @@ class Ranks:
     """Whether the ranks' outputs are added in the order of ranks, whatever the number of rows."""
     graphs: WeakSet[torch.cuda.CUDAGraph] = field(default_factory=WeakSet)
     """CUDA graphs that contain collectives of these ranks."""
+    shared: SharedBuffer | None = None
+    """Memory that all ranks have mapped; None if NCCL or gloo computes all sums."""
     abort: Future[None] | None = None
     """The end of an abort in the background; None before."""
 
@@ -92,9 +163,7 @@ class Ranks:
 
     def all_reduce_min(self, number: int) -> int:
         """Return the minimum of a number over all ranks. A collective: each rank must call this."""
-        lowest = torch.tensor([number])
-        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
-        return int(lowest)
+        return _all_reduce_min(number)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrite a dense tensor with that of rank 0. A collective: each rank must call this."""
@@ -165,6 +234,8 @@ def join(
         torch.cuda.set_device(device)
         options["device_id"] = device
 
+    ranks = Ranks(rank, size, device, leader)
+
     def begin() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # which each thread has its own of
@@ -177,32 +248,57 @@ def join(
                 timeout=timedelta(seconds=TIMEOUT),
                 **options,
             )
+            if device.type == "cuda":
+                ranks.shared = _share_memory(ranks)
 
     if leader is None:
         begin()
     else:
         _run_while_working(begin, leader)
-    ranks = Ranks(rank, size, device, leader)
     _joined.append(ranks)
     ranks.check()  # `leave` did not see this group if a rank died before
     return ranks
 
 
-@contextmanager
-def _survive_nccl_errors() -> Iterator[None]:
+def _share_memory(ranks: Ranks) -> SharedBuffer | None:
+    """Return memory that all ranks share, or None if a rank cannot share its own. A collective."""
+    others = [index for index in range(ranks.size) if index != ranks.device.index]
+    able = ranks.size in _SHARING_SIZES and not _shared
+    able = able and all(torch.cuda.can_device_access_peer(ranks.device, index) for index in others)
+    if not _all_reduce_min(able):
+        return None
+    with suppress(RuntimeError):  # such as a driver without virtual memory management
+        _shared.append(SharedBuffer(ranks.rank, ranks.size, ranks.device))
+    return _shared[0] if _all_reduce_min(len(_shared)) else None
+
+
+def _all_reduce_min(number: int) -> int:
+    """Return the minimum of a number over all ranks. A collective."""
+    lowest = torch.tensor([int(number)])
+    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+    return int(lowest)
+
+
+def _survive_nccl_errors() -> AbstractContextManager[None]:
     """Make process groups whose NCCL watchdog does not end this process when a rank is gone.
 
     torch's default is to abort the process. Rank 0 raises WorkerError and goes on, so it switches
     the watchdog's handling off, unless the user has set the variable.
     """
-    if _WATCHDOG in os.environ:
+    return _set_environment(_WATCHDOG, "0")
+
+
+@contextmanager
+def _set_environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for a while, unless the user has set it."""
+    if name in os.environ:
         yield
         return
-    os.environ[_WATCHDOG] = "0"
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[_WATCHDOG]
+        del os.environ[name]
 
 
 def _run_while_working(begin: Callable[[], None], leader: RankLeader) -> None:
@@ -224,7 +320,7 @@ def _run_while_working(begin: Callable[[], None], leader: RankLeader) -> None:
 
 
 def abort(leader: RankLeader) -> None:
-    """Begin to abort the process group that `join` made for a leader. Waiting ranks then fail.
+    """Begin to abort the process group that `join` made for a leader whose other ranks are dead.
 
     Any thread may call this at any time. NCCL finishes an abort once no CUDA graph contains its
     collectives, so this does not wait for the end; `leave` does.
@@ -234,6 +330,8 @@ def abort(leader: RankLeader) -> None:
     """
     with _abort_lock:
         if (ranks := _pop_joined(leader)) is not None:
+            if ranks.shared is not None:
+                run_in_daemon("treegen-release", ranks.shared.release)
             ranks.abort = run_in_daemon("treegen-abort", _abort_group)
             _aborted[:] = [ranks]
 
@@ -290,9 +388,16 @@ def _(partial: Tensor) -> None:
 @torch.library.custom_op("treegen::linear_over_ranks", mutates_args=())
 def linear_over_ranks(input: Tensor, weight: Tensor) -> Tensor:
     """Return the sum over all ranks of input [..., I] @ weight [O, I].T."""
-    partial = linear(input, weight)
-    _sum_in_place(partial)
-    return partial
+    assert _joined, _NOT_JOINED
+    output = input.new_empty(*input.shape[:-1], weight.shape[0])
+    shared = _joined[0].shared
+    if shared is None or (partial := shared.view_like(output)) is None:
+        output = linear(input, weight)
+        _sum_in_place(output)
+    else:
+        torch.mm(input.flatten(0, -2), weight.T, out=partial.flatten(0, -2))
+        shared.sum_into(partial, output)
+    return output
 
 
 def _sum_in_place(partial: Tensor) -> None:
@@ -300,6 +405,8 @@ def _sum_in_place(partial: Tensor) -> None:
     ranks = _joined[0]
     if ranks.fixed_order and ranks.size > 2 and partial.is_floating_point():
         _sum_in_order(partial, ranks.size)
+    elif ranks.shared is not None and (view := ranks.shared.view_like(partial)) is not None:
+        ranks.shared.sum_into(view.copy_(partial), partial)
     else:
         dist.all_reduce(partial)  # a sum of two numbers, or of integers, has one result
 

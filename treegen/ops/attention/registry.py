@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Final
 
 import torch
 
 from treegen.common.checks import check_argument_types
-from treegen.errors import InputError, arg
+from treegen.errors import InputError, ModelWarning, arg
 from treegen.ops.attention.types import Implementation
 
 # The module and the class of each implementation of treegen.
@@ -28,7 +29,12 @@ _OWN: Final = {
 
 def _load_own(module: str, name: str) -> Implementation:
     """Import a module next to this one, and return a new object of a class in it."""
-    kind: type[Implementation] = getattr(import_module(f"{__package__}.{module}"), name)
+    try:
+        kind: type[Implementation] = getattr(import_module(f"{__package__}.{module}"), name)
+    except ImportError:
+        raise
+    except Exception as error:  # a Triton that does not fit torch or the driver may raise anything
+        raise ImportError(f"{type(error).__name__}: {error}") from error
     return kind()
 
 
@@ -69,6 +75,8 @@ def register(name: str, load: Callable[[], Implementation], *, auto: bool = True
 def choose(impl: str, device: torch.device) -> Implementation:
     """Load the named implementation, or for "auto" the first that runs on the device.
 
+    Warns once if a GPU gets another implementation because an import failed.
+
     Raises:
         InputError: no implementation has the name, or no permitted one runs on the device.
     """
@@ -76,24 +84,52 @@ def choose(impl: str, device: torch.device) -> Implementation:
         raise InputError(
             f"{arg('impl')} must be auto or one of {', '.join(sorted(LOADERS))}, got {impl!r}"
         )
-    reasons = []
+    reasons, not_imported = [], []
     for name in LOADERS if impl == "auto" else [impl]:
-        loaded = load(name, device)
-        if not isinstance(loaded, str):
+        loaded = _import(name)
+        reason = loaded if isinstance(loaded, str) else loaded.refusal(device)
+        if isinstance(loaded, str):
+            not_imported.append(f"{name}: {loaded}")
+        elif reason is None:
+            if not_imported and device.type == "cuda":
+                _warn_of_fallback(name, "; ".join(not_imported))
             return loaded
-        reasons.append(f"{name}: {loaded}")
+        reasons.append(f"{name}: {reason}")
+    if not_imported:
+        reasons.append(f"install the package again, or use another {arg('impl')}")
     raise InputError(f"attention impl {impl!r} cannot run on {device}; {'; '.join(reasons)}")
 
 
 def load(name: str, device: torch.device) -> Implementation | str:
     """Return the named implementation, or the reason why it cannot run on a device."""
+    loaded = _import(name)
+    return loaded if isinstance(loaded, str) else loaded.refusal(device) or loaded
+
+
+def _import(name: str) -> Implementation | str:
+    """Return the named implementation, or the reason why it cannot be imported."""
     try:
-        implementation = LOADERS[name]()
+        return LOADERS[name]()
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name:
             return f"{error.name} is not installed"
-        return f"cannot be imported: {error}"
-    return implementation.refusal(device) or implementation
+        return f"cannot be imported: {' '.join(str(error).split())}"
+
+
+@cache
+def _warn_of_fallback(name: str, reasons: str) -> None:
+    """Warn, once per process, that a GPU uses an implementation because others are broken.
+
+    Args:
+        name: The implementation that is used.
+        reasons: The names of the others, with the errors.
+    """
+    warnings.warn(
+        f"attention on the GPU uses impl {name!r}, which may be much slower, because another "
+        f"implementation cannot be used ({reasons}); install the package again",
+        ModelWarning,
+        stacklevel=4,
+    )
 
 
 def check_reads_fp8(impl: str) -> None:

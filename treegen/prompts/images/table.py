@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,8 @@ Ids = NDArray[np.int32]
 Ahead = Literal["all", "windowed"]
 """Layers in which image tokens attend to later ones: all, or those with a window."""
 _MAX_ID: Final = 2**31 - 1
-_MAX_INPUT_BYTES: Final = 2**31  # of processor outputs, kept because prompts may need them again
+_MAX_INPUT_BYTES: Final = 2**31
+"""Bytes of images and processor outputs that are kept because prompts may need them again."""
 _NOT_IMAGE: Final = (
     "input_ids",
     "attention_mask",
@@ -41,7 +43,7 @@ _NOT_IMAGE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PlacedImage:
     """An image that prompts may contain."""
 
@@ -68,6 +70,8 @@ class ImageTable:
         chat_template: The processor's; None if the tokenizer's is used.
         rotary: Positions for rotary embeddings of several axes; None if positions count tokens.
         blocks: Image tokens that attend to later tokens of their image; None if they never do.
+        keeps_all: Whether every image stays. If not, the table drops images to which neither
+            requests nor segments refer, except the most recent ones.
     """
 
     def __init__(
@@ -88,17 +92,27 @@ class ImageTable:
         self.chat_template: str | None = getattr(processor, "chat_template", None)
         self.rotary: MRopePositions | None = None
         self.blocks: BidirectionalBlocks | None = None
+        self.keeps_all = True  # callers of an LLM may hold token ids alone
         if sees_ahead is not None:
             self.blocks = BidirectionalBlocks(self, windowed=sees_ahead == "windowed")
         settings = json.dumps(processor.image_processor.to_dict(), sort_keys=True, default=str)
         self._settings = settings.encode()
         # Two locks: processing may take seconds, while the engine reads images that are known.
         self._processing, self._lock = threading.Lock(), threading.Lock()
-        self._by_digest: dict[str, PlacedImage] = {}
-        self._cached: dict[Any, PlacedImage] = {}
+        self._by_digest: weakref.WeakValueDictionary[str, PlacedImage] = (
+            weakref.WeakValueDictionary()
+        )
+        self._cached: weakref.WeakValueDictionary[bytes, PlacedImage] = (
+            weakref.WeakValueDictionary()
+        )
+        self._kept: set[PlacedImage] = set()
+        self._recent: dict[str, PlacedImage] = {}  # those whose inputs are cached, by digest
         self._inputs: OrderedDict[str, dict[str, Any]] = OrderedDict()
         # Images sorted by first id, and these ids. Replaced together, because threads read both.
-        self._placed: tuple[list[PlacedImage], NDArray[np.int64]] = ([], np.empty(0, np.int64))
+        self._placed: tuple[list[weakref.ref[PlacedImage]], NDArray[np.int64]] = (
+            [],
+            np.empty(0, np.int64),
+        )
 
     def add(self, source: Source) -> PlacedImage:
         """Return the entry of an image, which is processed only the first time.
@@ -106,13 +120,21 @@ class ImageTable:
         Raises:
             InputError: it cannot be used.
         """
+        image = self._find_or_add(source)
+        if self.keeps_all:
+            self._kept.add(image)
+        return image
+
+    def _find_or_add(self, source: Source) -> PlacedImage:
         content = read_image(source)
         key = hashlib.sha256(content).digest() if isinstance(content, bytes) else None
-        if key is not None and key in self._cached:
-            return self._cached[key]
+        known = None if key is None else self._cached.get(key)
+        if known is not None:
+            return known
         with self._processing:
-            if key is not None and key in self._cached:  # another thread has processed it meanwhile
-                return self._cached[key]
+            known = None if key is None else self._cached.get(key)
+            if known is not None:  # another thread has processed it meanwhile
+                return known
             placed = self._add(source, load_image(content, name_of(source)))
             if key is not None:
                 self._cached[key] = placed
@@ -192,7 +214,7 @@ class ImageTable:
         for positions in np.split(at, cuts):
             token = int(tokens[positions[-1]])
             index = int(np.searchsorted(firsts, token, side="right")) - 1
-            image = images[index] if index >= 0 else None
+            image = images[index]() if index >= 0 else None
             if image is None or token >= image.first + image.num:
                 raise KeyError(token)
             yield image, positions
@@ -217,42 +239,56 @@ class ImageTable:
         with self._lock:
             for image in images:
                 known_image = self._by_digest.get(image.digest)
-                if known_image is None and self._free(image.first, image.num) == image.first:
-                    self._note(image)
-                elif known_image is None or known_image.first != image.first:
+                first = self._find_free(image.first, image.num, self._list_alive())
+                if known_image is None and first == image.first:
+                    known_image = self._note(image)
+                if known_image is None or known_image.first != image.first:
                     raise CapacityError("the cluster has too many images; create a new Cluster")
+                self._kept.add(known_image)
 
     def _add(self, source: Source, picture: Image) -> PlacedImage:
         digest = self._digest(picture)
-        if digest in self._by_digest:
-            return self._by_digest[digest]
+        known = self._by_digest.get(digest)
+        if known is not None:
+            return known
         text, num, _ = self._process(digest, picture, source)
         with self._lock:
-            if digest in self._by_digest:  # another process has sent it meanwhile
-                return self._by_digest[digest]
+            known = self._by_digest.get(digest)
+            if known is not None:  # another process has sent it meanwhile
+                return known
             first = self._room(int(digest[:16], 16), num)
             return self._note(PlacedImage(digest, first, num, text, picture.size, source))
 
     def _note(self, image: PlacedImage) -> PlacedImage:
+        """Add an image, and forget the ids of dropped ones."""
+        if not self.keeps_all:
+            self._recent[image.digest] = image
         self._by_digest[image.digest] = image
-        images = sorted([*self._placed[0], image], key=lambda placed: placed.first)
-        self._placed = images, np.array([placed.first for placed in images])
+        images = sorted([*self._list_alive(), image], key=lambda placed: placed.first)
+        self._placed = (
+            [weakref.ref(placed) for placed in images],
+            np.array([placed.first for placed in images]),
+        )
         return image
+
+    def _list_alive(self) -> list[PlacedImage]:
+        return [image for ref in self._placed[0] if (image := ref()) is not None]
 
     def _room(self, number: int, num: int) -> int:
         """Return the first of `num` consecutive free ids, searching from the hash `number`."""
         room = _MAX_ID + 1 - self.vocab_size - num
-        first = self.vocab_size + number % room
+        first, images = self.vocab_size + number % room, self._list_alive()
         for _ in range(2):  # the second search starts at the lowest id
-            first = self._free(first, num)
+            first = self._find_free(first, num, images)
             if first + num <= _MAX_ID + 1:
                 return first
             first = self.vocab_size
         raise CapacityError("no token ids are left for another image; create a new LLM")
 
-    def _free(self, first: int, num: int) -> int:
-        """Return the first of `num` consecutive free ids at or after `first`."""
-        for image in self._placed[0]:
+    @staticmethod
+    def _find_free(first: int, num: int, images: Sequence[PlacedImage]) -> int:
+        """Return the first of `num` consecutive ids at or after `first` that no image has."""
+        for image in images:
             if image.first < first + num and first < image.first + image.num:
                 first = image.first + image.num
         return first
@@ -296,11 +332,15 @@ class ImageTable:
         inputs = {key: outputs[key] for key in outputs if key not in _NOT_IMAGE}
         with self._lock:
             self._inputs[digest] = inputs
-            while (
-                len(self._inputs) > 1 and sum(map(_size, self._inputs.values())) > _MAX_INPUT_BYTES
-            ):
-                self._inputs.popitem(last=False)
+            while len(self._inputs) > 1 and self._count_cached_bytes() > _MAX_INPUT_BYTES:
+                dropped, _ = self._inputs.popitem(last=False)
+                self._recent.pop(dropped, None)
         return text, num, inputs
+
+    def _count_cached_bytes(self) -> int:
+        inputs = (value for inputs in self._inputs.values() for value in inputs.values())
+        num_bytes: int = sum(getattr(value, "nbytes", 0) for value in inputs)
+        return num_bytes + sum(_count_bytes(image.source) for image in self._recent.values())
 
 
 class BidirectionalBlocks:
@@ -364,7 +404,9 @@ class MRopePositions:
             of_image: Function that returns the positions [3, n] of a single image, from 0.
         """
         self._table, self._of_image = table, of_image
-        self._positions: dict[str, NDArray[np.int64]] = {}
+        self._positions: weakref.WeakKeyDictionary[PlacedImage, NDArray[np.int64]] = (
+            weakref.WeakKeyDictionary()
+        )
 
     def after(self, tokens: NDArray[Any], shift: int) -> int:
         """Return the shift after tokens, given the shift before them."""
@@ -400,13 +442,17 @@ class MRopePositions:
         return positions_3T
 
     def _of(self, image: PlacedImage) -> NDArray[np.int64]:
-        if image.digest not in self._positions:
-            self._positions[image.digest] = self._of_image(self._table.inputs(image), image.num)
-        return self._positions[image.digest]
+        if image not in self._positions:
+            self._positions[image] = self._of_image(self._table.inputs(image), image.num)
+        return self._positions[image]
 
     def _advance(self, image: PlacedImage) -> int:
         return int(self._of(image).max()) + 1
 
 
-def _size(inputs: Mapping[str, Any]) -> int:
-    return sum(getattr(value, "nbytes", 0) for value in inputs.values())
+def _count_bytes(source: Source) -> int:
+    """Return about how many bytes of memory an image takes as the user passed it."""
+    if isinstance(source, str | bytes):
+        return len(source)
+    width, height = getattr(source, "size", (0, 0))
+    return 4 * width * height

@@ -28,6 +28,7 @@ from treegen.common.spec import DeltaSpec
 from treegen.errors import CacheFullError, arg
 from treegen.prompts import radix
 from treegen.prompts.expansion import LevelBound
+from treegen.prompts.images.table import PlacedImage
 from treegen.prompts.plan.cost_model import CostModel, Sharing
 
 
@@ -56,6 +57,8 @@ class Request:
     forced: tuple[int, ...] = ()
     """The first tokens of each sample, which are not drawn; not for requests with a thinking
     budget."""
+    images: tuple[PlacedImage, ...] = ()
+    """The images in it, as far as they are known; see `ImageTable.keeps_all`."""
 
     @property
     def readers(self) -> int:

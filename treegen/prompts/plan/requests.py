@@ -232,6 +232,7 @@ def _request(
         origin=hash_prompt(prompt.tokens) if prompt.node.id is None else None,
         score_from=1 if params.prompt_logprobs is not None and len(prompt.tokens) > 1 else None,
         top=params.prompt_logprobs or 0,
+        images=prompt.images,
     )
 
 

@@ -388,6 +388,8 @@ class LiveBackend:
         if tokens and tokens[-1] in stopping.ids:
             without_stop = np.array(stopping.strip_stop_token(tokens), dtype=np.int32)
             return GeneratedSegment(without_stop, num_generated=len(without_stop))
+        if completion.stop is None:  # the text is that of all tokens
+            return GeneratedSegment(np.array(tokens, dtype=np.int32), num_generated=len(tokens))
         for count in range(len(tokens), -1, -1):
             before = self._detokenizer.text(tail, tokens[:count])
             if text.startswith(before):

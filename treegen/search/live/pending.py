@@ -83,6 +83,8 @@ class AppendedText:
     """Token ids of the text, or of everything up to its end if `prompt` is not None."""
     prompt: GivenPrompt | None
     """Everything up to its end; None if some of it was generated."""
+    images: Sequence[PlacedImage] = ()
+    """The images in the text, which their table keeps until the text is a segment."""
 
 
 class AppendedTextEncoder:
@@ -128,7 +130,7 @@ class AppendedTextEncoder:
             if prompt is not None:
                 prompt, ids = GivenPrompt(None, False), np.concatenate([context.ids, ids])
         check_vocabulary("extension", ids, self._spec, table)
-        return AppendedText(ids, prompt)
+        return AppendedText(ids, prompt, images)
 
     def encode_scored(self, context: LiveContext, texts: Sequence[str]) -> list[Tokens]:
         """Return the token ids of texts that are scored after a context.
