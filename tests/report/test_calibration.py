@@ -120,7 +120,7 @@ def test_pairs_within_a_problem_tell_whether_likelier_is_right(run: RunView) -> 
 
 def test_points_are_the_votes_of_the_report(run: RunView) -> None:
     points = problem_points(run, "numeric")
-    assert [point.place for point in points] == list(range(15))
+    assert [point.index for point in points] == list(range(15))
     assert run.report is not None
     last = next(r for r in run.report.majority if (r.filter, r.k) == ("numeric", 8))
     assert sum(point.vote for point in points) / 15 == pytest.approx(last.value)
@@ -141,12 +141,12 @@ def test_pictures_need_numbers(run: RunView, tmp_path: Path) -> None:
     assert plots.keys() >= _PICTURES
     for name in ("share_accuracy", "difficulty_votes", "tokens_accuracy", "votes"):
         _, spots = plots[name].svg_and_spots()
-        assert sorted(spot.place for spot in spots) == list(range(15)), name
+        assert sorted(spot.target for spot in spots) == list(range(15)), name
         for spot in spots:
             left, top, right, bottom = spot.box
             assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
     _, bins = plots["difficulty"].svg_and_spots()
-    assert len(bins) == 10 and bins[9].place == "accuracy>=0.9"
+    assert len(bins) == 10 and bins[9].target == "accuracy>=0.9"
     few = load_run(make_run(tmp_path / "few", num_problems=2, num_samples=2))
     assert not _PICTURES & {plot.name for plot in run_plots(few)}
     always = make_run(

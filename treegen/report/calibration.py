@@ -131,7 +131,7 @@ def compute_within_problem_auc(view: RunView, filter: str) -> Estimate | None:
 class ProblemPoint:
     """A problem as a point of a plot."""
 
-    place: int
+    index: int
     """Its number in the run."""
     right: float
     """The share of its samples that is correct."""
@@ -147,7 +147,7 @@ def problem_points(view: RunView, filter: str) -> list[ProblemPoint]:
     """Return a point for each scored problem of a run."""
     verdicts = view.verdicts(filter)
     points = []
-    for place, problem in enumerate(view.problems):
+    for index, problem in enumerate(view.problems):
         if not (of_problem := verdicts.get(problem.id)):
             continue
         votes = tally(of_problem)
@@ -155,7 +155,7 @@ def problem_points(view: RunView, filter: str) -> list[ProblemPoint]:
         tokens = [s.num_tokens for s in problem.samples if s.verdict(filter) is not None]
         points.append(
             ProblemPoint(
-                place=place,
+                index=index,
                 right=sum(verdict.correct for verdict in of_problem) / num,
                 top=max((*votes.correct, *votes.wrong), default=0) / num,
                 vote=votes.maj_at_k(num),

@@ -66,9 +66,9 @@ class Frames:
         """
         points = {}
         if self.view.filters:
-            points = {p.place: p for p in problem_points(self.view, self.view.headline)}
+            points = {p.index: p for p in problem_points(self.view, self.view.headline)}
         rows = []
-        for place, problem in enumerate(self.view.problems):
+        for index, problem in enumerate(self.view.problems):
             row: dict[str, Any] = {
                 "problem_id": problem.id,
                 "question": problem.question,
@@ -77,7 +77,7 @@ class Frames:
                 "prompt_tokens": problem.prompt_tokens,
                 "num_samples": len(problem.samples),
             }
-            if (point := points.get(place)) is not None:
+            if (point := points.get(index)) is not None:
                 row |= {"accuracy": point.right, "mean_tokens": point.tokens}
                 if self.view.votes:
                     row |= {"top_share": point.top, "vote": point.vote}

@@ -360,14 +360,14 @@ def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, 
     differing = differing_columns(key_settings)
     differing.pop("model", None)  # it has a column of its own
     rows = []
-    for place, (view, of_run) in enumerate(zip(views, key_settings, strict=True)):
+    for index, (view, of_run) in enumerate(zip(views, key_settings, strict=True)):
         values = {card.label: card.value for card in cards(view)}
         rows.append(
             [
                 view.name,
                 view.task,
                 of_run.model,
-                *(column[place] for column in differing.values()),
+                *(column[index] for column in differing.values()),
                 *(values.get(label, "") for label in labels),
             ]
         )

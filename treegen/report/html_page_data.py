@@ -61,14 +61,14 @@ class PageData:
     content: str
 
 
-def thumbnails(images: RunImages, most: int = MAX_THUMBNAIL_BYTES) -> dict[str, str]:
+def thumbnails(images: RunImages, max_bytes: int = MAX_THUMBNAIL_BYTES) -> dict[str, str]:
     """Return thumbnails of a run's images as data URLs, by the images' hashes.
 
     Images that cannot be shown are left out.
 
     Args:
         images: The images of the run.
-        most: The largest total size in bytes. Once it is reached, no further image is shown.
+        max_bytes: The largest total size in bytes. Once it is reached, no further image is shown.
     """
     urls: dict[str, str] = {}
     size = 0
@@ -81,7 +81,7 @@ def thumbnails(images: RunImages, most: int = MAX_THUMBNAIL_BYTES) -> dict[str, 
         if url is None:
             continue
         size += len(url)
-        if size > most:
+        if size > max_bytes:
             break
         urls[image.sha256] = url
     return urls
@@ -175,10 +175,10 @@ def _images(problems: Sequence[ProblemView], names: Sequence[str]) -> dict[str, 
     """
     if not any(problem.images for problem in problems):
         return {}
-    place = {sha256: at for at, sha256 in enumerate(names)}
+    index_of = {sha256: at for at, sha256 in enumerate(names)}
     return {
         "images": [
-            [[safe_text(str(image)), place.get(image.sha256, -1)] for image in problem.images]
+            [[safe_text(str(image)), index_of.get(image.sha256, -1)] for image in problem.images]
             for problem in problems
         ]
     }
@@ -199,13 +199,13 @@ def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
         first.append(first[-1] + len(problem.samples))
     counted = all(s.index == at for p in view.problems for at, s in enumerate(p.samples))
     finishes = list(dict.fromkeys(sample.ended for sample in samples))
-    place = {reason: number for number, reason in enumerate(finishes)}
+    index_of = {reason: number for number, reason in enumerate(finishes)}
     return {
         "first": first,
         "index": None if counted else [sample.index for sample in samples],
         "tokens": [sample.num_tokens for sample in samples],
         "logprob": [None if s.logprob is None else round(s.logprob, 2) for s in samples],
-        "finish": [place[sample.ended] for sample in samples],
+        "finish": [index_of[sample.ended] for sample in samples],
         **_thinking(samples),
     }
 
@@ -294,7 +294,7 @@ def _prompts(view: RunView) -> list[dict[str, Any]]:
     A node's "below" lists the indices of its children. Without the task's data the tree is a root
     with the ids of the problems as children.
     """
-    place = {problem.id: number for number, problem in enumerate(view.problems)}
+    index_of = {problem.id: number for number, problem in enumerate(view.problems)}
     nodes: list[dict[str, Any]] = []
     if view.tree is None:
         below = [
@@ -308,8 +308,8 @@ def _prompts(view: RunView) -> list[dict[str, Any]]:
             if parent is not None:
                 nodes[parent]["below"].append(len(nodes))
             nodes.append({"text": safe_text(content_text(node)), "below": []})
-            if node.num_samples and (node.id or path) in place:
-                nodes[-1]["problem"] = place[node.id or path]
+            if node.num_samples and (node.id or path) in index_of:
+                nodes[-1]["problem"] = index_of[node.id or path]
             here = len(nodes) - 1
             children = [(c, f"{path}/{i}", here) for i, c in enumerate(node.children)]
             stack += reversed(children)

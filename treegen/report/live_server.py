@@ -26,7 +26,7 @@ from treegen.report.html_page import Live, render_page
 from treegen.report.load import load_run
 
 HOST: Final = "127.0.0.1"
-# The least seconds between two pages, per second of processor time that a page took.
+# The minimum seconds between two pages, per second of processor time that a page took.
 _PAUSE_FACTOR: Final = 10.0
 # Only changes of these files, which belong to runs, make a new page.
 _FILES: Final = ("*.json", "*.jsonl")

@@ -412,7 +412,7 @@ def _usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
         unshared=sum(
             (p.prompt_tokens + p.choice_tokens) * n for p, n in zip(problems, done, strict=True)
         ),
-        kept=sum(sample.num_tokens for p in problems for sample in p.samples),
+        sample_tokens=sum(sample.num_tokens for p in problems for sample in p.samples),
     )
 
 

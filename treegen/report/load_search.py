@@ -43,8 +43,8 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
     with SearchRunDir.open(path) as run:
         notices = list(run.notices)
         job = _job(run, options, notices)
-        place = {name: at for at, name in enumerate(run.info.problem_ids)}
-        stored = sorted(read_trees(path), key=lambda t: (place.get(t.problem_id, -1), t.repeat))
+        index_of = {name: at for at, name in enumerate(run.info.problem_ids)}
+        stored = sorted(read_trees(path), key=lambda t: (index_of.get(t.problem_id, -1), t.repeat))
         trees = tuple(stored)  # in the order of problems, not of completion
         if run.missing > 0:
             notices.append(f"{run.missing:,} of {run.info.planned:,} searches are not finished yet")

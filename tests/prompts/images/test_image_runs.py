@@ -188,8 +188,8 @@ def test_thumbnails_are_bounded(run: Path) -> None:
     assert set(shown) == set(view.images.images)
     assert all(url.startswith("data:image/jpeg;base64,") for url in shown.values())
     one = next(iter(shown.values()))
-    assert len(thumbnails(view.images, most=len(one))) == 1
-    assert thumbnails(view.images, most=10) == {}
+    assert len(thumbnails(view.images, max_bytes=len(one))) == 1
+    assert thumbnails(view.images, max_bytes=10) == {}
     (run / "images" / next(iter(shown))).write_bytes(b"corrupt")
     assert len(thumbnails(view.images)) == 1
     parts = {blob.id for blob in blobs(view, "run", {})}

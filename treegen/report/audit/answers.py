@@ -215,15 +215,15 @@ def _reader(
 ) -> Callable[[str], Sequence[tuple[str | None, bool]]]:
     """Return a function that reads a text by all rules; equal texts and answers only once."""
     is_right = cache(
-        lambda place, answer: any(rules[place].is_right(answer, gold) for gold in golds)
+        lambda index, answer: any(rules[index].is_right(answer, gold) for gold in golds)
     )
 
     @cache
     def read(text: str) -> Sequence[tuple[str | None, bool]]:
         answers = [rule.read(text) for rule in rules]
         return [
-            (answer, answer is not None and is_right(place, answer))
-            for place, answer in enumerate(answers)
+            (answer, answer is not None and is_right(index, answer))
+            for index, answer in enumerate(answers)
         ]
 
     return read
@@ -343,8 +343,8 @@ def _compare_classes(problem_id: str, opinions: _Opinions, texts: Mapping[str, s
         if answer is not None:
             counts[answer] += times
     answers = [answer for answer, _ in counts.most_common(_MAX_ANSWERS)]
-    for place, first in enumerate(answers):
-        for second in answers[:place]:
+    for index, first in enumerate(answers):
+        for second in answers[:index]:
             if kind == "number":
                 value = value_of(first)
                 same: bool | None = value is not None and value == value_of(second)

@@ -204,13 +204,13 @@ def is_repetition(text: str) -> bool:
     # The smallest period of the reversed end, by the failure function of Knuth, Morris and Pratt.
     end = tail[::-1]
     border = [0] * len(end)
-    for place in range(1, len(end)):
-        size = border[place - 1]
-        while size and end[place] != end[size]:
+    for index in range(1, len(end)):
+        size = border[index - 1]
+        while size and end[index] != end[size]:
             size = border[size - 1]
-        border[place] = size + (end[place] == end[size])
-        period = place + 1 - border[place]
-        if place + 1 >= _MIN_REPEATED_CHARS and period * 3 <= place + 1:
+        border[index] = size + (end[index] == end[size])
+        period = index + 1 - border[index]
+        if index + 1 >= _MIN_REPEATED_CHARS and period * 3 <= index + 1:
             return True
     return False
 
@@ -243,7 +243,7 @@ def _equal(view: RunView) -> Iterator[Finding]:
 
 
 def _is_random(sampling: Mapping[str, Any]) -> bool:
-    """Return whether settings of sampling let several tokens follow at most places."""
+    """Return whether settings of sampling let several tokens follow at most positions."""
     top_p, top_k = _number(sampling, "top_p", 1), _number(sampling, "top_k", 0)
     is_wide = top_p >= 0.7 and not 0 < top_k < 5 and _number(sampling, "min_p", 0) <= 0.2
     return is_wide and _number(sampling, "temperature", 0) >= 0.5

@@ -35,10 +35,10 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
         raise InputError(f"the run {run.view.path} has no scores; score the run first")
     name = str(uuid.UUID(bytes=run.digest("every-eval-ever")[:16], version=4))
     developer, _, model = run.model.rpartition("/")
-    place = Path(
+    path_in_repository = Path(
         "data", file_name(run.view.task), file_name(developer or "unknown"), file_name(model)
     )
-    where = folder / place
+    where = folder / path_in_repository
     where.mkdir(parents=True, exist_ok=True)
     results = list(_results(run))
     scored = {result["evaluation_result_id"]: result for result in results}
@@ -48,7 +48,7 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
     document = _aggregate(run, results)
     document["detailed_evaluation_results"] = {
         "format": "jsonl",
-        "file_path": (place / samples.name).as_posix(),
+        "file_path": (path_in_repository / samples.name).as_posix(),
         "hash_algorithm": "sha256",
         "checksum": hashlib.sha256(text.encode()).hexdigest(),
         "total_rows": len(lines),

@@ -98,7 +98,7 @@ def _point_plot(
     title: str,
     description: str,
     draw: "Callable[[Figure], None]",
-    places: Mapping[int, tuple[float, float]],
+    point_of: Mapping[int, tuple[float, float]],
 ) -> Plot:
     """Return a plot with a point for each problem, which links to the problem.
 
@@ -107,11 +107,11 @@ def _point_plot(
         title: As in `Plot`.
         description: As in `Plot`.
         draw: As in `Plot`.
-        places: The point of each problem, by its index in the run.
+        point_of: The point of each problem, by its index in the run.
     """
 
     def spots(figure: "Figure") -> list[PlotLink]:
-        return [spot(figure, at, at, place) for place, at in places.items()]
+        return [spot(figure, at, at, index) for index, at in point_of.items()]
 
     return Plot(name, title, description, draw, (6.4, 4.0), spots)
 
@@ -123,21 +123,21 @@ def _vote_share_plot(points: Sequence[ProblemPoint]) -> Plot:
         f"expected calibration error {error:.3f}: how far the share of the top answer is, in the "
         "mean, from the share of right votes; a point is a problem"
     )
-    places = {p.place: (p.top, 1.06 if p.vote >= 0.5 else -0.06) for p in points}
+    point_of = {p.index: (p.top, 1.06 if p.vote >= 0.5 else -0.06) for p in points}
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         axes.plot([0, 1], [0, 1], linestyle=":", color=GREY, label="as sure as right")
         _line(axes, bins, "votes")
         for right, colour, label in ((True, GREEN, "right vote"), (False, ORANGE, "wrong vote")):
-            kind = [places[p.place] for p in points if (p.vote >= 0.5) == right]
+            kind = [point_of[p.index] for p in points if (p.vote >= 0.5) == right]
             _dots(axes, [x for x, _ in kind], [y for _, y in kind], colour, label)
         axes.set(xlabel="share of the answer with most votes", ylabel="share of right votes")
         axes.set(ylim=(-0.12, 1.12), xlim=(-0.02, 1.02))
         draw_legend(figure, 2)
 
     title = f"Vote share against accuracy, {_INTERVALS}"
-    return _point_plot("share_accuracy", title, description, draw, places)
+    return _point_plot("share_accuracy", title, description, draw, point_of)
 
 
 def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
@@ -151,7 +151,7 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
         f"{len(kinds[2][2]):,} of {len(points):,} votes are wrong, {sure:,} of them with more than "
         "half of the samples; on the line, the top answer is right"
     )
-    places = {p.place: (p.right, p.top) for p in points}
+    point_of = {p.index: (p.right, p.top) for p in points}
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -164,7 +164,7 @@ def _difficulty_plot(points: Sequence[ProblemPoint]) -> Plot:
         draw_legend(figure, 3)
 
     title = "Difficulty against votes"
-    return _point_plot("difficulty_votes", title, description, draw, places)
+    return _point_plot("difficulty_votes", title, description, draw, point_of)
 
 
 def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
@@ -173,7 +173,7 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
         f"the mean), {bins[-1].right.value:.3f} of the longest ({bins[-1].mean:,.0f}); a point is "
         "a problem, at the mean of its samples"
     )
-    places = {p.place: (p.tokens, p.right) for p in points}
+    point_of = {p.index: (p.tokens, p.right) for p in points}
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -183,7 +183,7 @@ def _tokens_plot(bins: Sequence[Bin], points: Sequence[ProblemPoint]) -> Plot:
         draw_legend(figure, 2)
 
     title = f"Tokens against accuracy, {_INTERVALS}"
-    return _point_plot("tokens_accuracy", title, description, draw, places)
+    return _point_plot("tokens_accuracy", title, description, draw, point_of)
 
 
 def _lengths_plot(view: RunView, filter: str) -> Plot:

@@ -173,17 +173,17 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
         from matplotlib.ticker import EngFormatter
 
         axes = figure.subplots()
-        for place, (_, shared, apart) in enumerate(pairs):
+        for index, (_, shared, apart) in enumerate(pairs):
             for offset, value, colour, label in (
                 (-0.2, shared, GREEN, "with sharing"),
                 (0.2, apart, GREY, "without sharing"),
             ):
                 bar = axes.barh(
-                    place + offset,
+                    index + offset,
                     value,
                     height=0.36,
                     color=colour,
-                    label=label if place == 0 else None,
+                    label=label if index == 0 else None,
                 )
                 axes.bar_label(bar, labels=[f" {value:,}"], fontsize=10)
         axes.set_yticks(range(len(pairs)), [name for name, _, _ in pairs])

@@ -134,8 +134,8 @@ def solved_plot(view: RunView) -> Plot | None:
         return None
     # Limit the number of steps in the picture.
     steps = costs if len(costs) <= 200 else [costs[i * len(costs) // 200] for i in range(200)]
-    most = max(tree.num_tokens for tree in view.trees)
-    at = sorted({0, *steps, costs[-1], most})
+    max_tokens = max(tree.num_tokens for tree in view.trees)
+    at = sorted({0, *steps, costs[-1], max_tokens})
     shares = [share for tokens in at if (share := solved_share(view.trees, tokens)) is not None]
 
     def draw(figure: "Figure") -> None:
@@ -185,11 +185,11 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         markers = "osD^vPX*"
-        for place, (name, points) in enumerate(curves.items()):
+        for index, (name, points) in enumerate(curves.items()):
             x = [tokens for tokens, _ in points]
             shares = [share for _, share in points]
-            colour = CYCLE[place % len(CYCLE)]
-            marker = markers[place % len(markers)]
+            colour = CYCLE[index % len(CYCLE)]
+            marker = markers[index % len(markers)]
             draw_band(
                 axes, x, shares, colour, plain_label(name), alpha=0.12, marker=marker, markersize=5
             )
