@@ -98,8 +98,8 @@ def _read_samples(text_or_file: str) -> dict[str, list[int]]:
             """'{"TASK": [0, 5]}'"""
         ) from None
     is_valid = isinstance(samples, dict) and all(
-        isinstance(places, list) and places and all(type(at) is int and at >= 0 for at in places)
-        for places in samples.values()
+        isinstance(indices, list) and indices and all(type(at) is int and at >= 0 for at in indices)
+        for indices in samples.values()
     )
     if not is_valid or not samples:
         raise InputError(
@@ -115,18 +115,18 @@ def _choose_problems(samples: dict[str, list[int]], tasks: Sequence[str]) -> dic
     if len(tasks) != 1:
         raise InputError("--samples needs exactly one TASK; run each task with its own command")
     if is_lm_eval(tasks[0]):
-        return {"ids": tuple(f"{name}/{at}" for name, places in samples.items() for at in places)}
+        return {"ids": tuple(f"{name}/{at}" for name, indices in samples.items() for at in indices)}
     if list(samples) != [tasks[0]]:
         raise InputError(
             f"--samples names {', '.join(samples)}, but TASK is {tasks[0]}; use the same name"
         )
-    places = samples[tasks[0]]
-    if places != list(range(places[0], places[0] + len(places))):
+    indices = samples[tasks[0]]
+    if indices != list(range(indices[0], indices[0] + len(indices))):
         raise InputError(
             f"the numbers of {tasks[0]} in --samples must be consecutive; use --sample-id for "
             "other numbers"
         )
-    return {"limit": f"{places[0] + 1}-{places[-1] + 1}"}
+    return {"limit": f"{indices[0] + 1}-{indices[-1] + 1}"}
 
 
 def _check_data(tasks: Sequence[str], choices: dict[str, Any]) -> None:
@@ -248,8 +248,8 @@ def command(
         choices["judged_by"] = None if plan is None else plan.to_json()
     allowed = " --allow-code-execution" if execution else ""
     terminal = Terminal(resume="eval", flags=allowed)
-    places = make_placement(params, choices.get("device", "auto"))
-    models = ModelLoader(places=places, stays=plan is not None or resume is not None)
+    placement = make_placement(params, choices.get("device", "auto"))
+    models = ModelLoader(placement=placement, stays=plan is not None or resume is not None)
     options: dict[str, Any] = {
         "output": output,
         "resume": resume,

@@ -24,9 +24,9 @@ def _join_names(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}"
 
 
-def _of(knob: str, what: str) -> str:
+def _of(setting: str, what: str) -> str:
     """Return the help of a setting that few methods read: their names, and its meaning."""
-    return f"{', '.join(methods_with_setting(knob))}: {what}"
+    return f"{', '.join(methods_with_setting(setting))}: {what}"
 
 
 def _describe_arguments() -> str:
@@ -161,7 +161,7 @@ def command(
         **params: All other options, by parameter name.
     """
     choices = _collect_choices(params)
-    places = make_placement(params, choices.get("device", "auto"))
+    placement = make_placement(params, choices.get("device", "auto"))
     from treegen.cli.terminal import render
     from treegen.cli.terminal.progress import Terminal
     from treegen.evals.pipeline.execution import ModelLoader
@@ -172,7 +172,7 @@ def command(
     results = search_all(
         _methods(method, compare),
         choices,
-        ModelLoader(places=places),
+        ModelLoader(placement=placement),
         terminal,
         output=output,
         resume=resume,

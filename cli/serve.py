@@ -265,8 +265,8 @@ def _check_limits(max_waiting: int | None, max_image_pixels: int, tool_format: s
     from treegen.prompts.replies import formats
 
     if max_waiting is not None:
-        check_int("max_waiting", max_waiting, least=1)
-    check_int("max_image_pixels", max_image_pixels, least=1)
+        check_int("max_waiting", max_waiting, minimum=1)
+    check_int("max_image_pixels", max_image_pixels, minimum=1)
     if tool_format is not None:
         formats.tool_format(tool_format)
 

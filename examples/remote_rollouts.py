@@ -19,17 +19,17 @@ async def roll_out(root: SearchNode, openings: int = 2, endings: int = 2) -> dic
     first_nodes = await root.sample(openings, max_tokens=12)
     await gather(node.sample(endings) for node in first_nodes if not is_ended(node))
     nodes = list(root.walk())[1:]
-    place: dict[SearchNode | None, int] = {node: index for index, node in enumerate(nodes)}
+    index_of: dict[SearchNode | None, int] = {node: index for index, node in enumerate(nodes)}
     segments = [
         {
-            "parent": place.get(node.parent),
+            "parent": index_of.get(node.parent),
             "token_ids": list(node.tokens),
             "logprobs": list(node.logprobs),
         }
         for node in nodes
     ]
     ends = [node for node in nodes if node.is_leaf]
-    sequences = [[place[node] for node in end.path[1:]] for end in ends]
+    sequences = [[index_of[node] for node in end.path[1:]] for end in ends]
     return {"segments": segments, "sequences": sequences}
 
 

@@ -124,8 +124,8 @@ class ChatTask(TextTask, SearchTask):
         if self._params.min_tokens:
             ends = [stop for stop in stops if text.endswith(stop)]
             return text.removesuffix(max(ends, key=len, default=""))
-        places = [place for stop in stops if (place := text.find(stop)) >= 0]
-        return text[: min(places, default=len(text))]
+        starts = [start for stop in stops if (start := text.find(stop)) >= 0]
+        return text[: min(starts, default=len(text))]
 
     def is_solved(self, problem: Problem, text: str) -> bool:
         """Return False, because a chat has no reference answer."""
@@ -314,7 +314,7 @@ def _join_stops(step_stop: str, stops: Sequence[str]) -> tuple[str, ...]:
 
 def _check_no_unused(method: str, names: Sequence[str]) -> None:
     """Raise InputError for an option that a method does not read."""
-    read = [name for name in METHODS[method].knobs if name in _TREE]
+    read = [name for name in METHODS[method].setting_names if name in _TREE]
     for name in names:
         reason = explain_unread(method, name, checkable=False)
         if name in _TREE and name not in read:

@@ -182,13 +182,13 @@ def _hashes(batch: Batch) -> list[int]:
     hashes = [-1] * len(batch.tokens_T)
     for run in batch.states.runs:
         rows = torch.arange(len(hashes))[run.rows].view(run.num, run.length)
-        reads = [0] * run.num if run.reads_N is None else states[run.reads_N].tolist()
+        reads = [0] * run.num if run.read_slots_N is None else states[run.read_slots_N].tolist()
         for at, (state, written) in enumerate(zip(reads, rows.tolist(), strict=True)):
             assert state >= 0, "a state is read that was never written"
             for row in written:
                 assert hashes[row] == -1, "a token is in two sequences"
                 state = hashes[row] = _hashed(state, int(batch.tokens_T[row]))
-            states[run.writes_N[at]] = state
+            states[run.write_slots_N[at]] = state
     assert -1 not in hashes, "a token is in no sequence"
     return hashes
 
@@ -224,10 +224,10 @@ def _listed_hashes(batch: Batch, delta: DeltaSpec) -> list[int]:
         return hashes
     for run in batch.states.runs:
         rows = torch.arange(len(hashes))[run.rows].view(run.num, run.length)
-        reads = [0] * run.num if run.reads_N is None else run.reads_N.tolist()
+        reads = [0] * run.num if run.read_slots_N is None else run.read_slots_N.tolist()
         found = [int(states[slot, 0]) if slot else 0 for slot in reads]
         for slot, state, written, writes in zip(
-            reads, found, rows.tolist(), run.writes_N.tolist(), strict=True
+            reads, found, rows.tolist(), run.write_slots_N.tolist(), strict=True
         ):
             assert not slot or windows[slot, 1] == state, "a window is that of another state"
             before = -7

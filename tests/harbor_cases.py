@@ -63,7 +63,7 @@ def save_writer_model(directory: Path) -> Path:
         return torch.stack(losses).sum()
 
     return save_trained_model(
-        directory, config, tokenizer, loss_of, steps=200, enough=0.03, most=0.1
+        directory, config, tokenizer, loss_of, steps=200, enough=0.03, max_loss=0.1
     )
 
 

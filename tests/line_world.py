@@ -121,7 +121,7 @@ def save_line_model(directory: Path) -> Path:
         lambda model: model(**batch).loss,
         steps=220,
         enough=0.014,
-        most=0.03,
+        max_loss=0.03,
         rate=8e-3,
         one_cycle=True,
     )

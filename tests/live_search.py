@@ -50,7 +50,8 @@ def backend_of(
     cache = model.new_cache(num_pages, page_size)
 
     def make_scheduler(
-        stopping: StopConditions, on_grown: Callable[[LiveRequest, Completion], GeneratedSegment]
+        stopping: StopConditions,
+        on_search_sample: Callable[[LiveRequest, Completion], GeneratedSegment],
     ) -> Scheduler:
         given = EngineResources(
             model=model,
@@ -61,7 +62,13 @@ def backend_of(
             prefill_chunk=prefill_chunk,
             run_ahead=run_ahead,
         )
-        return Scheduler(make_plan([]), given, [ParamSet(params, stopping)], [], on_grown=on_grown)
+        return Scheduler(
+            make_plan([]),
+            given,
+            [ParamSet(params, stopping)],
+            [],
+            on_search_sample=on_search_sample,
+        )
 
     def make_plan(requests: Sequence[Request]):  # type: ignore[no-untyped-def]
         return compile_plan(requests, token_bytes=64, num_layers=1, sharing=sharing)

@@ -47,7 +47,7 @@ from treegen.search.live.backend import LiveBackend
 from treegen.search.session import Session, Started
 from treegen.search.tree.node import SearchNode
 
-_MOST_STEPS = 5_000
+_MAX_STEPS = 5_000
 
 
 def _thinking(budget: int) -> dict[str, Any]:
@@ -231,7 +231,7 @@ class MixedRun:
             self.session.step()
             self.scheduler.check()
             steps += 1
-            assert steps < _MOST_STEPS, "the run does not come to an end"
+            assert steps < _MAX_STEPS, "the run does not come to an end"
         self.session.step()  # of what was stopped last
         self._check_plan()
         for call in self.calls:
@@ -416,7 +416,7 @@ class MixedRun:
 
         def make_scheduler(
             stopping: StopConditions,
-            on_grown: Callable[[LiveRequest, Completion], GeneratedSegment],
+            on_search_sample: Callable[[LiveRequest, Completion], GeneratedSegment],
         ) -> Scheduler:
             given = EngineResources(
                 model=self.model,
@@ -433,7 +433,7 @@ class MixedRun:
                 sets,
                 wanted,
                 params_of=params_of[1:],
-                on_grown=on_grown,
+                on_search_sample=on_search_sample,
                 speculation=speculation if self.speculates else None,
             )
 

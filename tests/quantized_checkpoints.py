@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 BLOCK = 16
-_MOST = 448.0
+_E4M3_MAX = 448.0
 _GROUP = {
     "targets": ["Linear"],
     "weights": {"num_bits": 8, "type": "float", "symmetric": True},
@@ -45,13 +45,13 @@ def expanded(weight: Tensor, grid: Tensor) -> Tensor:
 
 def _scale(value: Tensor, layout: str) -> Tensor:
     if layout in ("tensor", "modelopt"):
-        whole: Tensor = value.abs().max() / _MOST
+        whole: Tensor = value.abs().max() / _E4M3_MAX
         return whole[None] if layout == "tensor" else whole
     if layout == "channel":
-        return value.abs().amax(1, keepdim=True) / _MOST
+        return value.abs().amax(1, keepdim=True) / _E4M3_MAX
     high = 1 if layout == "mxfp8" else BLOCK
     blocks = value.unflatten(0, (-1, high)).unflatten(2, (-1, BLOCK))
-    scale: Tensor = blocks.abs().amax((1, 3)) / _MOST
+    scale: Tensor = blocks.abs().amax((1, 3)) / _E4M3_MAX
     return (scale.log2().ceil() + 127).to(torch.uint8) if layout == "mxfp8" else scale
 
 
@@ -68,7 +68,9 @@ def store_in_fp8(source: Path, target: Path, layout: str) -> Path:
             continue
         grid = _scale(value.float(), layout)
         ones = torch.ones_like(value, dtype=torch.float32)
-        tensors[name] = (value / expanded(ones, grid)).clamp(-_MOST, _MOST).to(torch.float8_e4m3fn)
+        tensors[name] = (
+            (value / expanded(ones, grid)).clamp(-_E4M3_MAX, _E4M3_MAX).to(torch.float8_e4m3fn)
+        )
         tensors[f"{name}_scale_inv" if layout in ("fine", "mxfp8") else f"{name}_scale"] = grid
         numbers[name] = expanded(tensors[name], grid).to(value.dtype)
         if layout in ("tensor", "modelopt"):

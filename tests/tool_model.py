@@ -56,7 +56,7 @@ def save_tool_model(directory: Path, writer: str = "hermes") -> Path:
     config = config_of("llama", max_position_embeddings=1024, hidden_size=64)
     batch = {"input_ids": torch.tensor([ids]), "labels": torch.tensor([labels])}
     save_trained_model(
-        directory, config, tokenizer, lambda model: model(**batch).loss, steps=120, most=0.05
+        directory, config, tokenizer, lambda model: model(**batch).loss, steps=120, max_loss=0.05
     )
     (directory / "chat_template.jinja").write_text(template)
     return directory

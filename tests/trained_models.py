@@ -17,7 +17,7 @@ def save_trained_model(
     *,
     steps: int,
     enough: float = 0.0,
-    most: float,
+    max_loss: float,
     rate: float = 3e-3,
     one_cycle: bool = False,
 ) -> Path:
@@ -27,7 +27,7 @@ def save_trained_model(
         loss_of: Returns the loss of the model.
         steps: Maximum number of steps.
         enough: Loss at which training ends early.
-        most: Maximum loss at the end.
+        max_loss: Maximum loss at the end.
         rate: Learning rate.
         one_cycle: Whether the rate follows one cycle.
     """
@@ -46,7 +46,7 @@ def save_trained_model(
             optimizer.step()
             if schedule is not None:
                 schedule.step()
-    assert loss < most, loss
+    assert loss < max_loss, loss
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

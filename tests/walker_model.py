@@ -51,5 +51,5 @@ def save_walker_model(directory: Path) -> Path:
         lambda model: model(**batch).loss,
         steps=150,
         enough=0.03,
-        most=0.05,
+        max_loss=0.05,
     )

@@ -68,9 +68,9 @@ def cluster(
     """
     if (gpus, workers, ray) == (None, None, None):
         workers = 2
-    places = make_placement({"gpus": gpus, "workers": workers, "ray": ray})
-    assert places is not None
-    if places.count is None:
+    placement = make_placement({"gpus": gpus, "workers": workers, "ray": ray})
+    assert placement is not None
+    if placement.count is None:
         raise InputError("the number of GPUs in the Ray cluster is missing; pass --gpus N")
     from treegen.bench.cluster import ClusterJob
     from treegen.bench.shapes import shape_of
@@ -79,19 +79,19 @@ def cluster(
     if model is None:
         shape_of(shape)
     options = EngineOptions(model=model or shape, dtype=dtype, memory=memory, eager=eager)
-    _time_cluster(places, options, ClusterJob(**params), shape=None if model else shape)
+    _time_cluster(placement, options, ClusterJob(**params), shape=None if model else shape)
 
 
 def _time_cluster(
-    places: "Placement", options: "EngineOptions", job: "ClusterJob", *, shape: str | None
+    placement: "Placement", options: "EngineOptions", job: "ClusterJob", *, shape: str | None
 ) -> None:
     """Measure the same whole job on one worker and on all, and print the results."""
     from treegen.bench.cluster import ClusterBench
     from treegen.cli.terminal.render import echo, json_line, notice, print_table
     from treegen.report.tables import PrintableTable
 
-    count = places.count or 1
-    with ClusterBench(job, places, options, shape=shape) as bench:
+    count = placement.count or 1
+    with ClusterBench(job, placement, options, shape=shape) as bench:
         starts = {name: getattr(bench, name) for name in ("startup_seconds", "warm_up_seconds")}
         text = "{} workers: started in {:.1f} s, warmed up in {:.1f} s"
         notice(text.format(count, *starts.values()))
@@ -102,7 +102,7 @@ def _time_cluster(
             times.append(time)
     echo(
         f"{job.problems} problems x {job.samples} samples below {job.prefix} tokens, "
-        f"{shape or options.model}, {'GPUs' if places.device == 'cuda' else 'CPU workers'}"
+        f"{shape or options.model}, {'GPUs' if placement.device == 'cuda' else 'CPU workers'}"
     )
     one = times[0].tokens_per_second
     columns: dict[str, str | Callable[[ClusterTime], str]] = {
@@ -117,7 +117,7 @@ def _time_cluster(
     json_line(
         {
             "bench": "cluster",
-            "device": places.device,
+            "device": placement.device,
             "job": asdict(job),
             **starts,
             "results": results,
@@ -137,7 +137,7 @@ HEADS: Decorator = counts(
 @click.command()
 @counts("--rows", "Query rows.", default="64,256,1024,4096")
 @counts("--prefix", "Keys that all rows share.", default="1024,4096,16384")
-@counts("--suffix", "Keys of each row after the prefix.", default="0,128,1024", least=0)
+@counts("--suffix", "Keys of each row after the prefix.", default="0,128,1024", minimum=0)
 @HEADS
 @count("--repeats", 20, "Number of timed calls.")
 @add_options(*DEVICE)

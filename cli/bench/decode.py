@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 @counts("--rows", "Samples decoded at once. Default: 1024.")
 @counts("--prefix", "Prompt tokens that all rows share. Default: 2048.")
 @count("--problems", 1, "Number of problems below the prefix; the rows are divided among them.")
-@count("--problem-tokens", 0, "Tokens of each problem.", least=0)
-@count("--new-tokens", 64, "Tokens of each sample.", least=2)
+@count("--problem-tokens", 0, "Tokens of each problem.", minimum=0)
+@count("--new-tokens", 64, "Tokens of each sample.", minimum=2)
 @some_of("--modes", DECODE_MODES, "Sharing modes to time: all, one, off, no-attention.")
 @option(
     "--refill",

@@ -36,7 +36,7 @@ def bounded_option(
 
 
 def count(
-    flag: str, default: int | None, text: str, *more: str, least: int = 1, **how: Any
+    flag: str, default: int | None, text: str, *more: str, minimum: int = 1, **how: Any
 ) -> Decorator:
     """Return the option of an integer.
 
@@ -45,20 +45,20 @@ def count(
         default: Its default; None for none.
         text: Its help text.
         more: Further names of the option.
-        least: The smallest allowed number. Default: 1.
+        minimum: The smallest allowed number. Default: 1.
         how: Further arguments of `click.option`.
     """
     how = {"type": int, "default": default, "show_default": default is not None, **how}
-    return bounded_option(flag, least.__le__, f"at least {least}", *more, help=text, **how)
+    return bounded_option(flag, minimum.__le__, f"at least {minimum}", *more, help=text, **how)
 
 
-def counts(flag: str, text: str, *, least: int = 1, once: bool = True, **how: Any) -> Decorator:
+def counts(flag: str, text: str, *, minimum: int = 1, once: bool = True, **how: Any) -> Decorator:
     """Return the option of comma-separated integers.
 
     Args:
         flag: The name of the option.
         text: Its help text.
-        least: The smallest allowed number. Default: 1.
+        minimum: The smallest allowed number. Default: 1.
         once: Whether to drop repeated numbers. Default: True.
         how: Further arguments of `click.option`.
     """
@@ -66,7 +66,7 @@ def counts(flag: str, text: str, *, least: int = 1, once: bool = True, **how: An
     def _check(_: click.Context, __: click.Parameter, value: str | None) -> list[int] | None:
         if value is None:
             return None
-        numbers = whole_numbers(value, flag, least)
+        numbers = whole_numbers(value, flag, minimum)
         return list(dict.fromkeys(numbers) if once else numbers)
 
     how = {"metavar": "N,...", "show_default": "default" in how, **how}

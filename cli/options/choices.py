@@ -153,30 +153,31 @@ def _expand_tasks(word: str, folder: str | None) -> list[str]:
     return [name if folder is None or "@" in name else f"{name}@{folder}" for name in full_names]
 
 
-def whole_numbers(text: str, flag: str, least: int = 0) -> tuple[int, ...]:
+def whole_numbers(text: str, flag: str, minimum: int = 0) -> tuple[int, ...]:
     """Return the comma-separated integers in a text.
 
     Args:
         text: The text.
         flag: The name of the option, for the error message.
-        least: The smallest allowed number. Default: 0.
+        minimum: The smallest allowed number. Default: 0.
 
     Raises:
         InputError: the text has another form.
     """
     words = [word.strip() for word in text.split(",")]
-    if not all(is_number(word, least) for word in words):
+    if not all(is_number(word, minimum) for word in words):
         raise InputError(
-            f"{flag} must be comma-separated integers from {least} to {_MAX_NUMBER:,}, got {text!r}"
+            f"{flag} must be comma-separated integers from {minimum} to {_MAX_NUMBER:,}, got "
+            f"{text!r}"
         )
     return tuple(map(int, words))
 
 
-def is_number(word: str, least: int = 1) -> bool:
-    """Whether a word is an integer from `least` up to the largest allowed number."""
+def is_number(word: str, minimum: int = 1) -> bool:
+    """Whether a word is an integer from `minimum` up to the largest allowed number."""
     # Count the digits first, because Python rejects numbers with thousands of digits.
     is_short = word.isascii() and word.isdecimal() and len(word) <= len(str(_MAX_NUMBER))
-    return is_short and least <= int(word) <= _MAX_NUMBER
+    return is_short and minimum <= int(word) <= _MAX_NUMBER
 
 
 def _unescape(text: str) -> str:
@@ -205,7 +206,7 @@ def _read_confidence(text: str) -> dict[str, Any]:
 
 
 def _read_ks(text: str, flag: str) -> tuple[int, ...]:
-    return tuple(sorted(set(whole_numbers(text, flag, least=1))))
+    return tuple(sorted(set(whole_numbers(text, flag, minimum=1))))
 
 
 def _read_pass_hat_ks(text: str) -> tuple[int, ...]:

@@ -92,9 +92,9 @@ def print_table(table: PrintableTable) -> None:
         from rich.text import Text
 
         rich_table = Table()
-        for place, title in enumerate(table.head):
+        for column, title in enumerate(table.head):
             rich_table.add_column(
-                Text(title), justify="right" if place in table.numbers else "left"
+                Text(title), justify="right" if column in table.numbers else "left"
             )
         for row in table.rows:
             rich_table.add_row(*(Text(safe_text(cell)) for cell in row))

@@ -38,7 +38,7 @@ class CascadeResult:
     rows: query rows.
     parts: the levels.
     times: by implementation.
-    floor_us: the least time of all levels, one after another.
+    floor_us: the minimum time of all levels, one after another.
     ratios: by implementation, the median time over the floor.
     error: see `Cascade.check`.
     skipped: what was not timed, and why.
@@ -69,7 +69,7 @@ def measure(
         rows: The numbers of query rows to time.
         parts: The levels of the cascade.
         heads: The heads of the attention layer.
-        ceilings: The device's sustained rates, for the least times.
+        ceilings: The device's sustained rates, for the minimum times.
         device: The device to measure.
         dtype: The type of queries, keys and values.
         repeats: Timed calls of each implementation. Default: 20.
@@ -100,7 +100,7 @@ def cascade_line(result: CascadeResult) -> str:
 
 
 def cascade_table(results: Sequence[CascadeResult]) -> PrintableTable:
-    """Return a table of cascades with each implementation, with the least time of the levels."""
+    """Return a table of cascades with each implementation, with the minimum time of the levels."""
     columns: dict[str, str | Callable[[CascadeResult], str]] = {
         "Rows": "{0.rows:,}",
         "Levels, keys x groups": _levels,
@@ -156,11 +156,11 @@ def main(
 ) -> None:
     """The attention operator on a cascade of any depth, against what its levels take at least."""
     check_heads(heads)
-    most = max(level.groups for level in levels)
-    rows = rows or [most]
-    if min(rows) < most:
+    max_groups = max(level.groups for level in levels)
+    rows = rows or [max_groups]
+    if min(rows) < max_groups:
         raise InputError(
-            f"--rows must be at least {most}, the largest number of groups in --levels, got "
+            f"--rows must be at least {max_groups}, the largest number of groups in --levels, got "
             f"{min(rows)}"
         )
     device, dtype, machine, rates = measure_rates(**options)

@@ -150,7 +150,7 @@ def overhead() -> Iterator[Overhead]:
             problems = max(num_rows // 40, 1)
             pages = 70 + problems * 5 + num_rows * (2 + params.max_tokens // 16)
             scheduler = _free_scheduler(tokenizer, num_rows, vocab_size, params, problems, pages)
-            while len(scheduler.queue.order) < num_rows:
+            while len(scheduler.queue.live_slots) < num_rows:
                 scheduler.step()
             times = []
             for _ in range(_STEPS):

@@ -48,7 +48,7 @@ PRODUCTS: Final = {
     "tiny-experts": Product(48, 64, 4, 2),
 }
 _BYTES: Final = 2**28  # of the matrices that a graph reads; more than an L2 cache
-_MOST: Final = 16  # matrices
+_MAX_COPIES: Final = 16  # matrices
 _CHECKED: Final = 64  # rows that are compared with float64
 _COLUMNS: Final = 4096  # about as many outputs of them
 _TOLERANCE: Final = 2**-8
@@ -70,8 +70,8 @@ class Case:
         torch.manual_seed(0)
         shape = (max(product.experts, 1), product.outputs)
         size = shape[0] * product.outputs * product.inputs / 2
-        copies = 2 if device.type == "cpu" else min(max(-(-_BYTES // size), 2), _MOST)
-        self.calls = _MOST if product.experts and device.type == "cuda" else int(copies)
+        copies = 2 if device.type == "cpu" else min(max(-(-_BYTES // size), 2), _MAX_COPIES)
+        self.calls = _MAX_COPIES if product.experts and device.type == "cuda" else int(copies)
         # Scales between 2^-4 and 2^4, and factors that make sums of about 1.
         low, high = (24, 88) if product.group == 16 else (123, 132)
         self.weights, self.scales, self.factors, self.routes = [], [], [], []
@@ -225,7 +225,7 @@ class Case:
         return largest
 
     def floors(self, rates: Ceilings) -> tuple[float, float]:
-        """Return the least microseconds in 4 bits and in 16 bits."""
+        """Return the minimum microseconds in 4 bits and in 16 bits."""
         product, used = self.product, 1.0
         if product.experts:
             used = sum(len(chosen.unique()) for chosen, *_ in self.routes) / self.calls

@@ -45,9 +45,9 @@ from treegen.prompts.images.table import PlacedImage
 from treegen.prompts.tree import Node
 from treegen.report.tables import PrintableTable
 
-_LEAST_SIDE: Final = 64  # pixels
+_MIN_SIDE: Final = 64  # pixels
 _LARGE_SIDE: Final = 1024  # no processor enlarges images of this size
-_MOST_SIDE: Final = 8192
+_MAX_SIDE: Final = 8192
 _STEPS: Final = 8  # bisection steps for the side
 _MARKERS: Final = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>")
 _CONTEXT: Final = 65_536
@@ -181,8 +181,8 @@ def image_of(model: Model, tokens: int) -> PlacedImage:
     def make_square(side: int) -> PlacedImage:
         return table.add(Image.new("RGB", (side, side)))
 
-    tried = [make_square(side := _LEAST_SIDE)]
-    while tried[-1].num < tokens and side < _MOST_SIDE:
+    tried = [make_square(side := _MIN_SIDE)]
+    while tried[-1].num < tokens and side < _MAX_SIDE:
         tried.append(make_square(side := side * 2))
         if side >= _LARGE_SIDE and tried[-1].num == tried[-2].num:
             break  # the processor shrinks all larger images
@@ -356,7 +356,7 @@ def image_table(results: Sequence[ImageResult]) -> PrintableTable:
 @count("--image-tokens", 2000, "The prefix begins with an image of about so many tokens.")
 @counts("--rows", "Samples decoded at once.", default="1024")
 @counts("--prefix", "Prompt tokens that all share after the image.", default="2048")
-@count("--new-tokens", 64, "Tokens of each sample.", least=2)
+@count("--new-tokens", 64, "Tokens of each sample.", minimum=2)
 @some_of("--modes", DECODE_MODES, "Some of all, one, off and no-attention.", default="all,off")
 @add_options(*RUNS)
 def main(

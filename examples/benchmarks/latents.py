@@ -58,8 +58,8 @@ class LatentResult:
 
     rows, prefix, suffix: rows, latents of the prefix, and latents of each row's own.
     times: by form.
-    floors_us: by form, the least time of its levels.
-    floor_us: the least time if each level has the cheaper form.
+    floors_us: by form, the minimum time of its levels.
+    floor_us: the minimum time if each level has the cheaper form.
     error: the largest error of some rows, as a share of their largest number.
     skipped: forms that were not timed, and why.
     """
@@ -88,7 +88,7 @@ def measure(
     Args:
         grid: (rows, latents of the prefix, latents of each row's own) of each configuration.
         form: Sizes of the latents and of what is expanded from them.
-        ceilings: The device's sustained rates, for the least times.
+        ceilings: The device's sustained rates, for the minimum times.
         device: The device to measure.
         dtype: The type of queries and latents.
         repeats: Timed calls of each form. Default: 20.
@@ -134,7 +134,7 @@ class _Case:
         per_page = form.copy_pages(dtype.itemsize, dtype.itemsize)
         self.block = -(-(prefix_pages + rows * row_pages) // per_page)
         num_pages = (self.block + prefix_pages) * per_page
-        need, free = num_pages * size * form.kept * dtype.itemsize, free_bytes(device)
+        need, free = num_pages * size * form.cached_dim * dtype.itemsize, free_bytes(device)
         if need > free:
             raise CapacityError(
                 f"{rows:,} rows of latents take {format_bytes(need)}, but only "
@@ -142,7 +142,7 @@ class _Case:
             )
         self.q_RHK = self.random(rows, form.heads, form.k_dim)
         self.up_HXR = self.random(form.heads, form.nope + form.v_dim, form.rank) / 16
-        self.pool = self.random(num_pages, size, 1, form.kept)
+        self.pool = self.random(num_pages, size, 1, form.cached_dim)
         zero, row_R = np.zeros(1, dtype=np.int64), np.arange(rows)
         self.levels = [
             HostLevel(zero, zero + rows, np.arange(prefix_pages)[None], zero + prefix, zero, False)
@@ -241,14 +241,14 @@ class _Case:
         return max(errors)
 
     def floors(self, ceilings: Ceilings) -> tuple[dict[str, float], float]:
-        """Return the least microseconds by form, and with the cheaper form for each level.
+        """Return the minimum microseconds by form, and with the cheaper form for each level.
 
         A level takes the time of its products or of its bytes, whichever is longer.
         """
         form, sizes = self.form, self.dtype.itemsize
 
-        def least(level: HostLevel, numbers: int, width: int) -> float:
-            """Return the least microseconds of a level.
+        def layer_seconds(level: HostLevel, numbers: int, width: int) -> float:
+            """Return the minimum microseconds of a level.
 
             Args:
                 level: The level.
@@ -260,8 +260,13 @@ class _Case:
             flops = 2 * pairs * form.heads * width
             return 1e6 * max(flops / ceilings.attention, keys * numbers * sizes / ceilings.memory)
 
-        absorbed = [least(level, form.kept, form.kept + form.rank) for level in self.levels]
-        expanded = [least(level, form.expanded, form.k_dim + form.v_dim) for level in self.levels]
+        absorbed = [
+            layer_seconds(level, form.cached_dim, form.cached_dim + form.rank)
+            for level in self.levels
+        ]
+        expanded = [
+            layer_seconds(level, form.expanded, form.k_dim + form.v_dim) for level in self.levels
+        ]
         floors = {ABSORBED: sum(absorbed), EXPANDED: sum(expanded)}
         if self.suffix:
             floors[CHOSEN] = expanded[0] + sum(absorbed[1:])
@@ -275,7 +280,7 @@ def latent_line(result: LatentResult) -> str:
 
 
 def latent_table(results: Sequence[LatentResult]) -> PrintableTable:
-    """Return a table of attention to latents in each form, with the least time of each."""
+    """Return a table of attention to latents in each form, with the minimum time of each."""
     columns: dict[str, str | Callable[[LatentResult], str]] = {
         "Rows": "{0.rows:,}",
         "Prefix": "{0.prefix:,}",
@@ -307,7 +312,7 @@ _BY_FORM: Final[dict[str, Callable[[str, LatentResult], str]]] = {
 )
 @counts("--rows", "Query rows.", default="64,256,1024,4096")
 @counts("--prefix", "Latents that all rows share.", default="2048")
-@counts("--suffix", "Latents of each row's own.", default="0,1000", least=0)
+@counts("--suffix", "Latents of each row's own.", default="0,1000", minimum=0)
 @count("--repeats", 20, "Calls that are timed.")
 @add_options(*DEVICE)
 def main(

@@ -57,7 +57,7 @@ class OwnStatesBench(Bench):
 )
 @counts("--rows", "Samples decoded at once.", default="1024")
 @counts("--prefix", "Prompt tokens that all share.", default="1024")
-@count("--new-tokens", 128, "Tokens of each sample.", least=2)
+@count("--new-tokens", 128, "Tokens of each sample.", minimum=2)
 @add_options(*RUNS)
 def main(
     shape: str | None, rows: list[int], prefix: list[int], new_tokens: int, **options: Any

@@ -59,7 +59,7 @@ class ProductResult:
     expands: bool
     """Whether treegen chooses the second way."""
     floor_us: float
-    """The least time in 4 bits: for the bytes that are read and written, or the products."""
+    """The minimum time in 4 bits: for the bytes that are read and written, or the products."""
     plain_floor_us: float
     error: float
     """The largest error, as a share of the sum of the sizes of its products."""

@@ -205,7 +205,7 @@ def _time_call(call: Callable[[], _Result]) -> tuple[_Result, tuple[float, float
 @count("--texts", 64, "Texts below one prompt.")
 @count("--tokens", 512, "Tokens of each text.")
 @count("--prefix", 8192, "Tokens of the prompt.")
-@count("--top", 256, "Likeliest tokens in the place of each token.", least=0)
+@count("--top", 256, "Likeliest tokens in the place of each token.", minimum=0)
 @JSON
 def main(shape: str | None, model: str | None, layers: int | None, **sizes: int) -> None:
     """Score texts below one prompt on a CPU and with transformers: seconds per text, and counts."""

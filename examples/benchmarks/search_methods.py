@@ -95,13 +95,13 @@ def compare_methods(
         for size in batches:
             methods[f"mcts, batches of {size}"] = partial(by_mcts, batch=size)
         times: dict[str, list[MethodTime]] = {name: [] for name in methods}
-        limit: int | None = None  # most tokens that the beam decodes for one problem
+        limit: int | None = None  # maximum tokens that the beam decodes for one problem
         for _ in range(1 + repeats):
             for name, search in methods.items():
                 budget = None if name == "beam" or limit is None else Budget(tokens=limit)
-                cost, most = _time_method(llm, name, search, prompts, params, budget)
+                cost, max_cost_tokens = _time_method(llm, name, search, prompts, params, budget)
                 times[name].append(cost)
-                limit = limit or most
+                limit = limit or max_cost_tokens
         return [
             replace(runs[-1], seconds=statistics.median(run.seconds for run in runs[1:]))
             for runs in times.values()
@@ -116,7 +116,7 @@ def _time_method(
     params: SamplingParams,
     budget: Budget | None,
 ) -> tuple[MethodTime, int]:
-    """Search all problems at once; return the cost, and the most tokens of one problem."""
+    """Search all problems at once; return the cost, and the maximum tokens of one problem."""
     decoded: list[int] = []
     nodes = steps = 0
     start = time.perf_counter()

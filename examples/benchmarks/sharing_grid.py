@@ -113,7 +113,7 @@ def ratio_table(ratios: Sequence[Ratio]) -> PrintableTable:
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3-8b.")
 @counts("--rows", "Samples decoded at once.", default="1,4,16,64,256,1024,4096")
 @counts("--prefix", "Prompt tokens that all share.", default="64,256,1024,4096,16384")
-@count("--new-tokens", 16, "Tokens of each sample.", least=2)
+@count("--new-tokens", 16, "Tokens of each sample.", minimum=2)
 @add_options(*RUNS)
 def main(
     shape: str | None, rows: list[int], prefix: list[int], new_tokens: int, **options: Any

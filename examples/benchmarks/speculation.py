@@ -98,15 +98,15 @@ def _is_trace(document: Any) -> bool:
     return all(_are_ids(prompt) for prompt in prompts) and all(
         isinstance(of_prompt, list)
         and of_prompt
-        and all(_are_ids(tokens, least=2) for tokens in of_prompt)
+        and all(_are_ids(tokens, min_length=2) for tokens in of_prompt)
         for of_prompt in samples
     )
 
 
-def _are_ids(tokens: Any, least: int = 0) -> bool:
+def _are_ids(tokens: Any, min_length: int = 0) -> bool:
     return (
         isinstance(tokens, list)
-        and len(tokens) >= least
+        and len(tokens) >= min_length
         and all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in tokens)
     )
 
@@ -227,12 +227,12 @@ def measure(
 def _keep_prompts(llm: LLM, tree: Node) -> Iterator[None]:
     """Cache the prompts of single rows, so that no prefill pass falls among the decode steps."""
     cache = llm.engine.prefix_cache
-    most, cache.max_pages = cache.max_pages, llm.cache.pool.num_pages
+    max_pages, cache.max_pages = cache.max_pages, llm.cache.pool.num_pages
     try:
         with llm.keep(tree):
             yield
     finally:
-        cache.max_pages = most
+        cache.max_pages = max_pages
 
 
 def _speed(usage: Usage, samples: int) -> float:
@@ -270,8 +270,8 @@ def _tree(trace: Trace, job: SpeculationLoad, vocab_size: int) -> tuple[Node, _S
         remaining, number = remaining - len(samples), number + 1
         # With own tokens each sample has its own prompt.
         parts = [[sample] for sample in samples] if job.own_tokens else [samples]
-        for place, part in enumerate(parts):
-            name, before = f"{number}/{place}", rng.integers(2, vocab_size, job.own_tokens)
+        for index, part in enumerate(parts):
+            name, before = f"{number}/{index}", rng.integers(2, vocab_size, job.own_tokens)
             leaves.append(Node([*before.tolist(), *text], samples=len(part), id=name))
             recorded[name] = part
     return Node(
@@ -283,7 +283,7 @@ def _tree(trace: Trace, job: SpeculationLoad, vocab_size: int) -> tuple[Node, _S
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3-8b.")
 @counts("--rows", "Samples decoded at once.", default="16,64,1024")
 @counts("--prefix", "Prompt tokens that all share.", default="1000")
-@count("--own-tokens", 0, "Prompt tokens that each sample has for itself.", least=0)
+@count("--own-tokens", 0, "Prompt tokens that each sample has for itself.", minimum=0)
 @click.option(
     "--trace",
     metavar="FILE",

@@ -55,8 +55,8 @@ class StructuredBench(Bench):
         """Return parameters under which each sample has more objects than it has tokens."""
         if mode != STRUCTURED:
             return super().params(workload, mode)
-        schema = {"type": "array", "items": _ITEM, "minItems": workload.most_tokens}
-        return SamplingParams(max_tokens=workload.most_tokens, json_schema=schema)
+        schema = {"type": "array", "items": _ITEM, "minItems": workload.max_tokens}
+        return SamplingParams(max_tokens=workload.max_tokens, json_schema=schema)
 
 
 def word_tokenizer(vocab_size: int) -> Any:
@@ -94,7 +94,7 @@ def word_tokenizer(vocab_size: int) -> Any:
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3-8b.")
 @counts("--rows", "Samples decoded at once.", default="1024")
 @counts("--prefix", "Prompt tokens that all share.", default="2048")
-@count("--new-tokens", 64, "Tokens of each sample.", least=2)
+@count("--new-tokens", 64, "Tokens of each sample.", minimum=2)
 @add_options(*RUNS)
 def main(
     shape: str | None, rows: list[int], prefix: list[int], new_tokens: int, **options: Any

@@ -92,7 +92,7 @@ def tokens_per_second(arguments: list[str]) -> dict[int, float]:
 @click.option("--shape", metavar="NAME", default="llama3-8b", help="The shape of the model.")
 @counts("--tp", "Numbers of GPUs that compute together.", default="1,2,4")
 @counts("--rows", "Samples decoded at once.", default="64,1024")
-@count("--prefix", 2048, "Prompt tokens that all share.", least=1)
+@count("--prefix", 2048, "Prompt tokens that all share.", minimum=1)
 @count("--repeats", 3, "Runs that are timed.")
 @JSON
 def main(shape: str, tp: list[int], rows: list[int], prefix: int, repeats: int) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import torch
 
-from treegen.bench.decode import MOST_ROWS, Bench, WorkloadResult
+from treegen.bench.decode import MAX_ROWS, Bench, WorkloadResult
 from treegen.bench.timing import Spread, free_bytes, synchronize
 from treegen.bench.workloads import SHARING_MODES, Case, Workload, decode_cases
 from treegen.cli.bench.decode import run_cases
@@ -67,7 +67,7 @@ class TransformersBench(Bench):
         for engine in ENGINES:
             for case in cases:
                 if engine in case.modes:
-                    rows = min(case.workload.max_rows or MOST_ROWS, case.workload.rows)
+                    rows = min(case.workload.max_rows or MAX_ROWS, case.workload.rows)
                     first = case.workload.first(rows)
                     yield measure(engine, self.model, self.tokenizer, first, self.settings.repeats)
 
@@ -220,7 +220,7 @@ def _continuous(model: Model, prompts: list[list[int]], new_tokens: int) -> Stoc
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3.2-1b.")
 @counts("--rows", "Samples decoded at once. Default: 64.")
 @counts("--prefix", "Prompt tokens that all share. Default: 1024.")
-@count("--new-tokens", 32, "Tokens of each sample.", least=2)
+@count("--new-tokens", 32, "Tokens of each sample.", minimum=2)
 @some_of("--modes", SHARING_MODES, "Some of auto, all, one and off.", default="all")
 @some_of("--against", ENGINES, "Some of generate and continuous.", default="generate,continuous")
 @add_options(*RUNS)

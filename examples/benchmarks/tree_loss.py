@@ -308,8 +308,8 @@ def loss_table(results: list[LossResult], rates: Ceilings) -> PrintableTable:
 @count("--layers", None, "Layers of the shape, in place of all.", metavar="N")
 @click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape.")
 @count("--rollouts", 8, "Completions below one prompt.")
-@count("--tokens", 256, "Tokens of each completion.", least=4)
-@count("--prompt", 2048, "Tokens of the prompt.", least=4)
+@count("--tokens", 256, "Tokens of each completion.", minimum=4)
+@count("--prompt", 2048, "Tokens of the prompt.", minimum=4)
 @add_options(*DEVICE)
 def main(
     shape: str | None,

@@ -16,7 +16,7 @@ import gguf
 import numpy as np
 import xllamacpp
 from safetensors.numpy import load_file
-from workload import Job, arguments, jobs_of, measure, most, run_job, versions_of
+from workload import Job, arguments, find_max_sizes, jobs_of, measure, run_job, versions_of
 
 _ROWS = 256  # llama.cpp's limit of sequences
 _NAMES = {
@@ -80,8 +80,8 @@ def write_gguf(source: Path, file: Path) -> None:
 
 def start(jobs: list[Job], file: Path, threads: int) -> tuple[Any, dict[str, Any]]:
     """Start the server, and return it with its settings."""
-    most_rows, longest = most(jobs)
-    rows = min(most_rows, _ROWS)
+    max_rows, longest = find_max_sizes(jobs)
+    rows = min(max_rows, _ROWS)
     settings = {
         "kv_unified": True,
         "cache_prompt": True,

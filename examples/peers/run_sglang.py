@@ -7,7 +7,7 @@ rows: its own limit is 256.
 from typing import Any
 
 import sglang
-from workload import arguments, has_weights, jobs_of, measure, most, run_job, versions_of
+from workload import arguments, find_max_sizes, has_weights, jobs_of, measure, run_job, versions_of
 
 RESOLVED = ("attention_backend", "sampling_backend", "chunked_prefill_size", "schedule_policy")
 """Arguments whose values SGLang chooses if nobody sets them."""
@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--log", default="error", help="log_level")
     options = parser.parse_args()
     jobs = jobs_of(options.jobs, options.tokens, kinds=("draw",))
-    rows, longest = most(jobs)
+    rows, longest = find_max_sizes(jobs)
     rows = min(rows, options.max_rows)
     settings: dict[str, Any] = {
         "disable_radix_cache": False,

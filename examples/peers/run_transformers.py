@@ -10,7 +10,16 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from transformers.utils import logging
-from workload import arguments, config_of, has_weights, jobs_of, measure, most, run_job, versions_of
+from workload import (
+    arguments,
+    config_of,
+    find_max_sizes,
+    has_weights,
+    jobs_of,
+    measure,
+    run_job,
+    versions_of,
+)
 
 
 def main() -> None:
@@ -22,7 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.set_verbosity_error()
     jobs = jobs_of(options.jobs, options.tokens, kinds=("draw",))
-    most_rows, longest = most(jobs)
+    max_rows, longest = find_max_sizes(jobs)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     kind = getattr(torch, options.dtype)
     if has_weights(options.checkpoint):
@@ -67,7 +76,7 @@ def main() -> None:
         if device == "cuda"
         else {
             "page_size" if named else "block_size": 32,
-            "num_blocks": most_rows * (longest // 32 + 1) + 8,
+            "num_blocks": max_rows * (longest // 32 + 1) + 8,
             "max_batch_tokens": 512,
         }
     )

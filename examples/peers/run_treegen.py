@@ -14,10 +14,10 @@ from workload import (
     Job,
     arguments,
     config_of,
+    find_max_sizes,
     has_weights,
     jobs_of,
     measure,
-    most,
     run_job,
     score_job,
     versions_of,
@@ -32,7 +32,7 @@ def main() -> None:
     """Load the model, run the job and print the table."""
     options = arguments().parse_args()
     jobs = jobs_of(options.jobs, options.tokens)
-    rows, _ = most(jobs)
+    rows, _ = find_max_sizes(jobs)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if has_weights(options.checkpoint):
         model = load_model(options.checkpoint, dtype=options.dtype)

@@ -13,10 +13,10 @@ from vllm import LLM, SamplingParams
 from workload import (
     Job,
     arguments,
+    find_max_sizes,
     has_weights,
     jobs_of,
     measure,
-    most,
     run_job,
     score_job,
     versions_of,
@@ -47,7 +47,7 @@ def main() -> None:
     if options.cascade:
         os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     jobs = jobs_of(options.jobs, options.tokens)
-    rows, longest = most(jobs)
+    rows, longest = find_max_sizes(jobs)
     rows = min(rows, options.max_rows)
     settings: dict[str, Any] = {
         "enable_prefix_caching": True,

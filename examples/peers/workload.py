@@ -122,22 +122,22 @@ def job_of(name: str) -> Job:
 
 def jobs_of(
     names: str,
-    most_tokens: int | None = None,
+    max_tokens: int | None = None,
     kinds: tuple[str, ...] = ("draw", "score", "structured"),
 ) -> list[Job]:
     """Return jobs of one shape, whose names stand between commas; cut their samples if asked."""
     jobs = [job_of(name) for name in names.split(",")]
     if refused := [job.name for job in jobs if job.kind not in kinds]:
         sys.exit(f"this program does not support the jobs {', '.join(refused)}; remove these jobs")
-    if most_tokens:
-        jobs = [replace(job, new_tokens=min(job.new_tokens, most_tokens)) for job in jobs]
+    if max_tokens:
+        jobs = [replace(job, new_tokens=min(job.new_tokens, max_tokens)) for job in jobs]
     if len({job.shape for job in jobs}) > 1:
         job_shapes = ", ".join(f"{job.name} has {job.shape}" for job in jobs)
         sys.exit(f"all jobs of a call must have the same shape, but {job_shapes}")
     return jobs
 
 
-def most(jobs: list[Job]) -> tuple[int, int]:
+def find_max_sizes(jobs: list[Job]) -> tuple[int, int]:
     """Return how many samples a job can draw at once, and tokens of a prompt with them, at most."""
     return max(job.rows for job in jobs), max(job.longest for job in jobs)
 

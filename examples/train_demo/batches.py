@@ -83,10 +83,10 @@ class Steps(Dataset[list[Rows]]):
             while filled <= group.length:
                 encoded = encode(self._tokenizer, draw_document(draw, group.mixture))
                 taken = min(len(encoded.ids), group.length + 1 - filled)
-                place = slice(filled, filled + taken)
-                tokens[row, place] = encoded.ids[:taken]
-                weights[row, place] = encoded.weights[:taken]
-                smooth[row, place] = encoded.smooth[:taken]
+                columns = slice(filled, filled + taken)
+                tokens[row, columns] = encoded.ids[:taken]
+                weights[row, columns] = encoded.weights[:taken]
+                smooth[row, columns] = encoded.smooth[:taken]
                 filled += taken
         return Rows(*map(torch.from_numpy, (tokens, weights, smooth)))
 

@@ -130,10 +130,10 @@ def document(draw: random.Random, characters: int, num: int) -> Document:
     chosen = _run(draw, characters - sum(len(fact.sentence) for fact in facts))
     parts: list[str] = []
     position = 0
-    for place, fact in zip(_places(draw, len(facts), len(chosen)), facts, strict=True):
-        parts += chosen[position:place]
+    for stop, fact in zip(_draw_positions(draw, len(facts), len(chosen)), facts, strict=True):
+        parts += chosen[position:stop]
         parts.append(fact.sentence)
-        position = place
+        position = stop
     parts += chosen[position:]
     return Document(" ".join(parts), tuple(facts))
 
@@ -151,7 +151,7 @@ def _run(draw: random.Random, characters: int) -> Sequence[str]:
     return chosen
 
 
-def _places(draw: random.Random, num: int, size: int) -> list[int]:
+def _draw_positions(draw: random.Random, num: int, size: int) -> list[int]:
     """Return before which sentence each fact goes: anywhere, or at even distances."""
     if draw.random() < 0.5:
         return sorted(draw.randint(0, size) for _ in range(num))

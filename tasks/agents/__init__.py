@@ -40,8 +40,8 @@ def open_backend(
         InputError: The environment needs a permission, a package, a program or a key.
     """
     execution = check_execution(task, options)
-    _, colon, place = options.name.partition(":")
-    if colon and (options.backend == "local" or not place):
+    _, colon, name = options.name.partition(":")
+    if colon and (options.backend == "local" or not name):
         raise InputError(
             f"{arg('environment', options.name)} must be {options.backend}, inspect:NAME or "
             "e2b:TEMPLATE"
@@ -51,7 +51,7 @@ def open_backend(
         more["folder"] = options.folder
     elif options.folder is not None:  # sandboxes get a label that does not show the path
         more["run_name"] = hashlib.sha256(str(options.folder.absolute()).encode()).hexdigest()[:16]
-    return BACKENDS[options.backend](place, execution, more)
+    return BACKENDS[options.backend](name, execution, more)
 
 
 def _open_local(_: str, execution: ExecutionOptions, more: dict[str, Any]) -> Environment:
@@ -60,8 +60,10 @@ def _open_local(_: str, execution: ExecutionOptions, more: dict[str, Any]) -> En
     return LocalEnvironment(sandbox=execution.sandbox, num_workers=execution.num_workers, **more)
 
 
-def _open_inspect(place: str, execution: ExecutionOptions, more: dict[str, Any]) -> Environment:
-    provider = place or "docker"
+def _open_inspect(
+    provider_name: str, execution: ExecutionOptions, more: dict[str, Any]
+) -> Environment:
+    provider = provider_name or "docker"
     if provider == "local" and execution.sandbox != "none":
         raise InputError(
             "inspect:local has no isolation, so commands from the model run as your user; use "
@@ -95,10 +97,10 @@ def _check_docker() -> None:
     raise InputError(f"docker {why}; {remedy}, or use another {arg('environment=')}")
 
 
-def _open_e2b(place: str, _: ExecutionOptions, more: dict[str, Any]) -> Environment:
+def _open_e2b(template: str, _: ExecutionOptions, more: dict[str, Any]) -> Environment:
     from treegen.integrations.e2b import E2BEnvironment
 
-    return E2BEnvironment(place or "base", **more)
+    return E2BEnvironment(template or "base", **more)
 
 
 BACKENDS: Final[Mapping[str, _Open]] = {

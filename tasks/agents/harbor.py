@@ -137,13 +137,13 @@ def read_task(folder: Path) -> HarborTask:
         raise DataError(
             f"docker_image in {folder / 'task.toml'} must be a string; put the value in quotes"
         )
-    places = {name: _files(folder / name) for name in ("environment", "tests")}
-    names = [f"{place}/{name}" for place, files in places.items() for name in files]
+    files_of = {name: _files(folder / name) for name in ("environment", "tests")}
+    names = [f"{part}/{name}" for part, files in files_of.items() for name in files]
     return HarborTask(
         folder=folder,
         instruction=instruction.strip(),
-        environment=places["environment"],
-        tests=places["tests"],
+        environment=files_of["environment"],
+        tests=files_of["tests"],
         image=image,
         agent_seconds=_seconds(folder, agent),
         verifier_seconds=_seconds(folder, verifier),
@@ -235,10 +235,12 @@ def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
         if not isinstance(error, FileNotFoundError):
             raise error
 
-    for place, folders, names in os.walk(folder, onerror=fail):
+    for parent, folders, names in os.walk(folder, onerror=fail):
         folders.sort()
-        for name in sorted([*names, *(link for link in folders if Path(place, link).is_symlink())]):
-            path = Path(place, name)
+        for name in sorted(
+            [*names, *(link for link in folders if Path(parent, link).is_symlink())]
+        ):
+            path = Path(parent, name)
             _check_name(path)
             if path.is_symlink():
                 raise DataError(
@@ -305,8 +307,8 @@ def python_test(task: HarborTask, workdir: str = WORKDIR) -> str:
 def as_problem(task: HarborTask) -> Problem:
     """Return a task as a problem. Its tests are only part of a hash."""
     digest = hashlib.sha256()
-    for place in (task.environment, task.tests):
-        for path, data in sorted(place.items()):
+    for part in (task.environment, task.tests):
+        for path, data in sorted(part.items()):
             digest.update(json.dumps([path, len(data)]).encode() + data)
     plain = {
         name: value

@@ -136,12 +136,12 @@ def _value(expression: Any, sympy: Any) -> complex | None:
         return None
     if expression.has(sympy.UnevaluatedExpr):
         return None
-    place = {
+    values = {
         symbol: sympy.Float(0.5 + zlib.crc32(symbol.name.encode("utf-8", "replace")) / 2**33)
         for symbol in expression.free_symbols
     }
     try:
-        value = complex(expression.xreplace(place).evalf(20, maxn=60))
+        value = complex(expression.xreplace(values).evalf(20, maxn=60))
     except (ArithmeticError, AttributeError, TypeError, ValueError):
         return None
     return value if cmath.isfinite(value) else None

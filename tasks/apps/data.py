@@ -182,7 +182,7 @@ class LoadedRows:
 
 
 Raw = Iterator[tuple[str, int, Callable[[], Fields]]]
-"""(place of a row, its line, function that reads it)."""
+"""(file, folder or data set of a row, its line, function that reads it)."""
 
 
 def load_rows(data: str | None, split: str | None) -> LoadedRows:
@@ -222,16 +222,16 @@ def load_split(path: Path, split: str | None) -> LoadedRows:
     Raises:
         DataError: The folder has no such split, or the split cannot be read.
     """
-    place = path / (split or "test")
-    if place.is_dir():
-        return _collect(_folders(place), str(place))
-    if (file := place.with_name(f"{place.name}.jsonl")).is_file():
+    split_dir = path / (split or "test")
+    if split_dir.is_dir():
+        return _collect(_folders(split_dir), str(split_dir))
+    if (file := split_dir.with_name(f"{split_dir.name}.jsonl")).is_file():
         return _collect(_lines(file), str(file))
     if split is None and any(path.glob("*/question.txt")):
         return _collect(_folders(path), str(path))
     raise DataError(
-        f"{path} has neither {place.name}/ nor {place.name}.jsonl; set --split to another split, "
-        "or pass a folder with one folder per problem or a JSON Lines file"
+        f"{path} has neither {split_dir.name}/ nor {split_dir.name}.jsonl; set --split to another "
+        "split, or pass a folder with one folder per problem or a JSON Lines file"
     )
 
 
@@ -247,21 +247,21 @@ def _bundled_path(name: str) -> Path:
 def _collect(raw: Iterable[tuple[str, int, Callable[[], Fields]]], source: str) -> LoadedRows:
     rows: list[Row] = []
     skipped: list[Skipped] = []
-    place_of: dict[str, str] = {}
-    for place, line, read in raw:
+    location_of: dict[str, str] = {}
+    for origin, line, read in raw:
         try:
             row = _row(read, line)
         except DataError:
             raise
         except ValueError as error:
-            skipped.append(Skipped(place, line, str(error)))
+            skipped.append(Skipped(origin, line, str(error)))
             continue
-        if row.id in place_of:
+        if row.id in location_of:
             raise DataError(
-                f"{place}, line {line} has the same id {row.id!r} as {place_of[row.id]}; "
+                f"{origin}, line {line} has the same id {row.id!r} as {location_of[row.id]}; "
                 "change the id, or remove one of the problems"
             )
-        place_of[row.id] = f"{place}, line {line}"
+        location_of[row.id] = f"{origin}, line {line}"
         rows.append(row)
     if not rows:
         reason = f"; {skipped[0]}" if skipped else ""

@@ -313,17 +313,17 @@ def _read_single_number(box: str) -> tuple[str | None] | None:
     return (None,) if next(_iterate_asserted(box, end, len(box)), None) else (answer,)
 
 
-def _after_stated(text: str, least: int) -> tuple[str | None] | None:
+def _after_stated(text: str, stop_at: int) -> tuple[str | None] | None:
     """Return the answer after the last "the answer is" that has a number; it may be None.
 
     Args:
         text: Text from `plain_digits`.
-        least: Index at which the backward search ends.
+        stop_at: Index at which the backward search ends.
     """
     # Finding a fixed word and matching there takes a quarter of the time of a regex search.
     lower = text.replace("\u0130", "I").lower()  # lower() makes no other letter longer
     stop = at = len(text)
-    while (at := lower.rfind("answer", least, at)) >= 0:
+    while (at := lower.rfind("answer", stop_at, at)) >= 0:
         match = _STATED.match(text, at)
         if match is None:
             continue

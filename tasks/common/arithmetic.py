@@ -212,7 +212,7 @@ def _shift(exponent: str) -> int | None:
 def _form(value: Fraction) -> str | None:
     """Return the canonical digits of a value; None if there are too many for an answer."""
     top, bottom = abs(value.numerator), value.denominator
-    places = 0
+    decimals = 0
     # A decimal is finite if the denominator has no prime factors except 2 and 5.
     twos = (bottom & -bottom).bit_length() - 1
     remainder, fives = bottom >> twos, 0
@@ -220,16 +220,16 @@ def _form(value: Fraction) -> str | None:
         remainder, fives = remainder // 5, fives + 1
     sign = "-" if value < 0 else ""
     if remainder == 1:
-        places = max(twos, fives)
-        top, bottom = top * 10 ** min(places, MAX_DIGITS) // bottom, 1
-    if places > MAX_DIGITS or max(top, bottom) >= 10**MAX_DIGITS:
+        decimals = max(twos, fives)
+        top, bottom = top * 10 ** min(decimals, MAX_DIGITS) // bottom, 1
+    if decimals > MAX_DIGITS or max(top, bottom) >= 10**MAX_DIGITS:
         return None
     if bottom > 1:
         return f"{sign}{top}/{bottom}"
-    if not places:
+    if not decimals:
         return f"{sign}{top}"
-    digits = str(top).rjust(places + 1, "0")
-    return f"{sign}{digits[:-places]}.{digits[-places:]}"
+    digits = str(top).rjust(decimals + 1, "0")
+    return f"{sign}{digits[:-decimals]}.{digits[-decimals:]}"
 
 
 def _evaluate(side: str) -> Fraction | None:

@@ -19,7 +19,7 @@ import jsonlines
 from treegen.common.files import (
     NotRegularError,
     describe_read_error,
-    most_unpacked,
+    max_unpacked_size,
     open_regular,
     read_bytes,
 )
@@ -32,7 +32,7 @@ _BOM: Final = b"\xef\xbb\xbf"
 Rows = Iterable[tuple[int, dict[str, Any]]]
 """Rows with their line numbers, from 1."""
 
-_LEAST: Final = 1 << 26  # bytes of a table's rows to read at once
+_BYTES_AT_ONCE: Final = 1 << 26  # bytes of a table's rows to read at once
 _VALUE: Final = 8  # bytes to count for each value of a table
 _BATCH: Final = 1024  # maximum rows of a table to read at once
 
@@ -178,18 +178,18 @@ def parse_content(content: bytes, source: str) -> Rows:
 
 
 def _decompress(content: bytes, source: str) -> bytes:
-    most = most_unpacked(len(content))
+    max_bytes = max_unpacked_size(len(content))
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-            unpacked = file.read(most + 1)
+            unpacked = file.read(max_bytes + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(
             f"{source} is not a gzip file: {error}; unpack or rename the file"
         ) from None
-    if len(unpacked) > most:
+    if len(unpacked) > max_bytes:
         raise DataError(
-            f"{source} unpacks to more than {most >> 20:,} MiB, which is unusual for its size; if "
-            "you trust the file, unpack it with gunzip and pass the unpacked file"
+            f"{source} unpacks to more than {max_bytes >> 20:,} MiB, which is unusual for its "
+            "size; if you trust the file, unpack it with gunzip and pass the unpacked file"
         )
     return unpacked
 
@@ -260,7 +260,7 @@ def _parquet_rows(path: Path) -> Rows:
         ) from None
     table: list[dict[str, Any]] = []
     try:
-        most = most_unpacked(path.stat().st_size)
+        max_bytes = max_unpacked_size(path.stat().st_size)
         with open(open_regular(path), "rb") as stream, parquet.ParquetFile(stream) as file:
             names = file.schema_arrow.names
             groups = [file.metadata.row_group(at) for at in range(file.num_row_groups)]
@@ -268,9 +268,9 @@ def _parquet_rows(path: Path) -> Rows:
             size = _VALUE * sum(column.num_values for column in columns)
             # One long value may occur in every row.
             longest = max((column.total_uncompressed_size for column in columns), default=0)
-            rows = min(max(_LEAST // max(longest, 1), 1), _BATCH)
+            rows = min(max(_BYTES_AT_ONCE // max(longest, 1), 1), _BATCH)
             batches = file.iter_batches(batch_size=rows)
-            while size <= most and (batch := next(batches, None)) is not None:
+            while size <= max_bytes and (batch := next(batches, None)) is not None:
                 table += batch.to_pylist()
                 size += _length(table[-batch.num_rows :])
     except NotRegularError as error:
@@ -281,10 +281,10 @@ def _parquet_rows(path: Path) -> Rows:
             f"{path} could not be read: {reason}; write the Parquet file again"
         ) from None
     _check_columns(names, path)
-    if size > most:
+    if size > max_bytes:
         raise DataError(
-            f"{path} unpacks to more than {most >> 20:,} MiB, which is unusual for its size; if "
-            "you trust the file, save its rows as JSON Lines and pass the new file"
+            f"{path} unpacks to more than {max_bytes >> 20:,} MiB, which is unusual for its size; "
+            "if you trust the file, save its rows as JSON Lines and pass the new file"
         )
     return enumerate(table, start=1)
 

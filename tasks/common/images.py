@@ -126,9 +126,9 @@ class VisionTask(TextTask):
         self.extra = options.extra
         table = self.hub()
         files = {split: (f"{split}-00000-of-00001.parquet",) for split in table.splits}
-        places = Source(task=self.name, bundled=self.bundled, hub=table, files=files)
-        rows, source = places.read(options.data, options.split)
-        in_files = options.data is not None and not places.on_hub(options.data)
+        source_of_rows = Source(task=self.name, bundled=self.bundled, hub=table, files=files)
+        rows, source = source_of_rows.read(options.data, options.split)
+        in_files = options.data is not None and not source_of_rows.on_hub(options.data)
         of_row = RowImages(options, Path(source).parent if in_files else None)
 
         def images(problem_id: str, values: Sequence[Any]) -> tuple[ImageFile, ...]:

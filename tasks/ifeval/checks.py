@@ -377,16 +377,16 @@ def number_paragraphs(arguments: Mapping[str, Any]) -> Check:
 
 def nth_paragraph_first_word(arguments: Mapping[str, Any]) -> Check:
     """Require a number of paragraphs between blank lines, one of which begins with a word."""
-    num_paragraphs, place = number(arguments, "num_paragraphs"), number(arguments, "nth_paragraph")
+    num_paragraphs, nth = number(arguments, "num_paragraphs"), number(arguments, "nth_paragraph")
     word = text(arguments, "first_word").lower()
 
     def check(answer: str) -> bool:
         parts = answer.split("\n\n")
         filled = sum(bool(part.strip()) for part in parts)
-        # The place counts blank paragraphs, the number does not, as published.
-        if not 0 < place <= filled or not parts[place - 1].strip():
+        # `nth` counts blank paragraphs, the number does not, as published.
+        if not 0 < nth <= filled or not parts[nth - 1].strip():
             return False
-        first = parts[place - 1].split(None, 1)[0].lstrip("'").lstrip('"')
+        first = parts[nth - 1].split(None, 1)[0].lstrip("'").lstrip('"')
         first = _AFTER_WORD.split(first, maxsplit=1)[0]
         return filled == num_paragraphs and "".join(letter.lower() for letter in first) == word
 

@@ -50,12 +50,12 @@ def own_index() -> Mapping[str, Any]:
     return index_of(_files(own_folder()))
 
 
-def index_with(place: Path) -> dict[str, Any]:
+def index_with(folder: Path) -> dict[str, Any]:
     """Return the index entries of lm-eval's own tasks and of a folder, or of a file's folder.
 
     The folder's entries override lm-eval's. Subfolders of a file's folder are not searched.
     """
-    files = _files(place) if place.is_dir() else sorted(place.parent.glob("*.yaml"))
+    files = _files(folder) if folder.is_dir() else sorted(folder.parent.glob("*.yaml"))
     return {**own_index(), **index_of(files)}
 
 
@@ -212,8 +212,8 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
         index = index_with(path)
         _check_safe(entry.name, entry)
         return entry.name, {**index, entry.name: entry}
-    task_name, at, place = name.removeprefix(LM_EVAL).partition("@")
-    index = _index_with_folder(place if at else None)
+    task_name, at, folder = name.removeprefix(LM_EVAL).partition("@")
+    index = _index_with_folder(folder if at else None)
     if task_name not in index:
         lists = "; use `treegen tasks --lm-eval PATTERN` to list the tasks"
         hint = did_you_mean(task_name, index) or lists
@@ -222,16 +222,16 @@ def _entry(name: str) -> tuple[str, dict[str, Any]]:
     return task_name, index
 
 
-def _index_with_folder(place: str | None) -> dict[str, Any]:
+def _index_with_folder(folder: str | None) -> dict[str, Any]:
     """Return the index of lm-eval's own tasks, and of the tasks in a folder if it is not None."""
-    if place is None:
+    if folder is None:
         return dict(own_index())
-    if not (place and Path(place).is_dir()):  # Path("") would be the working directory
+    if not (folder and Path(folder).is_dir()):  # Path("") would be the working directory
         raise InputError(
-            f"{place!r} is not a folder; set {arg('include_path=')} to a folder that contains "
+            f"{folder!r} is not a folder; set {arg('include_path=')} to a folder that contains "
             "YAML files of tasks"
         )
-    return index_with(Path(place))
+    return index_with(Path(folder))
 
 
 def _check_safe(name: str, entry: Any) -> None:
@@ -393,18 +393,18 @@ class TaskListing:
     """Requirements that are not installed with lm-eval."""
 
 
-def list_tasks(pattern: str, place: str | None = None) -> list[TaskListing]:
+def list_tasks(pattern: str, folder: str | None = None) -> list[TaskListing]:
     """Return the tasks, groups and tags whose names match a pattern.
 
     Args:
         pattern: A pattern such as "*mmlu*", or a word that names contain.
-        place: A further folder of YAML files.
+        folder: A further folder of YAML files.
 
     Raises:
         InputError: lm-eval is not installed, or there is no such folder.
     """
     lm_eval_version()
-    index = _index_with_folder(place)
+    index = _index_with_folder(folder)
     name_pattern = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
     names = sorted(name for name in index if fnmatchcase(name.lower(), name_pattern.lower()))
     return [_make_listing(name, index[name]) for name in names]

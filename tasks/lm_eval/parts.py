@@ -27,7 +27,7 @@ class TaskPart:
     docs: dict[str, Any] = field(default_factory=dict)
     """The selected documents by problem id, in the order of the data."""
     indices: tuple[int, ...] = ()
-    """Their places in the data."""
+    """Their indices in the data."""
     is_whole: bool = True
     """Whether all documents are selected."""
 

@@ -39,26 +39,28 @@ class LmEvalTask(Task):
     limits_parts: Final = True
     shorter: Final = "lm-eval leaves out the first tokens of a prompt that is too long"
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, task_name: str) -> None:
         """Find the task and load its data.
 
         Args:
-            place: Name of the task, in one of the three forms.
+            task_name: Name of the task, in one of the three forms.
 
         Raises:
             InputError: lm-eval is not installed, has no such task, or the task cannot be run here.
             DataError: The data of the task cannot be loaded.
         """
-        self._place = place
-        self._loaded: LoadedTasks = load_tasks(place)
+        self._place = task_name
+        self._loaded: LoadedTasks = load_tasks(task_name)
         self._parts: dict[str, TaskPart] = {}
         kinds = {is_scored(task) for task in self._tasks}
         if not kinds:
-            raise InputError(f"{place} has no tasks; use a task, or a group that contains tasks")
+            raise InputError(
+                f"{task_name} has no tasks; use a task, or a group that contains tasks"
+            )
         if len(kinds) > 1:
             names = ",".join(self._loaded.leaves)
             raise InputError(
-                f"{place} contains tasks that generate answers and tasks that score given "
+                f"{task_name} contains tasks that generate answers and tasks that score given "
                 f"answers, which cannot share a run; pass the tasks instead: {LM_EVAL}{names}"
             )
         self._is_scored = kinds.pop()

@@ -153,9 +153,9 @@ class SubjectTask(TextTask):
                     skipped.append(Skipped(loaded.source, question.line, reason))
                     continue
                 name = f"{subject}-{question.index}"
-                place = {"subject": subject, "line": question.line}
+                metadata = {"subject": subject, "line": question.line}
                 text = self.block(question)
-                problems.append(Problem(name, text, question.answer, place, self.choices))
+                problems.append(Problem(name, text, question.answer, metadata, self.choices))
         if not problems:
             reason = f"; {skipped[0]}" if skipped else ""
             raise DataError(f"{loaded.source} has no usable question{reason}{TASK_PAGE}")

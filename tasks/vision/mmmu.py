@@ -105,7 +105,7 @@ class MMMU(VisionTask):
             name,
             f"{question}\n{ask}",
             json.dumps(answer),
-            {**_place(row, name, line), "type": "choice" if is_choice else "open"},
+            {**_parse_grouping(row, name, line), "type": "choice" if is_choice else "open"},
             images=images(name, numbered_images(row)),
         )
 
@@ -160,8 +160,10 @@ class MMMUPro(VisionTask):
             listing = "\n".join(f"{a}. {b}" for a, b in zip(LETTERS, options, strict=False))
             question = f"{text_field(row, 'question')}\n{listing}\n{question}"
         answer = {"answer": _letter(row, options), "options": options}
-        place = {"line": line, "subject": optional(row, ("subject",)) or ""}
-        return Problem(name, question, json.dumps(answer), place, images=images(name, image_values))
+        grouping = {"line": line, "subject": optional(row, ("subject",)) or ""}
+        return Problem(
+            name, question, json.dumps(answer), grouping, images=images(name, image_values)
+        )
 
     def score(self, problem: Problem, text: str) -> dict[str, Verdict]:
         """Return the verdicts with and without guesses."""
@@ -190,7 +192,7 @@ def _subjects(extra: Mapping[str, str]) -> tuple[str, ...]:
     return subjects
 
 
-def _place(row: Mapping[str, Any], name: str, line: int) -> dict[str, Any]:
+def _parse_grouping(row: Mapping[str, Any], name: str, line: int) -> dict[str, Any]:
     """Return the fields by which tables group problems. The authors' ids contain the subject."""
     match = _ID.fullmatch(name)
     subject = optional(row, ("subject",)) or (match[1] if match else "")
@@ -307,9 +309,9 @@ def _find_quoted_option(text: str, options: Sequence[str]) -> str | None:
 
 def _find_last_form(text: str, forms: Sequence[tuple[str, str]]) -> str | None:
     """Return the letter whose form begins last in a text; the first of equal ones."""
-    places = {letter: text.rfind(form) for letter, form in forms}
-    best = max(places, key=lambda letter: places[letter], default=None)
-    return None if best is None or places[best] < 0 else best
+    starts = {letter: text.rfind(form) for letter, form in forms}
+    best = max(starts, key=lambda letter: starts[letter], default=None)
+    return None if best is None or starts[best] < 0 else best
 
 
 Reading = str | float

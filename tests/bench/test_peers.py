@@ -137,7 +137,7 @@ def test_jobs_of_one_shape_share_an_engine(
     with pytest.raises(SystemExit, match="does not support the jobs score-cpu"):
         workload.jobs_of("tiny,score-cpu", kinds=("draw",))
     jobs = workload.jobs_of("tiny,judged-cpu")
-    assert workload.most(jobs) == (16 * 4, 96 + 64 + 32 + 16)
+    assert workload.find_max_sizes(jobs) == (16 * 4, 96 + 64 + 32 + 16)
 
 
 def _scored(tokens: list[int]) -> SimpleNamespace:

@@ -200,12 +200,12 @@ async def _returns_a_lock(root: SearchNode) -> object:
 
 
 def test_a_search_that_returns_what_cannot_be_sent_fails_alone(cluster: Cluster) -> None:
-    lives = [slot.life for slot in cluster._pool.slots]
+    lives = [slot.num_processes for slot in cluster._pool.slots]
     good, bad = cluster.search(_returns_a_lock, [("good", "a"), ("bad", "b")])
     assert good.error is None and good.best == 1
     assert bad.error is not None and "returned value cannot be pickled (TypeError" in bad.error
     assert bad.value is None and len(bad.tree.nodes) == 2
-    assert [slot.life for slot in cluster._pool.slots] == lives
+    assert [slot.num_processes for slot in cluster._pool.slots] == lives
 
 
 def test_if_all_workers_are_given_up_each_call_says_so(
@@ -269,14 +269,14 @@ def test_a_worker_that_hangs_is_taken_for_dead(
 ) -> None:
     found: list[Completion] = []
     monkeypatch.setattr("treegen.llm.cluster.worker_pool.PATIENCE", 8.0)
-    before = cluster._pool.slots[1].life
+    before = cluster._pool.slots[1].num_processes
     with cluster.stream(TREE, PARAMS) as stream:
         found += stream.step()
         _send(cluster, signal.SIGSTOP, 1)
         while stream.has_work:
             found += stream.step()
     assert sorted(_drawn(found)) == sorted(_drawn(whole.completions))
-    assert cluster._pool.slots[1].life > before
+    assert cluster._pool.slots[1].num_processes > before
 
 
 async def _breaks(root: SearchNode) -> SearchOutcome:

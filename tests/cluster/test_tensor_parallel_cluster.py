@@ -50,7 +50,7 @@ def test_a_group_draws_what_one_process_draws_also_after_a_rank_is_killed(tiny: 
                     os.kill(follower, signal.SIGKILL)
                 found[completion.prompt_id, completion.sample_index] = completion.tokens
         assert found == {(c.prompt_id, c.sample_index): c.tokens for c in want.completions}
-        assert cluster._pool.slots[0].life == 2
+        assert cluster._pool.slots[0].num_processes == 2
 
 
 def test_gpus_that_make_no_whole_groups_are_refused(

@@ -60,7 +60,7 @@ def test_likewise_with_selected_keys(
 ) -> None:
     for module in (key_selection, sparse_attention):
         monkeypatch.setattr(module, "WIDE", wide, raising=False)
-    monkeypatch.setattr(sparse_attention, "MOST_MASKED", 99)
+    monkeypatch.setattr(sparse_attention, "MAX_MASKED", 99)
     Mixed(loaded("glm_moe_dsa"), wide, monkeypatch).run()
 
 
@@ -69,7 +69,7 @@ def test_likewise_with_selected_blocks(
     family: str, loaded: Callable[[str], LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_selection, "WIDE", 2)
-    monkeypatch.setattr(sparse_attention, "MOST_MASKED", 99)
+    monkeypatch.setattr(sparse_attention, "MAX_MASKED", 99)
     Mixed(loaded(family), 2, monkeypatch).run()
 
 

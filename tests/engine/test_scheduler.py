@@ -662,10 +662,10 @@ def test_a_prompt_that_was_half_computed_anew_leaves_room_for_one_below_it() -> 
     scheduler = scheduler_of(plan_of([], params), model, cache, params, prefill_chunk=2)
     trunk = [2, 3, 4, 5, 6, 7, 8]
     above = scheduler.run.store.add(None, np.array(trunk, np.int32))
-    first = scheduler.add(request("first", trunk, 1, params), above, 0, [0], grows=False)
-    while not len(scheduler.queue.order):
+    first = scheduler.add(request("first", trunk, 1, params), above, 0, [0], makes_segments=False)
+    while not len(scheduler.queue.live_slots):
         scheduler.step()
-    again = scheduler.add(request("again", trunk, 1, params), above, 0, [0], grows=False)
+    again = scheduler.add(request("again", trunk, 1, params), above, 0, [0], makes_segments=False)
     scheduler.step()
     assert above.start < above.computed < above.stop
     for each in (again, first):
@@ -674,7 +674,9 @@ def test_a_prompt_that_was_half_computed_anew_leaves_room_for_one_below_it() -> 
     segment = above
     for token in (9, 10):
         segment = scheduler.run.store.add(segment, np.array([token], np.int32))
-    scheduler.add(request("below", [*trunk, 9, 10], 1, params), segment, 0, [0], grows=False)
+    scheduler.add(
+        request("below", [*trunk, 9, 10], 1, params), segment, 0, [0], makes_segments=False
+    )
     (found,) = drain(scheduler)
     assert found.tokens == sample_alone(model, [*trunk, 9, 10], "below", 0, params, limit=9)
 
@@ -687,13 +689,13 @@ def test_who_drops_a_prompt_half_computed_anew_leaves_it_whole_for_others() -> N
     store, trunk, prompt = scheduler.run.store, [2, 3, 4, 5, 6, 7, 8], [2, 3, 4, 5, 6, 7, 8, 9, 10]
     above = store.add(None, np.array(trunk, np.int32))
     below = store.add(above, np.array(prompt[7:], np.int32))
-    scheduler.add(request("before", prompt, 4, params), below, 0, range(4), grows=False)
-    stays = scheduler.add(request("stays", prompt, 1, params), below, 0, [0], grows=False)
-    while stays.index not in scheduler.run.rows.request[scheduler.queue.order]:
+    scheduler.add(request("before", prompt, 4, params), below, 0, range(4), makes_segments=False)
+    stays = scheduler.add(request("stays", prompt, 1, params), below, 0, [0], makes_segments=False)
+    while stays.index not in scheduler.run.rows.request[scheduler.queue.live_slots]:
         scheduler.step()
     assert stays.opened == [below]  # its first token was drawn with those before it
     others = [
-        scheduler.add(request(name, tokens, 1, params), segment, 0, [0], grows=False)
+        scheduler.add(request(name, tokens, 1, params), segment, 0, [0], makes_segments=False)
         for name, tokens, segment in (("above", trunk, above), ("below", prompt, below))
     ]
     scheduler.step()

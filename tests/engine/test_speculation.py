@@ -97,9 +97,11 @@ def test_samples_that_others_are_guessed_by_run_first(checkpoint: Path) -> None:
     llm = load(checkpoint, speculate="ngram", max_rows=12)
     with llm.stream(tree_of(10), PARAMS) as stream:
         rows, live = stream.scheduler.run.rows, stream.scheduler.queue
-        while not len(live.order):
+        while not len(live.live_slots):
             stream.step()
-        first = np.stack([rows.request[live.order], rows.sample[live.order]], axis=1).tolist()
+        first = np.stack(
+            [rows.request[live.live_slots], rows.sample[live.live_slots]], axis=1
+        ).tolist()
         done = list(stream)
     assert sorted(first) == [*([0, i] for i in range(8)), *([1, i] for i in range(4))]
     plain = load(checkpoint, max_rows=12).run(tree_of(10), PARAMS).completions

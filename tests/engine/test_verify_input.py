@@ -42,9 +42,9 @@ def test_draws_have_the_models_distribution_whatever_was_guessed(how: str) -> No
     counted, is_last = guesses.find_accepted_rows(drawn_T)
     accepted = guesses.num_accepted(drawn_T)
     assert counted.tolist() == [2 * r + p for r in range(DRAWS) for p in range(accepted[r] + 1)]
-    assert (guesses.place_T[counted][is_last] == accepted).all()
+    assert (guesses.index_T[counted][is_last] == accepted).all()
     for place in (0, 1):
-        tokens = drawn_T[counted[guesses.place_T[counted] == place]]
+        tokens = drawn_T[counted[guesses.index_T[counted] == place]]
         found = np.bincount(tokens, minlength=SIZE)
         wanted = chances * len(tokens)
         chi_square = float(((found - wanted) ** 2 / wanted).sum())

@@ -38,7 +38,7 @@ def test_kernels_of_parts_are_added_up() -> None:
         {"samples": 1, "seconds": 1.0, "kernels": {"level 0": {"cudnn": 3, "triton": 1}}},
         {"samples": 1, "seconds": 1.0},  # by a version that did not count them
     ]
-    total = sum_usage(parts, num_samples=3, unshared=9, kept=9)
+    total = sum_usage(parts, num_samples=3, unshared=9, sample_tokens=9)
     assert total["kernels"] == {"level 0": {"cudnn": 5, "triton": 1}}
     assert parts[0]["kernels"] == {"level 0": {"cudnn": 2}}
     assert total["seconds"] == 3.0
@@ -47,18 +47,18 @@ def test_kernels_of_parts_are_added_up() -> None:
 def test_decoded_tokens_of_unfinished_samples_are_counted_apart() -> None:
     killed = {"samples": 4, "seconds": 10.0, "decoded_tokens": 900}
     resumed = {"samples": 6, "seconds": 10.0, "decoded_tokens": 600}
-    undisturbed = sum_usage([resumed], num_samples=6, unshared=9, kept=600)
+    undisturbed = sum_usage([resumed], num_samples=6, unshared=9, sample_tokens=600)
     assert format_decoding(undisturbed) == "decoded tokens: 600 at 60 per second"
-    stopped = sum_usage([killed, resumed], num_samples=10, unshared=9, kept=1000)
+    stopped = sum_usage([killed, resumed], num_samples=10, unshared=9, sample_tokens=1000)
     line = "decoded tokens: 1,500 at 75 per second, including 500 of unfinished samples"
     assert format_decoding(stopped) == line
     # Two samples ended after the last save before the kill.
-    partial = sum_usage([killed, resumed], num_samples=12, unshared=9, kept=1100)
+    partial = sum_usage([killed, resumed], num_samples=12, unshared=9, sample_tokens=1100)
     assert format_decoding(partial) == (
         "decoded tokens: 1,500 at 75 per second, including at least 400 of unfinished samples; "
         "not counted: the last seconds before a kill"
     )
-    unsaved = sum_usage([], num_samples=3, unshared=9, kept=80)
+    unsaved = sum_usage([], num_samples=3, unshared=9, sample_tokens=80)
     assert format_decoding(unsaved) == (
         "decoded tokens: not recorded; the finished samples have 80 tokens"
     )

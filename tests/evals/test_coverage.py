@@ -33,7 +33,7 @@ from treegen.evals.statistics.estimators import (
 )
 
 _Floats = npt.NDArray[np.float64]
-_LEAST = 0.93
+_MIN_COVERAGE = 0.93
 
 
 def share_held(intervals: list[tuple[float, float]], truth: float | _Floats) -> float:
@@ -43,7 +43,7 @@ def share_held(intervals: list[tuple[float, float]], truth: float | _Floats) -> 
 
 def least_allowed(rounds: int) -> float:
     """What a method that covers 0.93 is simulated above, but for one grid cell in a thousand."""
-    return _LEAST - 3.1 * float(np.sqrt(_LEAST * (1 - _LEAST) / rounds))
+    return _MIN_COVERAGE - 3.1 * float(np.sqrt(_MIN_COVERAGE * (1 - _MIN_COVERAGE) / rounds))
 
 
 def test_t_is_students() -> None:

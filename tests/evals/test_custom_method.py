@@ -14,7 +14,7 @@ from puzzle_model import ToyLLM, puzzle_model
 from treegen.errors import InputError
 from treegen.evals.config.base import check_no_unused
 from treegen.evals.identity import run_settings
-from treegen.evals.search.custom_method import find_method, read_knobs
+from treegen.evals.search.custom_method import find_method, read_setting_names
 from treegen.evals.search.job import SearchJob, load_search_job
 from treegen.evals.search.method_types import (
     Argument,
@@ -244,8 +244,8 @@ def test_the_settings_of_a_method_are_read_from_its_code(
     own: Path, function: str, knobs: set[str] | None
 ) -> None:
     own.write_text(KNOBS)
-    assert read_knobs(f"{own}:{function}") == knobs
-    assert read_knobs(f"{own.parent}/absent.py:{function}") is None
+    assert read_setting_names(f"{own}:{function}") == knobs
+    assert read_setting_names(f"{own.parent}/absent.py:{function}") is None
 
 
 def test_settings_that_its_code_does_not_read_are_refused(own: Path) -> None:

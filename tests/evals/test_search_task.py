@@ -81,9 +81,9 @@ def records_of(job: SearchJob, llm: ToyLLM) -> list[dict[str, Any]]:
 # Methods
 
 
-def test_knobs_are_settings() -> None:
-    known = {knob.name for knob in fields(TreeSettings)}
-    assert {knob for method in METHODS.values() for knob in method.knobs} == known
+def test_methods_read_settings() -> None:
+    known = {setting.name for setting in fields(TreeSettings)}
+    assert {setting for method in METHODS.values() for setting in method.setting_names} == known
 
 
 @pytest.mark.parametrize("method", TEXT_METHODS)

@@ -206,7 +206,7 @@ def test_past_the_limit_of_graphs_layers_run_uncompiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch._dynamo.reset()
-    monkeypatch.setattr("treegen.model.compiled._MOST_GRAPHS", 1)
+    monkeypatch.setattr("treegen.model.compiled._MAX_GRAPHS", 1)
     model = load_model(tiny_models.save_tiny_model(tmp_path, "llama"), device="cpu", check=False)
     want = run(model, model.new_cache(4, 16))
     pools = model.new_cache(4, 16)

@@ -260,7 +260,7 @@ def test_the_kernel_compiles(capability: int, kind: str, rows: int, warps: int) 
         "order": "*i32",
         "blocks": "*i32",
         "out": "*bf16",
-        "room": "i32",
+        "max_blocks": "i32",
     }
     source = ASTSource(_grouped_product, types | dict.fromkeys(constants, "constexpr"), constants)
     target = GPUTarget("cuda", capability, 32)

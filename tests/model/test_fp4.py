@@ -239,14 +239,14 @@ def compiled(kind: str, capability: int, rows: int) -> Any:
         "order": "*i32",
         "blocks": "*i32",
         "out": "*fp32" if tiles.apart else "*bf16",
-        "room": "i32",
+        "max_blocks": "i32",
         "num_rows": "i32",
     }
     if kind == "nvfp4":
         constants |= {"order": None, "blocks": None}
     names = fp4_kernels._fp4_product.arg_names
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if name in types}
-    for name in ("room", "num_rows"):
+    for name in ("max_blocks", "num_rows"):
         del aligned[names.index(name),]
     for name in ("order", "blocks") if kind == "nvfp4" else ():
         del aligned[names.index(name),]

@@ -26,7 +26,7 @@ DIE = "import os; import treegen.llm.follower as f; f.join = lambda *_: os.kill(
 
 
 class Alone:
-    """The lead of a group with a single rank."""
+    """The leader of a group with a single rank."""
 
     failed = ""
     folder = Path()
@@ -41,8 +41,8 @@ class Alone:
         """Nobody ends."""
 
 
-def leave_and_note(lead: RankLeader, still: list[bool]) -> None:
-    leave(lead)
+def leave_and_note(leader: RankLeader, still: list[bool]) -> None:
+    leave(leader)
     still.append(dist.is_initialized())
 
 
@@ -59,13 +59,13 @@ def test_threads_that_leave_at_once_abort_the_group_once(
 
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", slowly)
     first, second = Alone(), Alone()
-    for number, lead in enumerate((first, second), start=1):
+    for number, leader in enumerate((first, second), start=1):
         folder = tempfile.mkdtemp(dir=tmp_path)
-        join(0, 1, torch.device("cpu"), Path(folder), lead)
+        join(0, 1, torch.device("cpu"), Path(folder), leader)
         leave(Alone())  # of a group that has ended
         assert dist.is_initialized()
         still: list[bool] = []
-        threads = [threading.Thread(target=leave_and_note, args=[lead, still]) for _ in range(4)]
+        threads = [threading.Thread(target=leave_and_note, args=[leader, still]) for _ in range(4)]
         for each in threads:
             each.start()
         for each in threads:
@@ -91,14 +91,14 @@ def test_an_abort_ends_once_no_cuda_graph_has_collectives(
         abort_group()
 
     monkeypatch.setattr(dist.distributed_c10d, "_abort_process_group", wait_for_graphs)
-    lead, graph = Alone(), Graph()
-    ranks: Any = join(0, 1, torch.device("cpu"), tmp_path, lead)
+    leader, graph = Alone(), Graph()
+    ranks: Any = join(0, 1, torch.device("cpu"), tmp_path, leader)
     ranks.graphs.add(graph)
     if dies:
-        abort(lead)
-        abort(lead)
+        abort(leader)
+        abort(leader)
         assert not reset.is_set() and dist.is_initialized()
-    leave(lead)
+    leave(leader)
     assert reset.is_set() and not dist.is_initialized()
 
 

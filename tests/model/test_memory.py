@@ -79,7 +79,7 @@ def test_a_pass_of_a_common_model_takes_about_a_gigabyte() -> None:
 def test_selecting_keys_takes_no_more_than_is_left_for_it(num_rows: int, measured: int) -> None:
     """The peaks in MiB are those of GLM-5 and DeepSeek-V3.2 in bfloat16."""
     latent = LatentSpec(heads=128, rank=512, rope=64, nope=128, v_dim=128)
-    layer = LayerSpec(1, latent.kept, latent.rank, None, latent, index_dim=128)
+    layer = LayerSpec(1, latent.cached_dim, latent.rank, None, latent, index_dim=128)
     spec = ModelSpec("m", "m", (layer,), 9, 9, (), 2, index_topk=2048)
     left = memory.selection_bytes(spec, num_rows, 2) / 2**20
     assert measured < left < 2 * measured + 1024

@@ -165,7 +165,7 @@ def test_parts_begin_at_blocks() -> None:
     ]
     plan = compile_plan(requests, token_bytes=64, num_layers=1, sharing="all", align=ALIGN)
     root, *leaves = plan.segments
-    assert (root.kept, root.base, root.base_below) == (True, 0, 32)
+    assert (root.is_cascaded, root.base, root.base_below) == (True, 0, 32)
     for leaf in leaves:
         assert (leaf.start, leaf.base, leaf.base_below) == (37, 32, leaf.stop // 16 * 16)
     assert plan.stored_tokens == 37 + 20 + 21 + 22  # nothing is computed twice
@@ -176,7 +176,7 @@ def test_parts_begin_at_blocks() -> None:
         sharing="all",
         align=ALIGN,
     )
-    assert [(segment.kept, segment.reason) for segment in short.segments] == [
+    assert [(segment.is_cascaded, segment.reason) for segment in short.segments] == [
         (False, "no whole block")
     ] * 2
 

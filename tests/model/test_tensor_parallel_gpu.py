@@ -331,7 +331,7 @@ def test_a_process_ends_whose_ranks_were_not_closed(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_gpus_work_after_the_first_group_has_died(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path)
-    for seconds in (0.001, 0.21, 0.43):
+    for seconds in (0.001, 0.21):
         assert "is clean" in run_program(tmp_path, "cuda", seconds)
 
 

@@ -8,7 +8,7 @@ from treegen.llm.encoder import ENTRY, PromptCache, key_of
 
 
 def test_the_least_recently_used_leave() -> None:
-    known = PromptCache(most=10 + 2 * ENTRY)
+    known = PromptCache(max_tokens=10 + 2 * ENTRY)
     tokens = {name: np.arange(size, dtype=np.int32) for name, size in ((b"a", 4), (b"b", 5))}
     for name, ids in tokens.items():
         known.put(name, ids)
@@ -36,7 +36,7 @@ def test_what_is_kept_does_not_grow_with_what_a_template_leaves_out() -> None:
     finally:
         tracemalloc.stop()
     assert known.get(key_of(chats[0], {})) is tokens
-    short = PromptCache(most=1_000)
+    short = PromptCache(max_tokens=1_000)
     for n in range(100):
         short.put(key_of(str(n), {}), tokens[:1])
     assert short.get(key_of("0", {})) is None  # short prompts take room too

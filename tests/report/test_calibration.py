@@ -165,12 +165,12 @@ def test_pictures_need_numbers(run: RunView, tmp_path: Path) -> None:
     assert plots.keys() >= _PICTURES
     for name in ("share_accuracy", "difficulty_votes", "tokens_accuracy", "votes"):
         _, spots = plots[name].svg_and_links()
-        assert sorted(spot.place for spot in spots) == list(range(15)), name
+        assert sorted(spot.target for spot in spots) == list(range(15)), name
         for spot in spots:
             left, top, right, bottom = spot.box
             assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
     _, bins = plots["difficulty"].svg_and_links()
-    assert len(bins) == 10 and bins[9].place == "accuracy>=0.9"
+    assert len(bins) == 10 and bins[9].target == "accuracy>=0.9"
     few = load_run(make_run(tmp_path / "few", num_problems=2, num_samples=2))
     assert not _PICTURES & {plot.name for plot in run_plots(few)}
     always = make_run(

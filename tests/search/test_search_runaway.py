@@ -23,7 +23,7 @@ from treegen.search import (
 )
 from treegen.search.session import Session
 
-_MOST = 200_000  # rounds of a loop after which a test gives up
+_MAX_ROUNDS = 200_000  # rounds of a loop after which a test gives up
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 async def polls(root: SearchNode) -> int:
     """Waits for its sample by asking again and again whether it is there."""
     future = asyncio.ensure_future(root.sample(2))
-    for _ in range(_MOST):
+    for _ in range(_MAX_ROUNDS):
         if future.done():
             return len(future.result())
         await asyncio.sleep(0)
@@ -44,7 +44,7 @@ async def polls(root: SearchNode) -> int:
 
 
 async def spins(root: SearchNode) -> str:
-    for _ in range(_MOST):
+    for _ in range(_MAX_ROUNDS):
         await asyncio.sleep(0)
     return "never ended"
 
@@ -56,7 +56,7 @@ async def two_spin(root: SearchNode) -> str:
 
 async def tries_again(root: SearchNode) -> str:
     """Takes a reached budget for a failure that may pass."""
-    for _ in range(_MOST):
+    for _ in range(_MAX_ROUNDS):
         try:
             await root.sample(1)
         except Exception:
@@ -65,7 +65,7 @@ async def tries_again(root: SearchNode) -> str:
 
 
 async def extends_again(root: SearchNode) -> str:
-    for _ in range(_MOST):
+    for _ in range(_MAX_ROUNDS):
         try:
             root.extend("a")
         except Exception:

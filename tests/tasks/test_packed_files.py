@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from treegen.common.files import most_unpacked
+from treegen.common.files import max_unpacked_size
 from treegen.errors import DataError
 from treegen.tasks.common.files import column, csv_rows, parse_rows, read_any
 
@@ -76,7 +76,7 @@ def test_a_file_that_is_made_to_fill_the_memory_is_refused(
     finally:
         tracemalloc.stop()
     assert str(path) in str(caught.value)
-    assert peak < 5 * most_unpacked(path.stat().st_size) // 2
+    assert peak < 5 * max_unpacked_size(path.stat().st_size) // 2
 
 
 def test_blank_lines_take_no_more_than_they_are() -> None:
@@ -112,10 +112,10 @@ def test_packed_rows_are_those_of_the_unpacked_file(tmp_path: Path) -> None:
 
 def test_what_data_of_a_size_may_unpack_to() -> None:
     """Rows that repeat a long text pass, and so do large files of pictures."""
-    assert most_unpacked(1000) == 64 * _MIB
-    assert most_unpacked(2 * _MIB) == 200 * _MIB
-    assert most_unpacked(100 * _MIB) == 1024 * _MIB
-    assert most_unpacked(4096 * _MIB) == 8 * 4096 * _MIB
+    assert max_unpacked_size(1000) == 64 * _MIB
+    assert max_unpacked_size(2 * _MIB) == 200 * _MIB
+    assert max_unpacked_size(100 * _MIB) == 1024 * _MIB
+    assert max_unpacked_size(4096 * _MIB) == 8 * 4096 * _MIB
 
 
 def test_lines_of_a_csv_file_have_the_numbers_that_ids_were_made_of(tmp_path: Path) -> None:

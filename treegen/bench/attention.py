@@ -89,7 +89,7 @@ class AttentionResult:
     prefix_share: float
     """`prefix_flops` as a share of the attention ceiling."""
     floor_us: float
-    """The least time of both levels."""
+    """The minimum time of both levels."""
     share: float
     """The floor as a share of the fastest implementation's time."""
     error: float
@@ -118,7 +118,7 @@ def measure(
     Args:
         grid: (rows, keys of the prefix, keys of each suffix) of each configuration.
         heads: The heads of the attention layer.
-        ceilings: The device's sustained rates, for the least times.
+        ceilings: The device's sustained rates, for the minimum times.
         device: The device to measure.
         dtype: The type of queries, keys and values.
         repeats: Timed calls of each configuration. Default: 20.
@@ -192,7 +192,7 @@ class Cascade:
         return 4 * self.rows * self.heads.q_heads * self.heads.width
 
     def floor(self, ceilings: Ceilings) -> float:
-        """Return the least seconds: the larger of FLOP time and memory time, summed over levels."""
+        """Return the minimum seconds: the larger of FLOP and memory time, summed over levels."""
         return sum(
             max(
                 self.key_flops * part.keys / ceilings.attention,

@@ -38,9 +38,9 @@ class ClusterJob:
         Random weights draw all tokens with about equal probability.
         """
         ends = range(2, 2 + max(vocab_size // self.mean_tokens, 1))
-        most = 4 * self.mean_tokens if self.max_tokens is None else self.max_tokens
+        max_tokens = 4 * self.mean_tokens if self.max_tokens is None else self.max_tokens
         return SamplingParams(
-            max_tokens=most, seed=_SEED, ignore_eos=True, stop_token_ids=tuple(ends)
+            max_tokens=max_tokens, seed=_SEED, ignore_eos=True, stop_token_ids=tuple(ends)
         )
 
     def tree(self, vocab_size: int) -> Node:
@@ -96,7 +96,7 @@ class ClusterBench(Closeable):
     """
 
     def __init__(
-        self, job: ClusterJob, places: Placement, options: EngineOptions, *, shape: str | None
+        self, job: ClusterJob, placement: Placement, options: EngineOptions, *, shape: str | None
     ) -> None:
         """Start the workers, and run the job once.
 
@@ -104,14 +104,14 @@ class ClusterBench(Closeable):
 
         Args:
             job: The job to measure.
-            places: Where the workers run.
+            placement: Where the workers run.
             options: How each worker makes its engine.
             shape: Shape of a model with random weights; None for the checkpoint in `options`.
         """
         start = time.perf_counter()
         self._job = job
         self._cluster = Cluster.at(
-            places,
+            placement,
             options,
             tokenizer=None if shape is None else byte_tokenizer(),
             make=from_checkpoint if shape is None else RandomModelFactory(shape),

@@ -29,7 +29,7 @@ from treegen.prompts.plan.plan import Plan
 if TYPE_CHECKING:
     from treegen.model.model import Model
 
-MOST_ROWS: Final = 8192
+MAX_ROWS: Final = 8192
 """Maximum rows decoded at once, even if memory admits more, because logits need memory too."""
 _WARM_TOKENS: Final = 8
 
@@ -76,7 +76,7 @@ class WorkloadResult:
     prefill_seconds: Spread | None = None
     """The time of prefill passes."""
     floor_ms: float | None = None
-    """The least time of the mean decode step, in milliseconds."""
+    """The minimum time of the mean decode step, in milliseconds."""
     floor_parts_ms: dict[str, float] | None = None
     """The parts of `floor_ms`."""
     share: float | None = None
@@ -142,11 +142,11 @@ class Bench:
         self.size, self.no_roofline = (None, size) if isinstance(size, str) else (size, "")
         self.llm: LLM | None = None  # the engine in use
         self._impl = ""
-        self._most_rows = 0
+        self._max_rows = 0
 
     def measure(self, cases: Sequence[Case]) -> Iterator[WorkloadResult]:
         """Yield results as they arrive: first the modes that take turns, then no attention."""
-        self._most_rows = max((case.workload.max_rows or 0 for case in cases), default=0)
+        self._max_rows = max((case.workload.max_rows or 0 for case in cases), default=0)
         for case in cases:
             modes = [mode for mode in case.modes if mode in self.turn_modes]
             yield from self.measure_modes(case.workload, modes)
@@ -177,8 +177,8 @@ class Bench:
         if workload.max_rows is not None:
             return min(workload.max_rows, workload.rows)
         pool = llm.cache.pool.num_pages
-        most = workload.rows_stored(_sharing(mode), pool, llm.cache.page_size)
-        return max(min(most, workload.rows, MOST_ROWS), 1)
+        max_rows = workload.rows_stored(_sharing(mode), pool, llm.cache.page_size)
+        return max(min(max_rows, workload.rows, MAX_ROWS), 1)
 
     def plan(self, llm: LLM, workload: Workload, mode: str, rows: int) -> Plan:
         """Return the plan of a workload.
@@ -256,7 +256,7 @@ class Bench:
                 self.model,
                 tokenizer=self.tokenizer,
                 memory=self.settings.memory,
-                max_rows=self._most_rows or None,
+                max_rows=self._max_rows or None,
                 impl=impl,
                 eager=self.settings.eager,
                 reproducible=self.settings.reproducible,
@@ -292,7 +292,7 @@ class Bench:
 
     def _check(self, llm: LLM, workload: Workload, mode: str, rows: int) -> None:
         """Raise CapacityError if a workload does not fit context or memory, or takes too long."""
-        length = workload.prompt_tokens + workload.most_tokens
+        length = workload.prompt_tokens + workload.max_tokens
         if length > llm.spec.context_length:
             raise CapacityError(
                 f"the workload has {length:,} tokens, more than the context length of the model "
@@ -306,9 +306,11 @@ class Bench:
             )
         floor = self._floor(plan, rows, workload.mean_generated, mode)
         if floor is not None:
-            least = floor.seconds * (workload.new_tokens - 1) * workload.rows / rows
-            if least > self.settings.time_limit:
-                raise CapacityError(f"a run takes at least {least:,.0f} s, more than --time-limit")
+            min_seconds = floor.seconds * (workload.new_tokens - 1) * workload.rows / rows
+            if min_seconds > self.settings.time_limit:
+                raise CapacityError(
+                    f"a run takes at least {min_seconds:,.0f} s, more than --time-limit"
+                )
 
     def _floor(self, plan: Plan, rows: int, generated: float, mode: str) -> StepFloor | None:
         if self.size is None:
@@ -351,7 +353,7 @@ class Bench:
         notes = (usage.eager_because, usage.uncompiled_because, no_roofline)
         lengths: dict[int, list[int]] = {}
         for segment in plan.segments:
-            if segment.kept:
+            if segment.is_cascaded:
                 lengths.setdefault(segment.depth, []).append(segment.stop - segment.base)
         return WorkloadResult(
             workload,

@@ -28,7 +28,7 @@ class PassTime:
     milliseconds: Spread
     """Time per pass."""
     floor_ms: float | None
-    """The least time of a pass on this device; None if no roofline is available."""
+    """The minimum time of a pass on this device; None if no roofline is available."""
     note: str = ""
     """Why no roofline is available; empty if one is."""
 
@@ -47,7 +47,7 @@ def measure(
 
     Args:
         llm: The engine.
-        ceilings: The device's sustained rates, for the least times.
+        ceilings: The device's sustained rates, for the minimum times.
         sizes: Numbers of tokens per pass.
         prefix: Tokens of the prefix.
         passes: Passes per run.

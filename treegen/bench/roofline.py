@@ -1,4 +1,4 @@
-"""The roofline of a decode step: its least time on a device with known ceilings.
+"""The roofline of a decode step: its minimum time on a device with known ceilings.
 
 A step of T live rows is a chain of parts. Each takes at least the time of its FLOPs at the device's
 best rate or of its bytes at the memory's rate, whichever is longer:
@@ -95,13 +95,13 @@ class LevelWork:
 
 @dataclass(frozen=True, slots=True)
 class StepFloor:
-    """The least seconds of one step, by part."""
+    """The minimum seconds of one step, by part."""
 
     parts: dict[str, float]
 
     @property
     def seconds(self) -> float:
-        """The least seconds of the whole step."""
+        """The minimum seconds of the whole step."""
         return sum(self.parts.values())
 
     @property
@@ -213,7 +213,7 @@ def state_bytes(spec: ModelSpec, plan: Plan, rows: int, generated: float) -> flo
 def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
     """Return the attention work per level of a step with the first rows of a plan.
 
-    Keys are shared as the plan shares them: a kept segment is read once for all rows below it.
+    Keys are shared as the plan shares them: a cascaded segment is read once for all rows below it.
 
     Args:
         plan: The plan of the prompts.
@@ -228,9 +228,9 @@ def levels_of(plan: Plan, rows: int, generated: float) -> list[LevelWork]:
         if not live:
             continue
         last = plan.segments[int(plan.segment_of[request])]
-        own_keys += live * ((0 if last.kept else last.stop - last.base) + generated)
+        own_keys += live * ((0 if last.is_cascaded else last.stop - last.base) + generated)
         for segment in plan.path(request):
-            if segment.kept:
+            if segment.is_cascaded:
                 below[segment.index] = below.get(segment.index, 0) + live
     depths: dict[int, list[tuple[int, int]]] = {}
     for index, count in below.items():
@@ -251,7 +251,7 @@ def step_floor(
     states: float = 0.0,
     drawn: float | None = None,
 ) -> StepFloor:
-    """Return the least time of a decode step or of another pass.
+    """Return the minimum time of a decode step or of another pass.
 
     Args:
         size: The model's sizes.
@@ -272,7 +272,7 @@ def step_floor(
         ]
 
     def attention(level: LevelWork, numbers: int, widths: int, itemsize: int) -> float:
-        """Return the least seconds of one layer.
+        """Return the minimum seconds of one layer.
 
         Args:
             level: The work of the level.
@@ -283,7 +283,7 @@ def step_floor(
         flops = 2 * level.pairs * size.q_heads * widths
         return max(flops / ceilings.attention, level.keys * numbers * itemsize / memory)
 
-    def least(level: LevelWork, layer: LayerSpec) -> float:
+    def layer_seconds(level: LevelWork, layer: LayerSpec) -> float:
         stored_size = size.cache_itemsize or itemsize
         stored = attention(level, layer.numbers, layer.k_dim + layer.v_dim, stored_size)
         form = layer.latent
@@ -306,7 +306,7 @@ def step_floor(
     if states:
         parts["states"] = states / memory
     for level in levels:
-        parts[level.name] = sum(least(level, layer) for layer in size.layers)
+        parts[level.name] = sum(layer_seconds(level, layer) for layer in size.layers)
     parts["head"] = max(2 * drawn * head / ceilings.matmul, head_bytes / memory)
     parts["sampling"] = logit_bytes / memory
     return StepFloor(parts)

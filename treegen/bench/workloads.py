@@ -26,8 +26,8 @@ DECODE_MODES: Final = ("all", "one", "off", NO_ATTENTION)
 """The modes that `treegen bench decode` compares."""
 REFILLS: Final = 8
 TIME_LIMIT: Final = 120.0
-"""Seconds; runs whose least time is longer are skipped."""
-_MOST_LENGTHS: Final = 4  # the longest sample has this many times the mean length
+"""Seconds; runs whose minimum time is longer are skipped."""
+_MAX_LENGTHS: Final = 4  # the longest sample has this many times the mean length
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class Workload:
         return self.prefix + self.problem_tokens
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """Maximum tokens that a sample generates."""
-        return self.new_tokens * (_MOST_LENGTHS if self.random_ends else 1)
+        return self.new_tokens * (_MAX_LENGTHS if self.random_ends else 1)
 
     @property
     def mean_generated(self) -> float:
@@ -96,9 +96,9 @@ class Workload:
         from treegen.common.params import SamplingParams
 
         if not self.random_ends:
-            return SamplingParams(max_tokens=self.most_tokens, ignore_eos=True)
+            return SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
         return SamplingParams(
-            max_tokens=self.most_tokens,
+            max_tokens=self.max_tokens,
             stop_token_ids=tuple(range(self.new_tokens - 1, vocab_size, self.new_tokens)),
             stop=("\n\n##",),
             ignore_eos=True,

@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 CacheMode = Literal["keep", "shared", "all"]
 """What an update of the weights computes again; see `LLM.update`."""
 CACHE_MODES: Final[tuple[CacheMode, ...]] = get_args(CacheMode)
-"""From the least to the most."""
+"""In order of how much they compute again."""
 
 
 def check_number(name: str, value: object) -> None:
@@ -40,21 +40,23 @@ def check_number(name: str, value: object) -> None:
         raise InputError(f"{arg(name)} must be a finite number, got {value!r:.200}")
 
 
-def check_int(name: str, value: object, least: int | None = None, most: int | None = None) -> None:
+def check_int(
+    name: str, value: object, minimum: int | None = None, maximum: int | None = None
+) -> None:
     """Raise InputError unless the value is an integer within its bounds.
 
     Args:
         name: Name of the value in messages.
         value: The value.
-        least: Lower bound; None is no bound.
-        most: Upper bound; None is no bound.
+        minimum: Lower bound; None is no bound.
+        maximum: Upper bound; None is no bound.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise InputError(f"{arg(name)} must be an integer, got {value!r:.200}")
-    if least is not None and value < least:
-        raise InputError(f"{arg(name)} must be at least {least}, got {value}")
-    if most is not None and value > most:
-        raise InputError(f"{arg(name)} must be at most {most:,}, got {value}")
+    if minimum is not None and value < minimum:
+        raise InputError(f"{arg(name)} must be at least {minimum}, got {value}")
+    if maximum is not None and value > maximum:
+        raise InputError(f"{arg(name)} must be at most {maximum:,}, got {value}")
 
 
 def as_int(name: str, value: object) -> int:

@@ -35,8 +35,8 @@ def _shares(root: Path) -> Iterator[float]:
                 continue
             mount = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
             # Inside a container the path may be the host's, of which only the top is visible.
-            for place in [group.strip("/"), *map(str, Path(group.strip("/")).parents)]:
-                yield from _share(mount / place)
+            for path in [group.strip("/"), *map(str, Path(group.strip("/")).parents)]:
+                yield from _share(mount / path)
 
 
 def _share(folder: Path) -> Iterator[float]:

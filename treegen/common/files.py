@@ -2,7 +2,7 @@
 
 Files from users, data sets and other people's runs must be regular files: opening a named pipe
 would block, and reading a device may never end. `read_regular` limits the size of what is read, and
-`most_unpacked` that of unpacked content, so that a small file cannot fill the memory.
+`max_unpacked_size` that of unpacked content, so that a small file cannot fill the memory.
 `describe_read_error` describes a failure in one line.
 
 Temporary files and folders can be recognized as left over once their process has died. A process
@@ -93,16 +93,16 @@ def read_text(path: str | os.PathLike[str]) -> str:
         return file.read()
 
 
-def read_regular(path: Path, most: int) -> bytes | None:
+def read_regular(path: Path, max_bytes: int) -> bytes | None:
     """Return the start of a regular file.
 
     Args:
         path: The file.
-        most: Maximum number of bytes that the caller expects; one more is read, to detect larger
-            files.
+        max_bytes: Maximum number of bytes that the caller expects; one more is read, to detect
+            larger files.
 
     Returns:
-        Up to `most` + 1 bytes; None if the path does not lead to a regular file.
+        Up to `max_bytes` + 1 bytes; None if the path does not lead to a regular file.
 
     Raises:
         OSError: The file cannot be read.
@@ -110,29 +110,29 @@ def read_regular(path: Path, most: int) -> bytes | None:
     """
     try:
         with open(open_regular(path), "rb") as file:
-            return file.read(most + 1)
+            return file.read(max_bytes + 1)
     except (NotRegularError, IsADirectoryError):
         return None
 
 
-def read_limited(path: Path, most: int) -> bytes:
+def read_limited(path: Path, max_bytes: int) -> bytes:
     """Return the content of a file that somebody else may have made.
 
     Args:
         path: The file.
-        most: Maximum size in bytes.
+        max_bytes: Maximum size in bytes.
 
     Raises:
         InputError: The file cannot be read, is no regular file, or is larger.
     """
     try:
-        content = read_regular(path, most)
+        content = read_regular(path, max_bytes)
     except (OSError, ValueError) as error:
         why = describe_read_error(path, error) if isinstance(error, OSError) else f"{path}: {error}"
         raise InputError(why) from None
-    if content is None or len(content) > most:
+    if content is None or len(content) > max_bytes:
         raise InputError(
-            f"{path} must be a file of at most {format_bytes(most)}; choose another file"
+            f"{path} must be a file of at most {format_bytes(max_bytes)}; choose another file"
         )
     return content
 
@@ -215,7 +215,7 @@ _SMALL_FILE_RATIO: Final = 100
 _LARGE_FILE_RATIO: Final = 8
 
 
-def most_unpacked(size: int) -> int:
+def max_unpacked_size(size: int) -> int:
     """Return the maximum number of bytes that a packed file may unpack to.
 
     Args:

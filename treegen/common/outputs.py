@@ -359,8 +359,8 @@ class Usage:
             names: The kernel of each level, from the root to the rows' own keys.
         """
         last = len(names) - 1
-        for place, name in enumerate(names):
-            steps = self.kernels.setdefault(f"level {place}" if place < last else OWN_KEYS, {})
+        for index, name in enumerate(names):
+            steps = self.kernels.setdefault(f"level {index}" if index < last else OWN_KEYS, {})
             steps[name] = steps.get(name, 0) + 1
 
 

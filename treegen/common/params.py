@@ -181,11 +181,11 @@ class SamplingParams:
         for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
             check_number(name, getattr(self, name))
         check_int("top_k", self.top_k)
-        for name, least in (("max_tokens", 1), ("logprobs", 0), ("n", 1)):
-            check_int(name, getattr(self, name), least=least)
-        check_int("min_tokens", self.min_tokens, most=MAX_COUNT)
-        check_int("confidence", self.confidence, least=0, most=MAX_COUNT)
-        check_int("confidence_window", self.confidence_window, least=1, most=MAX_COUNT)
+        for name, minimum in (("max_tokens", 1), ("logprobs", 0), ("n", 1)):
+            check_int(name, getattr(self, name), minimum=minimum)
+        check_int("min_tokens", self.min_tokens, maximum=MAX_COUNT)
+        check_int("confidence", self.confidence, minimum=0, maximum=MAX_COUNT)
+        check_int("confidence_window", self.confidence_window, minimum=1, maximum=MAX_COUNT)
         if self.min_confidence is not None:
             check_number("min_confidence", self.min_confidence)
             if not self.confidence:
@@ -213,7 +213,7 @@ class SamplingParams:
                 raise InputError(f"{arg('seed')} must be in [0, 2**63), got {self.seed}")
         for name in ("prompt_logprobs", "max_thinking_tokens"):
             if (value := getattr(self, name)) is not None:
-                check_int(name, value, least=0, most=MAX_COUNT)
+                check_int(name, value, minimum=0, maximum=MAX_COUNT)
         if self.logprobs_mode not in get_args(LogprobsMode):
             modes = " or ".join(get_args(LogprobsMode))
             raise InputError(f"{arg('logprobs_mode')} must be {modes}, got {self.logprobs_mode!r}")
@@ -252,7 +252,7 @@ class SamplingParams:
                     f"{arg('allowed_token_ids')} is empty; pass token ids, or None to allow all"
                 )
             for token in allowed:
-                check_int("allowed_token_ids", token, least=0, most=MAX_COUNT)
+                check_int("allowed_token_ids", token, minimum=0, maximum=MAX_COUNT)
             object.__setattr__(self, "allowed_token_ids", tuple(sorted({int(t) for t in allowed})))
         if self.logit_bias is None:
             return
@@ -282,7 +282,7 @@ class SamplingParams:
                 f"{arg('repetition_penalty')} must be above 0, and at most {MAX_REPETITION:g}; got "
                 f"{self.repetition_penalty}"
             )
-        check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, least=0, most=MAX_COUNT)
+        check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, minimum=0, maximum=MAX_COUNT)
         if isinstance(self.bad_words, str):
             raise InputError(f"{arg('bad_words')} must be a list of words, got {self.bad_words!r}")
         object.__setattr__(self, "bad_words", as_tuple("bad_words", self.bad_words))

@@ -29,7 +29,7 @@ class LatentSpec:
     """Numbers of a head's value."""
 
     @property
-    def kept(self) -> int:
+    def cached_dim(self) -> int:
         """Numbers stored per token."""
         return self.rank + self.rope
 
@@ -43,15 +43,15 @@ class LatentSpec:
         """Numbers in the keys and values of all heads, derived from one token's latent."""
         return self.heads * (self.k_dim + self.v_dim)
 
-    def copy_pages(self, kept_size: int, size: int) -> int:
+    def copy_pages(self, cached_itemsize: int, size: int) -> int:
         """Return the number of pages for expanded keys and values per page of tokens.
 
         Args:
-            kept_size: Bytes of a number in a page.
+            cached_itemsize: Bytes of a number in a page.
             size: Bytes of a number of the expanded keys and values.
         """
-        pages = -(-self.expanded * size // (self.kept * kept_size))
-        while pages * self.kept * kept_size % size:
+        pages = -(-self.expanded * size // (self.cached_dim * cached_itemsize))
+        while pages * self.cached_dim * cached_itemsize % size:
             pages += 1
         return pages
 
@@ -152,7 +152,7 @@ class DeltaSpec:
     def pages(self) -> int:
         """Number of pages that a state slot can be cut into."""
         for pages in (16, 8, 4, 2):
-            if self._tokens_of(pages) >= _FEWEST_UPDATES:
+            if self._tokens_of(pages) >= _MIN_UPDATES:
                 return pages
         return 1
 
@@ -213,7 +213,7 @@ class DeltaSpec:
         return max(-(-to_come // self.page_tokens), 1) / self.pages
 
 
-_FEWEST_UPDATES = 8  # minimum number of updates per page
+_MIN_UPDATES = 8  # minimum number of updates per page
 
 
 @dataclass(frozen=True, slots=True)

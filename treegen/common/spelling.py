@@ -43,10 +43,10 @@ def find_near(word: str, known: Iterable[str]) -> list[str]:
     near: list[tuple[int, str]] = []
     for other in known:
         longest = max(len(typed), len(other))
-        most = min(max(longest // 3, longest // 2 and 1), 3)
-        if abs(len(typed) - len(other)) <= most:
+        max_distance = min(max(longest // 3, longest // 2 and 1), 3)
+        if abs(len(typed) - len(other)) <= max_distance:
             distance = _count_typing_errors(typed, other.lower())
-            if distance <= most:
+            if distance <= max_distance:
                 near.append((distance, other))
                 continue
         name = other.lower()

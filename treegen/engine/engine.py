@@ -77,9 +77,9 @@ class Engine:
         self.model, self._ranks = model, model.ranks
         if self._ranks is not None:
             self._ranks.fixed_order = options.reproducible
-        if self._ranks is not None and self._ranks.lead is not None:
+        if self._ranks is not None and self._ranks.leader is not None:
             # Only rank 0 drafts tokens.
-            self._ranks.lead.call_followers("engine", {**options.engine(), "speculate": None})
+            self._ranks.leader.call_followers("engine", {**options.engine(), "speculate": None})
         on_gpu, eager = model.device.type == "cuda", options.eager
         self.impl = model.impl if options.impl == "auto" else options.impl
         self._expanded: ExpandedKVOptions | None = None
@@ -103,8 +103,8 @@ class Engine:
         self.sharing: Sharing = options.sharing
         self.cache: PagedCache = make_cache(model, options, self.drafters.kv_bytes_per_token)
         self.drafters.attach_cache(self.cache, graphs=self.graphs is not None)
-        if self._ranks is not None and self._ranks.lead is not None:
-            self.cache.on_copy = functools.partial(self._ranks.lead.call_followers, "copy_tokens")
+        if self._ranks is not None and self._ranks.leader is not None:
+            self.cache.on_copy = functools.partial(self._ranks.leader.call_followers, "copy_tokens")
         if on_gpu and (not eager if options.compile is None else options.compile):
             states = self.cache.states.layers if self.cache.states is not None else ()
             model.compile_layers(self.cache.layers, states)
@@ -306,18 +306,18 @@ def insert_prefix(
         CapacityError: no slots are left for its recurrent states.
     """
     segment = request.segment
-    assert segment.table is not None, "a prompt to keep is not in place"
-    slots = [segment.end_state, segment.last_state]
+    assert segment.table is not None, "a prompt to keep has no pages"
+    slots = [segment.end_state, segment.penultimate_state]
     if cache.states is not None:
         _make_room(name, sum(slot != NO_STATE for slot in slots), cache.states, prefix_cache)
         slots = [_copy_state(slot, cache.states) for slot in slots]
-    end_state, last_state = slots
+    end_state, penultimate_state = slots
     prefix_cache.add(
         name,
         request.spec.tokens,
         cache.pool.share(segment.table),
         end_state=end_state,
-        last_state=last_state,
+        penultimate_state=penultimate_state,
     )
 
 
@@ -354,12 +354,12 @@ def plan_prefix(
 
 
 def _check_room(name: str, plan: Plan, cache: PagedCache, prefix_cache: PrefixCache) -> None:
-    page_size, most = cache.page_size, prefix_cache.max_pages
+    page_size, max_pages = cache.page_size, prefix_cache.max_pages
     needed = sum(plan.table_pages(segment, page_size) for segment in plan.segments)
-    if needed > most:
+    if needed > max_pages:
         raise CapacityError(
             f"prefix {name!r} needs {needed * page_size:,} cache tokens, but at most "
-            f"{most * page_size:,} are available for kept prefixes; give the cache more memory"
+            f"{max_pages * page_size:,} are available for kept prefixes; give the cache more memory"
         )
     if cache.states is not None:
         # Each segment has two states while it is computed, and cached prefixes get copies.

@@ -48,7 +48,7 @@ class OnDemandStream(Stream):
         self._params_of = params_of
         self._rank = np.argsort(plan.order).tolist()
         self._live: dict[int, LiveSegment] = {}  # by index in the plan
-        self._place_of: dict[int, int] = {}  # index in the plan, by the scheduler's index
+        self._plan_index_of: dict[int, int] = {}  # index in the plan, by the scheduler's index
         self._scores: dict[int, Score] = {}
         # Indices of segments with segments below them. When no added work needs such a segment, it
         # stays as an idle segment, so that later work does not compute it again.
@@ -66,18 +66,18 @@ class OnDemandStream(Stream):
             floors: By index in the plan, the min_confidence of samples added from now on.
         """
         self._floors.update(floors)
-        for place, samples in work:
-            spec = self.plan.requests[place]
+        for plan_index, samples in work:
+            spec = self.plan.requests[plan_index]
             request = self.scheduler.add(
                 spec,
-                self._segment_of(place),
-                self._params_of[place],
+                self._segment_of(plan_index),
+                self._params_of[plan_index],
                 samples,
-                rank=self._rank[place],
-                grows=False,
-                floor=self._floors.get(place),
+                rank=self._rank[plan_index],
+                makes_segments=False,
+                min_confidence=self._floors.get(plan_index),
             )
-            self._place_of[request.index] = place
+            self._plan_index_of[request.index] = plan_index
             self.usage.prompt_tokens_unshared += len(spec.tokens) * max(len(samples), 1)
 
     @synchronized
@@ -113,7 +113,7 @@ class OnDemandStream(Stream):
                 self.scheduler.cancel(index)
             self.usage.prompt_tokens_unshared -= len(spec.tokens) * max(len(samples), 1)
             max_count -= max(len(samples), 1)
-            withdrawn.append((self._place_of[index], samples))
+            withdrawn.append((self._plan_index_of[index], samples))
         return withdrawn
 
     @property
@@ -121,29 +121,31 @@ class OnDemandStream(Stream):
     def scores(self) -> dict[int, Score]:
         """Scores that are known, by index of the request in the plan."""
         scores = self.scheduler.scores
-        self._scores.update((self._place_of[index], score) for index, score in scores.items())
+        self._scores.update((self._plan_index_of[index], score) for index, score in scores.items())
         scores.clear()
         return self._scores
 
     @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
         """Return the tree levels that the rows being decoded read now."""
-        live = self.scheduler.run.rows.request[self.scheduler.queue.order].tolist()
-        return self._levels_of(np.array([self._place_of[index] for index in live], dtype=np.int64))
+        live = self.scheduler.run.rows.request[self.scheduler.queue.live_slots].tolist()
+        return self._levels_of(
+            np.array([self._plan_index_of[index] for index in live], dtype=np.int64)
+        )
 
-    def _live_indices(self, place: int) -> list[int]:
+    def _live_indices(self, plan_index: int) -> list[int]:
         requests = self.scheduler.run.requests
-        return [index for index in requests if self._place_of[index] == place]
+        return [index for index in requests if self._plan_index_of[index] == plan_index]
 
-    def _segment_of(self, place: int) -> LiveSegment:
+    def _segment_of(self, plan_index: int) -> LiveSegment:
         """Return the live segment at the end of a request's prompt; add missing segments above."""
-        store, score_from = self.scheduler.run.store, self.plan.requests[place].score_from
+        store, score_from = self.scheduler.run.store, self.plan.requests[plan_index].score_from
         parent: LiveSegment | None = None
-        for segment in reversed(list(self.plan.path(place))):
+        for segment in reversed(list(self.plan.path(plan_index))):
             live = self._live.get(segment.index)
             if live is None or not self._can_use(live, parent, score_from):
                 live = self._live[segment.index] = store.new(
-                    parent, segment.tokens, kept=segment.kept
+                    parent, segment.tokens, is_cascaded=segment.is_cascaded
                 )
                 if score_from is None and segment.index in self._parents:
                     store.retain(live)

@@ -34,8 +34,10 @@ class ParamSet:
     @functools.cached_property
     def bias(self) -> Bias:
         """Biases and bans: from min_tokens, logit_bias, bad_words and allowed_token_ids."""
-        least = self.params.min_tokens
-        stops = [(token, -math.inf, least) for token in sorted(self.stopping.ids) if least]
+        min_tokens = self.params.min_tokens
+        stops = [
+            (token, -math.inf, min_tokens) for token in sorted(self.stopping.ids) if min_tokens
+        ]
         biases = [(token, value, NO_END) for token, value in self.params.biases]
         token, value, until = zip(*stops, *biases, strict=True) if stops or biases else ((), (), ())
         allowed = self.params.allowed_token_ids
@@ -59,9 +61,9 @@ def param_sets(
     """
     # Rows with equal parameters are drawn and ended together.
     sets = {p.drawing: p for p in params or [SamplingParams()]}
-    place = {drawing: index for index, drawing in enumerate(sets)}
+    index_of = {drawing: index for index, drawing in enumerate(sets)}
     distinct = [ParamSet(p, stopping_of(p)) for p in sets.values()]
-    return distinct, [place[p.drawing] for p in params]
+    return distinct, [index_of[p.drawing] for p in params]
 
 
 class ParamTable(list[ParamSet]):
@@ -83,7 +85,7 @@ class ParamTable(list[ParamSet]):
         self._stopping_of = np.zeros(1, dtype=np.int64)
 
     def may_end(self, params: _Ints, tokens: _Ints) -> NDArray[np.bool_]:
-        """Return whether a row may be over after a token; `params` has each row's index."""
+        """Return whether a row may end after a token; `params` has each row's index."""
         may_end: NDArray[np.bool_] = self._may_end[self._stopping_of[params], tokens]
         return may_end
 
@@ -120,7 +122,7 @@ class ParamTable(list[ParamSet]):
         for index in self._free:
             self[index] = self[0]
             self._stopping_of[index] = 0
-        places, self._stopping_of = np.unique(self._stopping_of, return_inverse=True)
-        self._may_end = self._may_end[places]
-        by_place = {place: stopping for stopping, place in self._stoppings.items()}
-        self._stoppings = {by_place[old]: new for new, old in enumerate(places.tolist())}
+        used, self._stopping_of = np.unique(self._stopping_of, return_inverse=True)
+        self._may_end = self._may_end[used]
+        old_stoppings = {index: stopping for stopping, index in self._stoppings.items()}
+        self._stoppings = {old_stoppings[old]: new for new, old in enumerate(used.tolist())}

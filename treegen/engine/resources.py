@@ -57,7 +57,7 @@ def new_run(
     param_sets: Sequence[ParamSet],
     samples: Sequence[Sequence[int]],
     *,
-    rewinds: bool,
+    recomputes_last: bool,
 ) -> tuple[EngineRun, Features]:
     """Create a run and its features.
 
@@ -66,7 +66,7 @@ def new_run(
         resources: The model, the cache and the settings of the engine.
         param_sets: The sampling parameters known now; at least one set.
         samples: Indices of the samples to draw, for each request of the plan.
-        rewinds: Whether later requests may need the last token of a segment computed again.
+        recomputes_last: Whether later requests may need the last token of a segment computed again.
     """
     cache, model_runner, images = resources.cache, resources.model_runner, resources.images
     first, *further = param_sets
@@ -76,8 +76,8 @@ def new_run(
         plan,
         cache,
         resources.prefix_cache,
-        states=make_segment_states(cache.states, rewinds=rewinds),
-        rewinds=rewinds,
+        states=make_segment_states(cache.states, recomputes_last=recomputes_last),
+        recomputes_last=recomputes_last,
         images=images.table if images is not None else None,
         rotary=images.rotary if images is not None else None,
     )
@@ -111,7 +111,7 @@ def new_run(
     if resources.expanded is not None:
         expanded = ExpandedKVCache(cache, store, model_runner, resources.expanded)
     return run, Features(
-        states=make_row_states(run.rows, cache.states, rewinds=rewinds),
+        states=make_row_states(run.rows, cache.states, recomputes_last=recomputes_last),
         budgets=ThinkingBudgets(run),
         confidence=ConfidenceStops(run),
         grammars=RowGrammars(run),

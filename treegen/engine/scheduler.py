@@ -55,10 +55,10 @@ class Scheduler:
     Attributes:
         run: The state that the parts of the engine share.
         features: The optional features of the run.
-        usage, scores, grown: The attributes of `run` with these names.
+        usage, scores, sample_segments: The attributes of `run` with these names.
         queue: Moves rows between phases.
         flight: The pass whose results are not recorded yet; None if there is none.
-        closed: Whether the run is over and its pages are free for another run.
+        closed: Whether the run has ended and its pages are free for another run.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Scheduler:
         *,
         params_of: Sequence[int] | None = None,
         on_prefilled: Callable[[LiveRequest], None] | None = None,
-        on_grown: Callable[[LiveRequest, Completion], GeneratedSegment] | None = None,
+        on_search_sample: Callable[[LiveRequest, Completion], GeneratedSegment] | None = None,
         speculation: SpeculationOptions | None = None,
     ) -> None:
         """Set up one run.
@@ -83,16 +83,18 @@ class Scheduler:
             params_of: Index into param_sets for each request of the plan. Default: 0 for all.
             on_prefilled: Called with each request that wants no samples, once its keys are computed
                 and before its pages are freed.
-            on_grown: Called with each finished sample of a search; returns the content of its
-                segment.
+            on_search_sample: Called with each finished sample of a search; returns the content of
+                its segment.
             speculation: How tokens are drafted, so that one pass draws several tokens of a row;
                 None turns drafting off.
         """
         # Later samples may be drawn from any kept segment.
-        rewinds = on_grown is not None or on_prefilled is not None
-        run, features = new_run(plan, resources, param_sets, samples, rewinds=rewinds)
+        recomputes_last = on_search_sample is not None or on_prefilled is not None
+        run, features = new_run(
+            plan, resources, param_sets, samples, recomputes_last=recomputes_last
+        )
         self.run, self.features = run, features
-        self.usage, self.scores, self.grown = run.usage, run.scores, run.grown
+        self.usage, self.scores, self.sample_segments = run.usage, run.scores, run.sample_segments
         self._run_ahead = resources.run_ahead
         self.flight: _InFlight | None = None
         self.closed = False
@@ -111,7 +113,7 @@ class Scheduler:
             SpeculativeDecoder(run, queue, features, speculation) if speculation else None
         )
         self._admission = AdmissionController(run, queue, on_prefilled)
-        self._outputs = OutputProcessor(run, queue, features, self._admission, on_grown)
+        self._outputs = OutputProcessor(run, queue, features, self._admission, on_search_sample)
         self._results = PassResultProcessor(
             run, features, self._admission, self._outputs, self._speculation
         )
@@ -148,8 +150,8 @@ class Scheduler:
         samples: Sequence[int],
         *,
         rank: int | None = None,
-        grows: bool = True,
-        floor: float | None = None,
+        makes_segments: bool = True,
+        min_confidence: float | None = None,
     ) -> LiveRequest:
         """Add a request below a segment.
 
@@ -159,10 +161,11 @@ class Scheduler:
             segment: The segment at the end of its prompt.
             params: Index of its sampling parameters.
             samples: Indices of the samples to draw.
-            rank: Place of the request in depth-first order. Default: after all requests added
+            rank: Sort key of the request, depth first. Default: after all requests added
                 so far.
-            grows: Whether its samples become segments when they end, in addition to being returned.
-            floor: A min_confidence that replaces that of its parameters. Default: theirs.
+            makes_segments: Whether its samples become segments when they end, in addition to being
+                returned.
+            min_confidence: A min_confidence that replaces that of its parameters. Default: theirs.
         """
         index = self._num_requests
         self._num_requests += 1
@@ -174,10 +177,10 @@ class Scheduler:
             segment=segment,
             params=params,
             samples=list(samples),
-            rewinds=scored or segment,
+            recomputed_segment=scored or segment,
             added=True,
-            grows=grows,
-            floor=floor,
+            makes_segments=makes_segments,
+            min_confidence=min_confidence,
         )
         self._admission.add([request])
         return request
@@ -269,7 +272,7 @@ class Scheduler:
         if isinstance(self.flight, InFlightStep) and (
             self._verifies or self.flight.verify_input is not None
         ):
-            # The next draft tokens depend on the tokens of this pass. Rows that are over leave
+            # The next draft tokens depend on the tokens of this pass. Finished rows leave
             # later, when the device has work again.
             self._collect_results(end=False)
         self._admission.admit()
@@ -288,7 +291,7 @@ class Scheduler:
             self._record(last)
 
     def _end_rows(self) -> None:
-        """Remove rows that are over, and start others in their place."""
+        """Remove finished rows, and start others in their place."""
         if self._results.end() and self._run_ahead:
             # Admit now, because the device will be idle once the next results have arrived.
             self._admission.admit()
@@ -365,12 +368,12 @@ class Scheduler:
         queue.states.check(queue.active(), [run.store.owned_states(), run.prefix_cache.states()])
         if self._error is None:  # otherwise a pass may have lost rows
             self._check_slots()
-        for ids in run.rows.chain[queue.order].T:
+        for ids in run.rows.chain[queue.live_slots].T:
             runs = ids[np.flatnonzero(np.diff(ids, prepend=-2))]
             assert len(np.unique(runs[runs >= 0])) == (runs >= 0).sum(), "rows are not depth first"
 
     def _check_slots(self) -> None:
-        """Assert that each row is in the place of its phase, and in its request until it ends."""
+        """Assert that each row is in the queue of its phase, and in its request until it ends."""
         rows, flight, waiting = self.run.rows, self.flight, self._outputs.waiting
         first = flight.first if isinstance(flight, InFlightPrefill) else []
         draws = [draws.flight for draws in first]
@@ -384,7 +387,7 @@ class Scheduler:
         """Wait for the running pass, if there is one, and record its results.
 
         Args:
-            end: Whether to remove rows that are over.
+            end: Whether to remove finished rows.
         """
         flight, self.flight = self.flight, None
         if flight is not None:
@@ -403,7 +406,7 @@ class Scheduler:
         if not self.queue.resuming and all(s.computed == s.stop for s in to_compute):
             return False
         # Once live rows keep the device busy, prefill passes take turns with decode steps.
-        num_live = len(self.queue.order)
+        num_live = len(self.queue.live_slots)
         in_turn = self._run_ahead and isinstance(self.flight, InFlightPrefill)
         return not (in_turn and num_live and 2 * num_live >= self.run.max_rows)
 

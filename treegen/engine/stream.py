@@ -51,7 +51,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         self.plan = plan
         self.scheduler = scheduler
         self._finished: list[Completion] = []
-        self._place = {request.id: i for i, request in enumerate(plan.requests)}
+        self._index_of = {request.id: i for i, request in enumerate(plan.requests)}
 
     @property
     def usage(self) -> Usage:
@@ -77,7 +77,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
     @synchronized
     def levels(self) -> tuple[LevelRows, ...]:
         """Return the levels of the tree that the live rows read now."""
-        return self._levels_of(self.scheduler.run.rows.request[self.scheduler.queue.order])
+        return self._levels_of(self.scheduler.run.rows.request[self.scheduler.queue.live_slots])
 
     def _levels_of(self, decoded: Ints) -> tuple[LevelRows, ...]:
         """Return the levels that rows read; `decoded` has the request index of each row."""
@@ -92,7 +92,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
             level = levels.setdefault(segment.depth, [0, 0, 0])
             level[0] += 1
             level[1] += rows
-            level[2] += rows * segment.kept
+            level[2] += rows * segment.is_cascaded
         return tuple(LevelRows(depth, *level) for depth, level in sorted(levels.items()))
 
     @property
@@ -165,8 +165,8 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         Raises:
             InputError: there is no such prompt or sample.
         """
-        _check_id(prompt_id, list(self._place))
-        samples = self.plan.requests[self._place[prompt_id]].samples
+        _check_id(prompt_id, list(self._index_of))
+        samples = self.plan.requests[self._index_of[prompt_id]].samples
         if sample_index is not None:
             sample_index = as_int("sample_index", sample_index)
         if sample_index is not None and not 0 <= sample_index < samples:
@@ -174,12 +174,12 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
                 f"prompt {prompt_id!r} has no sample {sample_index}; use a sample index below "
                 f"{samples}"
             )
-        for index in self._live_indices(self._place[prompt_id]):
+        for index in self._live_indices(self._index_of[prompt_id]):
             self.scheduler.cancel(index, sample_index)
 
-    def _live_indices(self, place: int) -> list[int]:
+    def _live_indices(self, plan_index: int) -> list[int]:
         """Return the scheduler's indices of the unfinished requests of a request of the plan."""
-        return [place]
+        return [plan_index]
 
     @synchronized
     def close(self) -> None:
@@ -190,7 +190,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
 
     @property
     def closed(self) -> bool:
-        """Whether the run is over or was abandoned."""
+        """Whether the run has ended or was abandoned."""
         return self._closed
 
     def __del__(self) -> None:
@@ -313,6 +313,6 @@ def run_to_end(stream: Stream, progress: bool | None) -> RunResult:
         total = sum(request.samples for request in stream.plan.requests)
         completions = list(show_progress(stream, total, progress))
         stream.check_complete()
-    place = {request.id: i for i, request in enumerate(stream.plan.requests)}
-    completions.sort(key=lambda c: (place[c.prompt_id], c.sample_index))
+    index_of = {request.id: i for i, request in enumerate(stream.plan.requests)}
+    completions.sort(key=lambda c: (index_of[c.prompt_id], c.sample_index))
     return RunResult(tuple(completions), stream.usage, stream.plan)

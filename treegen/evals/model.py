@@ -41,12 +41,14 @@ class ModelPrecision:
         return self.device.type
 
 
-def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) -> ModelPrecision:
+def resolve_precision(
+    engine: EngineOptions, placement: "Placement | None" = None
+) -> ModelPrecision:
     """Return the number formats of a model: all that resuming a finished run needs of it.
 
     Args:
         engine: The engine options, which name the model.
-        places: As for `load_model_facts`.
+        placement: As for `load_model_facts`.
     """
     from treegen.model.checkpoint.files import locate
 
@@ -58,7 +60,7 @@ def resolve_precision(engine: EngineOptions, places: "Placement | None" = None) 
     from treegen.model.checkpoint.quantization import quantization_of
     from treegen.model.config import read_config, resolve_device, resolve_dtype
 
-    device = torch.device(places.device) if places else resolve_device(engine.device)
+    device = torch.device(placement.device) if placement else resolve_device(engine.device)
     config = read_config(engine.model, directory, **_source(engine))
     dtype = resolve_dtype(engine.dtype, config, device)
     requested = engine.loading()["quantization"]
@@ -79,15 +81,15 @@ def _source(engine: EngineOptions) -> dict[str, Any]:
     return {"revision": engine.revision, "trust_remote_code": engine.trust_remote_code}
 
 
-def load_model_facts(engine: EngineOptions, places: "Placement | None" = None) -> "ModelInfo":
+def load_model_facts(engine: EngineOptions, placement: "Placement | None" = None) -> "ModelInfo":
     """Return the facts about a model that its configuration and tokenizer contain.
 
     Args:
         engine: The engine options, which name the model.
-        places: The placement of the workers that compute, on devices that this machine need not
+        placement: The placement of the workers that compute, on devices that this machine need not
             have; None if this machine computes.
     """
-    numbers = resolve_precision(engine, places)
+    numbers = resolve_precision(engine, placement)
     device, dtype = numbers.device, numbers.torch_dtype
 
     from treegen.model import memory
@@ -168,7 +170,7 @@ def _cache_bytes(
     return memory.subtract_draft_cache(size, spec, draft.kv_bytes_per_token)
 
 
-def check_machine(engine: EngineOptions, places: "Placement | None" = None) -> None:
+def check_machine(engine: EngineOptions, placement: "Placement | None" = None) -> None:
     """Raise InputError or CapacityError for options that this machine cannot support at all.
 
     Workers check their own machines.
@@ -176,7 +178,7 @@ def check_machine(engine: EngineOptions, places: "Placement | None" = None) -> N
     from treegen.model import rank_processes
     from treegen.model.config import resolve_device
 
-    if places is None:
+    if placement is None:
         rank_processes.check_machine(engine, resolve_device(engine.device))
 
 
@@ -196,7 +198,7 @@ def weights_fingerprint(engine: EngineOptions) -> str:
 def load_llm(
     engine: EngineOptions,
     fingerprint: str,
-    places: "Placement | None" = None,
+    placement: "Placement | None" = None,
     before: Sequence[Callable[[], object]] = (),
 ) -> "BaseLLM":
     """Load a model.
@@ -204,8 +206,8 @@ def load_llm(
     Args:
         engine: The engine options, which name the model.
         fingerprint: The hash that `weights_fingerprint` returned for the model.
-        places: The placement of workers. With it the function returns a Cluster, which the caller
-            must close.
+        placement: The placement of workers. With it the function returns a Cluster, which the
+            caller must close.
         before: Functions that each worker calls before it loads the model.
 
     Raises:
@@ -214,7 +216,7 @@ def load_llm(
     from treegen.llm import LLM
 
     llm: BaseLLM
-    if places is None:
+    if placement is None:
         from treegen.model.config import resolve_device
 
         if resolve_device(engine.device).type == "cpu":
@@ -223,7 +225,7 @@ def load_llm(
     else:
         from treegen.llm.cluster.cluster import Cluster
 
-        llm = Cluster.at(places, engine, before)
+        llm = Cluster.at(placement, engine, before)
     if llm.fingerprint != fingerprint:
         llm.close()
         raise ModelError(

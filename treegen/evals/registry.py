@@ -224,8 +224,8 @@ def code_of(name: str | Task) -> str | None:
         return None  # the task is already loaded
     if is_lm_eval(name):
         # Templates and functions of YAML files may do anything. lm-eval's own belong to a library.
-        _, at, place = name.partition("@")
-        return ((place or ".") if at else None) if name.startswith(LM_EVAL) else name
+        _, at, location = name.partition("@")
+        return ((location or ".") if at else None) if name.startswith(LM_EVAL) else name
     path, colon, _ = name.rpartition(":")
     if colon and path.endswith(".py"):
         return path
@@ -290,8 +290,8 @@ def load_file(path: Path) -> ModuleType:
     if path.suffix != ".py":
         raise InputError(f"{path} cannot be imported; name a file that ends in .py")
     # Files with the same stem in different folders are different modules.
-    place = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:12]
-    name = f"treegen_task_{path.stem}_{place}"
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:12]
+    name = f"treegen_task_{path.stem}_{digest}"
     spec = spec_from_file_location(name, path, loader=_UncachedLoader(name, os.fspath(path)))
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)

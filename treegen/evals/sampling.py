@@ -244,17 +244,19 @@ class _RoundFeeder:
     def __init__(self, run: RunDir, stream: "Stream", rounds: Rounds) -> None:
         """Add the samples that are due now."""
         self._run, self._stream, self._rounds = run, stream, rounds
-        self._place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+        self._index_of = {request.id: i for i, request in enumerate(stream.plan.requests)}
         rounds.begin()
         self.add_due()
 
     def add_due(self) -> None:
         """Add the samples that have become due."""
         due = self._rounds.take_due()
-        pairs = ((self._place[name], self._rounds.floor(name)) for name, _ in due)
-        floors = {place: floor for place, floor in pairs if floor is not None}
+        pairs = ((self._index_of[name], self._rounds.floor(name)) for name, _ in due)
+        floors = {index: floor for index, floor in pairs if floor is not None}
         if due:
-            self._stream.add_work([(self._place[name], indices) for name, indices in due], floors)
+            self._stream.add_work(
+                [(self._index_of[name], indices) for name, indices in due], floors
+            )
         self._run.spared = self._rounds.spared
 
 

@@ -45,7 +45,7 @@ def truncate_prompts(
         pending = {
             name: _without_last(path)
             for name, path in pending.items()
-            if length_of[name] > limit and _places(path)
+            if length_of[name] > limit and _marked_indices(path)
         }
         if not pending:
             break
@@ -61,7 +61,7 @@ def truncate_prompts(
 
 def drop_all_droppable(tree: Node) -> Node:
     """Return a tree of the same prompts without any droppable node."""
-    if not any(_places(prompt.path) for prompt in prompts_of(tree)):
+    if not any(_marked_indices(prompt.path) for prompt in prompts_of(tree)):
         return tree
     return _from_paths(
         {
@@ -71,13 +71,13 @@ def drop_all_droppable(tree: Node) -> Node:
     )
 
 
-def _places(path: Sequence[Node]) -> list[int]:
-    return [place for place, node in enumerate(path) if node.metadata.get(_MARK)]
+def _marked_indices(path: Sequence[Node]) -> list[int]:
+    return [index for index, node in enumerate(path) if node.metadata.get(_MARK)]
 
 
 def _without_last(path: tuple[Node, ...]) -> tuple[Node, ...]:
-    place = _places(path)[-1]
-    return path[:place] + path[place + 1 :]
+    index = _marked_indices(path)[-1]
+    return path[:index] + path[index + 1 :]
 
 
 def _from_paths(paths: Mapping[str, tuple[Node, ...]]) -> Node:

@@ -394,7 +394,7 @@ class E2BWorld(FileWorld):
         await self._extend()
         headers = self._headers | {"Content-Type": kind, "Connect-Protocol-Version": "1"}
         answer = await self._server.send(
-            method, url, content=content, headers=headers, most=_MAX_FILE
+            method, url, content=content, headers=headers, max_bytes=_MAX_FILE
         )
         if answer.status in _FILE_ERRORS:
             raise ToolError(self._server.message_of(answer))

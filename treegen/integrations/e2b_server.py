@@ -245,7 +245,7 @@ class E2BServer:
         *,
         content: bytes | None,
         headers: Mapping[str, str],
-        most: int = _MAX_ANSWER,
+        max_bytes: int = _MAX_ANSWER,
     ) -> Answer:
         """Send one request, and return the answer, whatever its status is.
 
@@ -254,7 +254,7 @@ class E2BServer:
             url: The address.
             content: The body.
             headers: The headers.
-            most: Maximum bytes of the body to read.
+            max_bytes: Maximum bytes of the body to read.
 
         Raises:
             WorldError: There is no answer in time.
@@ -262,7 +262,9 @@ class E2BServer:
         request = self._connect().stream(method, url, content=content, headers=headers)
         try:
             async with asyncio.timeout(_ANSWER_SECONDS), request as response:
-                return await _read(response, most if response.status_code < 300 else _MAX_ERROR)
+                return await _read(
+                    response, max_bytes if response.status_code < 300 else _MAX_ERROR
+                )
         except TimeoutError:
             raise WorldError(
                 f"{self._name(url)} did not finish its response within {_ANSWER_SECONDS:g} s; "
@@ -424,7 +426,7 @@ class _UnreachableError(WorldError):
     """A request was not sent, so it can be repeated."""
 
 
-async def _read(response: httpx2.Response, most: int) -> Answer:
+async def _read(response: httpx2.Response, max_bytes: int) -> Answer:
     """Return an answer with at most so many bytes of its body."""
     if (encoding := response.headers.get("Content-Encoding", "identity")) != "identity":
         raise WorldError(
@@ -435,13 +437,13 @@ async def _read(response: httpx2.Response, most: int) -> Answer:
     async with aclosing(response.aiter_raw()) as chunks:
         async for chunk in chunks:
             body += chunk
-            if len(body) > most:
+            if len(body) > max_bytes:
                 break
     return Answer(
         response.url.host,
         response.status_code,
-        bytes(body[:most]),
-        len(body) > most,
+        bytes(body[:max_bytes]),
+        len(body) > max_bytes,
         response.headers.get("X-Next-Token", ""),
     )
 

@@ -218,8 +218,8 @@ def score_texts(
     """
     if not callable(getattr(llm, "score_stream", None)):
         raise InputError(f"llm must be an LLM, got {llm!r:.60}; pass LLM(model)")
-    check_int("top", top, least=0, most=MAX_COUNT)
-    check_int("part", part, least=1)
+    check_int("top", top, minimum=0, maximum=MAX_COUNT)
+    check_int("part", part, minimum=1)
     path, folder = Path(path), Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -287,7 +287,7 @@ def _skip_scored_texts(
 
 
 def _parts(
-    llm: LLM, texts: Iterator[InputText], top: int, most: int
+    llm: LLM, texts: Iterator[InputText], top: int, max_logprobs: int
 ) -> Iterator[tuple[list[InputText], list[Request]]]:
     """Yield texts with their requests, as many at a time as fit the memory."""
     part_texts: list[InputText] = []
@@ -296,7 +296,9 @@ def _parts(
     while batch := list(islice(texts, _ENCODED)):
         for text, request in zip(batch, _encode_batch(llm, batch), strict=True):
             num_pairs = (len(request.tokens) - (request.score_from or 0)) * max(top, 1)
-            if part_texts and (pairs + num_pairs > most or tokens + len(request.tokens) > _TOKENS):
+            if part_texts and (
+                pairs + num_pairs > max_logprobs or tokens + len(request.tokens) > _TOKENS
+            ):
                 yield part_texts, requests
                 part_texts, requests, pairs, tokens = [], [], 0, 0
             part_texts.append(text)

@@ -76,9 +76,9 @@ class _TrainerLLM:
         if self.step != step:
             self.step, self.calls = step, Counter()
         # Count evaluations apart, because a resumed training does not repeat earlier evaluations.
-        place = (trainer.accelerator.process_index, step, self.calls[trains])
+        call_key = (trainer.accelerator.process_index, step, self.calls[trains])
         self.calls[trains] += 1
-        parts = (trainer.args.seed, *place, *(() if trains else (1,)))
+        parts = (trainer.args.seed, *call_key, *(() if trains else (1,)))
         return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 

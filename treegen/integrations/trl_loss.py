@@ -195,20 +195,20 @@ class _PackedBatch:
         packed = pack_tree(tree_of([text.tolist() for text in texts]))
         self.layout, self.positions = packed.layout, packed.positions
         self.tokens, self.next_tokens = _split(keys[packed.tokens])
-        places_N = np.concatenate([*packed.samples, np.zeros(0, np.int64)])
-        self.counts = np.bincount(places_N, minlength=len(self.tokens))
-        places = np.zeros_like(ids)
-        places[is_text] = places_N
-        self._places, is_scored = (
+        packed_indices_N = np.concatenate([*packed.samples, np.zeros(0, np.int64)])
+        self.counts = np.bincount(packed_indices_N, minlength=len(self.tokens))
+        packed_indices = np.zeros_like(ids)
+        packed_indices[is_text] = packed_indices_N
+        self._packed_indices, is_scored = (
             to_device(array[:, :-1], ids_BL.device)
-            for array in (places, is_text & (next_ids != _IGNORED))
+            for array in (packed_indices, is_text & (next_ids != _IGNORED))
         )
         self._is_scored = is_scored
 
     def unpack(self, output: Any) -> Any:
         """Return an output of the batch [B, L - 1] from one of the packed tokens [1, T]."""
         values = {
-            name: value[0][self._places].masked_fill(~self._is_scored, 0)
+            name: value[0][self._packed_indices].masked_fill(~self._is_scored, 0)
             for name, value in output.items()
             if isinstance(value, Tensor) and value.dim() == 2
         }

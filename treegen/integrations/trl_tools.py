@@ -84,9 +84,9 @@ class ToolRollouts(Rollouts, Closeable):
             InputError: An option is unknown, or `environment` is no environment or has no tools.
         """
         super().__init__(**options)
-        check_int("max_turns", max_turns, least=1)
+        check_int("max_turns", max_turns, minimum=1)
         if max_actions is not None:
-            check_int("max_actions", max_actions, least=1)
+            check_int("max_actions", max_actions, minimum=1)
         check_environment(environment)
         if not environment.tools:
             raise InputError("the environment has no tools; use treegen.integrations.trl.rollout")
@@ -158,27 +158,29 @@ class ToolRollouts(Rollouts, Closeable):
                 "tool call; remove stop_strings"
             )
         groups: dict[str, list[int]] = {}
-        for place, prompt in enumerate(prompts):
-            groups.setdefault(json.dumps(prompt, sort_keys=True, default=str), []).append(place)
-        all_places = list(groups.values())
+        for index, prompt in enumerate(prompts):
+            groups.setdefault(json.dumps(prompt, sort_keys=True, default=str), []).append(index)
+        indices_of_problems = list(groups.values())
         episodes: dict[int, _Episode] = {}
 
         async def play(root: SearchNode) -> None:
-            places = all_places[int(root.search.name)]
-            self.agent.begin(root, self._problem_of(prompts[places[0]]))
-            num = len(places) if params.temperature else 1  # greedy rollouts are all the same
+            indices = indices_of_problems[int(root.search.name)]
+            self.agent.begin(root, self._problem_of(prompts[indices[0]]))
+            num = len(indices) if params.temperature else 1  # greedy rollouts are all the same
             await self.agent.act(root, num, keep=False, max_tokens=params.max_tokens)
             limit = min(root.num_context_tokens + params.max_tokens, llm.spec.context_length)
             ends = await gather([self._play(sample, limit) for sample in root.children])
-            episodes.update(zip(places, ends * (len(places) // num), strict=True))
+            episodes.update(zip(indices, ends * (len(indices) // num), strict=True))
 
-        problems = [(str(at), prompt_ids[places[0]]) for at, places in enumerate(all_places)]
-        rows = max(map(len, all_places))
+        problems = [
+            (str(at), prompt_ids[indices[0]]) for at, indices in enumerate(indices_of_problems)
+        ]
+        rows = max(map(len, indices_of_problems))
         with llm.search_stream(play, problems, params, rows=rows) as results:
             for result in results:
                 if result.exception is not None:
                     raise result.exception
-        played = [episodes[place] for place in range(len(prompts))]
+        played = [episodes[index] for index in range(len(prompts))]
         return RolloutResult(
             prompt_ids=prompt_ids,
             completion_ids=[episode.tokens for episode in played],

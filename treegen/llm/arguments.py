@@ -40,7 +40,7 @@ _ELSEWHERE: Final = {
     "add_generation_prompt": _NEXT_TURN,
     "continue_final_message": _NEXT_TURN,
     "chat_template_content_format": "remove the argument: content may be text or a list of parts",
-    "request_id": "remove the argument: an output refers to its prompt by its place in the call",
+    "request_id": "remove the argument: an output refers to its prompt by its index in the call",
     "data_parallel_rank": "remove the argument: a Cluster assigns prompts to its workers",
     "priority": "remove the argument: requests start in the order in which they arrive",
     "tokenization_kwargs": "pass token ids, such as llm.tokenizer(text, ...).input_ids",
@@ -152,11 +152,11 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
     if "params" in names:
         if name in SAMPLING_ADVICE:
             return f"; {SAMPLING_ADVICE[name]}"
-        ours = FOREIGN.get(name, name)
-        if ours not in _SAMPLING and not find_near(name, names):
-            ours = next(iter(find_near(name, _SAMPLING)), "")
-        if ours in _SAMPLING:
-            return f"; use params=SamplingParams({ours}={value!r:.40})"
+        own_name = FOREIGN.get(name, name)
+        if own_name not in _SAMPLING and not find_near(name, names):
+            own_name = next(iter(find_near(name, _SAMPLING)), "")
+        if own_name in _SAMPLING:
+            return f"; use params=SamplingParams({own_name}={value!r:.40})"
     return hint_at(name, names)
 
 

@@ -75,9 +75,9 @@ class AsyncLLM(Closeable):
                 f"run, generate or search of the {type(llm).__name__}"
             )
         if max_waiting is not None:
-            check_int("max_waiting", max_waiting, least=1)
+            check_int("max_waiting", max_waiting, minimum=1)
         if max_image_pixels is not None:
-            check_int("max_image_pixels", max_image_pixels, least=1)
+            check_int("max_image_pixels", max_image_pixels, minimum=1)
         self.llm = llm
         self.text = TokenText(llm.tokenizer)
         self.replies = ReplyReader(llm.tokenizer, tool_format)
@@ -117,9 +117,9 @@ class AsyncLLM(Closeable):
         params = check_params(params)
         call = self._call(prompts, params, False, tools, chat_template_kwargs, first)
         by_prompt: list[list[Completion]] = []
-        async for place, result in self._results(call):
+        async for index, result in self._results(call):
             by_prompt = by_prompt or [[] for _ in call.prompts]
-            by_prompt[place].append(result)
+            by_prompt[index].append(result)
         for completions in by_prompt:
             completions.sort(key=lambda completion: completion.sample_index)
         return call.prompts, by_prompt
@@ -170,9 +170,9 @@ class AsyncLLM(Closeable):
         )
         results = self._results(call)
         try:
-            async for place, item in results:
-                for event in texts.read(place, item):
-                    yield place, event
+            async for index, item in results:
+                for event in texts.read(index, item):
+                    yield index, event
         finally:
             await results.aclose()
 
@@ -182,16 +182,16 @@ class AsyncLLM(Closeable):
 
         Args:
             prompts: Token ids of each prompt.
-            top: Number of most likely tokens to report at the place of each token. Default: 0.
+            top: Number of most likely tokens to report at the position of each token. Default: 0.
 
         Raises:
             BusyError: too many samples wait.
             TreegenError: as for `LLM.score`.
         """
-        check_int("top", top, least=0, most=MAX_COUNT)
+        check_int("top", top, minimum=0, maximum=MAX_COUNT)
         call = self._call(prompts, None, False, None, None, top=top)
-        scores = {place: score async for place, score in self._results(call)}
-        return [scores[place] for place in range(len(scores))]
+        scores = {index: score async for index, score in self._results(call)}
+        return [scores[index] for index in range(len(scores))]
 
     @reject_unknown_arguments
     async def encode(
@@ -436,20 +436,20 @@ class AsyncLLM(Closeable):
                 batch = await call.queue.get()
                 if isinstance(batch, Exception):
                     raise batch
-                for place, item in batch:
+                for index, item in batch:
                     num_pending -= isinstance(item, Completion | Score)
-                    yield place, item
+                    yield index, item
         finally:
             self._engine_loop.cancel(call)
 
     def _check_num(self, num: int, what: str) -> None:
         if self.max_waiting is None:
             return
-        most = self.max_waiting + self.llm.max_rows
-        if num > most:
+        max_samples = self.max_waiting + self.llm.max_rows
+        if num > max_samples:
             raise InputError(
-                f"a call can request at most {most:,} {what} (max_waiting plus max_rows), got "
-                f"{num:,}; request fewer {what} at once"
+                f"a call can request at most {max_samples:,} {what} (max_waiting plus max_rows), "
+                f"got {num:,}; request fewer {what} at once"
             )
 
     def _check_waiting(self, num_rows: int) -> None:

@@ -394,8 +394,8 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             pairs: (context, continuation), both texts or both token ids. A context may also be chat
                 messages, with images; the continuation is then the assistant's reply. Or a tree
                 of rollouts; the result then has a score for each sample.
-            top: Number of most likely tokens to report at the place of each token of a
-                continuation, as `Score.top`; all tokens, if the vocabulary has fewer. Default: 0.
+            top: Number of most likely tokens to report at the position of each token of
+                a continuation, as `Score.top`; all tokens, if the vocabulary has fewer. Default: 0.
             prompt_lengths: For each sample of a tree the number of first tokens that get no
                 log-probability, such as those of its prompt. Default: 1, because nothing predicts
                 the first token of a text.
@@ -406,7 +406,7 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
             NumericsError: logits are not numbers.
         """
         if isinstance(pairs, RolloutTree):
-            check_int("top", top, least=0, most=MAX_COUNT)
+            check_int("top", top, minimum=0, maximum=MAX_COUNT)
             split = pairs.split(prompt_lengths)
             scores_of_texts = iter(self.score([pair for pair in split if pair[1]], top=top))
             none = Score.of_no_tokens(min(top, self.spec.vocab_size))
@@ -430,7 +430,7 @@ class BaseLLM(LocalSearchCalls, Closeable, NonCopyable):
         Raises:
             TreegenError: as for `score`; NumericsError comes from the iterator.
         """
-        check_int("top", top, least=0, most=MAX_COUNT)
+        check_int("top", top, minimum=0, maximum=MAX_COUNT)
         requests = build_score_requests(
             as_list("pairs", pairs), self.tokenizer, self.spec, self.images, top=top
         )

@@ -264,14 +264,14 @@ def _convert_panic(error: BaseException) -> Exception:
 class PromptCache:
     """Maps texts and conversations to their token ids. Not thread-safe."""
 
-    def __init__(self, most: int = _MAX_CACHED_TOKENS) -> None:
+    def __init__(self, max_tokens: int = _MAX_CACHED_TOKENS) -> None:
         """Create an empty cache.
 
         Args:
-            most: Maximum tokens to keep, over all prompts; the least recently used prompts are
-                evicted.
+            max_tokens: Maximum tokens to keep, over all prompts; the least recently used prompts
+                are evicted.
         """
-        self._most, self._num_tokens = most, 0
+        self._max_tokens, self._num_tokens = max_tokens, 0
         self._tokens: OrderedDict[bytes, Tokens] = OrderedDict()
 
     def get(self, key: bytes | None) -> Tokens | None:
@@ -287,7 +287,7 @@ class PromptCache:
             return
         self._tokens[key] = tokens
         self._num_tokens += len(tokens) + ENTRY
-        while self._num_tokens > self._most:
+        while self._num_tokens > self._max_tokens:
             self._num_tokens -= len(self._tokens.popitem(last=False)[1]) + ENTRY
 
 

@@ -58,7 +58,7 @@ class EngineLoop:
         self._inbox: deque[Callable[[], None]] = deque()
         self._calls: dict[
             int, tuple[AsyncCall, int]
-        ] = {}  # by request number, with the prompt's place
+        ] = {}  # by request number, with the prompt's index
         self._num_encoding = 0  # calls that are being encoded
         self._failed_usages: list[Usage] = []  # usage of runs that failed
         self._node_calls: dict[Started[Any], NodeCall] = {}
@@ -204,7 +204,7 @@ class EngineLoop:
             if not isinstance(error, Exception):
                 raise
             return
-        self._calls.update((number, (call, place)) for place, number in enumerate(call.numbers))
+        self._calls.update((number, (call, index)) for index, number in enumerate(call.numbers))
         if call.streams:
             self._hand_out(call, list(enumerate(call.prompts)))
 
@@ -213,13 +213,13 @@ class EngineLoop:
         results = self._run.step()
         self.status = self._run.status()
         for number, result in results:
-            call, place = self._calls[number]
-            out.setdefault(call, []).append((place, result))
+            call, index = self._calls[number]
+            out.setdefault(call, []).append((index, result))
             call.num_pending -= 1
         streamed = [number for number, (call, _) in self._calls.items() if call.streams]
         for delta in self._run.take_deltas(streamed):
-            call, place = self._calls[delta.number]
-            out.setdefault(call, []).append((place, delta))
+            call, index = self._calls[delta.number]
+            out.setdefault(call, []).append((index, delta))
         for call, batch in out.items():
             if not call.num_pending:
                 # Finish first, so that a caller with this result can call again at once.

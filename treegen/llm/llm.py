@@ -354,8 +354,12 @@ class LLM(BaseLLM):
             params=params,
             max_rows=self.max_rows,
             stopping_of=self.stopping_of,
-            make_scheduler=lambda stopping, on_grown: self.engine.make_scheduler(
-                empty, [ParamSet(params, stopping)], searches=searches, user=user, on_grown=on_grown
+            make_scheduler=lambda stopping, on_search_sample: self.engine.make_scheduler(
+                empty,
+                [ParamSet(params, stopping)],
+                searches=searches,
+                user=user,
+                on_search_sample=on_search_sample,
             ),
             make_plan=self._plan,
             before=self._before,

@@ -25,7 +25,7 @@ class ImageRows:
     """The embeddings of images in a pass."""
 
     at_I: Tensor
-    """int64 [I], the places of image tokens among the tokens of the pass."""
+    """int64 [I], the indices of image tokens among the tokens of the pass."""
     rows_ID: Tensor
     """[I, D], the embeddings of these tokens."""
     added: tuple[Tensor, ...] = ()

@@ -38,7 +38,7 @@ def chunk_of(layer: nn.Module) -> int | None:
 
 
 def is_scaling_layer(layer: Any) -> bool:
-    """Return whether a layer of transformers scales its queries by their place in a pass."""
+    """Return whether a layer of transformers scales its queries by their positions in a pass."""
     is_scaling = vars(layer).get("attn_temperature_tuning") and not layer.use_rope
     return bool(is_scaling and not isinstance(layer, ScaledLayer))
 

@@ -52,7 +52,7 @@ from treegen.ops.cache.pool import LayerKV, make_proxy, resolve_proxy
 CompileErrors = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 """Errors of the compiler. They occur in the first pass, when the layers are compiled."""
 _TENSORS = "treegen_windows", "treegen_states"
-_MOST_GRAPHS = 64  # dynamo counts the graphs of all layers and models together
+_MAX_GRAPHS = 64  # dynamo counts the graphs of all layers and models together
 
 # The operators write into pools that the compiler does not see, so they mutate no argument.
 
@@ -204,7 +204,7 @@ class CompiledLayers:
             ModelError: the decoder layers or their attention modules cannot be identified.
         """
         limit = torch._dynamo.config.recompile_limit
-        torch._dynamo.config.recompile_limit = max(limit, _MOST_GRAPHS)
+        torch._dynamo.config.recompile_limit = max(limit, _MAX_GRAPHS)
         self._module, self._pools = module, pools
         recurrent = wrap_recurrent(module) if states else []
         self._layers = _decoder_layers(module, len(pools), [layer.module for layer in recurrent])
@@ -308,8 +308,8 @@ def _probe_attention(module: Any) -> Probe:
     return probe
 
 
-MOST_SCORES: Final = 1024
-MOST_CHOSEN: Final = 16
+MAX_SCORES: Final = 1024
+MAX_CHOSEN: Final = 16
 """Maximum scores and choices that `TopKPass` replaces; more are left to torch."""
 
 
@@ -372,6 +372,6 @@ def _fits(
         and value.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and isinstance(num, int)
         and width is not None
-        and 1 <= num <= min(MOST_CHOSEN, width)
-        and width <= MOST_SCORES
+        and 1 <= num <= min(MAX_CHOSEN, width)
+        and width <= MAX_SCORES
     )

@@ -263,7 +263,7 @@ def spec_of(
         _, kv_heads, k_dim = call.k_TGK.shape
         v_dim, latent = call.v_TGV.shape[-1], call.latent
         if latent is not None:
-            k_dim, v_dim = latent.kept, latent.rank
+            k_dim, v_dim = latent.cached_dim, latent.rank
         shared_with = None if source == at else source
         layers.append(LayerSpec(kv_heads, k_dim, v_dim, shared_with, latent, call.index_dim))
     text = config.get_text_config(decoder=True)
@@ -378,9 +378,9 @@ _QUANTIZED: Final = ("quantization_config", "compression_config")
 _WIDTHS: Final = ("vocab_size", "hidden_size", "n_embd")
 _DEPTHS: Final = ("num_hidden_layers", "n_layer", "num_layers")
 _DEPTHS_OF_PARTS: Final = (*_DEPTHS, "depth")
-_MOST_OF_PARTS: Final = 1_000
+_MAX_PART_LAYERS: Final = 1_000
 """Layers that a tower or another part may declare without weights numbered that high."""
-_MOST_PACKED: Final = 64
+_MAX_PACKED: Final = 64
 """Maximum numbers that quantized weights pack into one stored value, such as 1 bit of 64."""
 
 
@@ -408,21 +408,21 @@ def check_headers(directory: Path, raw: Mapping[str, Any]) -> None:
                 "and config.json has no quantization_config; save the weights again"
             )
         stored.add(name, shape)
-    if not stored.most:
+    if not stored.max_dimension:
         return
     file, weights_name = directory / "config.json", "the weights in the same directory"
     towers = {  # the checkpoint may lack their weights
         f"{part}.{name}": size
         for part, settings in raw.items()
         for name in (_DEPTHS_OF_PARTS if isinstance(settings, Mapping) else ())
-        if isinstance(size := settings.get(name), int) and size > _MOST_OF_PARTS
+        if isinstance(size := settings.get(name), int) and size > _MAX_PART_LAYERS
     }
     check_sizes(file, weights_name, stored, {}, towers)
     widths, depths = (
         {name: settings[name] for settings in texts for name in names if name in settings}
         for names in (_WIDTHS, _DEPTHS)
     )
-    check_sizes(file, weights_name, stored, widths, depths, _MOST_PACKED if is_packed else 1)
+    check_sizes(file, weights_name, stored, widths, depths, _MAX_PACKED if is_packed else 1)
 
 
 def _headers(directory: Path) -> Iterator[tuple[str, str, list[int]]]:

@@ -63,7 +63,7 @@ _COPY_TOY: Final = _Toy(12, (28, 4))
 _LOW: Final = (8, 16)
 """Boundaries of random copies. The toy crosses 8 in its prefix, and 16 in one branch and in the
 decode step of the other."""
-_LEAST_CONTEXT: Final = 128
+_MIN_CONTEXT: Final = 128
 """A family whose context would be shorter is refused."""
 _COPY_TOLERANCE: Final = 0.01
 # Short enough that rows of every branch of the toy exceed it.
@@ -130,7 +130,7 @@ def check_boundaries(model: "Model", wrap: _Wrap) -> None:
     if (results[name] if uncrossed else matches) is None:
         why = "no small random copy of the model can be built or run, to compare its logits with"
     why += " those with transformers' own attention"
-    if length < _LEAST_CONTEXT:
+    if length < _MIN_CONTEXT:
         raise ModelError(
             f"{model.spec.model_type} models cannot be used: beyond {length} tokens ({name}), "
             f"{why}, so samples could be wrong; report the model, or pass {arg('check', False)} to "
@@ -319,8 +319,8 @@ class _Span(NamedTuple):
     tokens: Tensor
     start: int
     page: int
-    reads: int
-    writes: int
+    read_slot: int
+    write_slot: int
 
 
 _Groups = tuple[list[tuple[int, int]], list[int], list[int], list[int], bool]
@@ -346,7 +346,7 @@ def _pass(
     lengths = [len(span.tokens) for span in spans]
     offsets = [sum(lengths[:at]) for at in range(len(spans))]
     pieces = [
-        Piece(offset, length, span.reads, span.writes)
+        Piece(offset, length, span.read_slot, span.write_slot)
         for offset, length, span in zip(offsets, lengths, spans, strict=True)
     ]
     tokens_R = torch.cat([span.tokens for span in spans])
@@ -360,9 +360,9 @@ def _pass(
     batch = states_of_pieces(pieces, states) if states else None
     delta = model.spec.delta
     if decodes and delta is not None:
-        reads = np.array([span.reads for span in spans])
+        read_slots = np.array([span.read_slot for span in spans])
         pages = 6 * delta.pages + np.arange(2 * (delta.pages + delta.own_pages))
-        rows = np.stack([reads, 0 * reads, reads, [4, 5]])
+        rows = np.stack([read_slots, 0 * read_slots, read_slots, [4, 5]])
         batch = states_of_rows(np.concatenate([rows, pages.reshape(-1, 2)]), states)
     logits_RV = model.forward(
         Batch(

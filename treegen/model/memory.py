@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from treegen.model.options import EngineOptions
 
 _LOGITS: Final = 2**28  # bytes to leave for logits
-_PREFILL_LOGITS: Final = 2**26, 2**28  # fewest and most elements of the logits of a prefill pass
+_PREFILL_LOGITS: Final = 2**26, 2**28  # minimum and maximum elements of a pass's logits
 _BYTES_PER_LOGIT: Final = 8  # of a prefill pass: the logits and copies of them
 _ROW_TOKENS: Final = 512  # tokens of keys that a row is assumed to have next to its state
 _SPARE_STATES: Final = 64  # for the segments above the rows
-_FEWEST_STATES: Final = 4
+_MIN_STATES: Final = 4
 _SELECTION_TENSORS: Final = 6
 """Temporary tensors that are in memory together, in float32."""
 
@@ -86,15 +86,15 @@ def max_prefill_logits(device: torch.device) -> int:
     Args:
         device: The device of the model.
     """
-    fewest, most = _PREFILL_LOGITS
+    min_elements, max_elements = _PREFILL_LOGITS
     if device.type != "cuda":
-        return fewest
+        return min_elements
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     # A power of two, so that small differences of the free memory do not change the passes.
-    while most > fewest and most * _BYTES_PER_LOGIT > free:
-        most //= 2
-    return most
+    while max_elements > min_elements and max_elements * _BYTES_PER_LOGIT > free:
+        max_elements //= 2
+    return max_elements
 
 
 def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
@@ -107,7 +107,7 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
     if head is not None:
         skipped.add(id(head.weight))
     experts = getattr(module.config.get_text_config(), "num_experts_per_tok", None) or 1
-    most, itemsize = 0, module.dtype.itemsize
+    peak, itemsize = 0, module.dtype.itemsize
     for weight in module.parameters():
         if weight.dim() < 2 or id(weight) in skipped:
             continue
@@ -115,12 +115,12 @@ def activation_bytes(module: PreTrainedModel, num_tokens: int) -> int:
         copies = experts if weight.dim() > 2 else 1
         narrow, wide = sorted(weight.shape[-2:])
         # The gate, its other factor and their product are as wide as the widest matrix.
-        most = max(most, copies * (3 * wide + 4 * narrow) * itemsize)
-    return most * num_tokens
+        peak = max(peak, copies * (3 * wide + 4 * narrow) * itemsize)
+    return peak * num_tokens
 
 
 def scratch_bytes(module: PreTrainedModel, num_tokens: int) -> int:
-    """Return the most bytes that a layer in 4 bits expands to in a pass over `num_tokens` tokens.
+    """Return the maximum bytes that a layer in 4 bits expands to in a pass of `num_tokens` tokens.
 
     Layers with the same input are merged, which about doubles the outputs of the widest.
     """
@@ -130,7 +130,7 @@ def scratch_bytes(module: PreTrainedModel, num_tokens: int) -> int:
     from treegen.model.linear import fp4_expansion
 
     chosen = getattr(module.config.get_text_config(), "num_experts_per_tok", None) or 1
-    most = 0
+    max_scratch = 0
     for part in layers:
         for weight in part.parameters(recurse=False):
             experts = len(weight) if isinstance(part, FourBitExperts) else 0
@@ -140,8 +140,10 @@ def scratch_bytes(module: PreTrainedModel, num_tokens: int) -> int:
             if fp4_expansion.is_faster(pairs, experts, module.device):
                 outputs = weight.shape[1] if experts else 2 * len(weight)
                 inputs = 2 * weight[0, 0].numel() if experts else 2 * weight.shape[1]
-                most = max(most, fp4_expansion.scratch_bytes(outputs, inputs, experts))
-    return most
+                max_scratch = max(
+                    max_scratch, fp4_expansion.scratch_bytes(outputs, inputs, experts)
+                )
+    return max_scratch
 
 
 def selection_bytes(spec: ModelSpec, num_rows: int, itemsize: int) -> int:
@@ -217,14 +219,14 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
         windows = max(min(max_rows, memory // 16 // window), 1)
         memory -= windows * window + spec.state_bytes  # one spare slot
     state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
-    most = 2 * max_rows + _SPARE_STATES
-    states = min(max(memory * state // row, memory // 4) // state - 1, most)
-    if states < _FEWEST_STATES:
-        least = (_FEWEST_STATES + 1) * min(row, 4 * state)
+    max_states = 2 * max_rows + _SPARE_STATES
+    states = min(max(memory * state // row, memory // 4) // state - 1, max_states)
+    if states < _MIN_STATES:
+        min_memory = (_MIN_STATES + 1) * min(row, 4 * state)
         raise CacheFullError(
             f"{format_bytes(memory)} can hold only {max(states, 0):,} recurrent states of "
             f"{format_bytes(state)} in addition to the keys; set {arg('memory')} to at "
-            f"least {format_bytes(least)}"
+            f"least {format_bytes(min_memory)}"
         )
     remaining = memory - (states + 1) * state
     return CacheSize(count_pages(remaining, spec, page_size), states, windows)

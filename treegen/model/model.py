@@ -184,8 +184,8 @@ class Model:
             # earlier layers must not have advanced.
             impl = IMPL if self._reproducible else self.impl
             batch = build_warmup_batch(pools, self.device, impl)
-            nowhere = np.zeros((2, len(batch.tokens_T)), dtype=np.int64)
-            self.forward(replace(batch, states=states_of_rows(nowhere, states)))
+            spare_slots = np.zeros((2, len(batch.tokens_T)), dtype=np.int64)
+            self.forward(replace(batch, states=states_of_rows(spare_slots, states)))
         elif self._compiled is not None and self._reproducible:
             self.forward(build_warmup_batch(pools, self.device))
 
@@ -226,7 +226,7 @@ class Model:
         """Return one page pool for each attention layer, filled with zeros.
 
         A layer that uses the keys and values of an earlier layer gets the pool of that layer. Both
-        layers then write the same numbers into the same places. The zeros matter because a kernel
+        layers then write the same numbers into the same slots. The zeros matter because a kernel
         may read past the last key of a page and multiply the result by zero, which must not give
         NaN.
 

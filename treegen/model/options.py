@@ -90,7 +90,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", device_name(self.device))
         check_sharing(self.sharing)
-        check_int("tensor_parallel_size", self.tensor_parallel_size, least=1)
+        check_int("tensor_parallel_size", self.tensor_parallel_size, minimum=1)
         self._check_drafting()
         if self.adapter is not None and self.tensor_parallel_size > 1:
             raise InputError(
@@ -112,7 +112,7 @@ class EngineOptions:
             self._check_with_images()
         for name in Sizes._fields:
             if (value := getattr(self, name)) is not None:
-                check_int(name, value, least=1)
+                check_int(name, value, minimum=1)
         for field in fields(self):
             is_flag = field.type in ("bool", "bool | None")
             if is_flag and (flag := getattr(self, field.name)) is not None:
@@ -138,7 +138,7 @@ class EngineOptions:
                 "of the two"
             )
         if self.draft_tokens is not None:
-            check_int("draft_tokens", self.draft_tokens, least=1)
+            check_int("draft_tokens", self.draft_tokens, minimum=1)
             if not self.speculates:
                 raise InputError(
                     f"{arg('draft_tokens')} requires {arg('speculate')} or "

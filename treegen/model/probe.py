@@ -361,7 +361,7 @@ def _check_layers(config: PretrainedConfig, probe: Probe) -> None:
         return
     if has_loops(config.get_text_config(decoder=True)) and {*layers} == {*range(num_layers)}:
         return
-    (most, times), *_ = Counter(layers).most_common(1) or [(0, 0)]
+    (layer, times), *_ = Counter(layers).most_common(1) or [(0, 0)]
     silent = sorted({*range(num_layers)} - {*layers})
     if num_layers < 1:
         reason = f"the number of layers in config.json must be at least 1, got {num_layers}"
@@ -371,7 +371,7 @@ def _check_layers(config: PretrainedConfig, probe: Probe) -> None:
         reason = f"{type(probe.modules[0]).__name__} has no layer number (layer_idx)"
     elif times > 1:
         reason = (
-            f"each layer must call attention once in a forward pass, but layer {most} calls "
+            f"each layer must call attention once in a forward pass, but layer {layer} calls "
             f"attention {times} times"
         )
     elif silent:

@@ -26,7 +26,7 @@ from treegen.ops.cache.pool import LayerKV
 IMPL: Final = "invariant"
 ALIGN: Final = 16
 """Attention parts begin at multiples of this many positions, which one matrix product sums."""
-_LEAST_ROWS: Final = 64  # products of fewer rows are no faster, and some are much slower
+_MIN_ROWS: Final = 64  # products of fewer rows are no faster, and some are much slower
 _COMPILED_ROWS: Final = 1024
 
 
@@ -106,8 +106,8 @@ def check_recurrence(module: nn.Module, spec: ModelSpec, by_operators: bool) -> 
     if spec.states and not by_operators:
         raise InputError(f"{about}{RECURRENT_IN_TRANSFORMERS}; remove reproducible")
     for part in module.modules():
-        least, most = getattr(part, "time_step_limit", (0.0, float("inf")))
-        if spec.states and (least > 0 or most < float("inf")):
+        dt_min, dt_max = getattr(part, "time_step_limit", (0.0, float("inf")))
+        if spec.states and (dt_min > 0 or dt_max < float("inf")):
             raise InputError(
                 f"{about}its time steps have limits that do not apply to single tokens; remove "
                 "reproducible"
@@ -161,7 +161,7 @@ def pad_batch(batch: Batch) -> Batch:
 
     Recurrent layers of the batch compute one token at a time.
     """
-    missing = max(_LEAST_ROWS - len(batch.tokens_T), 0)
+    missing = max(_MIN_ROWS - len(batch.tokens_T), 0)
     if batch.states is not None:
         batch = replace(batch, states=batch.states.with_rows(missing))
     if not missing:
@@ -200,7 +200,7 @@ def build_warmup_batch(layers: Sequence[LayerKV], device: torch.device, impl: st
         zeros_T,
         zeros_T,
         zeros_T,
-        zeros_T[:_LEAST_ROWS],
+        zeros_T[:_MIN_ROWS],
         prepare_host([level], zeros_T, device, impl),
         layers,
     )

@@ -213,11 +213,11 @@ def check_fields(directory: Path) -> None:
                 )
 
 
-MOST_TIMES: Final = 256
+MAX_TIMES: Final = 256
 """Maximum factor by which normalizing or decoding may lengthen a text, apart from Unicode's own."""
-MOST_ADDED: Final = 4096
+MAX_ADDED: Final = 4096
 """Maximum characters that normalizing may prepend, and in a prefix or suffix of word parts."""
-_MOST_COPIES: Final = 8  # of a text in the result with special tokens
+_MAX_COPIES: Final = 8  # of a text in the result with special tokens
 _PARTS: Final = ("normalizers", "decoders", "processors")
 _AFFIXES: Final = ("continuing_subword_prefix", "end_of_word_suffix")
 
@@ -240,24 +240,24 @@ def check_growth(directory: Path) -> None:
         return
     for name in ("normalizer", "decoder"):
         times, added = _bound_growth(settings.get(name))
-        if times > MOST_TIMES or added > MOST_ADDED:
+        if times > MAX_TIMES or added > MAX_ADDED:
             raise ModelError(
                 f"{file}: the {name} may lengthen a text {times:,.3g} times and add "
-                f"{added:,.3g} characters, but at most {MOST_TIMES} times and {MOST_ADDED:,} "
+                f"{added:,.3g} characters, but at most {MAX_TIMES} times and {MAX_ADDED:,} "
                 "characters are supported; use another tokenizer"
             )
     copies = max((_copies(step) for step in _steps(settings.get("post_processor"))), default=1)
-    if copies > _MOST_COPIES:
+    if copies > _MAX_COPIES:
         raise ModelError(
             f"{file}: the post_processor repeats a text {copies:,} times, but at most "
-            f"{_MOST_COPIES} times are supported; use another tokenizer"
+            f"{_MAX_COPIES} times are supported; use another tokenizer"
         )
     model = settings.get("model")
     affixes = {name: model.get(name) for name in _AFFIXES} if isinstance(model, Mapping) else {}
     for name, text in affixes.items():
-        if isinstance(text, str) and len(text) > MOST_ADDED:
+        if isinstance(text, str) and len(text) > MAX_ADDED:
             raise ModelError(
-                f"{file}: {name} must have at most {MOST_ADDED:,} characters, got "
+                f"{file}: {name} must have at most {MAX_ADDED:,} characters, got "
                 f"{len(text):,}; use another tokenizer"
             )
 

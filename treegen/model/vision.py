@@ -39,7 +39,7 @@ from treegen.prompts.images.table import Ahead, ImageTable
 _COUNTS: Final = ("num_additional_image_tokens", "image_seq_len", "image_seq_length")
 _NOT_MODEL: Final = ("num_img_tokens",)
 """Outputs of processors for themselves."""
-_MOST_TOKENS: Final = 2**16
+_MAX_TOKENS: Final = 2**16
 """Maximum tokens per image in settings, because placeholders are made before images are read."""
 
 
@@ -140,7 +140,7 @@ def _check_counts(directory: Path) -> None:
     for name in _COUNTS:
         if (value := settings.get(name)) is None:
             continue
-        if type(value) is not int or not 0 <= value <= _MOST_TOKENS:
+        if type(value) is not int or not 0 <= value <= _MAX_TOKENS:
             raise ModelError(
                 f"{file}: {name} must be a number of tokens, got {value!r:.60}; fix the file, "
                 "or download the file again"

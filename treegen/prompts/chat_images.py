@@ -46,23 +46,23 @@ def extract_images(
 
 
 def open_images(
-    contents: Sequence[Any], table: ImageTable | None, most_pixels: int | None = None
+    contents: Sequence[Any], table: ImageTable | None, max_pixels: int | None = None
 ) -> None:
     """Decode and process the images of prompts before they are encoded.
 
     Args:
         contents: Prompts of one call; those that are not chat messages have no images.
         table: The model's images; None if it takes none, in which case nothing is done.
-        most_pixels: Maximum pixels of all images of the call together; None for no limit.
+        max_pixels: Maximum pixels of all images of the call together; None for no limit.
 
     Raises:
-        InputError: an image cannot be used, or the images have more pixels than `most_pixels`.
+        InputError: an image cannot be used, or the images have more pixels than `max_pixels`.
     """
     images = list(_sources(contents)) if table is not None else []
     if table is None or not images:
         return
-    if most_pixels is not None:
-        check_pixels([source for _, source in images], most_pixels)
+    if max_pixels is not None:
+        check_pixels([source for _, source in images], max_pixels)
     for name, source in images:
         try:
             table.add(source)
@@ -77,12 +77,12 @@ def has_images(contents: Sequence[Any]) -> bool:
 
 def _image_parts(contents: Sequence[Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the parts of chat messages that are images, with the names of their prompts."""
-    for place, content in enumerate(contents):
+    for index, content in enumerate(contents):
         for message in content if isinstance(content, list | tuple) else ():
             parts = message.get("content") if isinstance(message, Mapping) else None
             for part in parts if isinstance(parts, list | tuple) else ():
                 if is_image(part):
-                    yield str(place), part
+                    yield str(index), part
 
 
 def has_image_files(contents: Sequence[Any]) -> bool:
@@ -121,12 +121,12 @@ def render_parts(
     images = extract_images(message, name, table)
     if table is None:
         return "".join(part["text"] for part in parts), []
-    place = _place(tokenizer, table) if images else ""
-    texts = [place if is_image(part) else part["text"] for part in parts]
+    placeholder = _find_placeholder(tokenizer, table) if images else ""
+    texts = [placeholder if is_image(part) else part["text"] for part in parts]
     return expand_image_markers("".join(texts), images, table, name), images
 
 
-def _place(tokenizer: Any, table: ImageTable) -> str:
+def _find_placeholder(tokenizer: Any, table: ImageTable) -> str:
     """Return the text that the chat template writes for an image between two texts."""
     before, after = "text before", "text after"
     parts = [{"type": "text", "text": before}, {"type": "image"}, {"type": "text", "text": after}]
@@ -135,9 +135,9 @@ def _place(tokenizer: Any, table: ImageTable) -> str:
     except InputError:  # the template rejects such messages, or there is none
         return table.marker
     _, _, after_marker = text.partition(before)
-    place, separator, _ = after_marker.partition(after)
+    placeholder, separator, _ = after_marker.partition(after)
     # Some templates move images before all text.
-    return place if separator and place.count(table.marker) == 1 else table.marker
+    return placeholder if separator and placeholder.count(table.marker) == 1 else table.marker
 
 
 def get_reply_prefix(content: str | Sequence[Mapping[str, Any]], name: str) -> str:

@@ -22,9 +22,9 @@ _Alternatives = list[tuple[Hashable, list[Hashable]]]
 def _can_end(alternatives: _Alternatives, start: Hashable) -> bool:
     num_missing = [len(set(needed)) for _, needed in alternatives]
     waiting: dict[Hashable, list[int]] = defaultdict(list)
-    for place, (_, needed) in enumerate(alternatives):
+    for index, (_, needed) in enumerate(alternatives):
         for schema_id in set(needed):
-            waiting[schema_id].append(place)
+            waiting[schema_id].append(index)
     ending: set[Hashable] = set()
     ready = [rule for (rule, _), num in zip(alternatives, num_missing, strict=True) if not num]
     while ready:
@@ -32,10 +32,10 @@ def _can_end(alternatives: _Alternatives, start: Hashable) -> bool:
         if rule in ending:
             continue
         ending.add(rule)
-        for place in waiting[rule]:
-            num_missing[place] -= 1
-            if not num_missing[place]:
-                ready.append(alternatives[place][0])
+        for index in waiting[rule]:
+            num_missing[index] -= 1
+            if not num_missing[index]:
+                ready.append(alternatives[index][0])
     return start in ending
 
 
@@ -87,11 +87,13 @@ def _of_kind(kind: Any, schema: Mapping[str, Any]) -> list[Any]:
         names = [name for name in _list(schema.get("required")) if isinstance(name, str)]
         return [properties.get(name, other) for name in names]
     if kind == "array":
-        least, first = schema.get("minItems", 0), _list(schema.get("prefixItems"))
-        is_number = isinstance(least, int) or (isinstance(least, float) and math.isfinite(least))
-        least = int(least) if is_number else 0
-        item_schemas = [schema.get("items", True)] if least > len(first) else []
-        return [*first[: max(least, 0)], *item_schemas]
+        min_items, first = schema.get("minItems", 0), _list(schema.get("prefixItems"))
+        is_number = isinstance(min_items, int) or (
+            isinstance(min_items, float) and math.isfinite(min_items)
+        )
+        min_items = int(min_items) if is_number else 0
+        item_schemas = [schema.get("items", True)] if min_items > len(first) else []
+        return [*first[: max(min_items, 0)], *item_schemas]
     return []
 
 
@@ -201,15 +203,15 @@ class _RuleParser:
 
     def _part(self, needed: Iterable[Hashable]) -> None:
         """Add a part to the sequence, unless the operator after it makes it optional."""
-        least_is_none = False
+        min_is_zero = False
         if self._peek() in ("?", "*"):
             self._take()
-            least_is_none = True
+            min_is_zero = True
         elif self._peek() == "+":
             self._take()
         elif self._peek() in ("~", "{"):
-            least_is_none = self._repeats_none()
-        if not least_is_none:
+            min_is_zero = self._repeats_none()
+        if not min_is_zero:
             self._open[-1][1].extend(needed)
 
     def _repeats_none(self) -> bool:

@@ -130,9 +130,9 @@ class Grammar:
                 of one lane run one after another, and those of several lanes in parallel. Default:
                 0.
         """
-        if (lack := lane + 1 - len(self._lanes)) > 0:
+        if (num_missing := lane + 1 - len(self._lanes)) > 0:
             with ThreadPoolExecutor() as threads:
-                futures = [threads.submit(self._new) for _ in range(lack)]
+                futures = [threads.submit(self._new) for _ in range(num_missing)]
             self._lanes += [future.result() for future in futures]
         return self._lanes[lane].deep_copy()
 
@@ -234,10 +234,10 @@ def _make_grammar_error(kind: str, message: str) -> InputError:
 def _find_reason(kind: str, message: str) -> str:
     """Return the reason in a message of llguidance, on one line; `kind` is as in a Structure."""
     lines = message.strip().splitlines() or ["llguidance rejected the value"]
-    # The place in a Lark grammar, and what is wrong with a regular expression there.
+    # The location in a Lark grammar, and what is wrong with a regular expression there.
     found = re.match(r"(at \d+\(\d+\): )?(?:invalid regex .* \(in regex\): )?(.*)", lines[0])
     assert found is not None
-    place, reason = found[1] or "", found[2]
+    location, reason = found[1] or "", found[2]
     if "lookarounds not supported" in reason:
         reason = r"look-around, such as \b, is not supported"
     # The next lines are the expression, a line of ^ below its part, and the reason.
@@ -247,7 +247,7 @@ def _find_reason(kind: str, message: str) -> str:
         if len(lines) > 2 and (marks := re.fullmatch(r" *(\^+)", lines[2])):
             part = lines[1][slice(*marks.span(1))]
             reason += f": {part}" if part else ""
-    return reason if kind == "regex" else f"{place}{reason}"
+    return reason if kind == "regex" else f"{location}{reason}"
 
 
 def _run_with_timeout(kind: str, make: Callable[[], _Result]) -> _Result:

@@ -22,7 +22,7 @@ class Segment:
     parent: int | None
     """The index of the segment before them; None for the first segment of a text."""
     samples: tuple[int, ...]
-    """The rollouts that contain them, by their places in the batch."""
+    """The rollouts that contain them, by their indices in the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class RolloutTree:
         for sample, total in enumerate(totals):
             name = f"prompt_lengths[{sample}]"
             lengths[sample] = as_int(name, lengths[sample])
-            check_int(name, lengths[sample], least=min(1, total), most=total)
+            check_int(name, lengths[sample], minimum=min(1, total), maximum=total)
         return lengths
 
     def split(

@@ -52,11 +52,11 @@ WINDOW_WIDTHS: Final = (16, 64, 256)
 EDGE: Final = 2 * WINDOW_WIDTHS[-1]
 """How many tokens at each end of a long text get characters and words."""
 WINDOW_CHARS: Final = 128
-"""Characters that the first window repeats, about: the price of using a shared start."""
+"""Characters that the first window repeats, about: the cost of using a shared start."""
 AT_WORD: Final = (2, 4)
 """Tokens before and after the start of a word that must agree to splice there."""
 IN_WORD: Final = (6, 6)
-"""Tokens before and after a place inside a word that must agree to splice there."""
+"""Tokens before and after a position inside a word that must agree to splice there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ def shared_starts(texts: Sequence[str]) -> tuple[list[TextSpan], list[int]]:
         complete = branches.pop("", [])
         # The first shared start of a text costs a window. Deeper ones need no further window.
         above = TextSpan("", None, -1) if parent is None else spans[parent]
-        price = WINDOW_CHARS * (len(members) if parent is None else 1)
-        if complete or (length - len(above.text)) * (len(members) - 1) > price:
+        cost = WINDOW_CHARS * (len(members) if parent is None else 1)
+        if complete or (length - len(above.text)) * (len(members) - 1) > cost:
             spans.append(TextSpan(texts[members[0]][:length], parent, above.depth + 1))
             parent = len(spans) - 1
         for member in complete:
@@ -117,19 +117,19 @@ def _common_length(texts: Sequence[str], agreed: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _SplicePoint:
-    """The place where a window is spliced to a shared start."""
+    """Where a window is spliced to a shared start."""
 
     start_length: int
     """Tokens of the shared start that stay."""
     window_start: int
     """The first token of the window that follows them."""
     before: int
-    """Number of tokens before the place that must agree."""
+    """Number of tokens before this position that must agree."""
     after: int
-    """Number of tokens after the place that must agree."""
+    """Number of tokens after this position that must agree."""
 
     def holds(self, start: Rows, window: Rows) -> bool:
-        """Whether a shared start and a window agree around this place."""
+        """Whether a shared start and a window agree around this position."""
         left = start[:, self.start_length - self.before : self.start_length + self.after]
         right = window[:, self.window_start - self.before : self.window_start + self.after]
         return np.array_equal(left, right)
@@ -147,14 +147,14 @@ class Splicer:
         if backend.normalizer is not None and any(token.normalized for token in added):
             self._margin *= 4  # An added token may get shorter when it is normalized.
         model = backend.model
-        self._places: list[tuple[tuple[int, int], bool]] = [(AT_WORD, True)]
+        self._contexts: list[tuple[tuple[int, int], bool]] = [(AT_WORD, True)]
         if type(model).__name__ == "BPE" and not (
             model.dropout
             or model.ignore_merges
             or model.continuing_subword_prefix
             or model.end_of_word_suffix
         ):
-            self._places.append((IN_WORD, False))
+            self._contexts.append((IN_WORD, False))
 
     def encode(
         self, texts: Sequence[str], starts: Sequence[tuple[int, Rows] | None]
@@ -175,24 +175,24 @@ class Splicer:
             windows = [opened[id(starts[index])] for index in todo]
             chars = [char for _, char in windows]
             rows = self._rows([texts[index] for index in todo], chars)
-            places: dict[int, _SplicePoint] = {}
+            points: dict[int, _SplicePoint] = {}
             failed = []
             for index, (token, char), window in zip(todo, windows, rows, strict=True):
                 start = starts[index]
                 if start is None or char == 0:
                     parts[index] = (none, window)
                     continue
-                # Windows on one shared start begin alike, so mostly the same place fits.
-                place = places.get(id(start))
-                if place is None or not place.holds(start[1], window):
-                    place = self._place(start, token, window)
-                if place is None:
+                # Windows on one shared start begin alike, so mostly the same point fits.
+                point = points.get(id(start))
+                if point is None or not point.holds(start[1], window):
+                    point = self._find_point(start, token, window)
+                if point is None:
                     failed.append(index)
                 else:
-                    places[id(start)] = place
+                    points[id(start)] = point
                     parts[index] = (
-                        start[1][:, : place.start_length],
-                        window[:, place.window_start :],
+                        start[1][:, : point.start_length],
+                        window[:, point.window_start :],
                     )
             todo = failed
         return parts
@@ -226,7 +226,7 @@ class Splicer:
         # A token may begin with the space before its word although its offsets exclude the space.
         return token, int(min(rows[STOP, token - 1], rows[START, token]))
 
-    def _place(self, start: tuple[int, Rows], token: int, window: Rows) -> _SplicePoint | None:
+    def _find_point(self, start: tuple[int, Rows], token: int, window: Rows) -> _SplicePoint | None:
         """Return where a window that opens at `token` of the shared start is spliced, or None."""
         length, rows = start
         tail = rows[:, token:]
@@ -241,7 +241,7 @@ class Splicer:
         agrees = equal.all(axis=0) & inside
         linked = agrees[1:] & agrees[:-1] & (match[1:] == match[:-1] + 1)
         run = np.concatenate([[0], np.cumsum(linked)])
-        for (before, after), at_word in self._places:
+        for (before, after), at_word in self._contexts:
             links = before + after - 1
             at = before + np.flatnonzero(run[links:] - run[:-links] == links)
             at = at[tail[START, at] <= length - self._margin]

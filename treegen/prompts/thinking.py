@@ -288,14 +288,14 @@ class ThinkingTags:
         def is_closed(num: int) -> bool:
             return self.tags.close in self._detokenizer.decode_with_special(tokens[:num])
 
-        most = len(tokens)
+        max_num = len(tokens)
         if self._closing_id is not None:
             at = np.flatnonzero(np.asarray(tokens) == self._closing_id)
             if len(at):
-                most = int(at[0]) + 1
-                if not is_closed(most - 1):  # no other tokens spell the tag before it
-                    return most
-        return bisect_left(range(most), 1, key=is_closed)
+                max_num = int(at[0]) + 1
+                if not is_closed(max_num - 1):  # no other tokens spell the tag before it
+                    return max_num
+        return bisect_left(range(max_num), 1, key=is_closed)
 
 
 def _encode_within_text(tokenizer: Any, text: str) -> list[int]:

@@ -121,7 +121,7 @@ class ByteSpeller:
         return ids if is_same else None
 
     def _longest_first(self, text: bytes) -> list[int]:
-        """Return tokens whose bytes join to the text, choosing the longest token at each place."""
+        """Return tokens whose bytes join to the text: at each position the longest token."""
         ids, start = list[int](), 0
         while start < len(text):
             ends = range(min(start + self._longest, len(text)), start, -1)

@@ -73,10 +73,10 @@ class Detokenizer:
         }
         contexts = [context_of[id(prompt)] for prompt in prompts]
         generated = [_ids(tokens) for tokens in samples]
-        wholes = [context + ids for context, ids in zip(contexts, generated, strict=True)]
+        full_ids = [context + ids for context, ids in zip(contexts, generated, strict=True)]
         return [
             self._get_added_text(context, ids, text)
-            for context, ids, text in zip(contexts, generated, self._decode(wholes), strict=True)
+            for context, ids, text in zip(contexts, generated, self._decode(full_ids), strict=True)
         ]
 
     def _get_added_text(self, context: tuple[int, ...], ids: tuple[int, ...], text: str) -> str:

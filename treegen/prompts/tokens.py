@@ -98,7 +98,7 @@ def tokenize(
         arrays = [run for run in part if not isinstance(run, _Text)]
         ids = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         if table is not None and prompt.id in images:
-            ids = table.place(ids, images[prompt.id], prompt.id)
+            ids = table.replace_placeholders(ids, images[prompt.id], prompt.id)
         if not ids.size:
             raise InputError(f"{prompt.name} has no tokens; pass text or token ids")
         placed = images.get(prompt.id, ())
@@ -107,17 +107,17 @@ def tokenize(
 
 
 def find_too_long_prompt(
-    root: Node, tokenizer: PreTrainedTokenizerBase, most: int, table: ImageTable | None = None
+    root: Node, tokenizer: PreTrainedTokenizerBase, max_tokens: int, table: ImageTable | None = None
 ) -> tuple[Prompt, int] | None:
-    """Return a prompt that surely has more than `most` tokens, if any.
+    """Return a prompt that surely has more than `max_tokens` tokens, if any.
 
     The bound uses only the lengths of texts; nothing is encoded. So a prompt may have more than
-    `most` tokens although the result is None.
+    `max_tokens` tokens although the result is None.
 
     Args:
         root: The root of the prompt tree.
         tokenizer: The model's tokenizer.
-        most: The largest allowed number of tokens.
+        max_tokens: The largest allowed number of tokens.
         table: The model's images; None if it takes none.
 
     Returns:
@@ -126,19 +126,19 @@ def find_too_long_prompt(
     Raises:
         TreeError: the tree has no samples, or generates levels.
     """
-    least: TokenLowerBound | None = None
+    lower_bound: TokenLowerBound | None = None
     for prompt in prompts_of(root):
         num_chars = sum(_num_chars(node) for node in prompt.path)
-        if num_chars <= most:
+        if num_chars <= max_tokens:
             continue  # most calls end here, before the token lengths are computed
-        least = least or TokenLowerBound(tokenizer)
-        if least.of_chars(num_chars) <= most:
+        lower_bound = lower_bound or TokenLowerBound(tokenizer)
+        if lower_bound.of_chars(num_chars) <= max_tokens:
             continue
         num = sum(
-            least.of_text(run.text) if isinstance(run, _Text) else len(run)
+            lower_bound.of_text(run.text) if isinstance(run, _Text) else len(run)
             for run in _runs(prompt, tokenizer, {}, table)
         )
-        if num > most:
+        if num > max_tokens:
             return prompt, num
     return None
 

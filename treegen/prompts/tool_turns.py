@@ -122,11 +122,11 @@ class ToolTurns:
         """Return the rendered chat up to where a reply with calls stops."""
         marker = secrets.token_hex(16)
         rendered = self._render(calls, [marker] * len(calls), is_open=True)
-        place = rendered.find(marker)
-        if place < 0:
+        marker_start = rendered.find(marker)
+        if marker_start < 0:
             raise self._error("the template does not render the results")
         without = self._render(calls, (), is_open=False)
-        at = rendered.rfind(ending, 0, place) if ending else -1
+        at = rendered.rfind(ending, 0, marker_start) if ending else -1
         if at < 0 or at < len(self._chat([_QUESTION], is_open=False)):
             # The template does not write the token with which the model has stopped.
             at = len(without) - len(self._reply_end())

@@ -372,8 +372,8 @@ def check_parts(name: str, parts: Sequence[object]) -> None:
     Raises:
         TreeError: a part is neither text nor an image.
     """
-    for place, part in enumerate(parts):
-        where = f"{name}[{place}]"
+    for index, part in enumerate(parts):
+        where = f"{name}[{index}]"
         try:
             if is_image(part):
                 source_of(cast(Mapping[str, Any], part))

@@ -127,7 +127,7 @@ class Comparison:
     """One for each metric that both runs have, the headline first."""
     tokens: TokenDifference | None = None
     """The tokens that the runs have generated; None if one of the runs does not count them."""
-    places: tuple[int, ...] = ()
+    problem_indices: tuple[int, ...] = ()
     """The index of each compared problem among all problems of the runs."""
     what: tuple[str, str] = ("", "")
     """What each run is: its task, model and key settings."""
@@ -153,7 +153,7 @@ class Comparison:
         document = asdict(self)
         for row in document["differences"][1:]:
             del row["by_problem"]
-        del document["places"], document["hidden"]
+        del document["problem_indices"], document["hidden"]
         return document
 
     def listing(
@@ -279,7 +279,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
     tokens = None  # a log of another tool may have no numbers of tokens
     if all(map(sum, token_counts)):
         tokens = _compare_tokens(token_counts[0], token_counts[1], clusters)
-    places = tuple(i for i, problem in enumerate(a.problems) if problem.id not in left_out)
+    problem_indices = tuple(i for i, problem in enumerate(a.problems) if problem.id not in left_out)
     p_values = [row.p_value for row in differences]
     # A single p-value needs no adjustment.
     several = sum(p is not None for p in p_values) > 1
@@ -297,7 +297,7 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
         unfinished,
         rows,
         tokens,
-        places,
+        problem_indices,
         (describe_view(a), describe_view(b)),
         differing_settings(*settings),
         describe_random_numbers(a, b, is_similar=num_equal > 0),
@@ -410,9 +410,9 @@ def _compare_verdicts(
             differences.append(_compute_difference(metric, filter, values[0], values[1], clusters))
         if stopped_early and votes:
             values = [_final_votes(view, filter, ids) for view in (a, b)]
-            place = sum(row.filter != filter for row in differences) + 1
+            index = sum(row.filter != filter for row in differences) + 1
             row = _compute_difference("vote", filter, values[0], values[1], clusters)
-            differences.insert(place, row)
+            differences.insert(index, row)
     return differences
 
 

@@ -434,7 +434,7 @@ def _sum_usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
         unshared=sum(
             (p.prompt_tokens + p.choice_tokens) * n for p, n in zip(problems, done, strict=True)
         ),
-        kept=sum(sample.num_tokens for p in problems for sample in p.samples),
+        sample_tokens=sum(sample.num_tokens for p in problems for sample in p.samples),
     )
 
 

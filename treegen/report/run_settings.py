@@ -255,8 +255,10 @@ class KeySettings:
         if not self.searches_unlike(other):
             return set()
         methods = [METHODS.get(str(side.values.get("method"))) for side in (self, other)]
-        knobs = [set[str]() if method is None else {*method.knobs} for method in methods]
-        return {*TreeSettings.__dataclass_fields__} - (knobs[0] & knobs[1])
+        setting_names = [
+            set[str]() if method is None else {*method.setting_names} for method in methods
+        ]
+        return {*TreeSettings.__dataclass_fields__} - (setting_names[0] & setting_names[1])
 
 
 def describe_view(view: "RunView", *, short: bool = False) -> str:
@@ -363,7 +365,7 @@ def _reads_num_samples(choices: Mapping[str, Any]) -> bool:
     from treegen.evals.search.task import get_search_task
 
     if method in METHODS:
-        return "num_samples" in METHODS[method].knobs
+        return "num_samples" in METHODS[method].setting_names
     task = str(choices.get("task", ""))
     if not is_builtin_task(task):
         return True

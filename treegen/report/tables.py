@@ -77,7 +77,7 @@ class PrintableTable:
             column.format if isinstance(column, str) else column for column in columns.values()
         ]
         rows = [[show(item) for show in formats] for item in items]
-        numbers = [place for place, title in enumerate(columns) if title not in words]
+        numbers = [column for column, title in enumerate(columns) if title not in words]
         return PrintableTable(tuple(columns), rows, numbers, lines=tuple(dict.fromkeys(lines)))
 
     def __str__(self) -> str:
@@ -247,28 +247,28 @@ def other_tables(view: RunView) -> list[PrintableTable]:
 def table_listing(table: Table) -> PrintableTable:
     """Return a table of values, ready to print; bounds become intervals, and replace errors."""
     lows = [
-        place
-        for place, (a, b) in enumerate(zip(table.columns, table.columns[1:], strict=False))
+        index
+        for index, (a, b) in enumerate(zip(table.columns, table.columns[1:], strict=False))
         if a.startswith("Low") and b == f"High{a[3:]}"
     ]
     dropped = {low + 1 for low in lows}
     if lows and "Stderr" in table.columns:
         dropped.add(table.columns.index("Stderr"))
-    places = [place for place in range(len(table.columns)) if place not in dropped]
+    columns = [index for index in range(len(table.columns)) if index not in dropped]
 
     def cell(row: Sequence[Cell], place: int) -> str:
         if place not in lows:
             return _format_cell(row[place])
         return interval(row[place], row[place + 1])  # type: ignore[arg-type]
 
-    def title(place: int) -> str:
-        name = table.columns[place]
-        return f"95% interval{name[3:].rstrip()}" if place in lows else _TITLES.get(name, name)
+    def title(index: int) -> str:
+        name = table.columns[index]
+        return f"95% interval{name[3:].rstrip()}" if index in lows else _TITLES.get(name, name)
 
     return PrintableTable(
-        [title(place) for place in places],
-        [[cell(row, place) for place in places] for row in table.rows],
-        numbers=range(1, len(places)),
+        [title(index) for index in columns],
+        [[cell(row, index) for index in columns] for row in table.rows],
+        numbers=range(1, len(columns)),
         title=table.title,
         lines=table.lines if isinstance(table, AnnotatedTable) else (),
     )

@@ -208,9 +208,9 @@ def _select_filters(table: Table, headline: Mapping[str, Sequence[str]] | None) 
     """
     if headline is None or "Filter" not in table.columns:
         return table
-    place = table.columns.index("Filter")
+    index = table.columns.index("Filter")
     names = {name for filters in headline.values() for name in filters}
-    return replace(table, rows=tuple(row for row in table.rows if row[place] in names))
+    return replace(table, rows=tuple(row for row in table.rows if row[index] in names))
 
 
 def _format_votes(report: Report, headline: Sequence[str] | None) -> str:

@@ -191,12 +191,12 @@ def check_no_link(run: Path, path: Path) -> None:
     Raises:
         RunError: the path, or a directory between the run and the path, is a link.
     """
-    for place in (path, *path.parents):
-        if place == run:
+    for ancestor in (path, *path.parents):
+        if ancestor == run:
             return
-        if place.is_symlink():
+        if ancestor.is_symlink():
             raise RunError(
-                f"cannot write {path}: {place} is a symbolic link that leads out of the run; "
+                f"cannot write {path}: {ancestor} is a symbolic link that leads out of the run; "
                 "remove the link, or choose another path"
             )
 

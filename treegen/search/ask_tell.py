@@ -95,7 +95,7 @@ class _PendingRequest:
     future: asyncio.Future[Any]
     """What the search awaits."""
     call: QueuedCall | None = None
-    """The request's place in the call queue of the search, if it has one."""
+    """The request's entry in the call queue of the search, if it has one."""
     answers: Sequence[Any] | None = None
     """None until they arrive, and for a cancelled request."""
 
@@ -204,12 +204,12 @@ class _RequestBackend:
             if pending.search is search and not pending.future.done():
                 pending.future.set_result(None)
 
-    def completion(self, request: SampleRequest, place: int, text: str) -> Completion:
+    def completion(self, request: SampleRequest, position: int, text: str) -> Completion:
         """Return the Completion for an answer that is plain text.
 
         Args:
             request: The request that was answered.
-            place: The sample's place in the request.
+            position: The sample's position in the request.
             text: Text of the sample.
         """
         params, stops = request.params, request.params.stops
@@ -222,7 +222,7 @@ class _RequestBackend:
             reason, stop = "length", None
         elif stops and not params.include_stop:
             stop = None  # the text does not show which stop string, or the model, ended it
-        seed, index = request.seeds[place], request.indices[place]
+        seed, index = request.seeds[position], request.indices[position]
         return Completion(request.key, index, seed, text, (), (), reason, stop)
 
     def num_tokens(self, completion: Completion) -> int:
@@ -240,7 +240,10 @@ class _RequestBackend:
             samples = len(request.indices) if isinstance(request, SampleRequest) else 0
             max_tokens = request.params.max_tokens if isinstance(request, SampleRequest) else 0
             pending.call = QueuedCall(
-                num_samples=samples, num_open=samples or 1, return_=pending.deliver, most=max_tokens
+                num_samples=samples,
+                num_open=samples or 1,
+                return_=pending.deliver,
+                max_tokens=max_tokens,
             )
             search.line.join(pending.call)
         try:
@@ -369,10 +372,10 @@ class AskTell(Closeable):
             # The characters of one text are not answers.
             if len(answers) == expected and not isinstance(answers, str):
                 answers = [
-                    self._backend.completion(request, place, answer)
+                    self._backend.completion(request, position, answer)
                     if isinstance(answer, str)
                     else answer
-                    for place, answer in enumerate(answers)
+                    for position, answer in enumerate(answers)
                 ]
         else:
             expected = len(request.texts)
@@ -394,8 +397,8 @@ class AskTell(Closeable):
             pending.future.set_result(answers)
             return True
         call.num_open = len(completions)
-        for place, completion in enumerate(completions):
-            line.record_end(call, place, self._backend.num_tokens(completion))
+        for position, completion in enumerate(completions):
+            line.record_end(call, position, self._backend.num_tokens(completion))
         return True
 
     def stop(self, reason: str = "stopped") -> None:

@@ -116,7 +116,7 @@ class PendingResults(Generic[T]):
     results: list[T | None]
     """Results in the order of the request; None for one that has not arrived."""
     call: QueuedCall | None = None
-    """Its place in the call queue of the search, if it has one."""
+    """Its entry in the call queue of the search, if it has one."""
     num_kept: int = sys.maxsize
     """How many of its samples the budget has room for."""
     future: asyncio.Future[None] | None = None
@@ -188,10 +188,10 @@ class PendingResults(Generic[T]):
         return results
 
     def _drop(self, first: int, release: Callable[[Context], object]) -> None:
-        for place, result in enumerate(self.results):
-            if isinstance(result, BackendSample) and place >= first:
+        for index, result in enumerate(self.results):
+            if isinstance(result, BackendSample) and index >= first:
                 release(result.context)
-                self.results[place] = None
+                self.results[index] = None
 
     def leave(self, error: Exception | None = None) -> None:
         """Finish, and leave the queue of the search if more results would have arrived.
@@ -208,7 +208,7 @@ class PendingResults(Generic[T]):
         """Count the tokens of a sample that has ended.
 
         Args:
-            place: Place of the sample.
+            place: Index of the sample.
             completion: The sample.
             reserved: Tokens that were reserved for it.
         """
@@ -216,5 +216,5 @@ class PendingResults(Generic[T]):
         if line is None or call is None:
             self.search.usage.tokens_decoded += completion.num_tokens
         elif call in line.calls:
-            is_cut = reserved < call.most and completion.finish_reason == "length"
+            is_cut = reserved < call.max_tokens and completion.finish_reason == "length"
             line.record_end(call, place, completion.num_tokens, reserved=reserved, is_cut=is_cut)

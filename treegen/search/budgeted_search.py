@@ -183,17 +183,17 @@ class QueuedCall:
     """Results still to come."""
     return_: Callable[[int], object]
     """Called when the call may return; gets how many of its samples fit the budget."""
-    most: int = 0
+    max_tokens: int = 0
     """Maximum number of tokens of one sample."""
     begin: Callable[[int, int, int], object] | None = None
-    """Starts samples; gets the place of the first sample in the call, their number, and the maximum
+    """Starts samples; gets the index of the first sample in the call, their number, and the maximum
     number of tokens of each. None if they start by themselves and are never cut."""
     num_begun: int = 0
     """Samples that have started."""
     reserved: int = 0
     """Tokens reserved for samples being drawn."""
     tokens: dict[int, int] = field(default_factory=dict)
-    """Number of tokens of each sample that has ended, by its place."""
+    """Number of tokens of each sample that has ended, by its index."""
     longest: int = 0
     """Tokens of the longest sample that another call returned since this call was made."""
 
@@ -232,23 +232,23 @@ class CallQueue:
             self._begin()
 
     def record_end(
-        self, call: QueuedCall, place: int, tokens: int, *, reserved: int = 0, is_cut: bool = False
+        self, call: QueuedCall, index: int, tokens: int, *, reserved: int = 0, is_cut: bool = False
     ) -> None:
         """Record that a sample has ended.
 
         Args:
             call: Call of the sample.
-            place: Place of the sample in the call.
+            index: Index of the sample in the call.
             tokens: Tokens that the sample took.
             reserved: Tokens that were reserved for it.
-            is_cut: Whether the sample would have continued with a limit of `call.most` tokens.
+            is_cut: Whether it would have continued with a limit of `call.max_tokens` tokens.
         """
         # A cut sample counts as more tokens than the budget has, so that nothing starts after it.
-        call.tokens[place] = self._limit + 1 if is_cut and self._limit is not None else tokens
+        call.tokens[index] = self._limit + 1 if is_cut and self._limit is not None else tokens
         call.num_open -= 1
         call.reserved -= reserved
         self._reserved -= reserved
-        self._spent += call.tokens[place]
+        self._spent += call.tokens[index]
         self._begin()
 
     def leave(self, call: QueuedCall) -> None:
@@ -264,7 +264,7 @@ class CallQueue:
             self._usage.tokens_decoded += sum(call.tokens.values())
         else:
             remaining = max(0, self._limit - self._usage.tokens_decoded)
-            tokens = call.num_samples * min(call.most, call.longest)
+            tokens = call.num_samples * min(call.max_tokens, call.longest)
             self._usage.tokens_decoded += min(remaining, tokens)
         self._begin()
 
@@ -278,8 +278,8 @@ class CallQueue:
         if not is_refused and (call.num_open or call.num_waiting):
             return False
         num_kept = longest = 0
-        for place in range(0 if is_refused else call.num_samples):
-            tokens = call.tokens.get(place)
+        for index in range(0 if is_refused else call.num_samples):
+            tokens = call.tokens.get(index)
             if tokens is None:
                 break
             if limit is not None and call.begin is not None and spent + tokens > limit:
@@ -306,13 +306,13 @@ class CallQueue:
     def _begin(self) -> None:
         while self._waiting:
             call = self._waiting[0]
-            num, most = self._fitting(call)
+            num, max_tokens = self._fitting(call)
             if num and call.begin is not None:
                 first = call.num_begun
                 call.num_begun += num
-                call.reserved += num * most
-                self._reserved += num * most
-                call.begin(first, num, most)
+                call.reserved += num * max_tokens
+                self._reserved += num * max_tokens
+                call.begin(first, num, max_tokens)
             elif call.num_waiting:
                 break
             if not call.num_waiting:
@@ -321,10 +321,10 @@ class CallQueue:
     def _fitting(self, call: QueuedCall) -> tuple[int, int]:
         """Return how many samples of the next call may start, and the token limit of each."""
         if self._limit is None:
-            return call.num_waiting, call.most
+            return call.num_waiting, call.max_tokens
         remaining = self._limit - self._usage.tokens_decoded - self._reserved - self._spent
-        if remaining >= call.most:
-            return min(call.num_waiting, remaining // call.most), call.most
+        if remaining >= call.max_tokens:
+            return min(call.num_waiting, remaining // call.max_tokens), call.max_tokens
         if self._reserved or call is not self._calls[0]:
             return 0, 0  # wait until all earlier calls have returned
         if remaining > 0:

@@ -77,7 +77,7 @@ def by_function(function: Callable[[SearchNode], float], *, threads: int = 1) ->
         threads: Maximum number of concurrent calls. With 1, calls never overlap. With 0, the
             function is called in the searches' own thread, which then waits for it.
     """
-    check_int("threads", threads, least=0)
+    check_int("threads", threads, minimum=0)
     pool = Threads(threads)
 
     def value(node: SearchNode) -> float:
@@ -112,7 +112,7 @@ def value_prompt(
         n: Answers to draw per question.
         **overrides: Sampling parameters, as for `SearchNode.sample`.
     """
-    check_int("n", n, least=1)
+    check_int("n", n, minimum=1)
 
     async def judge(search: Search, text: str) -> float:
         with search.temporary_prompt(text, key=f"value {_digest(text)}") as question:
@@ -165,7 +165,7 @@ def vote_prompt(
         n: Votes to draw.
         **overrides: Sampling parameters, as for `SearchNode.sample`.
     """
-    check_int("n", n, least=1)
+    check_int("n", n, minimum=1)
     reader = read or read_choice
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
@@ -217,7 +217,7 @@ def rollouts(
         **overrides: Sampling parameters as for `SearchNode.sample`, such as stop=() and a larger
             max_tokens; not with `play`.
     """
-    check_int("n", n, least=1)
+    check_int("n", n, minimum=1)
 
     async def go_on(node: SearchNode) -> Sequence[SearchNode]:
         if done(node) or is_ended(node):

@@ -20,7 +20,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from treegen.errors import InputError
 
-Place = tuple[tuple[int, int], ...]
+WalkKey = tuple[tuple[int, int], ...]
+"""Sorts the nodes of a tree in the order of `SearchNode.walk`."""
 
 _THREADS: Final = 32
 _WAIT_SECONDS: Final = 0.0002  # seconds
@@ -57,8 +58,8 @@ class _Call:
     """The result to come."""
     turn: asyncio.Future[None]
     """Done when the search may resume with the result."""
-    place: Place
-    """Place of the node that the call is about."""
+    walk_key: WalkKey
+    """Walk key of the node that the call is about."""
     is_new: bool
     """Whether it is a function that has not delayed a pass of the model yet."""
 
@@ -105,7 +106,7 @@ class ExternalCallQueue:
             if not search.num_asked and all(call.work.done() for call in calls)
         ]
         for search in ready:
-            for call in sorted(self._calls.pop(search), key=lambda call: call.place):
+            for call in sorted(self._calls.pop(search), key=lambda call: call.walk_key):
                 if not call.turn.done():
                     call.turn.set_result(None)
         return bool(ready) or (busy and self._wait_for_more())
@@ -126,18 +127,18 @@ class ExternalCallQueue:
         return bool(new)
 
     async def run_call(
-        self, search: SearchLike, work: asyncio.Future[T], place: Place, *, by_itself: bool
+        self, search: SearchLike, work: asyncio.Future[T], walk_key: WalkKey, *, by_itself: bool
     ) -> T:
         """Return the result of `work`, once nothing else of the search is pending.
 
         Args:
             search: The search that waits.
             work: The result to come.
-            place: Place of the node that the call is about. Parts of a search resume in the order
-                of their places; those with equal places in the order of their calls.
+            walk_key: Walk key of the node that the call is about. Parts of a search resume in the
+                order of their walk keys; those with equal keys in the order of their calls.
             by_itself: Whether the work runs by itself, as a function in a thread does.
         """
-        call = _Call(work, asyncio.get_running_loop().create_future(), place, by_itself)
+        call = _Call(work, asyncio.get_running_loop().create_future(), walk_key, by_itself)
         self._calls.setdefault(search, []).append(call)
         try:
             await call.turn
@@ -203,7 +204,7 @@ class BatchedFunction(Generic[X, Y]):
         if queue is None:  # not in a loop of searches, so there is nothing to batch with
             return self._of(items)
         future = queue.add(self, items)
-        return await queue.run_call(node.search, future, place_of(node), by_itself=False)
+        return await queue.run_call(node.search, future, walk_key_of(node), by_itself=False)
 
     def answer(self, calls: Sequence[tuple[Sequence[X], asyncio.Future[list[Y]]]]) -> None:
         """Compute calls, and give each its results or its error."""
@@ -275,7 +276,7 @@ async def in_thread(
     if queue is None:
         return await loop.run_in_executor(threads, call)
     work = loop.run_in_executor(threads or queue.threads(), call)
-    return await queue.run_call(node.search, work, place_of(node), by_itself=True)
+    return await queue.run_call(node.search, work, walk_key_of(node), by_itself=True)
 
 
 async def await_external(node: NodeLike, futures: Sequence[ConcurrentFuture[T]]) -> list[T]:
@@ -296,11 +297,11 @@ async def await_external(node: NodeLike, futures: Sequence[ConcurrentFuture[T]])
     queue = _get_call_queue()
     if queue is None:
         return await work
-    return await queue.run_call(node.search, work, place_of(node), by_itself=True)
+    return await queue.run_call(node.search, work, walk_key_of(node), by_itself=True)
 
 
-def place_of(node: NodeLike) -> Place:
-    """Return the place of a node in its tree. Places sort in the order of `SearchNode.walk`."""
+def walk_key_of(node: NodeLike) -> WalkKey:
+    """Return a key that sorts the nodes of a tree in the order of `SearchNode.walk`."""
     return tuple(above.order for above in node.path)
 
 

@@ -146,9 +146,9 @@ class MultiModelBackend:
         }
         return [
             CrossModelContext(
-                None, content, self._backends, {name: contexts[name][place] for name in contexts}
+                None, content, self._backends, {name: contexts[name][index] for name in contexts}
             )
-            for place, content in enumerate(self._contents)
+            for index, content in enumerate(self._contents)
         ]
 
     def new_origin(self, context: Context, seed: int | None) -> str:

@@ -44,7 +44,7 @@ def sample_steps(n: int, stop: str | Sequence[str] = "\n", **overrides: Any) -> 
         stop: As for `sample_step`.
         **overrides: Sampling parameters, as for `SearchNode.sample`.
     """
-    check_int("n", n, least=1)
+    check_int("n", n, minimum=1)
     step = sample_step(stop, **overrides)
 
     async def propose(node: SearchNode) -> Sequence[SearchNode]:
@@ -78,7 +78,7 @@ def propose_lines(
         n: Answers to draw.
         **overrides: Sampling parameters, as for `SearchNode.sample`.
     """
-    check_int("n", n, least=1)
+    check_int("n", n, minimum=1)
 
     async def propose(node: SearchNode) -> list[SearchNode]:
         if is_ended(node):

@@ -303,9 +303,9 @@ class SearchRun(SearchResults):
         """Start the searches of some problems, as soon as fewer than `concurrency` run."""
         self._waiting.extend(names)
 
-    def take_back(self, most: int) -> list[str]:
-        """Drop up to `most` searches that have not started, the last first; return their names."""
-        return [self._waiting.pop() for _ in range(min(most, len(self._waiting)))]
+    def take_back(self, max_names: int) -> list[str]:
+        """Drop up to `max_names` waiting searches, the last first, and return their names."""
+        return [self._waiting.pop() for _ in range(min(max_names, len(self._waiting)))]
 
     @property
     def has_work(self) -> bool:

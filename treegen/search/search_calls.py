@@ -127,8 +127,8 @@ class SearchCalls(ABC, Generic[Run]):
                 f"fn must be a function `async def fn(root)`, got {fn!r:.60}; call a strategy of "
                 "treegen.search in the function"
             )
-        check_int("concurrency", concurrency, least=1)
-        check_int("rows", rows, least=1)
+        check_int("concurrency", concurrency, minimum=1)
+        check_int("rows", rows, minimum=1)
         check_budget(budget)
         template = chat_arguments(tools, chat_template_kwargs)
         named = name_problems(problems, lambda content: self._read_prompt(content, template))

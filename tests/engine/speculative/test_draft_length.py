@@ -9,7 +9,7 @@ import pytest
 
 from treegen.engine.speculative.draft_length import DraftLengthController
 
-MOST = 8
+MAX_DRAFTS = 8
 
 
 def drive(
@@ -33,8 +33,10 @@ def drive(
     seconds, tokens = 0.0, 0
     for _ in range(steps):
         took, drawn = cost(rows), rows
-        if pace.is_due(rows, 0, MOST):
-            num, expected = pace.choose_lengths(np.full(rows, MOST), np.full(rows, chance), 0, MOST)
+        if pace.is_due(rows, 0, MAX_DRAFTS):
+            num, expected = pace.choose_lengths(
+                np.full(rows, MAX_DRAFTS), np.full(rows, chance), 0, MAX_DRAFTS
+            )
             took *= sync
             if num.any():
                 took = cost(rows + int(num.sum())) * sync
@@ -92,10 +94,12 @@ def test_a_disturbed_measurement_is_forgotten() -> None:
 def test_passes_are_filled_up_to_what_they_are_padded_to() -> None:
     """Guesses that need not be paid for are verified, however unlikely they are."""
     pace = DraftLengthController(free_tokens=150.0, weight_keys=1e9, multiple=32)
-    num, expected = pace.choose_lengths(np.full(5, MOST), np.full(5, 0.6), 0, MOST)
+    num, expected = pace.choose_lengths(np.full(5, MAX_DRAFTS), np.full(5, 0.6), 0, MAX_DRAFTS)
     assert int(num.sum()) + 5 == 32
     likely = np.array([0.9, 0.9, 0.9, 0.0, 0.0])
-    num, expected = pace.choose_lengths(np.array([8, 8, 8, 8, 8]), likely, 0, MOST, np.full(5, 0.5))
+    num, expected = pace.choose_lengths(
+        np.array([8, 8, 8, 8, 8]), likely, 0, MAX_DRAFTS, np.full(5, 0.5)
+    )
     assert num.tolist() == [8, 8, 8, 0, 0]
     assert expected == pytest.approx(3 * 0.9 * (1 - 0.5**8) / 0.5, rel=1e-3)
 
@@ -103,7 +107,7 @@ def test_passes_are_filled_up_to_what_they_are_padded_to() -> None:
 def test_what_is_measured_counts_at_the_next_step() -> None:
     pace = DraftLengthController(free_tokens=150.0, weight_keys=1e9)
     drive(flat, 16, 0.6, 40, pace=pace)
-    arguments = np.full(16, MOST), np.full(16, 0.6), 0, MOST
+    arguments = np.full(16, MAX_DRAFTS), np.full(16, 0.6), 0, MAX_DRAFTS
     first = pace.choose_lengths(*arguments)[0].sum()
     for tokens in (64, 64, 64, 128, 128, 128, 144, 144, 144):
         pace.measure(tokens, 0, 50.0, verified=True)

@@ -40,9 +40,9 @@ class Rows:
         for slot, before, more in zip(slots.tolist(), count, num, strict=True):
             self.counts[slot] = int(before + more)
 
-    def guess(self, slot: int, most: int = 4) -> list[int]:
-        (found,) = self.drafter.draft(np.array([slot]), np.array([most])).tokens_RK.tolist()
-        stop = found.index(NOTHING) if NOTHING in found else most
+    def guess(self, slot: int, num_drafts: int = 4) -> list[int]:
+        (found,) = self.drafter.draft(np.array([slot]), np.array([num_drafts])).tokens_RK.tolist()
+        stop = found.index(NOTHING) if NOTHING in found else num_drafts
         assert all(token == NOTHING for token in found[stop:])
         return list(found[:stop])
 
@@ -53,7 +53,7 @@ def test_a_row_goes_on_as_its_sibling_did() -> None:
     rows.draw(0, {1: [10, 11]})
     assert rows.guess(1) == [12, 13, 14]
     rows.draw(0, {1: [12]})
-    assert rows.guess(1, most=1) == [13]
+    assert rows.guess(1, num_drafts=1) == [13]
     rows.draw(0, {0: [15, 16]})
     assert rows.guess(1) == [13, 14, 15, 16]
 
@@ -69,7 +69,7 @@ def test_what_most_samples_say_is_guessed() -> None:
     for slot, token in enumerate([20, 21, 21, 21, 20]):
         rows.draw(0, {slot: [3, 4, token, 30 + token]})
     rows.draw(0, {9: [3, 4]})
-    assert rows.guess(9, most=2) == [21, 51]
+    assert rows.guess(9, num_drafts=2) == [21, 51]
 
 
 def test_other_prompts_are_guessed_from_by_two_tokens_or_more() -> None:

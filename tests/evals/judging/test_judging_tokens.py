@@ -28,7 +28,7 @@ def planned(tmp_path: Path, problems: int, answers: int, wordings: int, repeats:
         lines = stack.enter_context(open_judgements(run, judging))
         llm = stack.enter_context(treegen.LLM("demo", device="cpu", memory="32MiB"))
         asking = _JudgePrompts(judging, found.answers, lines, llm)
-        nodes = [asking.node(case, repeats, lead="") for case in asking.cases]
+        nodes = [asking.node(case, repeats, reply_prefix="") for case in asking.cases]
         assert len(nodes) == problems * answers * wordings
         plan = llm.plan(Node("", children=nodes, samples=0), {"max_tokens": 8})
     computed = sum(len(segment.tokens) for segment in plan.segments)

@@ -156,7 +156,7 @@ def test_every_method_finds_the_same_tree(
     running: Running, remote: RemoteLLM, local: LLM, method: str
 ) -> None:
     reads = {name: SETTINGS[name] for name in SETTINGS if name != "iterations"}
-    if "iterations" in METHODS[method].knobs:
+    if "iterations" in METHODS[method].setting_names:
         reads["iterations"] = 6
     job = load_search_job(resolve_search_settings({**reads, "method": method}))
     fn, problems = TaskSearch(job.task, job.data, job.settings), list(job.roots.items())

@@ -102,10 +102,10 @@ def test_the_kernel_writes_the_same() -> None:
         G=2,
         K=8,
         V=8,
-        ROOM_G=2,
-        ROOM_K=8,
-        ROOM_V=8,
-        MOST=448.0,
+        BLOCK_G=2,
+        BLOCK_K=8,
+        BLOCK_V=8,
+        MAX_VALUE=448.0,
     )
     for pool, new in zip(pools, (k, v), strict=True):
         assert torch.equal(pool[slots].float(), rounded(new).float())

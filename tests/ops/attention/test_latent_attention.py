@@ -34,7 +34,7 @@ class Tree:
         random = np.random.default_rng(seed)
         torch.manual_seed(seed)
         self.form, self.num_pages, self.block = form, 700, 1
-        self.pool = torch.randn(self.num_pages, PAGE, 1, form.kept, dtype=dtype)
+        self.pool = torch.randn(self.num_pages, PAGE, 1, form.cached_dim, dtype=dtype)
         self.up = torch.randn(form.heads, form.nope + form.v_dim, form.rank, dtype=dtype) / 3
         self.free = random.permutation(np.arange(400, self.num_pages)).tolist()
         nodes = [int(random.integers(1, 30)) for _ in range(int(random.integers(1, 4)))]
@@ -167,7 +167,7 @@ def test_copies_of_latents_in_8_bits_are_in_the_type_of_the_queries() -> None:
     form = LatentSpec(heads=3, rank=13, rope=4, nope=6, v_dim=5)
     tree = Tree(3, torch.float32, form)
     tree.pool = tree.pool.clamp(-8, 8).to(FP8)
-    assert form.copy_pages(1, 4) * form.kept % 4 == 0
+    assert form.copy_pages(1, 4) * form.cached_dim % 4 == 0
     keys, values = view_expanded(tree.pool, form, torch.float32)
     assert keys.dtype == values.dtype == torch.float32
     assert (keys.shape[1:], values.shape[1:]) == ((PAGE, 3, 10), (PAGE, 3, 5))
@@ -175,22 +175,22 @@ def test_copies_of_latents_in_8_bits_are_in_the_type_of_the_queries() -> None:
     stored = tree.pool.float()
     for each in (levels, tree.levels):
         got = tree.got(each)
-        tree.pool, kept = stored, tree.pool
+        tree.pool, previous = stored, tree.pool
         torch.testing.assert_close(got, tree.want(tree.levels), rtol=1e-5, atol=1e-5)
-        tree.pool = kept
+        tree.pool = previous
 
 
 def test_a_copy_takes_whole_pages() -> None:
     """With the sizes of DeepSeek-V3, V2-Lite and GLM-4.7-Flash."""
-    for sizes, kept, expanded, pages in (
+    for sizes, cached_dim, expanded, pages in (
         ((128, 512, 64, 128, 128), 576, 40_960, 72),
         ((16, 512, 64, 128, 128), 576, 5_120, 9),
         ((20, 512, 64, 192, 256), 576, 10_240, 18),
     ):
         form = LatentSpec(*sizes)
-        assert (form.kept, form.expanded) == (kept, expanded)
+        assert (form.cached_dim, form.expanded) == (cached_dim, expanded)
         assert form.copy_pages(2, 2) == pages
-        assert form.copy_pages(1, 2) == 2 * expanded // kept + 1
+        assert form.copy_pages(1, 2) == 2 * expanded // cached_dim + 1
 
 
 CUDA = torch.cuda.is_available()

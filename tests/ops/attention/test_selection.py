@@ -62,7 +62,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"WIDE": 1},
     {"WIDE": 2, "PIECE": 60},
     {"WIDE": 99},
-    {"WIDE": 3, "MOST_MASKED": 0},
+    {"WIDE": 3, "MAX_MASKED": 0},
     {"WIDE": 1, "_reads_whole": lambda *_: True},
 ]
 

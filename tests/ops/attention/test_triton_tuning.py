@@ -151,7 +151,7 @@ def test_units_are_no_taller_than_asked() -> None:
     case = make_case([[Group(0, 40, 100)]], [100] * 40)
     host = [to_host(level) for level in paged(case, torch.float32, 4)[2]]
     for top in HEIGHTS[1:]:
-        work = build_work_list(host, WorkShape(40, 1, 4, 4, False, tallest=top), 40, 2)
+        work = build_work_list(host, WorkShape(40, 1, 4, 4, False, max_height=top), 40, 2)
         used = [height for height, units in zip(HEIGHTS, work.units, strict=True) if len(units)]
         assert max(used) <= top
         units = np.concatenate(work.units)

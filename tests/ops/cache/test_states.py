@@ -96,9 +96,9 @@ def run(batch: StateBatch, slots: dict[int, list[int]], tokens: Tensor) -> list[
     seen: list[list[int]] = [[] for _ in tokens]
     for each in batch.runs:
         rows = torch.arange(len(tokens))[each.rows].view(each.num, each.length).tolist()
-        reads = [NO_STATE] * each.num if each.reads_N is None else each.reads_N.tolist()
+        reads = [NO_STATE] * each.num if each.read_slots_N is None else each.read_slots_N.tolist()
         before = [slots[slot] for slot in reads]
-        for state, written, writes in zip(before, rows, each.writes_N.tolist(), strict=True):
+        for state, written, writes in zip(before, rows, each.write_slots_N.tolist(), strict=True):
             for row in written:
                 state = seen[row] = [*state, int(tokens[row])]
             slots[writes] = state
@@ -118,9 +118,9 @@ def test_pieces_run_after_what_they_go_on_from(data: st.DataObject) -> None:
     layers = [[torch.zeros(99, 3)]]
     seen = run(states_of_pieces(shuffled, layers), {NO_STATE: [], 90: [-1, -2]}, tokens)
     for at, piece in enumerate(pieces):
-        above = [] if piece.reads == NO_STATE else [-1, -2]
-        if 0 < piece.reads < 90:
-            parent = pieces[piece.reads - 1]
+        above = [] if piece.read_slot == NO_STATE else [-1, -2]
+        if 0 < piece.read_slot < 90:
+            parent = pieces[piece.read_slot - 1]
             above = seen[parent.start + parent.num - 1]
         for row in range(piece.num):
             assert seen[piece.start + row] == [
@@ -136,4 +136,4 @@ def test_rows_that_are_many_run_in_parts() -> None:
     batch = states_of_rows(np.stack([reads, writes]), layers)
     assert [each.num for each in batch.runs] == [16, 16, 8]
     assert [each.rows for each in batch.runs] == [slice(0, 16), slice(16, 32), slice(32, 40)]
-    assert torch.cat([each.writes_N for each in batch.runs]).tolist() == writes.tolist()
+    assert torch.cat([each.write_slots_N for each in batch.runs]).tolist() == writes.tolist()

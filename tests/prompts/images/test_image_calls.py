@@ -201,7 +201,7 @@ def test_images_may_be_appended_to_nodes(llm: LLM) -> None:
     path = llm.plan(Node(turns)).requests[0].tokens.tolist()
     text, images = render_parts(more, llm.tokenizer, llm.images, "it")
     ids = np.array(llm.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
-    placed = table_of(llm).place(ids, images, "it").tolist()
+    placed = table_of(llm).replace_placeholders(ids, images, "it").tolist()
     (wanted,) = llm.generate([[*path, *drawn.tokens, *placed]], GREEDY)[0]
     assert done.tokens == wanted.token_ids
 

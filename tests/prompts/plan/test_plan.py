@@ -62,7 +62,7 @@ def test_segments_tile_every_prompt(lists: list[list[int]], sharing: Sharing, sa
         base = 0
         for segment in path:
             assert segment.base == base
-            base = segment.stop if segment.kept else base
+            base = segment.stop if segment.is_cascaded else base
     assert plan.stored_tokens <= sum(map(len, lists))
     assert plan.unshared_tokens == sum(map(len, lists)) * max(samples, 1)
     for segment in plan.segments:
@@ -77,10 +77,10 @@ def test_keys_read_are_counted_as_the_levels_read_them(lists: list[list[int]], r
     """read_tokens equals walking over every row with the page tables that it would have."""
     for sharing in SHARING:
         plan = plan_of(lists, rows, sharing)
-        total = sum(s.stop - s.base for s in plan.segments if s.kept)
+        total = sum(s.stop - s.base for s in plan.segments if s.is_cascaded)
         for index, request in enumerate(plan.requests):
             segment = plan.segments[plan.segment_of[index]]
-            total += 0 if segment.kept else (segment.stop - segment.base) * request.rows
+            total += 0 if segment.is_cascaded else (segment.stop - segment.base) * request.rows
         assert plan.read_tokens == total
     assert plan_of(lists, rows, "off").read_tokens == plan.unshared_read_tokens
 
@@ -88,7 +88,7 @@ def test_keys_read_are_counted_as_the_levels_read_them(lists: list[list[int]], r
 def test_sharing_says_what_is_kept() -> None:
     lists = [[1] * 500 + [2] * 300 + [i] for i in range(3, 6)] + [[1] * 500 + [9]]
     kept = {
-        sharing: [(s.depth, s.kept) for s in plan_of(lists, 8, sharing).segments]
+        sharing: [(s.depth, s.is_cascaded) for s in plan_of(lists, 8, sharing).segments]
         for sharing in SHARING
     }
     assert kept["off"] == [(d, False) for d, _ in kept["off"]]
@@ -102,15 +102,15 @@ def test_sharing_says_what_is_kept() -> None:
 
 def test_one_row_is_always_folded() -> None:
     for segment in plan_of([[1] * 5000], samples=1, sharing="all").segments:
-        assert not segment.kept
+        assert not segment.is_cascaded
         assert segment.reason == "one row"
 
 
 def test_rows_at_once_bound_what_sharing_can_save() -> None:
     cost = CostModel(group_us=100, row_us=0, bytes_per_us=2048)
     lists = [[1] * 10 + [i] for i in range(2, 5)]
-    assert plan_of(lists, 40, cost=cost).segments[0].kept
-    assert not plan_of(lists, 40, cost=cost, max_rows=5).segments[0].kept
+    assert plan_of(lists, 40, cost=cost).segments[0].is_cascaded
+    assert not plan_of(lists, 40, cost=cost, max_rows=5).segments[0].is_cascaded
 
 
 def test_groups_of_a_level_divide_what_it_costs() -> None:
@@ -120,9 +120,9 @@ def test_groups_of_a_level_divide_what_it_costs() -> None:
     assert cost.saving(10, 20, 1.0, live_rows=100) == 180 - 40
     lists = [[i] * 20 + [100] for i in range(10)]
     cost = CostModel(group_us=0, row_us=0, bytes_per_us=2048, level_us=400)
-    for prompts, kept in ((lists[:1], False), (lists, True)):
+    for prompts, is_cascaded in ((lists[:1], False), (lists, True)):
         plan = plan_of(prompts, 10, cost=cost)
-        assert {s.kept for s in plan.segments if s.rows == 10} == {kept}
+        assert {s.is_cascaded for s in plan.segments if s.rows == 10} == {is_cascaded}
 
 
 def test_a_plan_prints_what_it_shares() -> None:

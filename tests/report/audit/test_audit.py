@@ -373,7 +373,7 @@ def test_a_search_without_a_solution_is_no_empty_sample(tmp_path: Path) -> None:
 
     (finding,) = _search(tmp_path / "silent", write_nothing).findings
     assert (finding.kind, finding.share) == ("empty-sample", "12 of 12 searches")
-    assert finding.place == "problem countdown-0, search 0"
+    assert finding.location == "problem countdown-0, search 0"
 
 
 def test_texts_between_the_turns_of_an_agent_are_not_the_models(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def prepare(setup: list[str]) -> Callable[[Any], Any]:
 
 
 def first_matches(request: tuple[list[str], list[str]]) -> dict[str, Any]:
-    """Return for each text the place of the first pattern that matches at its start."""
+    """Return for each text the index of the first pattern that matches at its start."""
     sources, texts = request
     patterns = []
     for source in sources:
@@ -41,11 +41,11 @@ def first_matches(request: tuple[list[str], list[str]]) -> dict[str, Any]:
             patterns.append(re.compile(source))
         except (re.error, OverflowError, RecursionError) as error:
             return {"refused": f"{source[:60]!r} is not a regular expression: {error}"}
-    places = [
-        next((place for place, pattern in enumerate(patterns) if pattern.match(text)), None)
+    indices = [
+        next((index for index, pattern in enumerate(patterns) if pattern.match(text)), None)
         for text in texts
     ]
-    return {"places": places}
+    return {"indices": indices}
 
 
 def count_matches(request: tuple[str, int, str]) -> int:

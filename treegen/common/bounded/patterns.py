@@ -106,7 +106,7 @@ class CountedPattern:
 
 
 def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> list[int | None]:
-    """Return for each text the place of the first pattern that matches at its start.
+    """Return for each text the index of the first pattern that matches at its start.
 
     Args:
         patterns: Regular expressions, as in a file.
@@ -114,7 +114,7 @@ def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> l
         name: What messages call the patterns.
 
     Returns:
-        The places; None where no pattern matches.
+        The indices; None where no pattern matches.
 
     Raises:
         InputError: A pattern is not a regular expression, or matching takes more than
@@ -135,5 +135,5 @@ def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> l
             f"{name}: {reply['refused']}; write a valid regular expression, or escape special "
             "characters with a backslash"
         )
-    places: list[int | None] = reply["places"]
-    return places
+    indices: list[int | None] = reply["indices"]
+    return indices

@@ -33,9 +33,9 @@ def prepare(kind: str) -> Callable[[Any], Any]:
 
 
 def _check_length(text: str, room: int) -> dict[str, Any]:
-    most = BASE_CHARS + CHARS_PER_REQUEST_CHAR * room
-    if len(text) > most:
-        message = f"the text has {len(text):,} characters, but the maximum is {most:,}"
+    max_chars = BASE_CHARS + CHARS_PER_REQUEST_CHAR * room
+    if len(text) > max_chars:
+        message = f"the text has {len(text):,} characters, but the maximum is {max_chars:,}"
         return {"refused": message}
     return {"text": text}
 

@@ -104,10 +104,10 @@ def serve(handle: Any, start: dict[str, Any], out: BinaryIO) -> None:
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = address_space() + start["memory"]
+    max_bytes = address_space() + start["memory"]
     if hard != resource.RLIM_INFINITY:
-        most = min(most, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+        max_bytes = min(max_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (max_bytes, max_bytes))
     for line in sys.stdin.buffer:
         request = json.loads(line.decode("utf-8", "surrogatepass"))
         send(out, answer(handle, request, start["seconds"]))

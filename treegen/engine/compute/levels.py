@@ -79,7 +79,7 @@ def expand_offsets(num_R: Ints) -> tuple[Ints, Ints, Ints]:
         num_R: Number of query rows of each item, [R].
 
     Returns:
-        The offset of each item's query rows [R + 1], the item of each query row [T], and the place
+        The offset of each item's query rows [R + 1], the item of each query row [T], and the index
         of each query row in its item [T].
     """
     offsets = np.concatenate([[0], num_R.cumsum()])

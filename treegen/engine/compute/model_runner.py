@@ -99,7 +99,7 @@ class PrefillInputs:
     windowed: Sequence[HostLevel] | None = None
     """Attention levels in layers with a window, if they differ from `levels`."""
     images: ImageRows | None = None
-    """Embeddings at the places of images, on the host; None without images."""
+    """Embeddings at the positions of images, on the host; None without images."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -388,21 +388,21 @@ class ModelRunner:
         self._cache.copy_tokens(source, target)
 
     def _begin_collective(self, name: str, *arguments: Any) -> _CollectiveGuard:
-        lead = self._ranks.lead if self._ranks is not None else None
-        if lead is not None:
-            lead.call_followers(name, *arguments)
-        return _CollectiveGuard(lead)
+        leader = self._ranks.leader if self._ranks is not None else None
+        if leader is not None:
+            leader.call_followers(name, *arguments)
+        return _CollectiveGuard(leader)
 
 
 class _CollectiveGuard:
     """Ends the other ranks if this rank fails in a shared computation; they would wait forever."""
 
-    def __init__(self, lead: RankLeader | None) -> None:
-        self._lead = lead
+    def __init__(self, leader: RankLeader | None) -> None:
+        self._leader = leader
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is not None and self._lead is not None:
-            self._lead.fail(f"rank 0 failed in a forward pass: {type(error).__name__}: {error}")
+        if error is not None and self._leader is not None:
+            self._leader.fail(f"rank 0 failed in a forward pass: {type(error).__name__}: {error}")

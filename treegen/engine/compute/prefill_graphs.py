@@ -82,11 +82,11 @@ class PrefillGraphs(GraphPool[_Graph]):
         """Return the smallest graph that fits a pass, with its levels copied in."""
         tokens, logits = size
         # With few tokens, reading the weights dominates.
-        most = max(_MAX_PADDING * tokens, _TOKEN_SIZES[3])
+        max_tokens = max(_MAX_PADDING * tokens, _TOKEN_SIZES[3])
         usable = [
             graph
             for graph in self._graphs
-            if tokens <= len(graph.batch.tokens_T) <= most
+            if tokens <= len(graph.batch.tokens_T) <= max_tokens
             and logits <= len(graph.batch.logits_at_S)
             and graph.batch.layers[0].keys is batch.layers[0].keys
         ]

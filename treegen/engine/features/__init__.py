@@ -41,7 +41,7 @@ class Features:
     budgets: ThinkingBudgets
     """Thinking budgets."""
     confidence: ConfidenceStops
-    """Confidence floors."""
+    """Minimum confidences."""
     grammars: RowGrammars
     """Grammars."""
     images: EncoderCache | None
@@ -55,26 +55,32 @@ class Features:
         return [self.budgets, self.confidence]
 
 
-def make_segment_states(cache: StateCache | None, *, rewinds: bool) -> SegmentStates:
+def make_segment_states(cache: StateCache | None, *, recomputes_last: bool) -> SegmentStates:
     """Return the recurrent states of a run's segments.
 
     Args:
         cache: The state slots; None for a model without recurrent layers.
-        rewinds: Whether last tokens of segments may be computed again.
+        recomputes_last: Whether last tokens of segments may be computed again.
     """
-    return SegmentStates() if cache is None else RecurrentSegmentStates(cache, rewinds=rewinds)
+    return (
+        SegmentStates()
+        if cache is None
+        else RecurrentSegmentStates(cache, recomputes_last=recomputes_last)
+    )
 
 
-def make_row_states(rows: RowTable, cache: StateCache | None, *, rewinds: bool) -> RowStates:
+def make_row_states(
+    rows: RowTable, cache: StateCache | None, *, recomputes_last: bool
+) -> RowStates:
     """Return the recurrent states of a run's rows.
 
     Args:
         rows: The table of rows.
         cache: The state slots; None for a model without recurrent layers.
-        rewinds: Whether samples become segments, whose last tokens may be computed again.
+        recomputes_last: Whether samples become segments, whose last tokens may be computed again.
     """
     if cache is None:
         return RowStates()
     if cache.delta is not None:
         return RowUpdateLists(rows, cache)
-    return InPlaceRowStates(rows, cache, per_row=2 if rewinds else 1)
+    return InPlaceRowStates(rows, cache, per_row=2 if recomputes_last else 1)

@@ -48,7 +48,7 @@ class ThinkingBudgets(RowFeature):
         self.used |= any(request.spec.forced for request in requests)
         if not self.used:
             return
-        self._fit()
+        self._grow_arrays()
         self._due[slots_PN] = self._start[slots_PN] = _NEVER
         for request, slots, budget in zip(requests, slots_PN, budgets, strict=True):
             if request.spec.forced:
@@ -100,9 +100,9 @@ class ThinkingBudgets(RowFeature):
             self._due[slot] = _NEVER if due is None else due
 
     def _force(self, slots: Ints, tokens: Sequence[int], start: int) -> None:
-        short = len(tokens) - self._tokens.shape[1]
-        if short > 0:
-            self._tokens = np.pad(self._tokens, ((0, 0), (0, short)), constant_values=-1)
+        num_missing = len(tokens) - self._tokens.shape[1]
+        if num_missing > 0:
+            self._tokens = np.pad(self._tokens, ((0, 0), (0, num_missing)), constant_values=-1)
         self._tokens[slots] = -1
         self._tokens[slots, : len(tokens)] = tokens
         self._due[slots], self._start[slots] = _NEVER, start
@@ -112,9 +112,9 @@ class ThinkingBudgets(RowFeature):
         if not self.used:
             return np.full(len(order), -1)
         start = self._start[order]
-        place = counts - start
-        inside = (start != _NEVER) & (place >= 0) & (place < self._tokens.shape[1])
-        return np.where(inside, self._tokens[order, np.where(inside, place, 0)], -1)
+        offset = counts - start
+        inside = (start != _NEVER) & (offset >= 0) & (offset < self._tokens.shape[1])
+        return np.where(inside, self._tokens[order, np.where(inside, offset, 0)], -1)
 
     def get_first_forced_tokens(self, slots_PN: Ints) -> Ints | None:
         """Return the forced first token of each request's rows, or -1; None if no row has one."""

@@ -40,21 +40,21 @@ class EncoderCache:
         return self._tower.num_encoded
 
     def gather_rows(self, tokens: NDArray[np.int64]) -> ImageRows | None:
-        """Return the embeddings at the places of images among a pass's tokens; None without images.
+        """Return the embeddings of images among the tokens of a pass; None without images.
 
         They are on the host, so that they can be sent to other ranks, which have no vision tower.
         """
         if not self.table.has_images(tokens):
             return None
-        places, rows, added = [], [], []
+        positions, rows, added = [], [], []
         for image, at in self.table.pieces(tokens):
             encoded = self._get_or_encode(image)
             index = torch.from_numpy(tokens[at] - image.first)
-            places.append(at)
+            positions.append(at)
             rows.append(encoded.rows_ND[index])
             added.append([layer_rows[index] for layer_rows in encoded.added])
         return ImageRows(
-            torch.from_numpy(np.concatenate(places)),
+            torch.from_numpy(np.concatenate(positions)),
             torch.cat(rows),
             tuple(torch.cat(layer) for layer in zip(*added, strict=True)),
         )

@@ -100,8 +100,8 @@ class RowGrammars:
             matchers.append(state.matcher if state.is_bound else None)
             extra.append(get_opening_tokens(state, param_set))
         if self.used:
-            lacking = len(self._run.rows.phase) - len(self._failed)
-            self._failed = np.pad(self._failed, (0, lacking), constant_values=-1)
+            num_missing = len(self._run.rows.phase) - len(self._failed)
+            self._failed = np.pad(self._failed, (0, num_missing), constant_values=-1)
             self._failed[slots_PN] = -1
         return self._build_first_masks(matchers, extra)
 
@@ -153,10 +153,10 @@ class RowGrammars:
         firsts = np.arange(len(slots)) if verify_input is None else verify_input.offsets[:-1]
         alive = (rows.serial[slots] == serials) & (rows.phase[slots] == RowPhase.LIVE)
         firsts = firsts[alive[firsts]]
-        places, matchers = self._advance_matchers(slots[firsts])
+        indices, matchers = self._advance_matchers(slots[firsts])
         if not matchers:
             return None
-        at = firsts[places]
+        at = firsts[indices]
         index = np.full(num, _NO_MASK)
         drawing = slots[at]
         if verify_input is None:
@@ -164,11 +164,11 @@ class RowGrammars:
             bits = self._build_masks([matchers[i] for i in chosen], slots=drawing[chosen].tolist())
             self._copy_failures(drawing, drawing[chosen][index[at]])
         else:
-            drafts = [verify_input.of_row(int(verify_input.row_T[place])) for place in at.tolist()]
+            drafts = [verify_input.of_row(int(verify_input.row_T[first])) for first in at.tolist()]
             at = np.concatenate(
                 [
-                    place + np.arange(len(row_drafts) + 1)
-                    for place, row_drafts in zip(at, drafts, strict=True)
+                    first + np.arange(len(row_drafts) + 1)
+                    for first, row_drafts in zip(at, drafts, strict=True)
                 ]
             )
             index[at] = np.arange(len(at))
@@ -224,13 +224,13 @@ class RowGrammars:
             row_drafts = drafts[at] if drafts is not None else []
             if matcher.is_error():
                 matcher = self._remake_matcher(slot).deep_copy()
-                for place in range(len(row_drafts) + 1):
-                    if place:
-                        matcher.consume_token(row_drafts[place - 1])
+                for num_read in range(len(row_drafts) + 1):
+                    if num_read:
+                        matcher.consume_token(row_drafts[num_read - 1])
                     bits = np.frombuffer(matcher.compute_bitmask(), np.int32)
-                    table[start + place] = bits[: self._words]
+                    table[start + num_read] = bits[: self._words]
                     if matcher.is_error():
-                        self._failed[slot] = rows.count[slot] + place
+                        self._failed[slot] = rows.count[slot] + num_read
                         self._reasons[slot] = describe_failure(matcher)
                         break
             start += len(row_drafts) + 1
@@ -251,8 +251,8 @@ class RowGrammars:
         All tokens of the rows must be known.
         """
         matchers = zip(*self._advance_matchers(slots), strict=True)
-        forced = {int(place): matcher.compute_ff_tokens() for place, matcher in matchers}
-        return {place: tokens for place, tokens in forced.items() if tokens}
+        forced = {int(index): matcher.compute_ff_tokens() for index, matcher in matchers}
+        return {index: tokens for index, tokens in forced.items() if tokens}
 
     def count_allowed_drafts(self, slots: Ints, tokens_RK: Ints, num_R: Ints) -> Ints:
         """Return how many draft tokens of each row, from the first on, its grammar allows.
@@ -349,9 +349,9 @@ class RowGrammars:
         from llguidance.numpy import consume_token_par
 
         rows = self._run.rows
-        if (lack := len(rows.serial) - len(self._matchers)) > 0:
-            self._bound = np.pad(self._bound, ((0, 0), (0, lack)), constant_values=_NO_ROW)
-            self._matchers = np.append(self._matchers, np.empty(lack, dtype=object))
+        if (num_missing := len(rows.serial) - len(self._matchers)) > 0:
+            self._bound = np.pad(self._bound, ((0, 0), (0, num_missing)), constant_values=_NO_ROW)
+            self._matchers = np.append(self._matchers, np.empty(num_missing, dtype=object))
         serials, num_read, lanes, hashes = self._bound
         by_lane = np.argsort(lanes[slots], kind="stable")
         slots = slots[by_lane]
@@ -369,8 +369,8 @@ class RowGrammars:
         if new := [pair for pair in new if not pair[0].is_error()]:
             consume_token_par(_get_executor(), new)  # a failure shows in `is_error`
         matchers = row_matchers.tolist()
-        places = [place for place, matcher in enumerate(matchers) if matcher is not None]
-        return by_lane[places], [matchers[place] for place in places]
+        indices = [index for index, matcher in enumerate(matchers) if matcher is not None]
+        return by_lane[indices], [matchers[index] for index in indices]
 
     def _catch_up(self, slot: int, new: list[tuple[LLMatcher, int]]) -> LLMatcher | None:
         """Return the matcher of a row once it has read its tokens; None if any token is allowed.
@@ -384,7 +384,7 @@ class RowGrammars:
         owner, state = self._states.get(slot, (-1, None))
         param_set = self._run.param_sets[int(rows.params[slot])]
         if state is None or owner != serial or (num and last in param_set.stopping.ids):
-            return None  # the row has no grammar, or is over
+            return None  # the row has no grammar, or has finished
         num_hashed = None
         if self._bound[0, slot] == serial:
             num_hashed = state.num_read = len(state.before) + int(self._bound[1, slot])

@@ -23,71 +23,75 @@ from treegen.ops.cache.state_cache import NO_STATE, Slots, StateCache
 
 
 class RecurrentSegmentStates(SegmentStates):
-    """The slots that segments own: `end_state` and `last_state` of LiveSegment.
+    """The slots that segments own: `end_state` and `penultimate_state` of LiveSegment.
 
     The state of a complete segment is in `end_state`. While a segment is only partly computed, its
-    running state is in `last_state` if that is kept, and otherwise in `end_state`.
+    running state is in `penultimate_state` if that is kept, and otherwise in `end_state`.
     """
 
     exist = True
 
-    def __init__(self, cache: StateCache, *, rewinds: bool) -> None:
-        """Set up a run; `rewinds` tells whether last tokens of segments may be computed again."""
+    def __init__(self, cache: StateCache, *, recomputes_last: bool) -> None:
+        """Set up a run; `recomputes_last` is whether last tokens may be computed again."""
         self.cache = cache
-        self._rewinds = rewinds
+        self._recomputes_last = recomputes_last
 
-    def _keeps_last(self, segment: LiveSegment) -> bool:
+    def _keeps_penultimate(self, segment: LiveSegment) -> bool:
         # Before the only token of a segment the state is that of the segment above.
-        return len(segment.tokens) > 1 and (self._rewinds or segment.last_state != NO_STATE)
+        return len(segment.tokens) > 1 and (
+            self._recomputes_last or segment.penultimate_state != NO_STATE
+        )
 
     @staticmethod
-    def _is_read(segment: LiveSegment, computed: int) -> bool:
+    def _is_end_read(segment: LiveSegment, computed: int) -> bool:
         """Return whether requests read the end of a segment that is computed again."""
         is_whole = segment.computed == segment.stop
         return is_whole and computed < segment.stop - 1 and bool(segment.openers)
 
-    def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
+    def fits(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
         """Return whether each request alone has enough slots, at the end of `depth` segments."""
         has_rows = any(request.spec.rows for request in requests)
         return not requests or 2 * (depth + has_rows) <= self.cache.num_slots
 
-    def find_rewind_position(self, segment: LiveSegment) -> int:
+    def find_recompute_position(self, segment: LiveSegment) -> int:
         """Return from where a segment is computed again for the logits of its last token."""
         last = segment.stop - 1
-        return last if segment.last_state or last == segment.start else segment.start
+        return last if segment.penultimate_state or last == segment.start else segment.start
 
     def find_source(self, segment: LiveSegment, computed: int) -> LiveSegment | None:
         """Return the segment above if a segment continues from its end, being computed so far."""
         return segment.parent if computed == segment.start else None
 
-    def leave_end(self, segment: LiveSegment, computed: int) -> None:
+    def allocate_recompute_slot(self, segment: LiveSegment, computed: int) -> None:
         """Allocate a slot to compute a segment again, if requests still read the state at its end.
 
         Args:
             segment: The segment.
             computed: The position from which it is computed.
         """
-        if self._is_read(segment, computed):
-            segment.last_state = self.cache.allocate_one()
+        if self._is_end_read(segment, computed):
+            segment.penultimate_state = self.cache.allocate_one()
 
-    def missing(self, segment: LiveSegment, computed: int) -> int:
+    def count_missing(self, segment: LiveSegment, computed: int) -> int:
         """Return how many slots a segment that counts as computed up to a position still needs."""
         if computed == segment.stop:
             return 0
-        keeps_last = self._keeps_last(segment) or self._is_read(segment, computed)
-        return (segment.end_state == NO_STATE) + (keeps_last and segment.last_state == NO_STATE)
+        keeps_penultimate = self._keeps_penultimate(segment) or self._is_end_read(segment, computed)
+        return (segment.end_state == NO_STATE) + (
+            keeps_penultimate and segment.penultimate_state == NO_STATE
+        )
 
-    def place(self, segment: LiveSegment) -> None:
+    def allocate(self, segment: LiveSegment) -> None:
         """Allocate the missing slots of a segment."""
         if segment.computed < segment.stop:
             segment.end_state = segment.end_state or self.cache.allocate_one()
-            if self._keeps_last(segment):
-                segment.last_state = segment.last_state or self.cache.allocate_one()
+            if self._keeps_penultimate(segment):
+                segment.penultimate_state = segment.penultimate_state or self.cache.allocate_one()
 
     def free(self, segment: LiveSegment) -> None:
         """Free the slots of a segment."""
-        self.cache.free([segment.end_state, segment.last_state])
-        segment.end_state = segment.last_state = NO_STATE
+        self.cache.free([segment.end_state, segment.penultimate_state])
+        segment.end_state = segment.penultimate_state = NO_STATE
 
     def span(self, segment: LiveSegment, start: int, stop: int) -> StateSpan:
         """Return the state slots for computing a part of a segment.
@@ -97,35 +101,37 @@ class RecurrentSegmentStates(SegmentStates):
             start: Position of the first token.
             stop: Position after the last token.
         """
-        running = segment.last_state if self._keeps_last(segment) else segment.end_state
-        reads = running
+        running = (
+            segment.penultimate_state if self._keeps_penultimate(segment) else segment.end_state
+        )
+        read_slot = running
         if start == segment.start:
-            reads = segment.parent.end_state if segment.parent is not None else NO_STATE
-            assert reads != NO_STATE or segment.parent is None, "a parent's state is not in place"
+            read_slot = segment.parent.end_state if segment.parent is not None else NO_STATE
+            assert read_slot != NO_STATE or segment.parent is None, "a parent has no state"
         if stop < segment.stop:
-            return StateSpan(reads, NO_STATE, running)
-        keeps_last = self._rewinds and running != segment.end_state
-        leaves = running if keeps_last and start < stop - 1 else NO_STATE
-        return StateSpan(reads, leaves, segment.end_state)
+            return StateSpan(read_slot, NO_STATE, running)
+        keeps_penultimate = self._recomputes_last and running != segment.end_state
+        penultimate_slot = running if keeps_penultimate and start < stop - 1 else NO_STATE
+        return StateSpan(read_slot, penultimate_slot, segment.end_state)
 
-    def on_whole(self, segment: LiveSegment) -> None:
+    def on_computed(self, segment: LiveSegment) -> None:
         """Free the slot in which a now complete segment was computed again."""
-        if not self._rewinds:
-            self.on_undone(segment)
+        if not self._recomputes_last:
+            self.on_recompute_dropped(segment)
 
-    def on_undone(self, segment: LiveSegment) -> None:
+    def on_recompute_dropped(self, segment: LiveSegment) -> None:
         """Drop the running state of a segment that was computed again; its end state is valid."""
-        self.cache.free([segment.last_state])
-        segment.last_state = NO_STATE
+        self.cache.free([segment.penultimate_state])
+        segment.penultimate_state = NO_STATE
 
     def on_idle(self, segment: LiveSegment) -> None:
         """Free the end state of an incomplete segment, and store its running state there.
 
         Nothing reads the end state now.
         """
-        if not self._rewinds and segment.last_state != NO_STATE:
+        if not self._recomputes_last and segment.penultimate_state != NO_STATE:
             self.cache.free([segment.end_state])
-            segment.end_state, segment.last_state = segment.last_state, NO_STATE
+            segment.end_state, segment.penultimate_state = segment.penultimate_state, NO_STATE
 
     def adopt(self, segment: LiveSegment, now: int, before: int) -> None:
         """Take over the state slots of a row.
@@ -135,23 +141,25 @@ class RecurrentSegmentStates(SegmentStates):
             now: Slot of the state at the position up to which the segment is computed.
             before: Slot of the state one token earlier; NO_STATE for none.
         """
-        if segment.computed < segment.stop and self._keeps_last(segment):
-            segment.last_state, spare = now, before
+        if segment.computed < segment.stop and self._keeps_penultimate(segment):
+            segment.penultimate_state, unused = now, before
         elif segment.computed < segment.stop:
-            segment.end_state, spare = now, before
+            segment.end_state, unused = now, before
         else:
-            keeps_last = self._keeps_last(segment)
+            keeps_penultimate = self._keeps_penultimate(segment)
             segment.end_state = now
-            segment.last_state, spare = (before, NO_STATE) if keeps_last else (NO_STATE, before)
-        self.cache.free([spare])
+            segment.penultimate_state, unused = (
+                (before, NO_STATE) if keeps_penultimate else (NO_STATE, before)
+            )
+        self.cache.free([unused])
 
     # Cached prefixes
 
-    def find_state_position(self, prefix: CachedPrefix, most: int) -> int:
-        """Return the last position up to `most` at which a prefix has a state, or 0."""
+    def find_state_position(self, prefix: CachedPrefix, limit: int) -> int:
+        """Return the last position up to `limit` at which a prefix has a state, or 0."""
         length = len(prefix.tokens)
-        at = {length: prefix.end_state, length - 1: prefix.last_state}
-        return max((p for p, slot in at.items() if slot != NO_STATE and p <= most), default=0)
+        at = {length: prefix.end_state, length - 1: prefix.penultimate_state}
+        return max((p for p, slot in at.items() if slot != NO_STATE and p <= limit), default=0)
 
     def copy_from(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> None:
         """Copy the state of a cached prefix at a position into a segment.
@@ -162,18 +170,18 @@ class RecurrentSegmentStates(SegmentStates):
             covered: The position, which is within the segment.
         """
         is_whole = covered == len(prefix.tokens)
-        source = prefix.end_state if is_whole else prefix.last_state
-        keeps_last = self._keeps_last(segment)
-        if covered < segment.stop and keeps_last:
-            self.cache.copy(source, segment.last_state)
+        source = prefix.end_state if is_whole else prefix.penultimate_state
+        keeps_penultimate = self._keeps_penultimate(segment)
+        if covered < segment.stop and keeps_penultimate:
+            self.cache.copy(source, segment.penultimate_state)
             return
         self.cache.copy(source, segment.end_state)
-        if covered == segment.stop and keeps_last:
-            if is_whole and prefix.last_state:
-                self.cache.copy(prefix.last_state, segment.last_state)
+        if covered == segment.stop and keeps_penultimate:
+            if is_whole and prefix.penultimate_state:
+                self.cache.copy(prefix.penultimate_state, segment.penultimate_state)
             else:
-                self.cache.free([segment.last_state])
-                segment.last_state = NO_STATE
+                self.cache.free([segment.penultimate_state])
+                segment.penultimate_state = NO_STATE
 
     def reset(self, cached: Slots) -> None:
         """Free all slots but those of cached prefixes."""
@@ -217,7 +225,7 @@ class RecurrentRowStates(RowStates):
         orphaned = np.array(self._orphaned, dtype=np.int64)
         self._cache.check([*segment_slots, owned, orphaned], pages, windows)
 
-    def _fit(self) -> None:
+    def _grow_arrays(self) -> None:
         """Grow the arrays to the length of the row table's."""
         num = len(self._rows.request)
         if num > len(self.inputs):
@@ -253,7 +261,7 @@ class InPlaceRowStates(RecurrentRowStates):
             source: State slot of their prompt.
             count_siblings: Not used here.
         """
-        self._fit()
+        self._grow_arrays()
         allocated = self._cache.allocate(len(slots) * self.per_row).reshape(self.per_row, -1)
         self.source[slots], self.now[slots] = source, allocated[0]
         self.before[slots] = allocated[1] if self.per_row > 1 else NO_STATE
@@ -261,7 +269,7 @@ class InPlaceRowStates(RecurrentRowStates):
 
     def release(self, slots: Ints) -> None:
         """Free the state slots of rows that leave."""
-        self._fit()
+        self._grow_arrays()
         self._cache.free(self.get_owned_slots(slots)[0].tolist())
         for array in (self.source, self.now, self.before):
             array[slots] = NO_STATE
@@ -279,21 +287,21 @@ class InPlaceRowStates(RecurrentRowStates):
         now, before = self.now[order], self.before[order]
         is_first = self.inputs[order] == 0
         stays = is_first | (before == NO_STATE)
-        reads = np.where(is_first, self.source[order], now)
-        writes = np.where(stays, now, before)
-        self.now[order], self.before[order] = writes, np.where(stays, before, now)
+        read_slots = np.where(is_first, self.source[order], now)
+        write_slots = np.where(stays, now, before)
+        self.now[order], self.before[order] = write_slots, np.where(stays, before, now)
         self.inputs[order] += 1
-        return StateInputs(np.stack([reads, writes]))
+        return StateInputs(np.stack([read_slots, write_slots]))
 
     def span(self, slot: int, num: int) -> StateSpan:
         """Return the state slots for computing the next `num` tokens of a row in one pass."""
         now, before = int(self.now[slot]), int(self.before[slot])
-        reads = now if self.inputs[slot] else int(self.source[slot])
+        read_slot = now if self.inputs[slot] else int(self.source[slot])
         self.inputs[slot] += num
-        if before == NO_STATE or (num == 1 and reads != now):
-            return StateSpan(reads, NO_STATE, now)
+        if before == NO_STATE or (num == 1 and read_slot != now):
+            return StateSpan(read_slot, NO_STATE, now)
         self.now[slot], self.before[slot] = before, now
-        return StateSpan(reads, now if num > 1 else NO_STATE, before)
+        return StateSpan(read_slot, now if num > 1 else NO_STATE, before)
 
     def transfer_states(self, slot: int, num_generated: int) -> tuple[int, int, int]:
         """Pass the states of an ended row to a segment that begins with `num_generated` tokens.

@@ -60,10 +60,10 @@ class RowUpdateLists(RecurrentRowStates):
         """Return how many pages and slots each new row needs; `siblings` has each row's count."""
         spec, rows = self._spec, self._rows
         to_come = rows.limit[slots] - rows.count[slots]
-        different, place = np.unique(siblings, return_inverse=True)
+        different, inverse = np.unique(siblings, return_inverse=True)
         shared = np.array([spec.shared_tokens(num) for num in different.tolist()], dtype=np.int64)
         resumes = rows.count[slots] > 1
-        owns = resumes | (to_come > shared[place])
+        owns = resumes | (to_come > shared[inverse])
         pages = np.where(owns, spec.own_pages, (-(-to_come // spec.page_tokens)).clip(min=1))
         return pages, owns.astype(np.int64)
 
@@ -85,7 +85,7 @@ class RowUpdateLists(RecurrentRowStates):
             count_siblings: Returns the number of rows of each slot's request.
         """
         spec, cache = self._spec, self._cache
-        self._fit()
+        self._grow_arrays()
         siblings = int(count_siblings(slots[:1])[0])
         num_pages, owned = self._count_required(slots, np.full(len(slots), siblings))
         self.base[slots] = self.window_at[slots] = source
@@ -96,9 +96,9 @@ class RowUpdateLists(RecurrentRowStates):
         self.owned[owners] = cache.allocate(len(owners))
         self.pages[slots] = 0
         self.num_pages[slots] = num_pages
-        place = np.arange(self.pages.shape[1]) < num_pages[:, None]
-        new_pages = np.zeros_like(place, dtype=np.int64)
-        new_pages[place] = cache.allocate_pages(int(num_pages.sum()))
+        is_used = np.arange(self.pages.shape[1]) < num_pages[:, None]
+        new_pages = np.zeros_like(is_used, dtype=np.int64)
+        new_pages[is_used] = cache.allocate_pages(int(num_pages.sum()))
         self.pages[slots] = new_pages
         cut = self.owned[owners, None] * spec.pages + np.arange(spec.pages)
         self.pages[owners, spec.own_pages : spec.own_pages + spec.pages] = cut
@@ -107,7 +107,7 @@ class RowUpdateLists(RecurrentRowStates):
 
     def release(self, slots: Ints) -> None:
         """Free the windows, pages and state slots of rows that leave."""
-        self._fit()
+        self._grow_arrays()
         slots = slots[self.window[slots] > 0]
         owned_slots, pages, windows = self.get_owned_slots(slots)
         self._cache.free_pages(pages)
@@ -142,7 +142,7 @@ class RowUpdateLists(RecurrentRowStates):
 
     def _read_bases(self, slots: Ints) -> Ints:
         """Return the slots of segments to whose states the lists of rows apply."""
-        self._fit()
+        self._grow_arrays()
         begun = slots[self.inputs[slots] > 0]
         return np.setdiff1d(self.base[begun], [*self.owned[begun], *self._orphaned])
 
@@ -209,13 +209,13 @@ class RowUpdateLists(RecurrentRowStates):
         """
         owned_slot = int(self.owned[slot])
         assert owned_slot != NO_STATE and not self.listed[slot], "a row that resumes has no state"
-        reads = int(self.base[slot])
+        read_slot = int(self.base[slot])
         self.base[slot] = self.window_at[slot] = owned_slot
         self.inputs[slot] += num
         self.fold_at[slot] = min(
             self._spec.own_tokens, self._spec.own_pages * self._spec.page_tokens
         )
-        return StateSpan(reads, NO_STATE, owned_slot)
+        return StateSpan(read_slot, NO_STATE, owned_slot)
 
     def transfer_states(self, slot: int, num_generated: int) -> tuple[int, int, int]:
         """Pass the states of an ended row to a segment that begins with `num_generated` tokens.

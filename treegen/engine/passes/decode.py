@@ -94,12 +94,12 @@ class DecodeSteps:
         Args:
             flight: The last step, if its tokens are not known yet; None otherwise.
         """
-        order, rows, budgets = self._queue.order, self._run.rows, self._features.budgets
+        order, rows, budgets = self._queue.live_slots, self._run.rows, self._features.budgets
         counts, source = rows.count[order], np.full(len(order), -1)
         if flight is not None:
-            place = np.full(len(rows.serial), -1)
-            place[flight.slots] = np.arange(len(flight.slots))
-            source = place[order]
+            column_of = np.full(len(rows.serial), -1)
+            column_of[flight.slots] = np.arange(len(flight.slots))
+            source = column_of[order]
             source[flight.serials[source] != rows.serial[order]] = -1
             counts = counts + (source >= 0)
         continues = counts < rows.limit[order]
@@ -181,10 +181,10 @@ class DecodeSteps:
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         same, shared_keys = self._get_step_rows(order)
         levels = [expand_level(level, offsets) for level in same.levels]
-        place = np.arange(len(order) + 1)
-        own_level = make_level(place[:-1], place[1:], pages, keys_R, base, causal=True)
+        bounds = np.arange(len(order) + 1)
+        own_level = make_level(bounds[:-1], bounds[1:], pages, keys_R, base, causal=True)
         columns_T = np.stack([first, first - base, counts, rows.seed[order]])[:, row_T]
-        columns_T[:3] += verify_input.place_T
+        columns_T[:3] += verify_input.index_T
         positions_T, at_T, counts_T, seeds_T = columns_T
         graphs = self._graphs is not None and self._graphs.eager_because is None
         inputs = np.zeros((NUM_INPUTS, pad_num_query_rows(num) if graphs else num), dtype=np.int64)
@@ -240,8 +240,8 @@ class DecodeSteps:
 
     def look_ahead(self) -> None:
         """Prepare the inputs of the rows that are live now, unless the last step had the same."""
-        if len(self._queue.order):
-            self._get_step_rows(self._queue.order)
+        if len(self._queue.live_slots):
+            self._get_step_rows(self._queue.live_slots)
 
     def _record_usage(
         self, levels: PreparedLevels, num_rows: int, read: int, unshared: int
@@ -258,7 +258,9 @@ class DecodeSteps:
     def _get_step_rows(self, order: Ints) -> tuple[StepRows, int]:
         """Return the inputs that stay the same for these rows, and the keys of their levels."""
         run = self._run
-        if self._cached_rows is not None and self._cached_rows[0] is order:  # see `RowQueue.order`
+        if (
+            self._cached_rows is not None and self._cached_rows[0] is order
+        ):  # see `RowQueue.live_slots`
             _, version, same, read = self._cached_rows
             if version == run.pool.num_taken_back:  # otherwise an expanded copy may be gone
                 return same, read

@@ -114,11 +114,11 @@ def _build_pieces(spans: Sequence[Span], offsets: Ints) -> list[Piece]:
     pieces: list[Piece] = []
     for span, start in zip(spans, offsets.tolist(), strict=False):
         assert span.states is not None
-        num, (reads, leaves, writes) = len(span.tokens), span.states
-        if leaves != NO_STATE:
-            pieces.append(Piece(start, num - 1, reads, leaves))
-            start, num, reads = start + num - 1, 1, leaves
-        pieces.append(Piece(start, num, reads, writes))
+        num, (read_slot, penultimate_slot, write_slot) = len(span.tokens), span.states
+        if penultimate_slot != NO_STATE:
+            pieces.append(Piece(start, num - 1, read_slot, penultimate_slot))
+            start, num, read_slot = start + num - 1, 1, penultimate_slot
+        pieces.append(Piece(start, num, read_slot, write_slot))
     return pieces
 
 
@@ -147,13 +147,13 @@ def _split_into_runs(
     """Split the rows of each span into runs: blocks, and the causal rows between them."""
     runs: list[tuple[int, int, int, int, bool]] = []
     for index, (span, offset) in enumerate(zip(spans, offsets.tolist(), strict=False)):
-        place, num = 0, len(span.tokens)
+        begin, num = 0, len(span.tokens)
         inside = blocks.of(span.tokens) if blocks is not None else []
         for low, high in [*inside, (num, num)]:
-            for begin, end, is_block in ((place, low, False), (low, high, True)):
-                if begin < end:
-                    runs.append((index, offset + begin, offset + end, span.start + end, is_block))
-            place = high
+            for start, end, is_block in ((begin, low, False), (low, high, True)):
+                if start < end:
+                    runs.append((index, offset + start, offset + end, span.start + end, is_block))
+            begin = high
     columns = (np.array(column) for column in zip(*runs, strict=True))
     span_R, start_R, stop_R, end_R, is_block_R = columns
     return _VisibleRuns(span_R, start_R, stop_R, end_R, is_block_R)
@@ -209,10 +209,10 @@ def build_step_rows(run: EngineRun, slots: Ints, levels: Sequence[HostLevel]) ->
     sets, index = run.param_sets_of(run.rows.params[slots])
     generated_spans = None
     if any(param_set.params.looks_back for param_set in sets):
-        requests, place = np.unique(run.rows.request[slots], return_inverse=True)
+        requests, inverse = np.unique(run.rows.request[slots], return_inverse=True)
         generated_spans = find_generated_spans(
             [run.requests[number] for number in requests.tolist()]
-        )[place]
+        )[inverse]
     masked = any(param_set.stopping.grammar is not None for param_set in sets)
     return StepRows(
         levels, [s.params for s in sets], [s.bias for s in sets], index, generated_spans, masked
@@ -245,15 +245,15 @@ def find_generated_spans(requests: Sequence[LiveRequest]) -> Ints:
 def build_prompt_histories(run: EngineRun, requests: Sequence[LiveRequest]) -> TokenHistory:
     """Return the prompts of requests; their keys are computed once the earlier passes finish."""
     segments = [request.segment for request in requests]
-    place = np.arange(len(segments) + 1)
+    bounds = np.arange(len(segments) + 1)
     chains = np.full((len(segments), max(len(s.above) for s in segments)), -1)
     for row, s in enumerate(segments):
         chains[row, : len(s.above)] = s.above
     tables = [s.table for s in segments if s.table is not None]
-    assert len(tables) == len(segments), "a prompt is not in place"
+    assert len(tables) == len(segments), "a prompt has no pages"
     stop, base = (np.array([getattr(s, at) for s in segments]) for at in ("stop", "base"))
     own_level = make_level(
-        place[:-1], place[1:], pad_tables(tables), stop - base, base, causal=True
+        bounds[:-1], bounds[1:], pad_tables(tables), stop - base, base, causal=True
     )
-    levels = [*build_shared_levels(chains, place, run.store.keys_of), own_level]
+    levels = [*build_shared_levels(chains, bounds, run.store.keys_of), own_level]
     return run.model_runner.build_histories(levels, stop, find_generated_spans(requests))

@@ -41,7 +41,7 @@ def schedule_spans(
     run: EngineRun,
     queue: RowQueue,
     to_compute: Mapping[int, LiveSegment],
-    room: int,
+    token_budget: int,
     max_logits: int,
 ) -> list[Span]:
     """Return the spans of the next pass, depth first.
@@ -50,41 +50,43 @@ def schedule_spans(
         run: Shared state of the run.
         queue: Has the resuming rows, whose tokens are computed again.
         to_compute: Segments by index; some may be computed already.
-        room: Maximum number of tokens of the pass. A block of tokens that see each other is never
-            cut, even if the pass then exceeds this number.
+        token_budget: Maximum number of tokens of the pass. A block of tokens that see each other is
+            never cut, even if the pass then exceeds this number.
         max_logits: Maximum number of rows of logits of the pass.
     """
     spans: list[Span] = []
     reached: dict[int, int] = {}
     for slot, start in queue.resuming.items():
-        if room == 0:
+        if token_budget == 0:
             break
-        span = _build_row_span(run, queue, slot, start, room)
+        span = _build_row_span(run, queue, slot, start, token_budget)
         spans.append(span)
-        room -= len(span.tokens)
+        token_budget -= len(span.tokens)
     logits = 0
     for index in sorted(to_compute):
-        if room == 0 or logits >= max_logits:
+        if token_budget == 0 or logits >= max_logits:
             break
         segment = to_compute[index]
         if segment.computed < segment.stop and run.store.is_ready(segment, reached):
-            span = _build_segment_span(run.store, segment, room, max_logits - logits)
-            if len(span.tokens) > room and spans:
+            span = _build_segment_span(run.store, segment, token_budget, max_logits - logits)
+            if len(span.tokens) > token_budget and spans:
                 continue
             spans.append(span)
             reached[index] = span.stop
-            room = max(room - len(span.tokens), 0)
+            token_budget = max(token_budget - len(span.tokens), 0)
             logits += len(span.logit_positions)
     # Sort by the shared segments first. Then the spans below any segment are consecutive.
     return sorted(spans, key=lambda span: (span.chain, span.key))
 
 
-def _build_row_span(run: EngineRun, queue: RowQueue, slot: int, start: int, room: int) -> Span:
+def _build_row_span(
+    run: EngineRun, queue: RowQueue, slot: int, start: int, token_budget: int
+) -> Span:
     rows = run.rows
     segment = run.requests[int(rows.request[slot])].segment
     chain = rows.chain[slot]
     first = start - int(rows.stop[slot])
-    last = min(int(rows.count[slot]) - 1, first + room)
+    last = min(int(rows.count[slot]) - 1, first + token_budget)
     return Span(
         key=(segment.index << _KEY_BITS) + 1 + int(rows.sample[slot]),
         tokens=rows.generated.between(slot, first, last),
@@ -100,12 +102,12 @@ def _build_row_span(run: EngineRun, queue: RowQueue, slot: int, start: int, room
 
 
 def _build_segment_span(
-    store: SegmentStore, segment: LiveSegment, room: int, max_logits: int
+    store: SegmentStore, segment: LiveSegment, token_budget: int, max_logits: int
 ) -> Span:
     store.tables.continue_parent(segment)
     start = segment.computed
     first_logit = max(start, segment.first_logit)
-    stop = min(segment.stop, start + room, first_logit + max_logits)
+    stop = min(segment.stop, start + token_budget, first_logit + max_logits)
     if store.blocks is not None:
         remaining = segment.tokens[start - segment.start :]
         # Stop before a block that would be cut, or after it if the span begins with it.
@@ -196,8 +198,8 @@ class PrefillPasses:
         self._run, self._queue, self._features = run, queue, features
         self._chunk = chunk
         vocab_size = max(len(run.param_sets[0].stopping.may_end), 1)
-        most = max_prefill_logits(run.model.device)
-        self._max_logits = max(most // vocab_size, _MIN_LOGIT_ROWS)
+        max_logits = max_prefill_logits(run.model.device)
+        self._max_logits = max(max_logits // vocab_size, _MIN_LOGIT_ROWS)
 
     def launch(self, to_compute: Mapping[int, LiveSegment]) -> InFlightPrefill:
         """Launch a pass over segments, given by index, and over tokens of resuming rows."""
@@ -249,7 +251,7 @@ class PrefillPasses:
         next(iter(segment.openers)).num_prefilled += len(span.tokens)
         if span.stop < segment.stop:
             return []
-        self._run.store.states.on_whole(segment)
+        self._run.store.states.on_computed(segment)
         return [r for r in segment.requests if r.samples and r.slots is None]
 
     def _draw_first(
@@ -333,13 +335,13 @@ def _build_recompute_span(run: EngineRun, segment: LiveSegment) -> Span:
     first = next(above for above in segment.path() if above.start <= start)
     states = None
     if store.states.exist:
-        reads = NO_STATE
+        read_slot = NO_STATE
         if start == segment.start:
-            reads = parent.end_state if parent is not None else NO_STATE
+            read_slot = parent.end_state if parent is not None else NO_STATE
         elif segment.above:
-            reads = store.segments[segment.above[-1]].end_state
-        assert reads != NO_STATE or start == 0, "a state above is not in place"
-        states = StateSpan(reads, segment.last_state, segment.end_state)
+            read_slot = store.segments[segment.above[-1]].end_state
+        assert read_slot != NO_STATE or start == 0, "a segment above has no state"
+        states = StateSpan(read_slot, segment.penultimate_state, segment.end_state)
     return Span(
         key=segment.index,
         tokens=segment.path_tokens()[start:],
@@ -358,16 +360,18 @@ def _recompute_pass(
     run: EngineRun, features: Features, spans: list[Span], chunk: int
 ) -> list[Span]:
     """Compute a pass of spans; return what is left of them."""
-    room = chunk
+    token_budget = chunk
     now: list[Span] = []
     later: list[Span] = []
     for span in spans:
-        part, remainder = _split_span(run, span, room) if room else (None, span)
-        if part is not None and now and len(part.tokens) > room:  # a block that is never cut
+        part, remainder = _split_span(run, span, token_budget) if token_budget else (None, span)
+        if (
+            part is not None and now and len(part.tokens) > token_budget
+        ):  # a block that is never cut
             part, remainder = None, span
         if part is not None:
             now.append(part)
-            room = max(room - len(part.tokens), 0)
+            token_budget = max(token_budget - len(part.tokens), 0)
         if remainder is not None:
             later.append(remainder)
     now.sort(key=lambda span: (span.chain, span.key))
@@ -380,9 +384,9 @@ def _recompute_pass(
     return later
 
 
-def _split_span(run: EngineRun, span: Span, room: int) -> tuple[Span, Span | None]:
+def _split_span(run: EngineRun, span: Span, token_budget: int) -> tuple[Span, Span | None]:
     """Return the first part of a span, which fits into a pass, and the rest."""
-    num = min(room, len(span.tokens))
+    num = min(token_budget, len(span.tokens))
     if run.store.blocks is not None:
         low, high = run.store.blocks.around(span.tokens, num)
         num = low or high
@@ -390,12 +394,14 @@ def _split_span(run: EngineRun, span: Span, room: int) -> tuple[Span, Span | Non
         return span, None
     rotary, states, rest_states = run.store.rotary, span.states, span.states
     if states is not None:
-        reads, leaves, writes = states
+        read_slot, penultimate_slot, write_slot = states
         # A state that is kept before the last token is the running state until then.
-        running = writes if leaves == NO_STATE else leaves
-        states = StateSpan(reads, NO_STATE, running)
+        running = write_slot if penultimate_slot == NO_STATE else penultimate_slot
+        states = StateSpan(read_slot, NO_STATE, running)
         num_remaining = len(span.tokens) - num
-        rest_states = StateSpan(running, leaves if num_remaining > 1 else NO_STATE, writes)
+        rest_states = StateSpan(
+            running, penultimate_slot if num_remaining > 1 else NO_STATE, write_slot
+        )
     shift = span.shift if rotary is None else rotary.after(span.tokens[:num], span.shift)
     part = replace(span, tokens=span.tokens[:num], states=states)
     remainder = replace(

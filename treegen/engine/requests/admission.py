@@ -19,7 +19,7 @@ from treegen.engine.segments.scores import collect_score
 from treegen.engine.segments.segment import LiveRequest, LiveSegment, RequestPhase, check_transition
 from treegen.errors import CapacityError
 
-_, WAITING, UNDRAWN, OPEN, OVER = RequestPhase
+_, WAITING, UNDRAWN, OPEN, FINISHED = RequestPhase
 
 
 class AdmissionController:
@@ -51,7 +51,7 @@ class AdmissionController:
 
     @property
     def has_work(self) -> bool:
-        """Whether some request is not over."""
+        """Whether some request is unfinished."""
         return bool(self._waiting or self._open)
 
     def add(self, requests: Sequence[LiveRequest]) -> None:
@@ -62,7 +62,7 @@ class AdmissionController:
         for request in requests:
             self._move(request, WAITING)
             if request.spec.rows and not request.samples:
-                self._move(request, OVER)
+                self._move(request, FINISHED)
                 self._end(request)
             else:
                 self._waiting.append(request)
@@ -77,8 +77,8 @@ class AdmissionController:
         if started + self._num_undrawn < self._run.max_rows and self._waiting:
             growth = self._queue.page_demand.estimate_pages(self._queue.active())
             # Open somewhat more than needed now, so that later prefill passes have many requests.
-            most = self._run.max_rows * 5 // 4 + 1
-            while self._waiting and started + self._num_undrawn < most:
+            max_open_rows = self._run.max_rows * 5 // 4 + 1
+            while self._waiting and started + self._num_undrawn < max_open_rows:
                 if not self._try_open(self._waiting[0], growth):
                     break
             self._queue.activate(self._run.max_rows)
@@ -153,7 +153,7 @@ class AdmissionController:
             self._run.scores[request.index] = collect_score(request)
         if self._on_prefilled is not None:
             self._on_prefilled(request)
-        self._close(request, OVER)
+        self._close(request, FINISHED)
 
     def _needs_prefill(self, request: LiveRequest) -> bool:
         """Return whether an open request needs a segment that is not computed."""
@@ -162,17 +162,17 @@ class AdmissionController:
     def finish(self, request: LiveRequest) -> None:
         """End a request, whether it is open or waiting."""
         if request.phase.is_open:
-            self._close(request, OVER)
+            self._close(request, FINISHED)
         else:
             self._waiting.remove(request)
-            self._move(request, OVER)
+            self._move(request, FINISHED)
             self._end(request)
 
     def _close(self, request: LiveRequest, phase: RequestPhase) -> None:
-        """Release an open request's segments, and move the request to OVER or WAITING."""
+        """Release an open request's segments, and move the request to FINISHED or WAITING."""
         del self._open[request]
         self._move(request, phase)
-        done = self._end(request) if phase is OVER else self._run.store.close(request)
+        done = self._end(request) if phase is FINISHED else self._run.store.close(request)
         for segment in done:
             self.to_compute.pop(segment.index, None)
         # Segments that only this request had to compute again are complete for other requests.

@@ -65,7 +65,7 @@ class OutputProcessor:
         queue: RowQueue,
         features: Features,
         admission: AdmissionController,
-        on_grown: Callable[[LiveRequest, Completion], GeneratedSegment] | None,
+        on_search_sample: Callable[[LiveRequest, Completion], GeneratedSegment] | None,
     ) -> None:
         """Set up the processor of one run.
 
@@ -74,11 +74,11 @@ class OutputProcessor:
             queue: Moves rows between phases.
             features: Its optional features.
             admission: Removes the rows of ended samples from their requests.
-            on_grown: Returns the content of the segment of a search's sample; None outside of
-                searches.
+            on_search_sample: Returns the content of the segment of a search's sample; None outside
+                of searches.
         """
         self._run, self._queue, self._features = run, queue, features
-        self._admission, self._on_grown = admission, on_grown
+        self._admission, self._on_search_sample = admission, on_search_sample
         self._finished: list[Completion] = []  # not taken yet
         self._waiting: Ints = np.empty(0, dtype=np.int64)  # slots that are not reported yet
         self._waiting_requests: list[LiveRequest] = []  # the requests of these slots
@@ -91,19 +91,19 @@ class OutputProcessor:
 
     @property
     def waiting(self) -> Ints:
-        """Slots whose samples are over and not reported."""
+        """Slots whose samples have finished and are not reported."""
         return self._waiting
 
     def end(self, slots: Ints) -> None:
-        """End those samples in slots that are over; the last token of each may end it."""
+        """End those samples in slots that have finished; the last token of each may end it."""
         rows = self._run.rows
         requests = [self._run.requests[index] for index in rows.request[slots].tolist()]
-        # A sample at its limit is over whatever its text is, so its report can wait. No running
-        # pass has its row: `next_rows` leaves out rows that reach their limit. Two kinds are
-        # reported at once: samples of a search, which continues with their text, and samples of
+        # A sample at its limit has finished whatever its text is, so its report can wait. No
+        # running pass has its row: `next_rows` leaves out rows that reach their limit. Two kinds
+        # are reported at once: samples of a search, which continues with their text, and samples of
         # one token, whose text is made quickly.
-        grows = np.array([request.grows for request in requests])
-        can_wait = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~grows
+        makes_segments = np.array([request.makes_segments for request in requests])
+        can_wait = (rows.count[slots] >= np.maximum(rows.limit[slots], 2)) & ~makes_segments
         for chosen, end in ((can_wait, self._defer), (~can_wait, self._end_now)):
             if chosen.any():
                 end(slots[chosen], [requests[at] for at in np.flatnonzero(chosen).tolist()])
@@ -111,8 +111,8 @@ class OutputProcessor:
     def report_batch(self) -> None:
         """Report as many samples as fit into the time of a step, or more if many wait."""
         tokens = self._run.rows.count[self._waiting].cumsum()
-        most = max(_TOKENS_PER_ROW * len(self._queue.order), self._min_tokens)
-        self._report(max(int(tokens.searchsorted(most, side="right")), 1))
+        max_tokens = max(_TOKENS_PER_ROW * len(self._queue.live_slots), self._min_tokens)
+        self._report(max(int(tokens.searchsorted(max_tokens, side="right")), 1))
 
     def report_all(self) -> None:
         """Report all samples that have ended."""
@@ -135,24 +135,24 @@ class OutputProcessor:
         if not self._waiting_requests:
             return
         slots, requests = self._waiting[:num], self._waiting_requests[:num]
-        by_slot = self._build_completions(slots, requests)
+        by_index = self._build_completions(slots, requests)
         self._waiting, self._waiting_requests = self._waiting[num:], self._waiting_requests[num:]
         self._min_tokens = self._min_tokens if self._waiting_requests else 0
-        self._finished += [completion for _, completions in by_slot for completion in completions]
+        self._finished += [completion for _, completions in by_index for completion in completions]
         self._queue.release(slots)
 
     def _end_now(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        by_slot = self._build_completions(slots, requests)
-        for at, completions in by_slot:
+        by_index = self._build_completions(slots, requests)
+        for at, completions in by_index:
             self._finished += completions
-            if requests[at].grows:
+            if requests[at].makes_segments:
                 self._adopt_as_segment(requests[at], int(slots[at]), completions[0])
-        over = [at for at, _ in by_slot]
-        self._retire(slots[over], [requests[at] for at in over])
-        self._queue.release(slots[over])
+        finished = [at for at, _ in by_index]
+        self._retire(slots[finished], [requests[at] for at in finished])
+        self._queue.release(slots[finished])
 
     def _retire(self, slots: Ints, requests: Sequence[LiveRequest]) -> None:
-        """Remove rows that are over from their requests; they keep their slots until reported."""
+        """Remove finished rows from their requests; they keep their slots until reported."""
         ended: dict[LiveRequest, list[int]] = {}
         for slot, request in zip(slots.tolist(), requests, strict=True):
             ended.setdefault(request, []).append(slot)
@@ -161,18 +161,18 @@ class OutputProcessor:
             if self._run.param_sets[request.params].is_greedy:
                 # One row has all samples. The report reads their indices from the request, so they
                 # stay. In a search they are removed, because the samples are reported already.
-                indices = set(request.samples) if request.grows else set()
+                indices = set(request.samples) if request.makes_segments else set()
             request.samples[:] = [index for index in request.samples if index not in indices]
         if ended:
             self._admission.remove_rows(ended, ended=True)
 
     def _adopt_as_segment(self, request: LiveRequest, slot: int, completion: Completion) -> None:
         """Make a segment of a row's generated tokens; the segment takes over the row's pages."""
-        assert self._on_grown is not None
-        grown = self._on_grown(request, completion)
+        assert self._on_search_sample is not None
+        content = self._on_search_sample(request, completion)
         key = request.index, completion.sample_index
-        if not len(grown.tokens):
-            self._run.grown[key] = self._run.store.retain(request.segment)
+        if not len(content.tokens):
+            self._run.sample_segments[key] = self._run.store.retain(request.segment)
             return
         rows = self._run.rows
         at = np.array([slot])
@@ -180,11 +180,11 @@ class OutputProcessor:
         chain = rows.chain[slot]
         states = None
         if in_place:
-            states = self._queue.states.transfer_states(slot, grown.num_generated)
-        self._run.grown[key] = self._run.store.adopt(
+            states = self._queue.states.transfer_states(slot, content.num_generated)
+        self._run.sample_segments[key] = self._run.store.adopt(
             request.segment,
-            grown.tokens,
-            num_computed=min(grown.num_generated, int(rows.count[slot]) - 1),
+            content.tokens,
+            num_computed=min(content.num_generated, int(rows.count[slot]) - 1),
             table=rows.take_pages(at) if in_place else np.empty(0, dtype=np.int32),
             base=int(rows.base[slot]),
             above=tuple(chain[chain >= 0].tolist()),
@@ -196,7 +196,7 @@ class OutputProcessor:
     def _build_completions(
         self, slots: Ints, requests: Sequence[LiveRequest]
     ) -> list[tuple[int, list[Completion]]]:
-        """Make the completions of those slots whose samples are over.
+        """Make the completions of those slots whose samples have finished.
 
         Args:
             slots: Slots to look at, [N].
@@ -211,10 +211,10 @@ class OutputProcessor:
         endings = _find_finish_reasons(rows, slots, tokens, requests, param_sets)
         self._features.confidence.add_endings(endings, slots, tokens, requests)
         self._features.grammars.change_endings(endings, slots, tokens, requests)
-        over = sorted(endings)
-        slots = slots[over]
+        finished = sorted(endings)
+        slots = slots[finished]
         per_row = zip(
-            over,
+            finished,
             rows.sample[slots].tolist(),
             rows.seed[slots].tolist(),
             rows.logprobs(slots),
@@ -223,7 +223,7 @@ class OutputProcessor:
             _collect_signals(rows, slots, param_sets),
             strict=True,
         )
-        by_slot: list[tuple[int, list[Completion]]] = []
+        by_index: list[tuple[int, list[Completion]]] = []
         for at, sample, seed, logprobs, versions, top, (confidences, certainties) in per_row:
             request, (reason, stop, text) = requests[at], endings[at]
             num = len(tokens[at])  # a sample that failed has fewer tokens than its row
@@ -249,8 +249,8 @@ class OutputProcessor:
                 )
                 for sample_index, row_seed in _list_samples(param_set, request, sample, seed)
             ]
-            by_slot.append((at, completions))
-        return by_slot
+            by_index.append((at, completions))
+        return by_index
 
 
 def _run_lengths(versions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
@@ -294,17 +294,17 @@ def _find_finish_reasons(
     param_sets: Sequence[ParamSet],
 ) -> dict[int, Ending]:
     """Return how the samples end, by index into `slots`; running samples have no entry."""
-    by_slot: dict[int, Ending] = {}
+    by_index: dict[int, Ending] = {}
     params = rows.params[slots]
     for index in np.unique(params).tolist():
-        places = np.flatnonzero(params == index)
-        limits = rows.limit[slots[places]].tolist()
-        indices = places.tolist()
+        slot_indices = np.flatnonzero(params == index)
+        limits = rows.limit[slots[slot_indices]].tolist()
+        indices = slot_indices.tolist()
         endings = param_sets[index].stopping.endings(
             [requests[at].spec.tokens for at in indices], [tokens[at] for at in indices], limits
         )
-        by_slot.update((at, v) for at, v in zip(indices, endings, strict=True) if v is not None)
-    return by_slot
+        by_index.update((at, v) for at, v in zip(indices, endings, strict=True) if v is not None)
+    return by_index
 
 
 def _collect_signals(
@@ -315,9 +315,9 @@ def _collect_signals(
     if not rows.generated.signals.shape[-1]:
         return signals
     params_of = [param_sets[index].params for index in rows.params[slots].tolist()]
-    places = [at for at, params in enumerate(params_of) if params.reports_signals]
-    if places:
-        for at, both in zip(places, rows.signals(slots[places]), strict=True):
+    reporting = [at for at, params in enumerate(params_of) if params.reports_signals]
+    if reporting:
+        for at, both in zip(reporting, rows.signals(slots[reporting]), strict=True):
             confidences = both[CONFIDENCE::NUM_SIGNALS] if params_of[at].confidence else ()
             certainties = both[CERTAINTY::NUM_SIGNALS] if params_of[at].self_certainty else ()
             signals[at] = confidences, certainties
@@ -332,9 +332,9 @@ def _collect_alternatives(
     if not rows.num_logprobs:
         return alternatives
     reports = [param_sets[index].params.logprobs > 0 for index in rows.params[slots].tolist()]
-    places = np.flatnonzero(reports)
-    both = zip(*rows.alternatives(slots[places]), strict=True)
-    for at, (ids, values) in zip(places.tolist(), both, strict=True):
+    reporting = np.flatnonzero(reports)
+    both = zip(*rows.alternatives(slots[reporting]), strict=True)
+    for at, (ids, values) in zip(reporting.tolist(), both, strict=True):
         pairs = zip(ids, values, strict=True)
         # Each token has `num_logprobs` consecutive pairs.
         alternatives[at] = list(zip(*[pairs] * rows.num_logprobs, strict=True))

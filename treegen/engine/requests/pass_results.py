@@ -54,10 +54,10 @@ class PassResultProcessor:
         """
         self._run, self._confidence = run, features.confidence
         self._admission, self._outputs, self._speculation = admission, outputs, speculation
-        self._over: list[Ints] = []  # slots of rows that are over, or may be, and have not ended
+        self._ending: list[Ints] = []  # slots of rows that end, or may end
 
     def record(self, flight: InFlightPrefill | InFlightStep) -> None:
-        """Wait for a pass, and record its results. Rows that are over stay until `end`."""
+        """Wait for a pass, and record its results. Finished rows stay until `end`."""
         if isinstance(flight, InFlightPrefill):
             self._record_prefill(flight)
         else:
@@ -65,10 +65,10 @@ class PassResultProcessor:
 
     def end(self) -> bool:
         """End the samples that the recorded tokens complete. Return whether there were any."""
-        over, self._over = self._over, []
-        if over:
-            self._outputs.end(np.concatenate(over))
-        return bool(over)
+        ending, self._ending = self._ending, []
+        if ending:
+            self._outputs.end(np.concatenate(ending))
+        return bool(ending)
 
     def _record_prefill(self, flight: InFlightPrefill) -> None:
         """Record the results of a prefill pass, and the first tokens drawn after it."""
@@ -116,9 +116,9 @@ class PassResultProcessor:
         self._record_tokens(flight, sampled, draws[~in_turn], is_last[~in_turn])
         self._run.usage.accepted_tokens += int((~in_turn & ~is_last).sum())
         remaining = draws[in_turn]
-        place = verify_input.place_T[remaining]
-        for turn in range(int(place.max(initial=-1)) + 1):
-            now = remaining[place == turn]
+        index = verify_input.index_T[remaining]
+        for turn in range(int(index.max(initial=-1)) + 1):
+            now = remaining[index == turn]
             # A row may have ended at one of its earlier tokens.
             stays = rows.serial[slots[now]] == flight.serials[now]
             stays &= rows.phase[slots[now]] == RowPhase.LIVE
@@ -133,7 +133,7 @@ class PassResultProcessor:
         draws: NDArray[np.int64],
         is_last: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Record tokens of some rows, and which rows may be over.
+        """Record tokens of some rows, and which rows may have finished.
 
         Args:
             flight: The pass.
@@ -153,18 +153,18 @@ class PassResultProcessor:
             draws_of_rows.top_tokens,
             draws_of_rows.top_logprobs,
             draws_of_rows.signals,
-            verify_input.place_T[draws] if verify_input is not None else None,
+            verify_input.index_T[draws] if verify_input is not None else None,
             flight.version,
         )
         tokens = draws_of_rows.tokens
         if is_last is not None:
             slots, tokens = slots[is_last], tokens[is_last]
         may_end = self._run.param_sets.may_end(rows.params[slots], tokens)
-        over = may_end | (rows.count[slots] >= rows.limit[slots])
+        ending = may_end | (rows.count[slots] >= rows.limit[slots])
         if self._confidence.used:
-            over |= self._confidence.update(slots)
-        if over.any():
-            self._over.append(slots[over])
+            ending |= self._confidence.update(slots)
+        if ending.any():
+            self._ending.append(slots[ending])
 
     def _row_name(self, slot: int) -> str:
         rows = self._run.rows

@@ -50,10 +50,10 @@ class EngineRun:
     gate: UpdateGate = field(default_factory=UpdateGate)
     """Has the version of the weights, and separates steps from updates of the weights."""
     requests: dict[int, LiveRequest] = field(default_factory=dict)
-    """The requests that are not over, by index."""
+    """The unfinished requests, by index."""
     scores: dict[int, Score] = field(default_factory=dict)
     """The scores of finished requests that wanted scores, by index."""
-    grown: dict[tuple[int, int], LiveSegment] = field(default_factory=dict)
+    sample_segments: dict[tuple[int, int], LiveSegment] = field(default_factory=dict)
     """The segments of finished samples of a search, by request and sample index. Each has one
     reference, which passes to the caller that removes the segment from here."""
 
@@ -119,7 +119,7 @@ class RowFeature:
         """
         raise NotImplementedError
 
-    def _fit(self) -> None:
+    def _grow_arrays(self) -> None:
         """Grow the arrays to the length of the row table's."""
         grow_arrays(self, len(self._run.rows.phase), self._fill)
 

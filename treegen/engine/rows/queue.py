@@ -75,11 +75,11 @@ class PageDemandEstimator:
         room_M = num_free - taken_MR.sum(axis=1)
         needs_MR = np.where(is_running_MR[:, num:], new_pages_MR[:, num:], 0)
         chosen = _count_fitting(needs_MR, room_M)
-        if chosen < len(ready) and (most := self._may_pass(int(rows.serial[ready[chosen]]))):
+        if chosen < len(ready) and (max_passing := self._may_pass(int(rows.serial[ready[chosen]]))):
             room_M -= needs_MR[:, :chosen].sum(axis=1)
             fits = (needs_MR <= room_M[:, None]).all(axis=0)
             behind = np.flatnonzero(fits & (np.arange(len(ready)) > chosen))
-            passing = behind[: min(_count_fitting(needs_MR[:, behind], room_M), most)]
+            passing = behind[: min(_count_fitting(needs_MR[:, behind], room_M), max_passing)]
             self._passed_over = self._passed_over[0], self._passed_over[1] + len(passing)
             return np.concatenate([ready[:chosen], ready[passing]])
         return ready[:chosen]
@@ -100,8 +100,8 @@ class PageDemandEstimator:
             guess = np.maximum(count + count // 2, mean) + self._page_size
         else:
             guess = np.maximum(2 * count, _DEFAULT_LENGTH)
-        least: Ints = np.minimum(limit, guess)
-        return least
+        expected: Ints = np.minimum(limit, guess)
+        return expected
 
     def _pages(self, slots: Ints, length: Ints) -> Ints:
         """Return the further pages that rows take until they have some numbers of tokens.
@@ -154,8 +154,8 @@ class RowQueue:
     """Moves the rows of a run from phase to phase; no other class does.
 
     Attributes:
-        order: LIVE slots, depth first. It is never changed in place: new rows make a new array, so
-            that `DecodeSteps` can compare arrays by identity.
+        live_slots: LIVE slots, depth first. It is never changed in place: new rows make a new
+            array, so that `DecodeSteps` can compare arrays by identity.
         ready: READY slots, depth first.
         resuming: For each RESUMING slot, the position up to which its keys are computed.
         states: Recurrent states of the rows.
@@ -183,7 +183,7 @@ class RowQueue:
         self._num_early = early_samples
         self._run, self.states, self.features = run, states, list(features)
         self._pool, self._page_size = run.pool, run.cache.page_size
-        self.order: Ints = np.empty(0, dtype=np.int64)
+        self.live_slots: Ints = np.empty(0, dtype=np.int64)
         self.resuming: dict[int, int] = {}
         self.ready: Ints = np.empty(0, dtype=np.int64)
         self.page_demand = PageDemandEstimator(run)
@@ -193,11 +193,11 @@ class RowQueue:
     @property
     def num_active(self) -> int:
         """Number of rows that hold pages."""
-        return len(self.order) + len(self.resuming)
+        return len(self.live_slots) + len(self.resuming)
 
     def active(self) -> Ints:
         """Return the slots that hold pages."""
-        return np.concatenate([self.order, np.fromiter(self.resuming, dtype=np.int64)])
+        return np.concatenate([self.live_slots, np.fromiter(self.resuming, dtype=np.int64)])
 
     def tables(self) -> Iterator[Pages]:
         """Return the page tables of all rows, for the pool's check."""
@@ -248,7 +248,7 @@ class RowQueue:
             feature.begin(requests, slots_PN)
         for request, slots in zip(requests, slots_PN.tolist(), strict=True):
             request.slots = set(slots)
-            request.rewinds = None
+            request.recomputed_segment = None
         return slots_PN
 
     def _seed(self, request: LiveRequest, sample: int) -> int:
@@ -270,14 +270,14 @@ class RowQueue:
         self.ready = ready[self._run.rows.key[ready].argsort()]
 
     def _drop_moved(self) -> None:
-        """Drop rows that are no longer READY or LIVE from `ready` and `order`."""
+        """Drop rows that are no longer READY or LIVE from `ready` and `live_slots`."""
         phase = self._run.rows.phase
         is_in_phase = phase[self.ready] == READY
         if not is_in_phase.all():
             self.ready = self.ready[is_in_phase]
-        is_in_phase = phase[self.order] == LIVE
+        is_in_phase = phase[self.live_slots] == LIVE
         if not is_in_phase.all():
-            self.order = self.order[is_in_phase]
+            self.live_slots = self.live_slots[is_in_phase]
 
     def _by_segment(self, slots: Ints) -> Iterator[tuple[LiveSegment, slice]]:
         """Yield the segment of each request of slots, and the slice of its slots."""
@@ -288,9 +288,9 @@ class RowQueue:
 
     def _count_siblings(self, slots: Ints) -> Ints:
         """Return the number of rows of each slot's request."""
-        indices, place = np.unique(self._run.rows.request[slots], return_inverse=True)
+        indices, inverse = np.unique(self._run.rows.request[slots], return_inverse=True)
         requests = (self._run.requests[index] for index in indices.tolist())
-        return np.array([request.num_rows for request in requests], dtype=np.int64)[place]
+        return np.array([request.num_rows for request in requests], dtype=np.int64)[inverse]
 
     def activate(self, max_rows: int) -> None:
         """Allocate pages for ready rows, depth first, while the pool is expected to last.
@@ -362,9 +362,9 @@ class RowQueue:
         """Make rows live; their keys are computed."""
         self._move(slots, LIVE)
         self._stop_resuming(slots)
-        rows, joined = self._run.rows, np.concatenate([self.order, slots])
+        rows, joined = self._run.rows, np.concatenate([self.live_slots, slots])
         # Sort by the shared segments first. Then the rows below any segment are consecutive.
-        self.order = joined[np.lexsort((rows.key[joined], *rows.chain[joined].T[::-1]))]
+        self.live_slots = joined[np.lexsort((rows.key[joined], *rows.chain[joined].T[::-1]))]
 
     def allocate_step_pages(self, order: Ints, counts: Ints) -> int:
         """Allocate the pages that a decode step needs, for rows with `counts` generated tokens.
@@ -421,7 +421,7 @@ class RowQueue:
         self._enqueue(active)
 
     def end(self, slots: Ints) -> None:
-        """End rows whose samples are over; their slots are released once these are reported.
+        """End rows whose samples have finished; their slots are released once these are reported.
 
         Their pages are freed at once.
         """
@@ -468,7 +468,7 @@ class RowQueue:
         return self.states.count_missing(more, has_row=bool(request.spec.rows))
 
     def check(self, starting: Ints, ended: Ints) -> None:
-        """Assert that every row is in the place of its phase, and in no other.
+        """Assert that every row is in the queue of its phase, and in no other.
 
         Args:
             starting: Slots whose first tokens are being drawn.
@@ -476,16 +476,16 @@ class RowQueue:
         """
         rows, phase = self._run.rows, self._run.rows.phase
         resuming = np.fromiter(self.resuming, dtype=np.int64)
-        places = {
+        slots_of = {
             DRAWN: starting,
             READY: self.ready,
             RESUMING: resuming,
-            LIVE: self.order,
+            LIVE: self.live_slots,
             ENDED: ended,
         }
-        for row_phase, place in places.items():
+        for row_phase, slots in slots_of.items():
             in_phase = np.flatnonzero(phase == row_phase)
-            assert np.array_equal(np.sort(place), in_phase), (
+            assert np.array_equal(np.sort(slots), in_phase), (
                 f"a row is in no queue: {row_phase.name}"
             )
         assert np.array_equal(np.flatnonzero(phase != FREE), rows.used()), "a row has no slot"

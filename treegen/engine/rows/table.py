@@ -32,7 +32,7 @@ class RowPhase(IntEnum):
     READY     it waits for pages                      RESUMING, LIVE, PARKED, FREE
     RESUMING  its own keys are computed again         LIVE, READY, FREE
     LIVE      a decode step draws its next token      READY, ENDED, FREE
-    ENDED     its sample is over and not reported     FREE
+    ENDED     its sample is not reported yet          FREE
 
     A row becomes FREE when its sample is cancelled or reported.
     Only RESUMING and LIVE rows hold pages.
@@ -128,7 +128,7 @@ class RowTable:
         top_tokens: NDArray[np.int64] | None = None,
         top_logprobs: NDArray[np.float32] | None = None,
         signals: NDArray[np.float32] | None = None,
-        place: NDArray[np.int64] | None = None,
+        token_index: NDArray[np.int64] | None = None,
         version: int = 0,
     ) -> None:
         """Record one generated token for each slot.
@@ -140,13 +140,13 @@ class RowTable:
             top_tokens: The most likely tokens, [N, num_logprobs]; None without alternatives.
             top_logprobs: Log-probabilities of these, [N, num_logprobs]; None without alternatives.
             signals: Confidence and self-certainty, [N, 2]; None if they are not recorded.
-            place: If a slot occurs several times in a row, the index of each token among the slot's
-                new tokens, [N]; None if each slot occurs once.
+            token_index: If a slot occurs several times in a row, the index of each token among the
+                slot's new tokens, [N]; None if each slot occurs once.
             version: The version of the weights.
         """
         counts = self.count[slots]
-        if place is not None:
-            counts += place
+        if token_index is not None:
+            counts += token_index
         self.generated.append(
             slots, counts, tokens, logprobs, top_tokens, top_logprobs, signals, version
         )
@@ -185,9 +185,9 @@ class RowTable:
 
     def set_chain(self, slots: NDArray[np.int64], chain: Sequence[int]) -> None:
         """Set the cascaded segments that slots read as attention levels of their own."""
-        short = len(chain) - self.chain.shape[1]
-        if short > 0:
-            self.chain = np.pad(self.chain, ((0, 0), (0, short)), constant_values=-1)
+        num_missing = len(chain) - self.chain.shape[1]
+        if num_missing > 0:
+            self.chain = np.pad(self.chain, ((0, 0), (0, num_missing)), constant_values=-1)
         self.chain[slots] = -1
         self.chain[slots, : len(chain)] = chain
 
@@ -208,8 +208,8 @@ class RowTable:
             self.table = grow_array(
                 self.table, len(self.table), max(width, 2 * self.table.shape[1])
             )
-        place = np.arange(len(pages)) + np.repeat(at + num - num.cumsum(), num)
-        self.table[np.repeat(slots, num), place] = pages
+        column = np.arange(len(pages)) + np.repeat(at + num - num.cumsum(), num)
+        self.table[np.repeat(slots, num), column] = pages
         self.num_pages[slots] = at + num
 
     def take_pages(self, slots: NDArray[np.int64]) -> Pages:
@@ -228,7 +228,7 @@ class VerifyInput:
         num_R: Number of draft tokens of each row.
         kind_R: Kind of evidence behind each row's draft tokens.
         offsets: [R + 1], the query rows of row r are offsets[r] to offsets[r + 1].
-        row_T, place_T: The row of each query row, and its index among those of the row.
+        row_T, index_T: The row of each query row, and its index among those of the row.
     """
 
     def __init__(self, tokens_RK: Ints, num_R: Ints, kind_R: Ints) -> None:
@@ -242,12 +242,12 @@ class VerifyInput:
         self.num_R, self.kind_R = num_R, kind_R
         self._tokens_RK = tokens_RK
         self._accepted_R: Ints | None = None
-        self.offsets, self.row_T, self.place_T = expand_offsets(num_R + 1)
+        self.offsets, self.row_T, self.index_T = expand_offsets(num_R + 1)
 
     def inputs(self, last_R: Ints) -> Ints:
         """Return the input token of each query row, [T]; `last_R` has each row's last token."""
         tokens = np.concatenate([last_R[:, None], self._tokens_RK], axis=1)
-        return tokens[self.row_T, self.place_T]
+        return tokens[self.row_T, self.index_T]
 
     def of_row(self, row: int) -> list[int]:
         """Return the draft tokens of a row."""
@@ -262,16 +262,16 @@ class VerifyInput:
                 kept.
         """
         if self._accepted_R is None:
-            most = self._tokens_RK.shape[1]
-            place_K = np.arange(most)
-            at_RK = np.minimum(self.offsets[:-1, None] + place_K, len(self.row_T) - 1)
+            width = self._tokens_RK.shape[1]
+            column_K = np.arange(width)
+            at_RK = np.minimum(self.offsets[:-1, None] + column_K, len(self.row_T) - 1)
             wrong_RK = drawn_T[at_RK] != self._tokens_RK
-            wrong_RK |= place_K >= self.num_R[:, None]
-            self._accepted_R = np.where(wrong_RK.any(axis=1), wrong_RK.argmax(axis=1), most)
+            wrong_RK |= column_K >= self.num_R[:, None]
+            self._accepted_R = np.where(wrong_RK.any(axis=1), wrong_RK.argmax(axis=1), width)
         return self._accepted_R
 
     def find_accepted_rows(self, drawn_T: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the query rows whose draws count, and whether each is the last of its row."""
-        left_T = self.num_accepted(drawn_T)[self.row_T] - self.place_T
+        left_T = self.num_accepted(drawn_T)[self.row_T] - self.index_T
         draws = np.flatnonzero(left_T >= 0)
         return draws, left_T[draws] == 0

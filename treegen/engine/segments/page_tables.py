@@ -90,13 +90,13 @@ class SegmentPageTables:
         """
         self._cache, self._matcher, self._states = cache, matcher, states
 
-    def place(self, segment: LiveSegment) -> int:
+    def allocate(self, segment: LiveSegment) -> int:
         """Complete a segment's page table; return how many tokens cached prefixes supplied."""
         page_size, pool = self._cache.page_size, self._cache.pool
         missing = segment.missing_pages(page_size)
         if segment.table is None:
             segment.computed = segment.start
-        self._states.place(segment)
+        self._states.allocate(segment)
         if segment.table is not None:
             if missing:
                 segment.table = np.concatenate([segment.table, pool.allocate(missing)])

@@ -1,8 +1,9 @@
 """Prefixes whose keys, values and recurrent states stay in memory between calls.
 
 A cached prefix has a name and a page table from position 0, and holds a reference to its pages. All
-cached prefixes together have a limit of pages. Beyond it the least recently used prefix is dropped.
-Pages of a dropped prefix that running work uses stay until that work ends.
+cached prefixes together have a limit of pages, and one of half of the slots of recurrent states.
+Beyond it the least recently used prefixes of other names than the new one are dropped. Pages of a
+dropped prefix that running work uses stay until that work ends.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class CachedPrefix:
     """When it was last used, by the clock of `PrefixCache`."""
     end_state: int = NO_STATE
     """Slot of its recurrent state after its last token, which it owns; NO_STATE for none."""
-    last_state: int = NO_STATE
+    penultimate_state: int = NO_STATE
     """Slot of its recurrent state before its last token, which it owns; NO_STATE for none."""
 
 
@@ -59,7 +60,7 @@ class PrefixCache:
         pages: Pages,
         *,
         end_state: int = NO_STATE,
-        last_state: int = NO_STATE,
+        penultimate_state: int = NO_STATE,
     ) -> CachedPrefix:
         """Keep a prefix, and drop prefixes of other names while there are too many pages or states.
 
@@ -69,10 +70,12 @@ class PrefixCache:
             pages: Its page table; the prefix takes over the caller's references to the pages.
             end_state: Slot of the recurrent state after its last token, which it takes over.
                 Default: none.
-            last_state: Slot of the recurrent state before its last token, which it takes over.
+            penultimate_state: Slot of the recurrent state before its last token; taken over too.
                 Default: none.
         """
-        prefix = CachedPrefix(name, tokens, pages, end_state=end_state, last_state=last_state)
+        prefix = CachedPrefix(
+            name, tokens, pages, end_state=end_state, penultimate_state=penultimate_state
+        )
         self._prefixes.append(prefix)
         self.touch(prefix)
         for other in self:
@@ -124,7 +127,7 @@ class PrefixCache:
             self._prefixes.remove(prefix)
             self._cache.pool.free(prefix.pages)
             prefix.pages = None
-            self._states.free([prefix.end_state, prefix.last_state])
+            self._states.free([prefix.end_state, prefix.penultimate_state])
 
     def clear(self) -> None:
         """Drop all prefixes."""
@@ -137,7 +140,7 @@ class PrefixCache:
 
     def states(self) -> Slots:
         """Return the slots of the recurrent states of all prefixes."""
-        owned = [slot for p in self._prefixes for slot in (p.end_state, p.last_state)]
+        owned = [slot for p in self._prefixes for slot in (p.end_state, p.penultimate_state)]
         return np.array([slot for slot in owned if slot != NO_STATE], dtype=np.int64)
 
     @property

@@ -33,7 +33,7 @@ class PendingScores:
     """Copies that contain the scores, and where the scores are in each copy.
 
     A copy has log-probabilities, and whether each token is the most likely one. If requested, it
-    also has the K most likely tokens of each place, and their log-probabilities [.., K].
+    also has the K most likely tokens at each position, and their log-probabilities [.., K].
     """
 
     def add(self) -> None:

@@ -29,37 +29,38 @@ NEVER = 2**62
 class SegmentPhase(Enum):
     """The phase of a segment, which only `SegmentStore` changes.
 
-    Phase   Meaning                                     Allowed next phases
-    AWAY    it has no pages                             IDLE, OPEN, GONE
-    IDLE    it has pages, and no open request needs it  AWAY, OPEN
-    OPEN    open requests need it                       IDLE, AWAY (the run ends)
-    GONE    nothing refers to it any more
+    Phase        Meaning                                     Allowed next phases
+    UNALLOCATED  it has no pages                             IDLE, OPEN, FREED
+    IDLE         it has pages, and no open request needs it  UNALLOCATED, OPEN
+    OPEN         open requests need it                       IDLE, UNALLOCATED (the run ends)
+    FREED        nothing refers to it any more
 
-    A segment can be `continued` only while it has pages, and `rewound` only while it is open.
+    A segment can be `continued` only while it has pages, and `is_recomputing` only while
+    it is open.
     """
 
-    AWAY = "away"
+    UNALLOCATED = "unallocated"
     IDLE = "idle"
     OPEN = "open"
-    GONE = "gone"
+    FREED = "freed"
 
 
 class RequestPhase(Enum):
     """The phase of a request, which only `AdmissionController` changes.
 
-    Phase    Meaning                                           Allowed next phases
-    NEW      it was submitted                                  WAITING
-    WAITING  its segments may have no pages                    UNDRAWN, OPEN, OVER
-    UNDRAWN  it is open, its first tokens are to be drawn      OPEN, WAITING, OVER
-    OPEN     it is open, its samples are being drawn           WAITING, OVER
-    OVER     no work is left
+    Phase     Meaning                                       Allowed next phases
+    NEW       it was submitted                              WAITING
+    WAITING   its segments may have no pages                UNDRAWN, OPEN, FINISHED
+    UNDRAWN   it is open, its first tokens are to be drawn  OPEN, WAITING, FINISHED
+    OPEN      it is open, its samples are being drawn       WAITING, FINISHED
+    FINISHED  no work is left
     """
 
     NEW = "new"
     WAITING = "waiting"
     UNDRAWN = "undrawn"
     OPEN = "open"
-    OVER = "over"
+    FINISHED = "finished"
 
     @property
     def is_open(self) -> bool:
@@ -68,28 +69,32 @@ class RequestPhase(Enum):
 
 
 _NEXT: Final[Mapping[Enum, frozenset[Enum]]] = {
-    SegmentPhase.AWAY: frozenset({SegmentPhase.IDLE, SegmentPhase.OPEN, SegmentPhase.GONE}),
-    SegmentPhase.IDLE: frozenset({SegmentPhase.AWAY, SegmentPhase.OPEN}),
-    SegmentPhase.OPEN: frozenset({SegmentPhase.IDLE, SegmentPhase.AWAY}),
-    SegmentPhase.GONE: frozenset(),
+    SegmentPhase.UNALLOCATED: frozenset({SegmentPhase.IDLE, SegmentPhase.OPEN, SegmentPhase.FREED}),
+    SegmentPhase.IDLE: frozenset({SegmentPhase.UNALLOCATED, SegmentPhase.OPEN}),
+    SegmentPhase.OPEN: frozenset({SegmentPhase.IDLE, SegmentPhase.UNALLOCATED}),
+    SegmentPhase.FREED: frozenset(),
     RequestPhase.NEW: frozenset({RequestPhase.WAITING}),
-    RequestPhase.WAITING: frozenset({RequestPhase.UNDRAWN, RequestPhase.OPEN, RequestPhase.OVER}),
-    RequestPhase.UNDRAWN: frozenset({RequestPhase.OPEN, RequestPhase.WAITING, RequestPhase.OVER}),
-    RequestPhase.OPEN: frozenset({RequestPhase.WAITING, RequestPhase.OVER}),
-    RequestPhase.OVER: frozenset(),
+    RequestPhase.WAITING: frozenset(
+        {RequestPhase.UNDRAWN, RequestPhase.OPEN, RequestPhase.FINISHED}
+    ),
+    RequestPhase.UNDRAWN: frozenset(
+        {RequestPhase.OPEN, RequestPhase.WAITING, RequestPhase.FINISHED}
+    ),
+    RequestPhase.OPEN: frozenset({RequestPhase.WAITING, RequestPhase.FINISHED}),
+    RequestPhase.FINISHED: frozenset(),
 }
 _Phase = TypeVar("_Phase", SegmentPhase, RequestPhase)
 
 
 def check_transition(now: _Phase, to: _Phase) -> _Phase:
     """Return the phase `to`, after asserting that it may follow `now`."""
-    assert to in _NEXT[now], f"what is {now.value} may not become {to.value}"
+    assert to in _NEXT[now], f"{now.value} may not be followed by {to.value}"
     return to
 
 
 @dataclass(slots=True, eq=False)
 class LiveSegment:
-    """Tokens that all rows and segments below share; see `plan.Segment`."""
+    """Tokens that all rows and segments below share; see `PlanSegment`."""
 
     index: int
     """Its number in the run."""
@@ -99,7 +104,7 @@ class LiveSegment:
     """Position of the first token."""
     tokens: Tokens
     """The token ids."""
-    kept: bool
+    is_cascaded: bool
     """Whether it is a cascaded segment: rows and segments that start below it from now on read it
     as an attention level of its own."""
     base: int
@@ -109,7 +114,7 @@ class LiveSegment:
     """Indices of the cascaded segments above that position, root first."""
     align: int = 1
     """Attention levels begin at multiples of this number of positions."""
-    phase: SegmentPhase = SegmentPhase.AWAY
+    phase: SegmentPhase = SegmentPhase.UNALLOCATED
     """Its phase."""
     table: Pages | None = None
     """Its pages; None while it is not in memory."""
@@ -119,7 +124,7 @@ class LiveSegment:
     """The highest value that `computed` has had."""
     continued: bool = False
     """Whether the keys and values before `start` that its table covers are computed too."""
-    rewound: bool = False
+    is_recomputing: bool = False
     """Whether its last token is computed again although other open requests use it as complete."""
     first_logit: int = NEVER
     """First position whose logits are needed."""
@@ -146,7 +151,7 @@ class LiveSegment:
     """The most likely tokens and their log-probabilities, [tokens, top], if requested."""
     end_state: int = NO_STATE
     """Slot of the recurrent state after its last token, which it owns; see `SegmentStates`."""
-    last_state: int = NO_STATE
+    penultimate_state: int = NO_STATE
     """Slot of the recurrent state before its last token, which it owns too."""
     shift: int = 0
     """Shift of rotary positions at its start, by images above; see `MRopePositions`."""
@@ -165,12 +170,12 @@ class LiveSegment:
     @property
     def chain(self) -> tuple[int, ...]:
         """Cascaded segments that rows and segments below it read as levels of their own."""
-        return (*self.above, self.index) if self.kept else self.above
+        return (*self.above, self.index) if self.is_cascaded else self.above
 
     @property
     def base_below(self) -> int:
         """First position of the table of a row or segment that starts below it now."""
-        return self.stop // self.align * self.align if self.kept else self.base
+        return self.stop // self.align * self.align if self.is_cascaded else self.base
 
     @property
     def has_folded_parent(self) -> bool:
@@ -196,7 +201,7 @@ class LiveSegment:
     def mark_computed(self, stop: int) -> None:
         """Record that its keys and values are computed up to a position."""
         self.computed = stop
-        self.rewound &= stop < self.stop
+        self.is_recomputing &= stop < self.stop
         self.was_computed = max(self.was_computed, stop)
 
     def num_pages(self, page_size: int) -> int:
@@ -225,7 +230,7 @@ class LiveRequest:
     params: int
     """Index of its sampling parameters."""
     samples: list[int]
-    """Indices of the samples that have not ended. A greedy request that is over keeps all until
+    """Indices of the samples that have not ended. A finished greedy request keeps all until
     they are reported."""
     phase: RequestPhase = RequestPhase.NEW
     """Its phase."""
@@ -235,13 +240,13 @@ class LiveRequest:
     """Slots of the rows that have not ended; None until first tokens are being drawn."""
     opened: list[LiveSegment] | None = None
     """Segments that it keeps in memory while it is open, leaf first; None while it waits."""
-    rewinds: LiveSegment | None = None
+    recomputed_segment: LiveSegment | None = None
     """A segment whose last token is computed again, for its logits."""
     added: bool = False
     """Whether it was added during the run. Idle segments are then evicted before it waits."""
-    grows: bool = False
+    makes_segments: bool = False
     """Whether it belongs to a search, so that its samples become segments when they end."""
-    floor: float | None = None
+    min_confidence: float | None = None
     """A min_confidence that replaces that of its sampling parameters; None for theirs."""
     num_prefilled: int = 0
     """Tokens computed for it. Tokens that several requests need count for the first."""
@@ -263,11 +268,11 @@ class LiveRequest:
 class StateSpan(NamedTuple):
     """Slots of the states around consecutive tokens of a segment or row."""
 
-    reads: int
+    read_slot: int
     """Slot of the state before the first token."""
-    leaves: int
+    penultimate_slot: int
     """Slot for the state before the last token; NO_STATE if it is not needed or exists."""
-    writes: int
+    write_slot: int
     """Slot for the state after the last token."""
 
 
@@ -280,11 +285,11 @@ class SegmentStates:
     exist = False
     """Whether segments have states. Then a text can be continued only where one was kept."""
 
-    def fit(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
+    def fits(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
         """Return whether each request alone has enough slots, at the end of `depth` segments."""
         return True
 
-    def find_rewind_position(self, segment: LiveSegment) -> int:
+    def find_recompute_position(self, segment: LiveSegment) -> int:
         """Return from where a segment is computed again for the logits of its last token."""
         return segment.stop - 1
 
@@ -300,7 +305,7 @@ class SegmentStates:
         """
         return None
 
-    def leave_end(self, segment: LiveSegment, computed: int) -> None:
+    def allocate_recompute_slot(self, segment: LiveSegment, computed: int) -> None:
         """Allocate a slot to compute a segment again, if requests still read the state at its end.
 
         Args:
@@ -308,11 +313,11 @@ class SegmentStates:
             computed: The position from which it is computed.
         """
 
-    def missing(self, segment: LiveSegment, computed: int) -> int:
+    def count_missing(self, segment: LiveSegment, computed: int) -> int:
         """Return how many slots a segment that counts as computed up to a position still needs."""
         return 0
 
-    def place(self, segment: LiveSegment) -> None:
+    def allocate(self, segment: LiveSegment) -> None:
         """Allocate the missing slots of a segment."""
 
     def free(self, segment: LiveSegment) -> None:
@@ -328,10 +333,10 @@ class SegmentStates:
         """
         return None
 
-    def on_whole(self, segment: LiveSegment) -> None:
+    def on_computed(self, segment: LiveSegment) -> None:
         """Free the slot in which a now complete segment was computed again."""
 
-    def on_undone(self, segment: LiveSegment) -> None:
+    def on_recompute_dropped(self, segment: LiveSegment) -> None:
         """Drop the running state of a segment that was computed again; its end state is valid."""
 
     def on_idle(self, segment: LiveSegment) -> None:
@@ -349,9 +354,9 @@ class SegmentStates:
             before: Slot of the state one token earlier; NO_STATE for none.
         """
 
-    def find_state_position(self, prefix: CachedPrefix, most: int) -> int:
-        """Return the last position up to `most` where a cached prefix can be continued, or 0."""
-        return most
+    def find_state_position(self, prefix: CachedPrefix, limit: int) -> int:
+        """Return the last position up to `limit` where a cached prefix can be continued, or 0."""
+        return limit
 
     def copy_from(self, prefix: CachedPrefix, segment: LiveSegment, covered: int) -> None:
         """Copy the state of a cached prefix at a position into a segment.

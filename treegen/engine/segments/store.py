@@ -34,7 +34,7 @@ class SegmentStore:
     Attributes:
         tables: Completes their page tables.
         states: Their recurrent states.
-        rewinds: Whether requests may need the last token of a segment computed again.
+        recomputes_last: Whether requests may need the last token of a segment computed again.
         rotary: Rotary positions of tokens; None if images shift no positions.
         blocks: Blocks of tokens that see each other, and so are computed in one pass; None without
             any.
@@ -47,7 +47,7 @@ class SegmentStore:
         prefix_cache: PrefixCache,
         *,
         states: SegmentStates,
-        rewinds: bool = False,
+        recomputes_last: bool = False,
         images: ImageTable | None = None,
         rotary: MRopePositions | None = None,
     ) -> None:
@@ -58,11 +58,16 @@ class SegmentStore:
             cache: The paged KV cache.
             prefix_cache: Prefixes whose pages stay between runs.
             states: Recurrent states of the segments.
-            rewinds: Whether requests may need the last token of a segment computed again.
+            recomputes_last: Whether requests may need the last token of a segment computed again.
             images: The model's images. Default: the model takes none.
             rotary: Rotary positions of tokens. Default: images shift no positions.
         """
-        self.cache, self.rewinds, self.rotary, self.states = cache, rewinds, rotary, states
+        self.cache, self.recomputes_last, self.rotary, self.states = (
+            cache,
+            recomputes_last,
+            rotary,
+            states,
+        )
         self.blocks = images.blocks if images is not None else None
         self._images = images
         self.segments: dict[int, LiveSegment] = {}
@@ -79,17 +84,19 @@ class SegmentStore:
         live: list[LiveSegment] = []
         for segment in plan.segments:
             parent = live[segment.parent] if segment.parent >= 0 else None
-            live.append(self.new(parent, segment.tokens, kept=segment.kept))
+            live.append(self.new(parent, segment.tokens, is_cascaded=segment.is_cascaded))
         self._matcher.match_roots([segment for segment in live if segment.parent is None])
         return live
 
-    def new(self, parent: LiveSegment | None, tokens: Tokens, *, kept: bool = False) -> LiveSegment:
+    def new(
+        self, parent: LiveSegment | None, tokens: Tokens, *, is_cascaded: bool = False
+    ) -> LiveSegment:
         """Create a segment, which lasts as long as a request or a segment below it needs it.
 
         Args:
             parent: The segment above it; None for a root.
             tokens: Its token ids.
-            kept: Whether it gets an attention level of its own.
+            is_cascaded: Whether it gets an attention level of its own.
         """
         start = parent.stop if parent is not None else 0
         segment = LiveSegment(
@@ -97,7 +104,7 @@ class SegmentStore:
             parent=parent,
             start=start,
             tokens=tokens,
-            kept=kept,
+            is_cascaded=is_cascaded,
             base=parent.base_below if parent is not None else 0,
             above=parent.chain if parent is not None else (),
             align=self._plan.align,
@@ -208,9 +215,9 @@ class SegmentStore:
         """
         plan = self._plan
         keys = segment.stop // plan.align * plan.align - segment.base
-        if not segment.kept:
+        if not segment.is_cascaded:
             is_root = segment.parent is None
-            segment.kept, _ = decide_cascade(
+            segment.is_cascaded, _ = decide_cascade(
                 plan.sharing, rows, keys, plan.layer_bytes, plan.cost, root=is_root, live_rows=rows
             )
 
@@ -222,7 +229,7 @@ class SegmentStore:
         plan = self._plan
         can = not self.states.exist and plan.align == 1 and plan.sharing != "off"
         if can and segment.is_untouched:
-            segment.kept = True
+            segment.is_cascaded = True
 
     def retain(self, segment: LiveSegment) -> LiveSegment:
         """Add one reference to a segment, and return the segment."""
@@ -236,7 +243,7 @@ class SegmentStore:
             if segment.refs > 0:
                 return
             self._free(segment)
-            segment.phase = check_transition(segment.phase, SegmentPhase.GONE)
+            segment.phase = check_transition(segment.phase, SegmentPhase.FREED)
             del self.segments[segment.index]
             if segment.parent is not None:
                 del segment.parent.children[segment.index]
@@ -273,10 +280,10 @@ class SegmentStore:
         """Return the maximum number of recurrent state slots that opening a request takes."""
         if not self.states.exist:
             return 0
-        again, total = request.rewinds, 0
+        again, total = request.recomputed_segment, 0
         for segment in self._list_required(request):
             computed = self._get_computed_stop(segment) if segment is again else segment.computed
-            total += self.states.missing(segment, computed)
+            total += self.states.count_missing(segment, computed)
         return total
 
     def open(self, request: LiveRequest) -> tuple[list[LiveSegment], int]:
@@ -289,26 +296,26 @@ class SegmentStore:
         request.opened = self._list_required(request)
         reused = 0
         to_compute = []
-        if request.rewinds in request.opened:
-            again = request.rewinds
+        if request.recomputed_segment in request.opened:
+            again = request.recomputed_segment
             assert again is not None
             start = self._get_computed_stop(again)
-            self.states.leave_end(again, start)
-            again.rewound |= start < again.computed == again.stop and bool(again.openers)
+            self.states.allocate_recompute_slot(again, start)
+            again.is_recomputing |= start < again.computed == again.stop and bool(again.openers)
             again.computed = start
         for segment in reversed(request.opened):
             segment.openers[request] = None
             if segment.phase is not SegmentPhase.OPEN:
                 self._idle.pop(segment.index, None)
                 segment.phase = check_transition(segment.phase, SegmentPhase.OPEN)
-            reused += self.tables.place(segment)
+            reused += self.tables.allocate(segment)
             if segment.computed < segment.stop:
                 to_compute.append(segment)
         return to_compute, reused
 
     def _get_computed_stop(self, segment: LiveSegment) -> int:
         """Return up to where a segment counts as computed if it must give logits again."""
-        return min(segment.computed, self.states.find_rewind_position(segment))
+        return min(segment.computed, self.states.find_recompute_position(segment))
 
     def _list_required(self, request: LiveRequest) -> list[LiveSegment]:
         """Return the segments that must be in memory for a request's segment, leaf first."""
@@ -316,7 +323,9 @@ class SegmentStore:
         while True:
             needed.append(segment)
             computed = (
-                self._get_computed_stop(segment) if segment is request.rewinds else segment.computed
+                self._get_computed_stop(segment)
+                if segment is request.recomputed_segment
+                else segment.computed
             )
             source = self.states.find_source(segment, computed)
             if source is not None:
@@ -359,15 +368,17 @@ class SegmentStore:
             del segment.openers[request]
             if not segment.openers:
                 not_needed.append(segment)
-                segment.rewound = False
+                segment.is_recomputing = False
                 self._mark_idle(segment)
                 self.states.on_idle(segment)
-            elif segment.rewound and all(r.rewinds is not segment for r in segment.openers):
+            elif segment.is_recomputing and all(
+                r.recomputed_segment is not segment for r in segment.openers
+            ):
                 # It is complete for the remaining requests. They may not keep the segments in
                 # memory that are needed to compute it again.
                 not_needed.append(segment)
                 segment.mark_computed(segment.stop)
-                self.states.on_undone(segment)
+                self.states.on_recompute_dropped(segment)
         request.opened = None
         return not_needed
 
@@ -404,7 +415,7 @@ class SegmentStore:
         if segment.table is None:
             return
         del self._idle[segment.index]
-        segment.phase = check_transition(segment.phase, SegmentPhase.AWAY)
+        segment.phase = check_transition(segment.phase, SegmentPhase.UNALLOCATED)
         self.cache.pool.end_loan(segment.index)  # pages of its expanded keys, if it has any
         self.cache.pool.free(segment.table)
         segment.table = None
@@ -415,21 +426,25 @@ class SegmentStore:
         """Drop all page tables; the caller has freed their pages."""
         self._idle.clear()
         for segment in self.segments.values():
-            segment.phase, segment.table = SegmentPhase.AWAY, None
-            segment.end_state = segment.last_state = NO_STATE
+            segment.phase, segment.table = SegmentPhase.UNALLOCATED, None
+            segment.end_state = segment.penultimate_state = NO_STATE
 
     def check(self) -> None:
         """Assert that the state and flags of every segment agree with its phase."""
         for segment in self.segments.values():
             phase, description = segment.phase, f"segment {segment.index} is {segment.phase.value}"
-            assert (segment.table is None) == (phase is SegmentPhase.AWAY), f"{description}: pages"
+            assert (segment.table is None) == (phase is SegmentPhase.UNALLOCATED), (
+                f"{description}: pages"
+            )
             assert bool(segment.openers) == (phase is SegmentPhase.OPEN), f"{description}: requests"
             is_idle = self._idle.get(segment.index) is segment
             assert is_idle == (phase is SegmentPhase.IDLE), f"{description}: idle"
-            assert phase is not SegmentPhase.AWAY or not segment.continued, (
+            assert phase is not SegmentPhase.UNALLOCATED or not segment.continued, (
                 f"{description}: continued"
             )
-            assert phase is SegmentPhase.OPEN or not segment.rewound, f"{description}: rewound"
+            assert phase is SegmentPhase.OPEN or not segment.is_recomputing, (
+                f"{description}: recomputing"
+            )
 
     def iter_page_tables(self) -> Iterator[Pages]:
         """Return all page tables, for the pool's check."""
@@ -437,5 +452,7 @@ class SegmentStore:
 
     def owned_states(self) -> Slots:
         """Return all recurrent state slots of segments, for the state cache's check."""
-        slots = [slot for s in self.segments.values() for slot in (s.end_state, s.last_state)]
+        slots = [
+            slot for s in self.segments.values() for slot in (s.end_state, s.penultimate_state)
+        ]
         return np.array(slots, dtype=np.int64)

@@ -65,10 +65,10 @@ class _LatencyCurve:
                 other.ratios(np.array([2 ** (size / 2)])),
             )
             if other_ratios is not None and own_ratio > other_ratios[0]:
-                nearer = own_ratio**_RELAX_EXPONENT * float(other_ratios[0]) ** (
+                interpolated = own_ratio**_RELAX_EXPONENT * float(other_ratios[0]) ** (
                     1 - _RELAX_EXPONENT
                 )
-                self.measured[size] = deque([nearer] * _MIN_PASSES, maxlen=_NUM_RECENT)
+                self.measured[size] = deque([interpolated] * _MIN_PASSES, maxlen=_NUM_RECENT)
 
     @property
     def largest(self) -> float:
@@ -98,7 +98,7 @@ class _CostEstimate:
 
     num_rows: int
     """Number of rows."""
-    most: int
+    max_drafts: int
     """Maximum number of draft tokens of each row."""
     now: float
     """Tokens per unit of time without drafts."""
@@ -152,20 +152,20 @@ class DraftLengthController:
             tokens = -(-tokens // self._multiple) * self._multiple
         curve.add(tokens, seconds / float(self._predict_times(np.array([tokens]), keys)[0]))
 
-    def is_due(self, num_rows: int, keys: int, most: int) -> bool:
+    def is_due(self, num_rows: int, keys: int, max_drafts: int) -> bool:
         """Return whether to propose draft tokens before the next step.
 
         Args:
             num_rows: Number of rows of the step.
             keys: Number of keys that the last step read in each layer.
-            most: Maximum number of draft tokens of each row.
+            max_drafts: Maximum number of draft tokens of each row.
         """
         if num_rows >= self._free_tokens:
             return False
         if self._pause > 0:
             self._pause -= 1
             return False
-        if self._get_costs(num_rows, keys, most).pays:
+        if self._get_costs(num_rows, keys, max_drafts).pays:
             return True
         self._start_pause()
         return False
@@ -178,7 +178,12 @@ class DraftLengthController:
         self._next_pause = min(2 * self._next_pause, _MAX_PAUSE)
 
     def choose_lengths(
-        self, num_R: Ints, chance_R: Floats, keys: int, most: int, later_R: Floats | None = None
+        self,
+        num_R: Ints,
+        chance_R: Floats,
+        keys: int,
+        max_drafts: int,
+        later_R: Floats | None = None,
     ) -> tuple[Ints, float]:
         """Choose how many draft tokens of each row to verify.
 
@@ -186,19 +191,19 @@ class DraftLengthController:
             num_R: Number of draft tokens of each row, [R].
             chance_R: Probability that the first one is accepted, [R].
             keys: Number of keys that the last step read in each layer.
-            most: Maximum number of draft tokens of each row.
+            max_drafts: Maximum number of draft tokens of each row.
             later_R: Probability that each further one is accepted if the ones before it were, [R];
                 None if it is that of the first.
 
         Returns:
             The number for each row, [R], and how many are expected to be accepted in all.
         """
-        chance_RK = np.empty((len(num_R), most))
+        chance_RK = np.empty((len(num_R), max_drafts))
         chance_RK[:] = (chance_R if later_R is None else later_R)[:, None]
         chance_RK[:, 0] = chance_R * (1 - 1e-6 * np.arange(len(num_R)))  # breaks ties
         gain_RK = chance_RK.cumprod(axis=1)
-        gain_RK[np.arange(most) >= num_R[:, None]] = 0.0
-        costs = self._get_costs(len(num_R), keys, most)
+        gain_RK[np.arange(max_drafts) >= num_R[:, None]] = 0.0
+        costs = self._get_costs(len(num_R), keys, max_drafts)
         self._costs = None  # later measurements change it
         gains_M = np.sort(gain_RK, axis=None)[: -len(costs.cost_M) - 1 : -1]
         sums_M = gains_M.cumsum()
@@ -211,8 +216,8 @@ class DraftLengthController:
         self._idle, self._streak = 0, self._streak + 1
         if self._streak > _LONG_STREAK:
             self._next_pause = _FIRST_PAUSE
-        least = max(float(gains_M[best]), _ZERO)
-        chosen: Ints = (gain_RK >= least).sum(axis=1)
+        min_gain = max(float(gains_M[best]), _ZERO)
+        chosen: Ints = (gain_RK >= min_gain).sum(axis=1)
         return chosen, float(sums_M[best])
 
     @staticmethod
@@ -229,23 +234,23 @@ class DraftLengthController:
         best = int(rate_M.argmax())
         return best if rate_M[best] > _MIN_SPEEDUP * costs.now else None
 
-    def _get_costs(self, num_rows: int, keys: int, most: int) -> _CostEstimate:
+    def _get_costs(self, num_rows: int, keys: int, max_drafts: int) -> _CostEstimate:
         """Return the expected times of passes; they are computed once per step."""
         costs = self._costs
-        if costs is None or (costs.num_rows, costs.most) != (num_rows, most):
-            self._costs = costs = self._estimate_costs(num_rows, keys, most)
+        if costs is None or (costs.num_rows, costs.max_drafts) != (num_rows, max_drafts):
+            self._costs = costs = self._estimate_costs(num_rows, keys, max_drafts)
         return costs
 
-    def _estimate_costs(self, num_rows: int, keys: int, most: int) -> _CostEstimate:
+    def _estimate_costs(self, num_rows: int, keys: int, max_drafts: int) -> _CostEstimate:
         rows = np.array([num_rows])
         # Passes may be up to twice as large as the largest measured one.
         largest = 2 * max(num_rows, self._verify_curve.largest)
         largest = min(max(largest, self._multiple), _MAX_SIZE * self._free_tokens)
-        tokens_M = num_rows + np.arange(1, min(int(largest) - num_rows, num_rows * most) + 1)
+        tokens_M = num_rows + np.arange(1, min(int(largest) - num_rows, num_rows * max_drafts) + 1)
         tokens_M = -(-tokens_M // self._multiple) * self._multiple
         plain = self._decode_curve.ratios(rows)
         if not len(tokens_M):
-            return _CostEstimate(num_rows, most, 1.0, np.empty(0), pays=False)
+            return _CostEstimate(num_rows, max_drafts, 1.0, np.empty(0), pays=False)
         verified_M = self._verify_curve.ratios(tokens_M)
         if plain is None:
             plain = np.ones(1) if verified_M is None else verified_M[:1] / _VERIFY_FACTOR
@@ -254,7 +259,7 @@ class DraftLengthController:
             verified_M = _VERIFY_FACTOR * (plain if like_M is None else like_M)
         cost_M = verified_M * self._predict_times(tokens_M, keys)
         now = num_rows / float((plain * self._predict_times(rows, keys))[0])
-        estimate = _CostEstimate(num_rows, most, now, cost_M, pays=True)
+        estimate = _CostEstimate(num_rows, max_drafts, now, cost_M, pays=True)
         likely_M = _BEST_RATE * np.arange(1.0, len(cost_M) + 1)
         return replace(estimate, pays=self._find_best(estimate, likely_M) is not None)
 
@@ -278,7 +283,7 @@ class AcceptanceEstimator:
 
     @property
     def value(self) -> float:
-        """The share of tried draft tokens that were accepted."""
+        """The decayed share of tried draft tokens that were accepted, with a prior."""
         return self._accepted / self._tried
 
     def learn(self, tried_R: Ints, accepted_R: Ints) -> None:

@@ -133,26 +133,26 @@ class ModelDrafter(SingleRateDrafter):
         room_R = self._queue.reserve_lookahead(slots, rows.count[slots], room_R)
         rate = min(max(self._chance.value, 0.01), 0.99)  # the estimated acceptance rate
         length = max(int(math.log(_MIN_ACCEPTANCE) / math.log(rate)), 1)
-        most = min(int(room_R.max(initial=0)), length)
+        max_drafts = min(int(room_R.max(initial=0)), length)
         chance_R, kind_R = np.full(num, self._chance.value), np.zeros(num, dtype=np.int64)
-        if not most:
+        if not max_drafts:
             return Drafts(np.empty((num, 0), dtype=np.int64), chance_R, kind_R)
         self._catch_up(slots)
-        drafts = self._draw(slots, np.minimum(room_R, most), most)
-        self._num_computed[slots] += np.minimum(room_R, most) + 1
+        drafts = self._draw(slots, np.minimum(room_R, max_drafts), max_drafts)
+        self._num_computed[slots] += np.minimum(room_R, max_drafts) + 1
         (tokens_RK,) = AsyncHostCopy([drafts]).wait()
         return Drafts(tokens_RK, chance_R, kind_R)
 
-    def _draw(self, slots: Ints, room_R: Ints, most: int) -> Tensor:
+    def _draw(self, slots: Ints, room_R: Ints, max_drafts: int) -> Tensor:
         """Return the tokens that the draft model draws, [R, K], on the device."""
         rows, size, num = self._run.rows, self._run.cache.page_size, len(slots)
-        offsets, place = np.arange(num + 1), np.arange(num)
+        offsets, indices = np.arange(num + 1), np.arange(num)
         levels = build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
         # Tokens that a grammar forbids are removed before the drafts are verified.
         same = replace(build_step_rows(self._run, slots, levels), masked=False)
         base, pages = rows.base[slots], rows.table[slots, : int(rows.num_pages[slots].max())]
         tokens_of_steps = []
-        for step in range(most + 1):
+        for step in range(max_drafts + 1):
             # A row without room writes to the padding page, and its draws are not used.
             has_room = step <= room_R
             counts = rows.count[slots] + np.minimum(step, room_R)
@@ -160,7 +160,7 @@ class ModelDrafter(SingleRateDrafter):
             inputs = np.stack(
                 [
                     rows.last[slots],
-                    place if step else np.full(num, -1),
+                    indices if step else np.full(num, -1),
                     ends - 1,
                     np.where(has_room, compute_slot_mapping(pages, ends - 1 - base, size), 0),
                     rows.seed[slots],
@@ -178,7 +178,7 @@ class ModelDrafter(SingleRateDrafter):
                 )
             )
             assert isinstance(draws, Draws)
-            if step < most:
+            if step < max_drafts:
                 tokens_of_steps.append(draws.tokens_PN[:, 0].clone())
         return torch.stack(tokens_of_steps, dim=1)
 
@@ -202,9 +202,9 @@ class ModelDrafter(SingleRateDrafter):
     def _build_catch_up_inputs(self, slots: Ints, num_R: Ints) -> PrefillInputs:
         """Return the inputs of a pass over the next `num_R` generated tokens of each row."""
         rows, store = self._run.rows, self._run.rows.generated
-        offsets, row_T, place_T = expand_offsets(num_R)
+        offsets, row_T, index_T = expand_offsets(num_R)
         slots_T, base = slots[row_T], rows.base[slots]
-        positions_T = self._num_computed[slots_T] + place_T
+        positions_T = self._num_computed[slots_T] + index_T
         pages = rows.table[slots, : int(rows.num_pages[slots].max())]
         keys = self._num_computed[slots] + num_R - base
         at_T = positions_T - base[row_T]

@@ -45,7 +45,7 @@ _MAX_VOTES: Final = 100
 _GRADE_OF_VOTES: Final = np.searchsorted([2, 3, 4, 6, 12], np.arange(_MAX_VOTES + 2), side="right")
 _NUM_GRADES: Final = int(_GRADE_OF_VOTES.max()) + 1
 _LATER_RATE: Final = 0.55  # acceptance rate of further draft tokens, before any was tried
-_SLOT_BITS: Final = 21  # log2 of the number of places in the table
+_BUCKET_BITS: Final = 21  # log2 of the number of buckets of the table
 _MAX_ENTRIES: Final = 2**23  # maximum number of tokens in the log, which is cleared when it is full
 _MAX_PROMPT_TOKENS: Final = 1024  # only this number of last tokens of a prompt are entered
 _MAX_PROMPTS: Final = 1024  # maximum number of prompts whose last tokens are remembered
@@ -71,11 +71,11 @@ class NgramDrafter:
         )
         self._salt_S = np.array([pow(_HASH_MIX, key.size, 2**64) for key in _KEYS], dtype=_U64)
         self._own_S = np.array([key.is_own for key in _KEYS], dtype=_U64)
-        # By place in the table: the log entry of the key's continuation, the key's fingerprint, and
-        # the votes by which that continuation leads. Empty places have entry 0, which has no token.
-        self._entry = np.zeros(1 << _SLOT_BITS, dtype=np.int32)
-        self._fingerprints = np.zeros(1 << _SLOT_BITS, dtype=np.uint32)
-        self._votes = np.zeros(1 << _SLOT_BITS, dtype=np.int8)
+        # By bucket: the log entry of the key's continuation, the key's fingerprint, and the votes
+        # by which that continuation leads. Empty buckets have entry 0, which has no token.
+        self._entry = np.zeros(1 << _BUCKET_BITS, dtype=np.int32)
+        self._fingerprints = np.zeros(1 << _BUCKET_BITS, dtype=np.uint32)
+        self._votes = np.zeros(1 << _BUCKET_BITS, dtype=np.int8)
         # The log: tokens, and the next entry of the same row, 0 while there is none.
         self._token = np.full(4096, NOTHING, dtype=np.int32)
         self._next = np.zeros(4096, dtype=np.int32)
@@ -104,9 +104,9 @@ class NgramDrafter:
             self._start_rows(new.slots[first], new.request[first], request_of)
         text_RX = np.concatenate([self._recent[new.slots], new.tokens_RA], axis=1)
         self._waiting.append((new.slots, self._scope[new.slots], text_RX, new.num_R))
-        places_W = np.arange(_WINDOW)
+        offsets_W = np.arange(_WINDOW)
         rows = np.arange(len(new.slots))[:, None]
-        self._recent[new.slots] = text_RX[rows, new.num_R[:, None] + places_W]
+        self._recent[new.slots] = text_RX[rows, new.num_R[:, None] + offsets_W]
 
     def run_deferred(self) -> None:
         """Log and enter the queued tokens."""
@@ -138,13 +138,13 @@ class NgramDrafter:
             slots: Slots of the rows, [R].
             room_R: Maximum number of draft tokens of each row, [R].
         """
-        place_RS, fingerprint_RS = self._find_places(self._recent[slots], self._scope[slots])
-        is_hit_RS = self._fingerprints[place_RS] == fingerprint_RS
-        kind_RS = _GRADE_OF_VOTES[self._votes[place_RS]] + _NUM_GRADES * np.arange(len(_KEYS))
+        bucket_RS, fingerprint_RS = self._find_buckets(self._recent[slots], self._scope[slots])
+        is_hit_RS = self._fingerprints[bucket_RS] == fingerprint_RS
+        kind_RS = _GRADE_OF_VOTES[self._votes[bucket_RS]] + _NUM_GRADES * np.arange(len(_KEYS))
         chance_RS = np.where(is_hit_RS, self._chance_2K[0][kind_RS], 0.0)
         best_R = chance_RS.argmax(axis=1)
         rows = np.arange(len(slots))
-        entry_R = np.where(is_hit_RS[rows, best_R], self._entry[place_RS[rows, best_R]], 0)
+        entry_R = np.where(is_hit_RS[rows, best_R], self._entry[bucket_RS[rows, best_R]], 0)
         tokens_RK = np.empty((len(slots), int(room_R.max(initial=0))), dtype=np.int64)
         for column in tokens_RK.T:
             column[:] = self._token[entry_R]
@@ -162,13 +162,13 @@ class NgramDrafter:
         """
         size = len(self._chance_2K[0])
         is_first_R = tried_R > 0
-        for place, (tried, accepted) in enumerate(
+        for index, (tried, accepted) in enumerate(
             [(is_first_R, accepted_R > 0), (tried_R - is_first_R, accepted_R - (accepted_R > 0))]
         ):
-            self._tried_2K[place] *= _DECAY
-            self._accepted_2K[place] *= _DECAY
-            self._tried_2K[place] += np.bincount(kind_R, tried, size)
-            self._accepted_2K[place] += np.bincount(kind_R, accepted, size)
+            self._tried_2K[index] *= _DECAY
+            self._accepted_2K[index] *= _DECAY
+            self._tried_2K[index] += np.bincount(kind_R, tried, size)
+            self._accepted_2K[index] += np.bincount(kind_R, accepted, size)
         self._chance_2K = self._accepted_2K / self._tried_2K
 
     def _start_rows(
@@ -226,26 +226,26 @@ class NgramDrafter:
             scope_N: Scope of the prompt of each.
             entry_N: Log entry of each.
         """
-        place_NS, fingerprint_NS = self._find_places(windows_NW, scope_N)
-        old_NS, votes_NS = self._entry[place_NS], self._votes[place_NS]
-        same_NS = self._fingerprints[place_NS] == fingerprint_NS
+        bucket_NS, fingerprint_NS = self._find_buckets(windows_NW, scope_N)
+        old_NS, votes_NS = self._entry[bucket_NS], self._votes[bucket_NS]
+        same_NS = self._fingerprints[bucket_NS] == fingerprint_NS
         agree_NS = self._token[old_NS] == self._token[entry_N][:, None]
         stays_NS = same_NS & (agree_NS | (votes_NS > 1))
         change_NS = np.where(agree_NS, 1, -1).astype(np.int8)
-        self._votes[place_NS] = np.where(stays_NS, np.minimum(votes_NS, _MAX_VOTES) + change_NS, 1)
-        self._entry[place_NS] = np.where(stays_NS, old_NS, entry_N[:, None])
-        self._fingerprints[place_NS] = fingerprint_NS
+        self._votes[bucket_NS] = np.where(stays_NS, np.minimum(votes_NS, _MAX_VOTES) + change_NS, 1)
+        self._entry[bucket_NS] = np.where(stays_NS, old_NS, entry_N[:, None])
+        self._fingerprints[bucket_NS] = fingerprint_NS
 
-    def _find_places(
+    def _find_buckets(
         self, windows_NW: Ints, scope_N: NDArray[_U64]
     ) -> tuple[Ints, NDArray[np.uint32]]:
-        """Return the table places of windows by key, [N, S], and their fingerprints."""
+        """Return the buckets of windows by key, [N, S], and their fingerprints."""
         hash_NS = (windows_NW + 1).view(_U64) @ self._powers_WS
         hash_NS += self._own_S * scope_N[:, None] + self._salt_S
         hash_NS ^= hash_NS >> _U64(31)
         hash_NS *= _U64(_HASH_MIX)
-        places = (hash_NS >> _U64(64 - _SLOT_BITS)).view(np.int64)
-        return places, hash_NS.astype(np.uint32) | np.uint32(1)
+        buckets = (hash_NS >> _U64(64 - _BUCKET_BITS)).view(np.int64)
+        return buckets, hash_NS.astype(np.uint32) | np.uint32(1)
 
     def _ensure_capacity(self, num_slots: int, num_tokens: int) -> None:
         more = num_slots - len(self._last)

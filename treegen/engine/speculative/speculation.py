@@ -103,7 +103,7 @@ class SpeculativeDecoder:
 
     def is_due(self) -> bool:
         """Return whether the next step should verify draft tokens, if any pay."""
-        num_rows, controller = len(self._queue.order), self._options.length_controller
+        num_rows, controller = len(self._queue.live_slots), self._options.length_controller
         if controller is None or not num_rows:
             return num_rows > 0
         return controller.is_due(num_rows, self._keys, self._options.max_draft_tokens)
@@ -152,8 +152,8 @@ class SpeculativeDecoder:
         forced = grammars.get_forced_tokens(order) if grammars.used else {}
         if not forced:
             return drafts
-        most = max(drafts.tokens_RK.shape[1], *map(len, forced.values()))
-        short = most - drafts.tokens_RK.shape[1]
+        width = max(drafts.tokens_RK.shape[1], *map(len, forced.values()))
+        short = width - drafts.tokens_RK.shape[1]
         tokens_RK = np.pad(drafts.tokens_RK, ((0, 0), (0, short)), constant_values=NOTHING)
         chance_R = drafts.chance_R.copy()
         later_R = drafts.later_R.copy() if drafts.later_R is not None else None
@@ -208,8 +208,8 @@ class SpeculativeDecoder:
             alive_R = alive_N[first]
             num_R, first = accepted_R[alive_R] + 1, first[alive_R]
             slots = flight.slots[first]
-            places = np.arange(int(num_R.max(initial=1)))
-            tokens_RA = tokens_N[np.minimum(first[:, None] + places, len(tokens_N) - 1)]
+            offsets = np.arange(int(num_R.max(initial=1)))
+            tokens_RA = tokens_N[np.minimum(first[:, None] + offsets, len(tokens_N) - 1)]
         if len(slots):
             new = NewTokens(
                 slots, rows.request[slots], rows.sample[slots], rows.count[slots], tokens_RA, num_R
@@ -248,14 +248,14 @@ class FunctionDrafter(SingleRateDrafter):
         Raises:
             InputError: the function does not return a list of token ids for each row.
         """
-        most = int(room_R.max(initial=0))
-        tokens_RK = np.full((len(slots), most), NOTHING)
+        max_drafts = int(room_R.max(initial=0))
+        tokens_RK = np.full((len(slots), max_drafts), NOTHING)
         drafts = self._function([self._rows[slot] for slot in slots.tolist()])
         try:
             if len(drafts) != len(slots):
                 raise ValueError
             for row, guess in zip(tokens_RK, drafts, strict=True):
-                ids = np.array(list(islice(guess, most)))
+                ids = np.array(list(islice(guess, max_drafts)))
                 if len(ids) and not np.issubdtype(ids.dtype, np.integer):
                     raise TypeError
                 row[: len(ids)] = ids

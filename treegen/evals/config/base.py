@@ -165,11 +165,11 @@ def _check_stored(stored: Mapping[str, Any], requested: Mapping[str, Any]) -> No
                 f"{arg(ALLOW_TASK_CODE, True)}"
             )
     for name in (*_PATHS_OR_NAMES, "fewshot_file"):
-        place = str(stored.get(name) or "")
-        is_data = os.path.isfile(place) or os.path.isdir(place)
-        if name not in requested and os.path.exists(place) and not is_data:
+        location = str(stored.get(name) or "")
+        is_data = os.path.isfile(location) or os.path.isdir(location)
+        if name not in requested and os.path.exists(location) and not is_data:
             raise InputError(
-                f"the {name} of the run must be a regular file, but {place} is a pipe or a "
+                f"the {name} of the run must be a regular file, but {location} is a pipe or a "
                 f"device; pass a regular file with {arg(name + '=')}"
             )
 
@@ -285,8 +285,8 @@ def absolute_task(task: str | Task) -> str | Task:
     if not isinstance(task, str):
         return task
     if is_lm_eval(task):
-        name, at, place = task.partition("@")
-        return f"{name}@{absolute(place)}" if task.startswith(LM_EVAL) and at else absolute(task)
+        name, at, location = task.partition("@")
+        return f"{name}@{absolute(location)}" if task.startswith(LM_EVAL) and at else absolute(task)
     path, colon, class_name = task.rpartition(":")
     return f"{absolute(path)}:{class_name}" if colon else task
 

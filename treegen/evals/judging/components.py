@@ -56,9 +56,9 @@ def cells(rows: Sequence[tuple[float, object, object, object, object]]) -> Cells
         )
     names = ("problem", "answer", "judge", "wording")
     levels = {}
-    for place, name in enumerate(names, 1):
+    for column, name in enumerate(names, 1):
         index: dict[object, int] = {}
-        levels[name] = np.array([index.setdefault(row[place], len(index)) for row in rows])
+        levels[name] = np.array([index.setdefault(row[column], len(index)) for row in rows])
     return Cells(np.array([row[0] for row in rows], dtype=np.float64), levels)
 
 

@@ -120,8 +120,8 @@ def _means(values: Cells, name: str) -> list[float]:
     level, problem = values.levels[name], values.levels["problem"]
     num = int(problem.max()) + 1
     joint = level * num + problem
-    pairs, place = np.unique(joint, return_inverse=True)
-    means = np.bincount(place, weights=values.y) / np.bincount(place)
+    pairs, inverse = np.unique(joint, return_inverse=True)
+    means = np.bincount(inverse, weights=values.y) / np.bincount(inverse)
     of_level = pairs // num
     sums = np.bincount(of_level, weights=means) / np.bincount(of_level)
     return [float(mean) for mean in sums]

@@ -79,13 +79,13 @@ def jury_of(
     num = max(row[3] for row in rows) + 1
     of_judge = [1.0] * num if weights is None else [float(weight) for weight in weights]
     votes: dict[Hashable, list[tuple[float, float]]] = defaultdict(list)
-    place: dict[Hashable, tuple[Any, Any, Any]] = {}
+    case_of: dict[Hashable, tuple[Any, Any, Any]] = {}
     for value, problem, answer, judge, wording in rows:
         votes[answer, wording].append((value, of_judge[judge]))
-        place[answer, wording] = problem, answer, wording
+        case_of[answer, wording] = problem, answer, wording
     combined = []
     for key, weighted_votes in votes.items():
-        problem, answer, wording = place[key]
+        problem, answer, wording = case_of[key]
         total = math.fsum(weight for _, weight in weighted_votes)
         if combine == "majority":
             votes_for = math.fsum(_vote(value) * weight for value, weight in weighted_votes)
@@ -120,9 +120,9 @@ def cohens_kappa(first: Sequence[float], second: Sequence[float]) -> float | Non
             f"both raters must rate the same units, at least one, got {len(first)} and "
             f"{len(second)} ratings"
         )
-    place, cost = _costs({*first, *second})
+    index_of, cost = _costs({*first, *second})
     table = np.zeros(cost.shape)
-    np.add.at(table, ([place[v] for v in first], [place[v] for v in second]), 1.0)
+    np.add.at(table, ([index_of[v] for v in first], [index_of[v] for v in second]), 1.0)
     table /= table.sum()
     expected = np.outer(table.sum(axis=1), table.sum(axis=0))
     by_chance = float((cost * expected).sum())
@@ -130,10 +130,10 @@ def cohens_kappa(first: Sequence[float], second: Sequence[float]) -> float | Non
 
 
 def _costs(ratings: Set[float]) -> tuple[dict[float, int], npt.NDArray[np.float64]]:
-    """Return the place of each distinct rating, and the squared difference of each pair."""
+    """Return the index of each distinct rating, and the squared difference of each pair."""
     numbers = np.array(sorted(ratings), dtype=np.float64)
-    place = {rating: i for i, rating in enumerate(sorted(ratings))}
-    return place, (numbers[:, None] - numbers[None, :]) ** 2
+    index_of = {rating: i for i, rating in enumerate(sorted(ratings))}
+    return index_of, (numbers[:, None] - numbers[None, :]) ** 2
 
 
 def krippendorffs_alpha(units: Sequence[Sequence[float]]) -> float | None:
@@ -143,12 +143,14 @@ def krippendorffs_alpha(units: Sequence[Sequence[float]]) -> float | None:
         units: The values that raters gave to each unit; units with fewer than two are ignored.
     """
     pairable = [list(unit) for unit in units if len(unit) > 1]
-    place, cost = _costs({v for unit in pairable for v in unit})
-    if len(place) < 2:
+    index_of, cost = _costs({v for unit in pairable for v in unit})
+    if len(index_of) < 2:
         return None
     coincidences = np.zeros(cost.shape)
     for unit in pairable:
-        counts = np.bincount([place[v] for v in unit], minlength=len(place)).astype(np.float64)
+        counts = np.bincount([index_of[v] for v in unit], minlength=len(index_of)).astype(
+            np.float64
+        )
         coincidences += (np.outer(counts, counts) - np.diag(counts)) / (len(unit) - 1)
     totals = coincidences.sum(axis=1)
     expected = float((cost * np.outer(totals, totals)).sum()) / (totals.sum() - 1)

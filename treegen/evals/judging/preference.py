@@ -168,7 +168,7 @@ def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[floa
     wins = wins + _TINY_WIN * (1 - np.eye(len(wins)))
     theta = _greatest(wins, start, run, None)
     middle = float(theta[run] - theta.mean())
-    least = _log_likelihood(wins, theta) - fall
+    min_log_likelihood = _log_likelihood(wins, theta) - fall
 
     def find_end(sign: float) -> float:
         last = theta  # the next search starts from the last strengths
@@ -177,7 +177,7 @@ def _profile(wins: _Floats, start: _Floats, run: int, fall: float) -> tuple[floa
             """Return by how much the profile log-likelihood exceeds the limit."""
             nonlocal last
             last = _greatest(wins, last, run, middle + sign * distance)
-            return _log_likelihood(wins, last) - least
+            return _log_likelihood(wins, last) - min_log_likelihood
 
         distance = 1.0
         while (inside := above(distance) > 0) and abs(middle + sign * distance) < _MAX_STRENGTH:

@@ -231,17 +231,17 @@ def prompt_of(
 
 
 def build_content(
-    turns: tuple[str, str], *, chat: bool, lead: str
+    turns: tuple[str, str], *, chat: bool, reply_prefix: str
 ) -> str | list[Mapping[str, Any]]:
     """Return a prompt as the content of a node: a text, or messages with a chat template.
 
     Args:
         turns: The system turn and the user turn; the system turn may be empty.
         chat: Whether to return messages.
-        lead: Text with which the reply begins; used only without chat.
+        reply_prefix: Text with which the reply begins; used only without chat.
     """
     system, user = turns
     if not chat:
-        return f"{system}\n\n{user}{lead}" if system else f"{user}{lead}"
+        return f"{system}\n\n{user}{reply_prefix}" if system else f"{user}{reply_prefix}"
     before = [{"role": "system", "content": system}] if system else []
     return [*before, {"role": "user", "content": user}]

@@ -93,12 +93,12 @@ class RepeatScheduler:
 
     def _next(self, verdicts: dict[int, Verdict]) -> int:
         """Return the smallest number of further verdicts that could settle a case."""
-        lead, second = _top_two(verdicts.values())
+        first, second = _top_two(verdicts.values())
         remaining = self._settings.repeats - len(verdicts)
         return next(
             n
             for n in range(1, remaining + 1)
-            if n == remaining or lead + n > second + remaining - n
+            if n == remaining or first + n > second + remaining - n
         )
 
     def _is_decided(self, case: JudgedCase) -> bool:
@@ -117,8 +117,8 @@ def is_settled(verdicts: Collection[Verdict], remaining: int) -> bool:
         verdicts: The known verdicts.
         remaining: Number of remaining verdicts.
     """
-    lead, second = _top_two(verdicts)
-    return lead > second + remaining
+    first, second = _top_two(verdicts)
+    return first > second + remaining
 
 
 def majority(verdicts: Iterable[Verdict]) -> Verdict:

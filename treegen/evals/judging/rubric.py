@@ -139,8 +139,8 @@ class RubricTemplate:
         prompts belongs before a field that differs more often.
         """
         ranks = [FIELDS.index(field) for field in self.fields]
-        for place, (field, rank) in enumerate(zip(self.fields, ranks, strict=True)):
-            late = [self.fields[i] for i in range(place + 1, len(ranks)) if ranks[i] < rank]
+        for index, (field, rank) in enumerate(zip(self.fields, ranks, strict=True)):
+            late = [self.fields[i] for i in range(index + 1, len(ranks)) if ranks[i] < rank]
             if late:
                 return (
                     f"{self._name} shows {field} before {' and '.join(late)}, so prompts that "

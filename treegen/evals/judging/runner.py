@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from treegen.llm.base import BaseLLM
 
 Stop = Callable[[], object]
-_LEAD: Final = f"\n\n{LEAD}"
+_REPLY_PREFIX: Final = f"\n\n{LEAD}"
 _TEMPLATE: Final = 512  # maximum tokens of a chat template, to skip most prompts in length checks
 
 
@@ -113,21 +113,21 @@ class _JudgePrompts:
         self._hashes: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
 
-    def node(self, case: JudgedCase, samples: int, *, lead: str) -> Node:
+    def node(self, case: JudgedCase, samples: int, *, reply_prefix: str) -> Node:
         """Return the prompt of a case as a node.
 
         Args:
             case: The answers, wording and criterion of the prompt.
             samples: Number of samples of the node.
-            lead: Text with which the judge's reply begins; may be empty.
+            reply_prefix: Text with which the judge's reply begins; may be empty.
         """
         turns = prompt_of(case, self._answers, self.judging, self._special)
         text = "\0".join(turns).encode(errors="replace")
         self._hashes[case.id] = hashlib.blake2b(text, digest_size=16).hexdigest()
         self._sizes[case.id] = len(text)  # no text has more tokens than bytes
-        content: Any = build_content(turns, chat=self.chat, lead=lead)
-        if self.chat and lead:
-            content = [*content, {"role": "assistant", "content": lead.lstrip()}]
+        content: Any = build_content(turns, chat=self.chat, reply_prefix=reply_prefix)
+        if self.chat and reply_prefix:
+            content = [*content, {"role": "assistant", "content": reply_prefix.lstrip()}]
         return Node(content, id=case.id, samples=samples)
 
     def check(self, case: JudgedCase, repeats: Iterable[int]) -> None:
@@ -142,7 +142,7 @@ class _JudgePrompts:
                 )
 
     def due(
-        self, deciding: RepeatScheduler, *, lead: str, room: int
+        self, deciding: RepeatScheduler, *, reply_prefix: str, room: int
     ) -> list[tuple[JudgedCase, Node]]:
         """Return the prompts that still need judgements.
 
@@ -150,14 +150,14 @@ class _JudgePrompts:
 
         Args:
             deciding: The scheduler of repeats; it receives the judgements of long prompts.
-            lead: Text with which the judge's reply begins; may be empty.
+            reply_prefix: Text with which the judge's reply begins; may be empty.
             room: Tokens that must fit into the judge's context after a prompt.
 
         Returns:
             The cases and their prompts.
         """
         samples = self.judging.settings.repeats
-        nodes = [(case, self.node(case, samples, lead=lead)) for case in self.cases]
+        nodes = [(case, self.node(case, samples, reply_prefix=reply_prefix)) for case in self.cases]
         for case in self.cases:
             self.check(case, range(samples))
         max_prompt_tokens = self.llm.facts.spec.context_length - room
@@ -212,18 +212,18 @@ def _by_samples(
 ) -> Iterator[None]:
     settings = asking.judging.settings
     by_id = {case.id: case for case in asking.cases}
-    lead = "" if asking.chat or settings.rubric.has_own_form else "\n\n"
-    nodes = [node for _, node in asking.due(deciding, lead=lead, room=1)]
+    reply_prefix = "" if asking.chat or settings.rubric.has_own_form else "\n\n"
+    nodes = [node for _, node in asking.due(deciding, reply_prefix=reply_prefix, room=1)]
     if not nodes:
         return
     params = settings.params(chat=asking.chat)
     with asking.llm.open_stream(Node("", children=nodes, samples=0), params) as stream:
-        place = {request.id: i for i, request in enumerate(stream.plan.requests)}
+        index_of = {request.id: i for i, request in enumerate(stream.plan.requests)}
         distinct = sum(len(segment.tokens) for segment in stream.plan.segments)
         sizes = {request.id: len(request.tokens) for request in stream.plan.requests}
 
         def deal() -> None:
-            due = [(place[case.id], repeats) for case, repeats in deciding.take_due()]
+            due = [(index_of[case.id], repeats) for case, repeats in deciding.take_due()]
             if due:
                 stream.add_work(due)
 
@@ -271,7 +271,7 @@ def _by_likelihood(
 
     tokenizer, choices = asking.llm.tokenizer, list(asking.judging.settings.rubric.choices)
     room = 1 + max(len(tokenizer.encode(f" {c}", add_special_tokens=False)) for c in choices)
-    if not (pending := asking.due(deciding, lead=_LEAD, room=room)):
+    if not (pending := asking.due(deciding, reply_prefix=_REPLY_PREFIX, room=room)):
         return
     tree = Node("", children=[node for _, node in pending], samples=0)
     prompts = tokenize(tree, tokenizer, asking.llm.images)

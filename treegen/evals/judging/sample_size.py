@@ -120,7 +120,7 @@ def required_numbers(
             return reach(replace(design, **{what: number}), repeats)
 
         # A single judge or wording would be treated as fixed.
-        needed = _find_min_number(with_number, half_width, least=1 if factor is None else 2)
+        needed = _find_min_number(with_number, half_width, minimum=1 if factor is None else 2)
         why = ""
         if needed is None:
             best = with_number(_MAX_NUMBER)
@@ -129,14 +129,14 @@ def required_numbers(
     return needs
 
 
-def _find_min_number(reach: Callable[[int], float], half_width: float, least: int) -> int | None:
+def _find_min_number(reach: Callable[[int], float], half_width: float, minimum: int) -> int | None:
     """Return the smallest sufficient number; None if 10^7 is not enough.
 
     Args:
         reach: Returns the distance from the mean to the farther end of the interval.
         half_width: The distance to reach.
-        least: The smallest possible number.
+        minimum: The smallest possible number.
     """
-    numbers = range(least, _MAX_NUMBER + 1)
-    place = bisect_left(numbers, True, key=lambda number: reach(number) <= half_width)
-    return numbers[place] if place < len(numbers) else None
+    numbers = range(minimum, _MAX_NUMBER + 1)
+    index = bisect_left(numbers, True, key=lambda number: reach(number) <= half_width)
+    return numbers[index] if index < len(numbers) else None

@@ -317,13 +317,13 @@ def _agreement(
         Rows of the table of agreement, and the number of raters of each.
     """
     agreement_rows: list[tuple[AgreementRow, int]] = []
-    for place, what in ((3, "judges"), (4, "wordings")):
-        levels = sorted({row[place] for row in rows})
+    for column, what in ((3, "judges"), (4, "wordings")):
+        levels = sorted({row[column] for row in rows})
         if len(levels) < 2:
             continue
         by_answer: dict[Hashable, dict[int, list[float]]] = {}
         for row in rows:
-            by_answer.setdefault(row[2], {}).setdefault(row[place], []).append(row[0])
+            by_answer.setdefault(row[2], {}).setdefault(row[column], []).append(row[0])
         means = [
             {i: math.fsum(v) / len(v) for i, v in ratings.items()} for ratings in by_answer.values()
         ]

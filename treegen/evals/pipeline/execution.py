@@ -90,7 +90,7 @@ class ModelLoader(Closeable):
 
     llm: "BaseLLM | None" = None
     """A loaded model; it is used for all runs, and stays open."""
-    places: "Placement | None" = None
+    placement: "Placement | None" = None
     """The placement of workers that load models."""
     stays: bool = False
     """Whether a model stays loaded after its runs; the code that sets it must then close the
@@ -107,7 +107,7 @@ class ModelLoader(Closeable):
 
         if self.llm is not None:
             return not isinstance(self.llm, LLM)
-        return self.places is not None
+        return self.placement is not None
 
     def choices(self, chosen: "dict[str, Any]") -> dict[str, Any]:
         """Return a user's choices together with the engine options of the loaded model."""
@@ -129,8 +129,8 @@ class ModelLoader(Closeable):
         """Return a model's facts before it is loaded; raise if the machine cannot load it."""
         if self.llm is not None:
             return self.llm.facts
-        facts = load_model_facts(engine, self.places)
-        check_machine(engine, self.places)
+        facts = load_model_facts(engine, self.placement)
+        check_machine(engine, self.placement)
         return facts
 
     def settings(self, job: "AnyJob", facts: "ModelInfo | ModelPrecision") -> "RunSettings":
@@ -159,7 +159,7 @@ class ModelLoader(Closeable):
         if self.llm is not None:
             return self.settings(job, self.llm.facts)
         if info is None:
-            return self.settings(job, resolve_precision(engine, self.places))
+            return self.settings(job, resolve_precision(engine, self.placement))
         model = info.identity["model"]
         return run_settings(
             job,
@@ -184,10 +184,10 @@ class ModelLoader(Closeable):
         engine = item.job.settings.engine
         if self._loaded is None or self._options != engine:
             self.close()  # frees its memory before the next model is loaded
-            placement = f" on {_format_places(self.places)}" if self.places else ""
+            placement = f" on {_format_placement(self.placement)}" if self.placement else ""
             listener.loading(f"{engine.model}{placement}")
             weights = item.run.info.identity["model"]["fingerprint"]
-            self._loaded = load_llm(engine, weights, self.places, before)
+            self._loaded = load_llm(engine, weights, self.placement, before)
             self._options = engine
         return self._loaded
 
@@ -217,12 +217,12 @@ class ModelLoader(Closeable):
 _Works: TypeAlias = "tuple[Sequence[RunWork[Any, Any, _Done]], Before]"
 
 
-def _format_places(places: "Placement") -> str:
+def _format_placement(placement: "Placement") -> str:
     """Describe the placement of workers, for people."""
-    count = "all" if places.count is None else f"{places.count}"
-    kind = "GPU" if places.device == "cuda" else "CPU worker"
-    where = f" of Ray at {places.address}" if places.address else ""
-    return f"{count} {kind}{'' if places.count == 1 else 's'}{where}"
+    count = "all" if placement.count is None else f"{placement.count}"
+    kind = "GPU" if placement.device == "cuda" else "CPU worker"
+    where = f" of Ray at {placement.address}" if placement.address else ""
+    return f"{count} {kind}{'' if placement.count == 1 else 's'}{where}"
 
 
 def announce_demo_model(

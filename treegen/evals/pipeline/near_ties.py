@@ -204,7 +204,7 @@ class NearTies:
         Args:
             stored: The record of the sample.
             redrawn: The record of the redraw.
-            start: The first place at which they may part.
+            start: The first position at which they may part.
         """
         if any(stored.get(name) != redrawn.get(name) for name in ("seed", "prompt_hash")):
             return []
@@ -213,7 +213,7 @@ class NearTies:
             branches = sorted(self._find_by_text(stored, redrawn, start), key=lambda pair: -pair[0])
             return [branch for _, branch in branches]
         pairs = enumerate(zip(tokens, stored_tokens, strict=False))
-        at = next((place for place, (a, b) in pairs if a != b), None)
+        at = next((position for position, (a, b) in pairs if a != b), None)
         if at is None or at < start or stored_tokens[at] not in self._list_near(redrawn, [at])[0]:
             return []
         return [(*tokens[:at], int(stored_tokens[at]))]
@@ -251,11 +251,11 @@ class NearTies:
                 return False  # it begins a character of several bytes, which does not follow
             return agrees(added)
 
-        places = range(len(tokens))
-        first = bisect_left(places, True, key=lambda at: not agrees(read(tokens[: at + 1])))
+        positions = range(len(tokens))
+        first = bisect_left(positions, True, key=lambda at: not agrees(read(tokens[: at + 1])))
         last = min(first, len(tokens) - 1)
-        last_places = range(last, max(start - 1, last - _MAX_TOKENS_BACK), -1)
-        for at, near in zip(last_places, self._list_near(redrawn, last_places), strict=True):
+        last_positions = range(last, max(start - 1, last - _MAX_TOKENS_BACK), -1)
+        for at, near in zip(last_positions, self._list_near(redrawn, last_positions), strict=True):
             before = read(tokens[:at])
             for other in near:
                 added = read([*tokens[:at], other])
@@ -279,11 +279,11 @@ class NearTies:
             return Followed(0, why)
         return Followed(1, "", distance)
 
-    def _list_near(self, redrawn: Record, places: Sequence[int]) -> list[list[int]]:
-        """Return for each place the tokens other than the drawn one that rounding could draw."""
+    def _list_near(self, redrawn: Record, positions: Sequence[int]) -> list[list[int]]:
+        """Return for each position the tokens other than the drawn one that rounding could draw."""
         request, params = self._requests[redrawn["problem_id"]]
         if params.penalties or params.structure or params.max_thinking_tokens is not None:
-            return [[] for _ in places]  # then a draw depends on more than the text before it
+            return [[] for _ in positions]  # then a draw depends on more than the text before it
         one = replace(
             params,
             max_tokens=1,
@@ -295,19 +295,19 @@ class NearTies:
             logprobs=self._llm.spec.vocab_size,
             logprobs_mode="processed_logprobs" if params.temperature else "raw_logprobs",
         )
-        all_params = [replace(one, min_tokens=int(at < params.min_tokens)) for at in places]
+        all_params = [replace(one, min_tokens=int(at < params.min_tokens)) for at in positions]
         prompt = request.tokens.tolist()
-        prompts = [[*prompt, *redrawn["tokens"][:at]] for at in places]
+        prompts = [[*prompt, *redrawn["tokens"][:at]] for at in positions]
         found = self._llm.generate(prompts, all_params, progress=False)
         return [
             self._choose_near(redrawn, at, params, dict(completion.top_logprobs[0]))
-            for at, (completion,) in zip(places, found, strict=True)
+            for at, (completion,) in zip(positions, found, strict=True)
         ]
 
     def _choose_near(
         self, redrawn: Record, at: int, params: SamplingParams, logprobs: Mapping[int, float]
     ) -> list[int]:
-        """Return the near tokens at a place, given the log-probabilities of all tokens there."""
+        """Return the near tokens at a position, given the log-probabilities of all tokens there."""
         redrawn_token = redrawn["tokens"][at]
         if params.temperature == 0:
             near = (

@@ -111,9 +111,9 @@ class TimeForecast:
         self._spent = spent
         for length in self._new:
             if self._starts:  # the one that began nearest to when this sample did
-                place = bisect_left(self._starts, self._clock - length)
+                index = bisect_left(self._starts, self._clock - length)
                 nearest = min(
-                    (p for p in (place - 1, place) if 0 <= p < len(self._starts)),
+                    (p for p in (index - 1, index) if 0 <= p < len(self._starts)),
                     key=lambda p: abs(self._starts[p] - self._clock + length),
                 )
                 del self._starts[nearest]
@@ -166,9 +166,9 @@ class TimeForecast:
         """Return the expected further lengths of samples: of n, each n-th quantile once."""
         num = len(ages)
         rests = []
-        for place, age in enumerate(ages.tolist()):
+        for index, age in enumerate(ages.tolist()):
             reached = _NORMAL.cdf((math.log(max(age, 1e-3)) - mean) / spread)
-            order = (place * 7919) % num if num % 7919 else place  # not in the order of ages
+            order = (index * 7919) % num if num % 7919 else index  # not in the order of ages
             share = reached + (1 - reached) * (order + 0.5) / num
             # A sample far longer than all others does not fit the distribution; it may go on.
             min_rest = max(1.0, min(_MIN_REMAINING * age, self._longest - age))

@@ -185,7 +185,7 @@ def _is_number(value: object) -> bool:
 
 
 def sum_usage(
-    parts: list[dict[str, Any]], *, num_samples: int, unshared: int, kept: int
+    parts: list[dict[str, Any]], *, num_samples: int, unshared: int, sample_tokens: int
 ) -> dict[str, Any]:
     """Return the usage of a run, summed over its attempts.
 
@@ -193,12 +193,12 @@ def sum_usage(
         parts: The attempts, as in results.json.
         num_samples: Number of finished samples.
         unshared: Prompt tokens of these samples, with a prompt counted once for each sample.
-        kept: Generated tokens of these samples.
+        sample_tokens: Generated tokens of these samples.
     """
     total: dict[str, Any] = {
         "prompt_tokens_computed": 0,
         "prompt_tokens_unshared": unshared,
-        "sample_tokens": kept,
+        "sample_tokens": sample_tokens,
         "decoded_tokens": 0,
         "seconds": 0.0,
     }
@@ -241,9 +241,9 @@ def format_decoding(usage: Mapping[str, Any]) -> str:
         usage: The usage of a run, as from `sum_usage`.
     """
     samples, accounted = usage.get("samples", 0), usage.get("samples_accounted", 0)
-    decoded, kept = usage["decoded_tokens"], usage.get("sample_tokens", 0)
-    if not decoded and kept and not accounted:
-        return f"decoded tokens: not recorded; the finished samples have {kept:,} tokens"
+    decoded, sample_tokens = usage["decoded_tokens"], usage.get("sample_tokens", 0)
+    if not decoded and sample_tokens and not accounted:
+        return f"decoded tokens: not recorded; the finished samples have {sample_tokens:,} tokens"
     line = f"decoded tokens: {decoded:,} at {usage['tokens_per_second']:,.0f} per second"
     is_partial = accounted < samples and (accounted or decoded)  # imported runs have neither
     if unfinished := count_unfinished_tokens(usage):
@@ -343,8 +343,8 @@ def format_kernels(usage: Mapping[str, Any]) -> str:
 def _join_kernels(steps: Mapping[str, int]) -> str:
     if len(steps) == 1:
         return next(iter(steps))
-    most_first = sorted(steps.items(), key=lambda item: -item[1])
-    return " and ".join(f"{name} ({num:,} steps)" for name, num in most_first)
+    sorted_steps = sorted(steps.items(), key=lambda item: -item[1])
+    return " and ".join(f"{name} ({num:,} steps)" for name, num in sorted_steps)
 
 
 def _sum_level_steps(

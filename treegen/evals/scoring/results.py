@@ -90,7 +90,10 @@ def build_results(
         **results_head(job, run, {**choices, **reported}, **task_fields),
         "shortened": totals.shortened,
         "usage": sum_usage(
-            parts, num_samples=len(run.done), unshared=totals.unshared, kept=totals.kept
+            parts,
+            num_samples=len(run.done),
+            unshared=totals.unshared,
+            sample_tokens=totals.sample_tokens,
         ),
         "report": report.to_json() if report else None,
         "parts": parts,
@@ -109,13 +112,13 @@ class _Totals:
 
     def __init__(self) -> None:
         self.tokens = ThinkingTokens()
-        self.shortened = self.unshared = self.kept = 0
+        self.shortened = self.unshared = self.sample_tokens = 0
 
     def add(self, record: Mapping[str, Any]) -> None:
         self.tokens.add(record)
         self.shortened += "dropped" in record
         self.unshared += record["prompt_tokens"] + record.get("choice_tokens", 0)
-        self.kept += record["num_tokens"]
+        self.sample_tokens += record["num_tokens"]
 
 
 def results_head(

@@ -122,10 +122,10 @@ def aggregate(
     """
     settings = job.settings
     # Sorted by problem, so that the report does not depend on the order in which samples ended.
-    place = {problem.id: number for number, problem in enumerate(job.data.problems)}
-    groups: list[list[SampleScore]] = [[] for _ in place]
+    index_of = {problem.id: number for number, problem in enumerate(job.data.problems)}
+    groups: list[list[SampleScore]] = [[] for _ in index_of]
     for score in scores:
-        groups[place[score.problem_id]].append(score)
+        groups[index_of[score.problem_id]].append(score)
     for group in groups:
         group.sort(key=attrgetter("sample_index"))
     scores = list(chain.from_iterable(groups))

@@ -92,10 +92,10 @@ class VerdictCache:
             return None
         verdicts = [Verdict(*fields) for fields in stored["verdicts"]]
         by_filter = [
-            dict(zip(self._filters, map(verdicts.__getitem__, places), strict=True))
-            for places in stored["found"]
+            dict(zip(self._filters, map(verdicts.__getitem__, indices), strict=True))
+            for indices in stored["found"]
         ]
-        return [None if place is None else by_filter[place] for place in stored["samples"]]
+        return [None if index is None else by_filter[index] for index in stored["samples"]]
 
     def write(self, digest: str, verdicts: Sequence[_Verdicts | None]) -> None:
         """Store the verdicts on each sample, unless a verdict has another class than `Verdict`.
@@ -106,16 +106,16 @@ class VerdictCache:
                 are one object. None for a sample whose scoring failed.
         """
         distinct: dict[Verdict, int] = {}
-        place_of: dict[int, int] = {}
+        index_of: dict[int, int] = {}
         by_filter: list[list[int]] = []
         for sample_verdicts in verdicts:  # equal verdicts are one object
-            if sample_verdicts is None or id(sample_verdicts) in place_of:
+            if sample_verdicts is None or id(sample_verdicts) in index_of:
                 continue
             if tuple(sample_verdicts) != self._filters or {
                 *map(type, sample_verdicts.values())
             } != {Verdict}:
                 return
-            place_of[id(sample_verdicts)] = len(by_filter)
+            index_of[id(sample_verdicts)] = len(by_filter)
             by_filter.append(
                 [distinct.setdefault(v, len(distinct)) for v in sample_verdicts.values()]
             )
@@ -123,7 +123,7 @@ class VerdictCache:
             {
                 "verdicts": [[v.answer, v.correct, v.credit] for v in distinct],
                 "found": by_filter,
-                "samples": [None if v is None else place_of[id(v)] for v in verdicts],
+                "samples": [None if v is None else index_of[id(v)] for v in verdicts],
             },
             separators=(",", ":"),
         ).encode("ascii")

@@ -53,7 +53,7 @@ class _Entry:
 
 Keys = tuple[str, ...]
 """The keys of the actions of an episode that may have changed its world."""
-_Place = tuple[str, str]
+_ActionId = tuple[str, str]
 """A search, and the id of an action in it."""
 
 
@@ -72,18 +72,18 @@ class ActionJournal:
             file: The file, open to append.
         """
         self._file = file
-        self._entries: dict[_Place, _Entry] = {}
+        self._entries: dict[_ActionId, _Entry] = {}
         self._next = file.next_indices()
         self.num_read = self.num_replayed = 0
         self._holders = dict[str, tuple[str, _Entry]]()  # by snapshot: its search and its entry
-        self._begun = dict[_Place, str]()  # the keys of actions without an end
+        self._begun = dict[_ActionId, str]()  # the keys of actions without an end
         for record in file.records():
             try:
-                place, key = _place_of(record)
+                action_id, key = _parse_action(record)
                 if record.get("begins") is True:
-                    self._begun[place] = key
+                    self._begun[action_id] = key
                 else:
-                    self._enter(place, _read(record))
+                    self._enter(action_id, _read(record))
             except _FORM_ERRORS as error:
                 raise RunError(
                     f"{file.path} has an action that cannot be read ({error!r:.100}); remove "
@@ -117,8 +117,8 @@ class ActionJournal:
             path: The keys of the actions before it.
             action: The action.
         """
-        place = self._store(search, path, action, {"begins": True})
-        self._begun[place] = call_key(action)
+        action_id = self._store(search, path, action, {"begins": True})
+        self._begun[action_id] = call_key(action)
 
     def append(
         self,
@@ -142,10 +142,12 @@ class ActionJournal:
                 `observation`.
         """
         end = {"observation": _observation_record(observation), "snapshot": snapshot}
-        place = self._store(search, path, action, {**end, "raised": True} if raised else end)
-        self._enter(place, _Entry(observation, snapshot, raised))
+        action_id = self._store(search, path, action, {**end, "raised": True} if raised else end)
+        self._enter(action_id, _Entry(observation, snapshot, raised))
 
-    def _store(self, search: str, path: Keys, action: ToolCall, what: Mapping[str, Any]) -> _Place:
+    def _store(
+        self, search: str, path: Keys, action: ToolCall, what: Mapping[str, Any]
+    ) -> _ActionId:
         before = _id_of(path)
         action_id = _id_of((call_key(action),), before)
         record = {
@@ -160,11 +162,11 @@ class ActionJournal:
         self._next[search] += 1
         return search, action_id
 
-    def _enter(self, place: _Place, entry: _Entry) -> None:
-        self._entries[place] = entry
-        self._begun.pop(place, None)
+    def _enter(self, action_id: _ActionId, entry: _Entry) -> None:
+        self._entries[action_id] = entry
+        self._begun.pop(action_id, None)
         if entry.snapshot is not None:
-            self._holders[entry.snapshot] = place[0], entry
+            self._holders[entry.snapshot] = action_id[0], entry
 
     def snapshots(self, search: str | None = None) -> list[str]:
         """Return the ids of the stored snapshots of a search, or of all."""
@@ -195,8 +197,8 @@ def _next_id(before: str, key: str) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest()
 
 
-def _place_of(record: Mapping[str, Any]) -> tuple[_Place, str]:
-    """Return the place of an action, and its key."""
+def _parse_action(record: Mapping[str, Any]) -> tuple[_ActionId, str]:
+    """Return the id of an action, and its key."""
     key = call_key(ToolCall(record["action"]["name"], record["action"]["arguments"]))
     before = record["before"]
     if isinstance(before, list):  # earlier versions wrote the keys of the actions before it

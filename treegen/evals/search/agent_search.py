@@ -284,7 +284,7 @@ class AgentSearch:
 class AgentSearcher(Searcher):
     """A problem with the functions that strategies call, for steps of an agent."""
 
-    acts = True
+    is_agent = True
 
     def __init__(
         self, run: RunAgent, problem: Problem, root: SearchNode, how: ValueFunction, method: Any

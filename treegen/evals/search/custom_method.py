@@ -91,7 +91,7 @@ def find_method(name: str) -> Method:
     )
 
 
-def read_knobs(name: str) -> set[str] | None:
+def read_setting_names(name: str) -> set[str] | None:
     """Return the settings that path/to/file.py:function reads, by its code; None if unknown.
 
     The file is not run. If the function passes `tools` on, its settings are unknown.
@@ -108,7 +108,7 @@ def read_knobs(name: str) -> set[str] | None:
         or definitions[0].decorator_list
     ):
         return None
-    knobs = {"evaluate"}  # treegen evaluates solutions that the function does not evaluate
+    settings = {"evaluate"}  # treegen evaluates solutions that the function does not evaluate
     num_unknown = 0
     for node in ast.walk(definitions[0]):
         match node:
@@ -116,11 +116,11 @@ def read_knobs(name: str) -> set[str] | None:
                 num_unknown += 1
             case ast.Attribute(value=ast.Name(id="tools"), attr=tool):
                 num_unknown -= tool != "knobs"
-                knobs |= {"propose", "expand"} if tool == "propose" else set()
-            case ast.Attribute(value=ast.Attribute(ast.Name(id="tools"), "knobs"), attr=knob):
+                settings |= {"propose", "expand"} if tool == "propose" else set()
+            case ast.Attribute(value=ast.Attribute(ast.Name(id="tools"), "knobs"), attr=setting):
                 num_unknown -= 1
-                knobs.add(knob)
-    return None if num_unknown else knobs
+                settings.add(setting)
+    return None if num_unknown else settings
 
 
 def _is_async(function: object) -> bool:

@@ -409,15 +409,15 @@ class _JournaledWorld:
         world, start = await self._restore()
         search, path = self._episode.search, self._path
         try:
-            for place in range(start, len(path)):
-                entry = self._journal.find(search, path[:place], path[place])
-                name, arguments = json.loads(path[place])
+            for length in range(start, len(path)):
+                entry = self._journal.find(search, path[:length], path[length])
+                name, arguments = json.loads(path[length])
                 self._environment.count_replayed()
                 again = world.run(ToolCall(name, arguments))
                 observation = await self._environment.call(again, f"the action {name}")
                 if entry is not None and observation != entry.observation:
                     raise WorldError(
-                        f"action {place + 1} of an episode, {name}, returned a different result "
+                        f"action {length + 1} of an episode, {name}, returned a different result "
                         "when treegen ran the action again, so the branch ends"
                     )
         except BaseException:
@@ -429,21 +429,21 @@ class _JournaledWorld:
     async def _restore(self) -> tuple[World, int]:
         """Return a world in the last state that can be had, and how many actions led to it."""
         environment, search = self._environment, self._episode.search
-        for place in range(len(self._path), -1, -1):
+        for length in range(len(self._path), -1, -1):
             snapshot = self._snapshot
-            if place < len(self._path):
-                before = self._path[: place - 1], self._path[place - 1]
-                entry = self._journal.find(search, *before) if place else None
+            if length < len(self._path):
+                before = self._path[: length - 1], self._path[length - 1]
+                entry = self._journal.find(search, *before) if length else None
                 snapshot = None if entry is None else entry.snapshot
             if snapshot is None:
                 continue
             environment.hold(snapshot)  # so that no other branch deletes it meanwhile
             try:
                 restore = partial(environment.inner.restore, snapshot)
-                return await environment.open(restore), place
+                return await environment.open(restore), length
             except InputError:  # it did not survive
                 self._journal.forget_snapshot(snapshot)
-                if place == len(self._path):
+                if length == len(self._path):
                     await self._move(None)
             finally:
                 await environment.release(snapshot, self._episode)

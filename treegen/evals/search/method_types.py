@@ -293,7 +293,7 @@ class MethodContext(Protocol):
     checkable: bool
     """Whether the problem alone decides if a solution is correct."""
 
-    acts: bool
+    is_agent: bool
     """Whether steps are tool calls of an agent, and not pieces of a text."""
 
     def done(self, node: "SearchNode") -> bool:
@@ -327,10 +327,10 @@ class MethodContext(Protocol):
         """
 
     async def propose(self, node: "SearchNode") -> "Sequence[SearchNode]":
-        """Make next steps in the way named by the knobs."""
+        """Make next steps in the way that the settings name."""
 
     async def evaluate(self, nodes: "Sequence[SearchNode]") -> list[float]:
-        """Return the values of nodes, evaluated in the way named by the knobs."""
+        """Return the values of nodes, evaluated in the way that the settings name."""
 
     async def chance(self, nodes: "Sequence[SearchNode]") -> list[float]:
         """Return values of nodes from 0 to 1."""
@@ -342,7 +342,7 @@ class Method:
 
     run: "Callable[..., Awaitable[SearchOutcome]]"
     """Searches once."""
-    knobs: tuple[str, ...]
+    setting_names: tuple[str, ...]
     """Names of the settings that it reads."""
     votes: bool = False
     """Whether it chooses its answer by its own vote."""

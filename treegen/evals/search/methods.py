@@ -213,8 +213,8 @@ async def lats(
         values = [(1 - weight) * shares[node] for node in nodes]
         if weight:
             answers = await gather(on.ask(node, judge, 32) for node in nodes)
-            for place, answer in enumerate(answers):
-                values[place] += weight * _read_score(answer)
+            for index, answer in enumerate(answers):
+                values[index] += weight * _read_score(answer)
         return values
 
     async def learn(end: "SearchNode", reward: float) -> str:
@@ -241,11 +241,11 @@ def _read_score(answer: str) -> float:
 
 
 def _choose_evaluator(on: "MethodContext") -> "Evaluate":
-    """Return the evaluation of new states: by rollouts from them, if the knobs request any."""
+    """Return the evaluation of new states: by rollouts from them, if the settings request any."""
     from treegen.search.evaluate import rollouts
 
     num = on.knobs.rollouts
-    play = on.finish if on.acts else None
+    play = on.finish if on.is_agent else None
     return rollouts(num, on.done, on.chance, play=play) if num else on.chance
 
 
@@ -260,7 +260,7 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.best_of_n import best_of_n
     from treegen.search.tree.result import SearchOutcome
 
-    if on.acts:
+    if on.is_agent:
         return await best_of_n(on.root, 1, on.evaluate, play=on.finish)
     if not on.checkable:
         (only,) = await on.root.sample(1)
@@ -278,7 +278,7 @@ async def _sample(on: MethodContext) -> "SearchOutcome":
 async def _best_of_n(on: MethodContext) -> "SearchOutcome":
     from treegen.search.strategies.best_of_n import best_of_n
 
-    play = on.finish if on.acts else None
+    play = on.finish if on.is_agent else None
     return await best_of_n(on.root, on.knobs.num_samples, on.evaluate, play=play)
 
 
@@ -407,26 +407,26 @@ def solution_text(method: str, tree: "SearchTree", node: int) -> str:
     return tree.path_text(node) if joins_path else tree.nodes[node].text
 
 
-def methods_with_setting(knob: str) -> Iterable[str]:
+def methods_with_setting(setting: str) -> Iterable[str]:
     """Return the names of the methods that read a setting."""
-    return (name for name, method in METHODS.items() if knob in method.knobs)
+    return (name for name, method in METHODS.items() if setting in method.setting_names)
 
 
 def explain_unread(method: str, setting: str, *, checkable: bool) -> str | None:
-    """Return why a setting has no effect on a method, apart from its `knobs`; None if it has one.
+    """Return why a setting that a method may read has no effect on it; None if it has one.
 
     Args:
         method: The name of a method that comes with treegen.
         setting: The name of the setting.
         checkable: Whether the task can check solutions.
     """
-    knobs = METHODS[method].knobs
+    setting_names = METHODS[method].setting_names
     reason = None
-    if setting in ("step_tokens", "step_stop") and not {"depth", "expand"} & {*knobs}:
+    if setting in ("step_tokens", "step_stop") and not {"depth", "expand"} & {*setting_names}:
         reason = "which draws whole solutions"
     elif setting == "choose" and METHODS[method].votes:
         reason = "which takes a vote of its own"
-    elif setting == "choose" and "evaluate" not in knobs:
+    elif setting == "choose" and "evaluate" not in setting_names:
         reason = "which evaluates no solutions"
     elif setting == "width" and method == "sample" and not checkable:
         reason = "which draws one solution if the task cannot check solutions"

@@ -200,7 +200,7 @@ async def stop_when(interrupted: Callable[[], object], search: Search) -> None:
 class Searcher:
     """A problem with the functions that strategies call; see `method_types.MethodContext`."""
 
-    acts = False
+    is_agent = False
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from treegen.evals.search.custom_method import (
     absolute_method,
     find_method,
     is_custom_method,
-    read_knobs,
+    read_setting_names,
     short_name,
 )
 from treegen.evals.search.method_types import (
@@ -136,27 +136,35 @@ class SearchSettings(BaseSettings, TreeSettings):
             checkable = name != "width" or get_search_task(self.task).checkable
             if reason := explain_unread(self.method, name, checkable=checkable):
                 return reason
-        knob = "evaluate" if name == "verifier" else name
-        if knob not in TreeSettings.__dataclass_fields__:
+        setting = "evaluate" if name == "verifier" else name
+        if setting not in TreeSettings.__dataclass_fields__:
             return None
-        knobs = self._read_knobs()
-        if knobs is None or knob in knobs:
+        setting_names = self._read_setting_names()
+        if setting_names is None or setting in setting_names:
             return None
         if self.source is None:
-            return f"on {self.method}, which reads only {', '.join(knobs)}"
-        argument = f"; pass -a {knob}=VALUE to set its argument" if knob in self.arguments else ""
-        return f"on {self.method}, which does not read tools.knobs.{knob}{argument}"
+            return f"on {self.method}, which reads only {', '.join(setting_names)}"
+        argument = (
+            f"; pass -a {setting}=VALUE to set its argument" if setting in self.arguments else ""
+        )
+        return f"on {self.method}, which does not read tools.knobs.{setting}{argument}"
 
-    def _read_knobs(self) -> Collection[str] | None:
+    def _read_setting_names(self) -> Collection[str] | None:
         """Return the settings that the method reads; None if they are unknown."""
-        return METHODS[self.method].knobs if self.source is None else read_knobs(self.place)
+        return (
+            METHODS[self.method].setting_names
+            if self.source is None
+            else read_setting_names(self.place)
+        )
 
     def check_temperature(self) -> None:
         """Raise InputError if several samples would continue one state, but be all the same."""
-        knobs = self._read_knobs()
+        setting_names = self._read_setting_names()
         expand = self.expand * (self.width if self.method == "rebase" else 1)
         counts = {"expand": expand, "num_samples": self.num_samples, "rollouts": self.rollouts}
-        several = [num for name, num in counts.items() if knobs is None or name in knobs]
+        several = [
+            num for name, num in counts.items() if setting_names is None or name in setting_names
+        ]
         if self.method in ("ab-mcts", "majority", "rstar"):
             several.append(2)  # whatever the settings are
         if self.step.temperature == 0 and max(self.repeats, *several, 1) > 1:
@@ -179,7 +187,10 @@ class SearchSettings(BaseSettings, TreeSettings):
                 "method": self.method,
                 **{
                     name: getattr(self, name)
-                    for name in (*(knob.name for knob in fields(TreeSettings)), *_RECORDED_NAMES)
+                    for name in (
+                        *(setting.name for setting in fields(TreeSettings)),
+                        *_RECORDED_NAMES,
+                    )
                     if name not in _OLD_VALUES or getattr(self, name) != _OLD_VALUES[name]
                 },
             },
@@ -296,7 +307,7 @@ def resolve_search_settings(
         for default in (defaults.step, defaults.whole)
     )
     if (step_tokens := choices.get("step_tokens")) is not None:
-        check_int("step_tokens", step_tokens, least=1)
+        check_int("step_tokens", step_tokens, minimum=1)
         step = replace(step, max_tokens=step_tokens)
     settings = build_settings(
         SearchSettings,

@@ -75,7 +75,7 @@ def group_confidences(confidences: Sequence[float], window: int) -> npt.NDArray[
 
     A sample with fewer than `window` tokens is one group.
     """
-    check_int("window", window, least=1)
+    check_int("window", window, minimum=1)
     values = np.asarray(confidences, dtype=np.float64)
     if not len(values):
         return values

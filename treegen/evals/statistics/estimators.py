@@ -307,8 +307,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     sorted_p = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
     adjusted: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for place, (p, i) in enumerate(sorted_p):
-        largest = max(largest, min(1.0, p * (len(sorted_p) - place)))
+    for rank, (p, i) in enumerate(sorted_p):
+        largest = max(largest, min(1.0, p * (len(sorted_p) - rank)))
         adjusted[i] = largest
     return adjusted
 

@@ -319,11 +319,11 @@ def _majority(
     rows = []
     ks = default_maj_ks(options.num_samples) if options.maj_ks is None else options.maj_ks
     votes = [tally.votes_at(tuple(ks)) for tally in tallies]
-    for place, k in enumerate(ks):
-        shares = [problem_votes[place][0] for problem_votes in votes]
+    for column, k in enumerate(ks):
+        shares = [problem_votes[column][0] for problem_votes in votes]
         row = {"k": k, **mean_row(shares, k, clusters), "tie_rate": None}
         if row["value"] is not None:
-            row["tie_rate"] = estimate([problem_votes[place][1] for problem_votes in votes]).value
+            row["tie_rate"] = estimate([problem_votes[column][1] for problem_votes in votes]).value
         rows.append(row)
     return rows
 

@@ -399,17 +399,17 @@ def problems_for_half_width(
         raise InputError(f"{arg('half_width')} must be above 0 and below 1, got {half_width}")
     _check_samples(num_samples)
     numbers = range(1, MOST_PROBLEMS + 1)
-    place = bisect_left(
+    index = bisect_left(
         numbers,
         True,
         key=lambda num: predict_half_width(spread, mean, num, num_samples) <= half_width,
     )
-    if place == len(numbers):
+    if index == len(numbers):
         raise InputError(
             f"a half width of {half_width} needs more than {MOST_PROBLEMS:,} problems; choose a "
             "larger one"
         )
-    return numbers[place]
+    return numbers[index]
 
 
 def _check_samples(num_samples: int) -> None:

@@ -86,9 +86,9 @@ def replay_early_stopping(
         orders: Number of random orders.
         seed: Seed of the random orders.
     """
-    check_int("batch", batch, least=1)
-    check_int("orders", orders, least=1)
-    check_int("seed", seed, least=0)
+    check_int("batch", batch, minimum=1)
+    check_int("orders", orders, minimum=1)
+    check_int("seed", seed, minimum=0)
     order_ON = _orders(len(drawn.tokens), orders, seed)
     codes, right_A = _codes(drawn.verdicts)
     tokens_ON = np.asarray(drawn.tokens, dtype=np.float64)[order_ON].cumsum(axis=1)
@@ -118,13 +118,13 @@ def _codes(verdicts: Sequence[Verdict]) -> tuple[_Ints, npt.NDArray[np.bool_]]:
 
     Samples without an answer have index -1.
     """
-    places: dict[str, int] = {}
+    code_of: dict[str, int] = {}
     for verdict in verdicts:
         if verdict.answer is not None:
-            places.setdefault(verdict.answer, len(places))
-    codes = [-1 if v.answer is None else places[v.answer] for v in verdicts]
-    right = np.zeros(len(places), dtype=np.bool_)
-    right[[places[v.answer] for v in verdicts if v.answer is not None and v.correct]] = True
+            code_of.setdefault(verdict.answer, len(code_of))
+    codes = [-1 if v.answer is None else code_of[v.answer] for v in verdicts]
+    right = np.zeros(len(code_of), dtype=np.bool_)
+    right[[code_of[v.answer] for v in verdicts if v.answer is not None and v.correct]] = True
     return np.array(codes, dtype=np.int64), right
 
 

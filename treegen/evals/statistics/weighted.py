@@ -232,7 +232,7 @@ def _shares(
     order = np.argsort(-values, kind="stable")
     order = order[readable[order]]
     voters, values = chosen[:, order], values[order]
-    kinds = {answer: place for place, answer in enumerate(dict.fromkeys(answers[i] for i in order))}
+    kinds = {answer: index for index, answer in enumerate(dict.fromkeys(answers[i] for i in order))}
     if not kinds:
         return np.zeros(len(chosen))
     of_answer = np.zeros((len(order), len(kinds)))

@@ -151,31 +151,33 @@ class NodeBackend:
             raise _make_input_error(error) from None
         ticket = Ticket(search, [None] * len(indices))
 
-        def begin(first: int, num: int, most: int) -> None:
+        def begin(first: int, num: int, max_tokens: int) -> None:
             """Start some of the samples.
 
             Args:
-                first: Place of the first sample in the call.
+                first: Index of the first sample in the call.
                 num: Number of samples.
-                most: Maximum number of tokens of each.
+                max_tokens: Maximum number of tokens of each.
             """
-            limited = sampling.model_copy(update={"max_tokens": most})
+            limited = sampling.model_copy(update={"max_tokens": max_tokens})
             for start in range(first, first + num, self._max_samples):
-                places = range(start, min(start + self._max_samples, first + num))
+                result_indices = range(start, min(start + self._max_samples, first + num))
                 make = partial(
                     SampleOperation,
                     op="sample",
-                    n=len(places),
+                    n=len(result_indices),
                     first=indices[start],
                     params=limited,
                 )
                 counted = None if start or continues else context.num_tokens
-                self._post(StepCall(ticket, context, name, make, places, most, counted))
+                self._post(
+                    StepCall(ticket, context, name, make, result_indices, max_tokens, counted)
+                )
 
         if search.line is None:
             begin(0, len(indices), params.max_tokens)
         return await self._wait_for(
-            ticket, num_samples=len(indices), most=params.max_tokens, begin=begin
+            ticket, num_samples=len(indices), max_tokens=params.max_tokens, begin=begin
         )
 
     async def score(
@@ -263,15 +265,15 @@ class NodeBackend:
             request.task.add_done_callback(self._tasks.discard)
         return bool(requests) or has_failed
 
-    def _take_dropped(self, most: int) -> list[NodeContext]:
+    def _take_dropped(self, max_nodes: int) -> list[NodeContext]:
         """Return dropped nodes that no other dropped node is above, and forget them.
 
         Args:
-            most: Maximum number of nodes.
+            max_nodes: Maximum number of nodes.
         """
         dropped = [node for node in self._dropped if not (node.above and node.above.is_released)]
-        self._dropped = dropped[most:]
-        return dropped[:most]
+        self._dropped = dropped[max_nodes:]
+        return dropped[:max_nodes]
 
     async def finish(self) -> None:
         """Drop the nodes that are left, and wait for all requests."""
@@ -282,13 +284,13 @@ class NodeBackend:
         """Send a request, and pass its results to the calls that wait for them."""
         try:
             results = await self._send(request.operations)
-            for place, context in request.created:
-                self._note_created(context, results[place])
-            for place, context in request.temporary:
-                if isinstance(result := results[place], NodeResult):
+            for index, context in request.created:
+                self._note_created(context, results[index])
+            for index, context in request.temporary:
+                if isinstance(result := results[index], NodeResult):
                     context.num_tokens = result.node.num_context_tokens
-            for place, call in request.calls:
-                self._receive(call, request.find_failure(call, results) or results[place])
+            for index, call in request.calls:
+                self._receive(call, request.find_failure(call, results) or results[index])
             for call in request.postponed:
                 failure = request.find_failure(call, results)
                 if failure is not None:
@@ -329,19 +331,19 @@ class NodeBackend:
             usage.tokens_reprompted += call.context.num_tokens - call.counted
         if isinstance(result, SampleResult):
             usage.tokens_prefilled += result.usage.prefilled_tokens
-            for place, node in zip(call.places, result.nodes, strict=True):
-                self._store_sample(call, place, node)
+            for index, node in zip(call.result_indices, result.nodes, strict=True):
+                self._store_sample(call, index, node)
         elif isinstance(result, ScoreResult):
             usage.tokens_prefilled += result.usage.prefilled_tokens
-            for place, score in zip(call.places, result.scores, strict=True):
-                ticket.results[place] = score_of(score)
+            for index, score in zip(call.result_indices, result.scores, strict=True):
+                ticket.results[index] = score_of(score)
                 if ticket.call is not None:
                     ticket.call.num_open -= 1
-        ticket.num_open -= len(call.places)
+        ticket.num_open -= len(call.result_indices)
         if not ticket.num_open and ticket.call is None:
             ticket.finish()
 
-    def _store_sample(self, call: StepCall, place: int, node: NodeAnswer) -> None:
+    def _store_sample(self, call: StepCall, index: int, node: NodeAnswer) -> None:
         ticket, above = call.ticket, call.context
         path = f"{above.path}{node.index}/"
         context = NodeContext(above, None, path, node.id, node.num_context_tokens)
@@ -349,8 +351,8 @@ class NodeBackend:
         if ticket not in self._tickets:  # its search was stopped, or the caller has gone
             self.release(context)
             return
-        ticket.results[place] = BackendSample(completion, context)
-        ticket.count_sample(place, completion, call.max_tokens)
+        ticket.results[index] = BackendSample(completion, context)
+        ticket.count_sample(index, completion, call.max_tokens)
 
     def _fail(self, ticket: Ticket, error: Exception) -> None:
         if ticket in self._tickets and not ticket.is_done:

@@ -104,10 +104,10 @@ class RemoteSearchRun(SearchResults):
 
     async def _run_all(self) -> None:
         """Run all searches, and put their results into the queue."""
-        places = asyncio.Semaphore(self._concurrency)
+        semaphore = asyncio.Semaphore(self._concurrency)
 
         async def run(name: str, root: RootOperation) -> None:
-            async with places:
+            async with semaphore:
                 text = root.prompt if isinstance(root.prompt, str) else ""
                 result = await self._searches.run(
                     self._fn,
@@ -201,7 +201,7 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
             InputError: an argument cannot be used.
         """
         check_url(base_url)
-        check_int("retries", retries, least=0)
+        check_int("retries", retries, minimum=0)
         if lease_seconds is not None:
             check_number("lease_seconds", lease_seconds)
             if not lease_seconds > 0:
@@ -301,14 +301,14 @@ class RemoteLLM(SearchCalls[RemoteSearchRun]):
 
         Args:
             pairs: (context, continuation), both texts or both token ids.
-            top: Number of most likely tokens to report at the place of each token, as `Score.top`.
-                Default: 0.
+            top: Number of most likely tokens to report at the position of each token, as
+                `Score.top`. Default: 0.
 
         Raises:
             InputError: pairs cannot be used, or the server cannot be reached.
             TreegenError: the server rejects a pair.
         """
-        check_int("top", top, least=0, most=20)
+        check_int("top", top, minimum=0, maximum=20)
         prompts: list[list[Any]] = []
         for index, pair in enumerate(as_list("pairs", pairs)):
             is_pair = isinstance(pair, Sequence) and len(pair) == 2 and not isinstance(pair, str)

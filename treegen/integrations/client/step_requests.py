@@ -67,8 +67,8 @@ class StepCall:
     """Name of the root, if it has to be created; None if nothing is drawn below it."""
     make: Callable[..., Operation]
     """Returns the operation for the id of its node."""
-    places: range
-    """Places of the results in the ticket."""
+    result_indices: range
+    """Indices of the results in the ticket."""
     max_tokens: int
     """Maximum number of tokens of a sample."""
     counted: int | None
@@ -101,13 +101,13 @@ class StepRequest:
         self._max_operations, self._lease = max_operations, lease_seconds
         self.operations: list[Operation] = []
         self.calls: list[tuple[int, StepCall]] = []
-        """Calls, each with the place of its operation."""
+        """Calls, each with the index of its operation."""
         self.postponed: list[StepCall] = []
         """Calls that need a further request, because this one creates only nodes above theirs."""
         self.created: list[tuple[int, NodeContext]] = []
-        """Nodes that it creates, each with the place of its operation."""
+        """Nodes that it creates, each with the index of its operation."""
         self.temporary: list[tuple[int, NodeContext]] = []
-        """Nodes that it also drops, each with the place of the operation that creates it."""
+        """Nodes that it also drops, each with the index of the operation that creates it."""
         self.task: asyncio.Task[None] | None = None
         self._names: dict[NodeContext, str] = {}
 
@@ -174,8 +174,8 @@ class StepRequest:
         while node is not None:
             above.add(node)
             node = node.above
-        for place, context in (*self.created, *self.temporary):
-            result = results[place]
+        for index, context in (*self.created, *self.temporary):
+            result = results[index]
             if context in above and isinstance(result, FailedOperation):
                 return result
         return None

@@ -116,24 +116,24 @@ class ResponseCache:
         Raises:
             TreegenError: As for `LLM.score`; RunError if the journal cannot be used.
         """
-        places: dict[Key, list[int]] = defaultdict(list)
+        indices_of: dict[Key, list[int]] = defaultdict(list)
         for at, (context, continuation) in enumerate(pairs):
-            places[_name([*context, *continuation], len(continuation)), 0].append(at)
+            indices_of[_name([*context, *continuation], len(continuation)), 0].append(at)
         with self._open_journal("scores") as file:
-            stored = read_stored(file, places) if file else {}
+            stored = read_stored(file, indices_of) if file else {}
             for key, record in stored.items():
                 answer = record["logprob"], record["is_greedy"]
-                yield from ((at, answer) for at in places[key])
-            missing = [key for key in places if key not in stored]
+                yield from ((at, answer) for at in indices_of[key])
+            missing = [key for key in indices_of if key not in stored]
             if not missing:
                 return
-            with self._llm.score_stream([pairs[places[key][0]] for key in missing]) as stream:
+            with self._llm.score_stream([pairs[indices_of[key][0]] for key in missing]) as stream:
                 for index, score in stream:
                     key, answer = missing[index], (score.logprob, score.is_greedy)
                     if file:
                         named = {"problem_id": key[0], "sample_index": key[1]}
                         file.append({**named, "logprob": answer[0], "is_greedy": answer[1]})
-                    yield from ((at, answer) for at in places[key])
+                    yield from ((at, answer) for at in indices_of[key])
 
     def samples(
         self, prompts: Mapping[SampledPrompt, int]

@@ -158,5 +158,5 @@ def image_tokens(
     ids = np.array(
         encode(expand_image_markers(context, images, table, "of a task")), dtype=np.int32
     )
-    tokens: list[int] = table.place(ids, images, "of a task").tolist()
+    tokens: list[int] = table.replace_placeholders(ids, images, "of a task").tolist()
     return tokens

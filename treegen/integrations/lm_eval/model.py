@@ -109,10 +109,10 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
         """
         super().__init__()
         _check_options(options, pretrained)
-        check_int("seed", seed, least=0)
-        check_int("max_gen_toks", max_gen_toks, least=1)
+        check_int("seed", seed, minimum=0)
+        check_int("max_gen_toks", max_gen_toks, minimum=1)
         if max_length is not None:
-            check_int("max_length", max_length, least=2)
+            check_int("max_length", max_length, minimum=2)
         if enable_thinking and think_end_token is None:
             raise InputError(
                 "enable_thinking requires think_end_token; pass the text that ends the reasoning"
@@ -263,7 +263,9 @@ class TreegenLM(TemplateLM):  # type: ignore[misc]
             members[prompt].append(at)
             settings.append(own_settings)
         answers: dict[int, str] = {}
-        samples = self._answers.samples({prompt: len(places) for prompt, places in members.items()})
+        samples = self._answers.samples(
+            {prompt: len(indices) for prompt, indices in members.items()}
+        )
         kind = "generate_until"
         for prompt, index, tokens in _show_progress(samples, len(requests), kind, disable_tqdm):
             at = members[prompt][index]

@@ -403,8 +403,8 @@ async def _events(
         try:
             for piece in answer.pieces(*first):
                 yield encode_event(piece)
-            async for place, item in items:
-                for piece in answer.pieces(place, item):
+            async for index, item in items:
+                for piece in answer.pieces(index, item):
                     yield encode_event(piece)
             if answer.ask.stream_options.include_usage:
                 yield encode_event(answer.usage_piece())

@@ -24,7 +24,7 @@ _TYPES: Final = {
 }
 """JSON's names of the types in pydantic's kinds of errors, such as `int_type`."""
 _MEMBERS: Final = frozenset({"str", "int", "float", "bool", "dict", "list"})
-"""Names of the members of a union where pydantic reports the place of an error."""
+"""Names of the members of a union where pydantic reports the location of an error."""
 _LIMITS: Final[dict[str, tuple[str, str, str]]] = {
     "greater_than": ("be more than", "gt", ""),
     "greater_than_equal": ("be at least", "ge", ""),
@@ -85,7 +85,7 @@ def describe_field_error(
     Args:
         error: The error.
         name: Name of the outermost object in the request. Default: it is the body.
-        operations: Names of operations, which pydantic puts into the places of errors.
+        operations: Names of operations, which pydantic puts into the locations of errors.
     """
     if (num := error.error_count()) > _MAX_ERRORS:
         message = f"{name or 'the body'} has {num:,} values or fields that are not supported"
@@ -97,10 +97,10 @@ def describe_field_error(
     fitting = [one for one in same if not _is_type(one)]
     first = fitting[0] if fitting else same[0]
     field = param or "the body"
-    place = [str(part)[:80] for part in first["loc"] if part not in _MEMBERS]
-    if place and place[-1] == "[key]":
-        holder = field.removesuffix(f".{place[-2]}")
-        return f"the key {place[-2]!r} of {holder} must {_need([first])}", param, first
+    loc = [str(part)[:80] for part in first["loc"] if part not in _MEMBERS]
+    if loc and loc[-1] == "[key]":
+        holder = field.removesuffix(f".{loc[-2]}")
+        return f"the key {loc[-2]!r} of {holder} must {_need([first])}", param, first
     if first["type"] == "missing":
         return f"{field} is missing; add {field}", param, first
     if first["type"] == "extra_forbidden":
@@ -110,16 +110,16 @@ def describe_field_error(
     return f"{field} cannot be used: {first['msg']}; change or remove it", param, first
 
 
-def name_field(place: Sequence[Any], name: str = "", operations: Container[str] = ()) -> str | None:
+def name_field(loc: Sequence[Any], name: str = "", operations: Container[str] = ()) -> str | None:
     """Return the name of a field in a request; None for the body.
 
     Args:
-        place: The names and indices that lead to the field, as pydantic reports them.
+        loc: The names and indices that lead to the field, as pydantic reports them.
         name: Name of the outermost object in the request. Default: it is the body.
         operations: As for `describe_field_error`.
     """
     where: list[str] = [name] if name else []
-    for part in map(str, place):
+    for part in map(str, loc):
         if not part.replace("_", "").isalnum() or part in _MEMBERS:
             break  # a member of a union
         if not (len(where) == 2 and where[0] == "operations" and part in operations):

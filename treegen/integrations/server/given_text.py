@@ -148,11 +148,11 @@ class GivenText:
 
     def check_context(self, num_tokens: int) -> None:
         """Raise ContextError if that many tokens do not fit the model's context."""
-        most = self._served.llm.spec.context_length
-        if num_tokens > most:
+        max_tokens = self._served.llm.spec.context_length
+        if num_tokens > max_tokens:
             raise ContextError(
                 f"the text has at least {num_tokens:,} tokens, but the model's context has only "
-                f"{most:,}; send less text"
+                f"{max_tokens:,}; send less text"
             )
 
 

@@ -21,7 +21,7 @@ from treegen.integrations.server.requests import RequestError
 from treegen.search.budgeted_search import BudgetedSearch
 
 _MAX_LOGPROBS: Final = 2**21  # log-probabilities of the scores of one answer, with alternatives
-_LEAST_LOGPROB: Final = -9999.0  # stands for minus infinity, which JSON cannot express
+_MIN_LOGPROB: Final = -9999.0  # stands for minus infinity, which JSON cannot express
 
 
 def describe_node(node: ServedNode, text: str = "") -> NodeAnswer:
@@ -72,7 +72,7 @@ def describe_score(score: Score) -> ScoreAnswer:
     """Return the JSON of a score."""
     top = score.top.pairs() if score.top is not None else ()
     return ScoreAnswer(
-        logprob=max(score.logprob, _LEAST_LOGPROB),
+        logprob=max(score.logprob, _MIN_LOGPROB),
         token_ids=list(score.tokens),
         logprobs=_limit_logprobs(score.logprobs),
         is_greedy=bool(score.is_greedy),
@@ -81,11 +81,11 @@ def describe_score(score: Score) -> ScoreAnswer:
 
 
 def _limit_logprobs(logprobs: Sequence[float]) -> list[float]:
-    return [max(logprob, _LEAST_LOGPROB) for logprob in logprobs]
+    return [max(logprob, _MIN_LOGPROB) for logprob in logprobs]
 
 
 def _limit_pairs(pairs: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
-    return [(token, max(logprob, _LEAST_LOGPROB)) for token, logprob in pairs]
+    return [(token, max(logprob, _MIN_LOGPROB)) for token, logprob in pairs]
 
 
 def usage_of(search: BudgetedSearch) -> NodeUsage:
@@ -136,10 +136,10 @@ def count_cached(node: ServedNode) -> int:
 
 def check_answer_size(asks: Sequence[ScoreFields]) -> None:
     """Raise RequestError if the scores that a request asks for may be too many for one answer."""
-    most = sum(sum(map(len, ask.texts)) * (ask.top + 1) for ask in asks)
-    if most > _MAX_LOGPROBS:
+    num_logprobs = sum(sum(map(len, ask.texts)) * (ask.top + 1) for ask in asks)
+    if num_logprobs > _MAX_LOGPROBS:
         raise RequestError(
-            f"the request may return {most:,} log-probabilities, more than the limit of "
+            f"the request may return {num_logprobs:,} log-probabilities, more than the limit of "
             f"{_MAX_LOGPROBS:,} per response; score fewer texts, or request fewer alternatives",
             "top" if any(ask.top for ask in asks) else "texts",
         )

@@ -51,21 +51,21 @@ class BatchRunner:
             changes: Records what the batch changes.
         """
         operations = ask.operations
-        for place, operation in enumerate(operations):
+        for index, operation in enumerate(operations):
             for needed in _find_references(operation):
-                if needed >= place:
+                if needed >= index:
                     field = "nodes" if isinstance(operation, RewardOperation) else "node"
                     raise RequestError(
-                        f"operation {place} refers to a result of operation {needed}, but can "
+                        f"operation {index} refers to a result of operation {needed}, but can "
                         "use only results of earlier operations",
-                        f"operations.{place}.{field}",
+                        f"operations.{index}.{field}",
                     )
         check_answer_size([ask for ask in operations if isinstance(ask, ScoreOperation)])
         tasks: list[asyncio.Task[Result]] = []
         try:
             for operation in operations:
                 is_last = isinstance(operation, DropOperation)
-                named = {tasks[place] for place in _find_references(operation)}
+                named = {tasks[index] for index in _find_references(operation)}
                 awaited = tasks.copy() if is_last else [t for t in tasks if t in named]
                 run = self._run_operation(client, operation, tasks.copy(), awaited, changes)
                 tasks.append(asyncio.ensure_future(run))
@@ -152,15 +152,15 @@ class BatchRunner:
             answers = result.nodes
         elif isinstance(result, NodeResult) and reference[2] is None:
             answers = [result.node]
-        place = int(reference[2] or 0)
-        if place >= len(answers) or (reference[2] is None and len(answers) != 1):
+        index = int(reference[2] or 0)
+        if index >= len(answers) or (reference[2] is None and len(answers) != 1):
             reason = "failed" if isinstance(result, FailedOperation) else "did not create this node"
             raise RequestError(f"{name} refers to operation {reference[1]}, which {reason}", param)
-        return self._calls.store.find(client, answers[place].id, param)
+        return self._calls.store.find(client, answers[index].id, param)
 
 
 def _find_references(operation: Operation) -> list[int]:
-    """Return the places of the operations of a batch that an operation names."""
+    """Return the indices of the operations of a batch that an operation names."""
     if isinstance(operation, RootOperation):
         return []
     names = operation.nodes if isinstance(operation, RewardOperation) else [operation.node]

@@ -174,13 +174,13 @@ class NodeLimits:
             check_number(name, getattr(self, name))
             if not getattr(self, name) > 0:
                 raise InputError(f"{arg(name)} must be more than 0 seconds")
-        check_int("max_nodes", self.max_nodes, least=0)
+        check_int("max_nodes", self.max_nodes, minimum=0)
         for name in (
             "max_node_depth",
             "max_node_samples",
             "max_node_operations",
             "max_stored_answers",
         ):
-            check_int(name, getattr(self, name), least=1)
+            check_int(name, getattr(self, name), minimum=1)
         if self.max_node_memory is not None:
-            check_int("max_node_memory", self.max_node_memory, least=1)
+            check_int("max_node_memory", self.max_node_memory, minimum=1)

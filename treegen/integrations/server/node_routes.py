@@ -291,10 +291,11 @@ class NodeRoutes:
         """Return the body of a request as its model; refuse too many operations or tokens first."""
         fields = read_json(body)
         operations = fields.get("operations")
-        most = self.store.limits.max_node_operations
-        if isinstance(operations, list) and len(operations) > most:
+        max_operations = self.store.limits.max_node_operations
+        if isinstance(operations, list) and len(operations) > max_operations:
             raise RequestError(
-                f"a batch can have at most {most:,} operations; send several batches", "operations"
+                f"a batch can have at most {max_operations:,} operations; send several batches",
+                "operations",
             )
         for part in operations if isinstance(operations, list) else [fields]:
             prompt = part.get("prompt") if isinstance(part, dict) else None

@@ -105,7 +105,7 @@ class ScoreFields(NodeModel):
     texts: Annotated[list[Text], Field(min_length=1, max_length=10_000)]
     """The continuations."""
     top: Annotated[int, Field(ge=0, le=20)] = 0
-    """Number of most likely tokens to report at the place of each token."""
+    """Number of most likely tokens to report at the position of each token."""
 
 
 class RootRequest(RootFields):

@@ -279,17 +279,17 @@ class NodeStore:
         """
         num_nodes = len(client.nodes) + client.reserved_nodes
         num_tokens = client.num_tokens + client.reserved_tokens
-        for what, name, requested, taken, most in (
+        for what, name, requested, taken, limit in (
             ("nodes", fields[0], nodes, num_nodes, self.limits.max_nodes),
             ("tokens", fields[1], tokens, num_tokens, self.max_tokens),
         ):
-            if taken + requested > most:
+            if taken + requested > limit:
                 less = f", or lower {name}" if name else ""
                 raise StatusError(
                     429,
                     f"your trees have {taken:,} {what}, and up to {requested:,} more would exceed "
-                    f"the limit max_{what} of {most:,}; drop nodes or trees (DELETE /v1/nodes/ID), "
-                    f"such as those in `free`{less}",
+                    f"the limit max_{what} of {limit:,}; drop nodes or trees (DELETE /v1/nodes/ID)"
+                    f", such as those in `free`{less}",
                     name,
                     free=[tree.model_dump() for tree in self.trees(client)[:_MAX_NAMED_TREES]],
                 )

@@ -242,9 +242,9 @@ class CompletionRequest(BaseModel):
         Raises:
             InputError: A sampling parameter cannot be used.
         """
-        most = room if self.is_chat else _DEFAULT_MAX_TOKENS
+        default_max_tokens = room if self.is_chat else _DEFAULT_MAX_TOKENS
         stops = [self.stop] if isinstance(self.stop, str) else self.stop
-        limits = [self.max_completion_tokens, self.max_tokens, most]
+        limits = [self.max_completion_tokens, self.max_tokens, default_max_tokens]
         limit = next(limit for limit in limits if limit is not None)
         params = SamplingParams(
             **{**usual, **self.sampling, **({"grammar": grammar} if grammar else {})},
@@ -515,14 +515,14 @@ def parse_model(kind: type[_Model], fields: Any, name: str = "") -> _Model:
         raise RequestError(message, param) from None
 
 
-def _hint(kind: type[BaseModel], place: Sequence[Any]) -> str:
+def _hint(kind: type[BaseModel], loc: Sequence[Any]) -> str:
     """Return what to do about an unknown field.
 
     Args:
         kind: The model of the body.
-        place: The names and indices that lead to the field, as pydantic reports them.
+        loc: The names and indices that lead to the field, as pydantic reports them.
     """
-    *above, name = map(str, place)
+    *above, name = map(str, loc)
     outer = _OPERATIONS[above[2]] if above[:1] == ["operations"] and above[2:] else kind
     known = outer.model_fields.keys()
     if above[-1:] == ["params"]:

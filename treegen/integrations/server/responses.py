@@ -63,11 +63,11 @@ class CompletionResponse:
         """
         choices = []
         ids = self.ask.return_token_ids
-        for place, prompt in enumerate(self.prompts):
+        for prompt_index, prompt in enumerate(self.prompts):
             echoed, prompt_logprobs = "", None
             if self.ask.echo:
                 echoed = self._text.of([], prompt)
-            score = scores[place] if scores else None
+            score = scores[prompt_index] if scores else None
             if self.ask.echo and self.ask.num_top is not None:
                 scored = (None, *(score.logprobs if score else ()))
                 tops = ((), *(score.top.pairs() if score and score.top else [()] * len(scored[1:])))
@@ -75,9 +75,9 @@ class CompletionResponse:
                 prompt_logprobs = _by_name(
                     list(self._text.iter_named_tokens([], prompt, scored, tops)), 0
                 )
-            for completion in completions[place] if completions else [_NOTHING]:
+            for completion in completions[prompt_index] if completions else [_NOTHING]:
                 content = (
-                    self._message(place, completion)
+                    self._message(prompt_index, completion)
                     if self.ask.is_chat
                     else echoed + completion.text
                 )
@@ -86,7 +86,7 @@ class CompletionResponse:
                     logprobs = {
                         name: prompt_logprobs[name] + logprobs[name] for name in prompt_logprobs
                     }
-                choice = self._build_final_choice(place, completion, content, logprobs)
+                choice = self._build_final_choice(prompt_index, completion, content, logprobs)
                 if self.ask.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = self._of_prompt(prompt, score)
                 if ids:
@@ -122,12 +122,15 @@ class CompletionResponse:
             )
         return entries
 
-    def _message(self, place: int, completion: Completion) -> dict[str, Any]:
+    def _message(self, prompt_index: int, completion: Completion) -> dict[str, Any]:
         ask = self.ask
         reply = Reply(completion.text, [])
         if ask.parses_reply:
             reply = self._replies.read(
-                completion, self.prompts[place], ask.shown_tools, is_structured=ask.is_structured
+                completion,
+                self.prompts[prompt_index],
+                ask.shown_tools,
+                is_structured=ask.is_structured,
             )
         message: dict[str, Any] = {"role": "assistant", "content": reply.text}
         if reply.thoughts:
@@ -138,32 +141,34 @@ class CompletionResponse:
         return message
 
     # Streamed responses
-    def pieces(self, place: int, item: Any) -> Iterator[Any]:
+    def pieces(self, prompt_index: int, item: Any) -> Iterator[Any]:
         """Yield the stream's chunks for an item that `AsyncLLM.stream` yields.
 
         Args:
-            place: Index of the prompt.
+            prompt_index: Index of the prompt.
             item: The prompt's token ids, a SampleDelta, or a Completion.
         """
         if isinstance(item, SampleDelta):
-            yield from self._build_chunks(place, item)
+            yield from self._build_chunks(prompt_index, item)
         elif isinstance(item, Completion):
-            ended = self._build_final_choice(place, item, "", None)
-            if self._num_calls.get(place * self._num + item.sample_index):
+            ended = self._build_final_choice(prompt_index, item, "", None)
+            if self._num_calls.get(prompt_index * self._num + item.sample_index):
                 ended["finish_reason"] = "tool_calls"
             yield self._piece(ended)
         else:
             self.prompts.append(item.tolist())
-            for index in range(place * self._num, (place + 1) * self._num):
+            for index in range(prompt_index * self._num, (prompt_index + 1) * self._num):
                 if self.ask.is_chat:
                     begun = {"role": "assistant", "content": ""}
                     yield self._piece(self._choice(index, begun))
                 elif self.ask.echo:
-                    yield self._piece(self._choice(index, self._text.of([], self.prompts[place])))
+                    yield self._piece(
+                        self._choice(index, self._text.of([], self.prompts[prompt_index]))
+                    )
 
-    def _build_chunks(self, place: int, news: SampleDelta) -> Iterator[Any]:
-        index = place * self._num + news.sample
-        before, num_sent = self._sent.get(index, (self.prompts[place], 0))
+    def _build_chunks(self, prompt_index: int, news: SampleDelta) -> Iterator[Any]:
+        index = prompt_index * self._num + news.sample
+        before, num_sent = self._sent.get(index, (self.prompts[prompt_index], 0))
         logprobs = self._logprobs(before, news, num_sent) if news.tokens else None
         after = [*before[-CONTEXT_TOKENS:], *news.tokens][-CONTEXT_TOKENS:]
         self._sent[index] = after, num_sent + len(news.text)
@@ -184,9 +189,9 @@ class CompletionResponse:
             case ReasoningPart(text):
                 return {"reasoning_content": text}
             case ToolCall():
-                place = self._num_calls.get(index, 0)
-                self._num_calls[index] = place + 1
-                return {"tool_calls": [_call(place, part)]}
+                num_calls = self._num_calls.get(index, 0)
+                self._num_calls[index] = num_calls + 1
+                return {"tool_calls": [_call(num_calls, part)]}
 
     def usage_piece(self) -> Any:
         """Return the last chunk of a stream, which reports the usage."""
@@ -198,12 +203,14 @@ class CompletionResponse:
 
     # Shared by whole and streamed responses
     def _build_final_choice(
-        self, place: int, completion: Completion, content: Any, logprobs: Any
+        self, prompt_index: int, completion: Completion, content: Any, logprobs: Any
     ) -> dict[str, Any]:
         self._num_completion_tokens += completion.num_tokens
         calls = isinstance(content, dict) and "tool_calls" in content
         reason = "tool_calls" if calls else completion.finish_reason
-        return self._choice(place * self._num + completion.sample_index, content, logprobs, reason)
+        return self._choice(
+            prompt_index * self._num + completion.sample_index, content, logprobs, reason
+        )
 
     def _choice(
         self, index: int, content: Any, logprobs: Any = None, reason: str | None = None

@@ -215,10 +215,10 @@ class SearchService:
             ("max_key_searches", " with your API key", self._num_running[client]),
             ("max_searches", "", self._num_running.total()),
         ):
-            most = getattr(self._limits, name)
-            if most is not None and num >= most:
+            limit = getattr(self._limits, name)
+            if limit is not None and num >= limit:
                 raise BusyError(
-                    f"at most {most} searches{whose} can run at the same time ({name}), and {num} "
+                    f"at most {limit} searches{whose} can run at the same time ({name}), and {num} "
                     "are running; try again later"
                 )
         self._num_running[client] += 1
@@ -293,8 +293,8 @@ class SearchService:
 
     async def _make_instruction(self, request: SearchRequest) -> Callable[[str], str]:
         """Return a function that renders an instruction as the user's turn after a reply."""
-        place = secrets.token_hex(16)
-        turns = [{"role": "user", "content": place}]
+        placeholder = secrets.token_hex(16)
+        turns = [{"role": "user", "content": placeholder}]
         before: Any = request.ask.prompts()[0]  # a chat has one
         template = request.ask.chat_template_kwargs
         try:
@@ -306,7 +306,7 @@ class SearchService:
                 raise failure
 
             return fail
-        return lambda instruction: text.replace(place, instruction)
+        return lambda instruction: text.replace(placeholder, instruction)
 
     def _build(self, prepared: PreparedAnswer, result: SearchResult) -> dict[str, Any]:
         """Return the JSON of an answer."""

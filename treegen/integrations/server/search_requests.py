@@ -57,10 +57,10 @@ class SearchLimits:
     """Largest budget of seconds of a search, and the budget of requests that name none."""
 
     def __post_init__(self) -> None:
-        check_int("max_searches", self.max_searches, least=0)
+        check_int("max_searches", self.max_searches, minimum=0)
         if self.max_key_searches is not None:
-            check_int("max_key_searches", self.max_key_searches, least=1)
-        check_int("max_search_tokens", self.max_search_tokens, least=1)
+            check_int("max_key_searches", self.max_key_searches, minimum=1)
+        check_int("max_search_tokens", self.max_search_tokens, minimum=1)
         check_number("max_search_seconds", self.max_search_seconds)
         if not self.max_search_seconds > 0:
             raise InputError(f"{arg('max_search_seconds')} must be more than 0")

@@ -38,7 +38,7 @@ from treegen.llm.cluster.placement import Placement, parse_placement
 from treegen.llm.cluster.ray_session import RaySession
 from treegen.llm.cluster.streams import ClusterScores, ClusterSearchRun, ClusterStream
 from treegen.llm.cluster.worker import from_checkpoint, make_llm_options
-from treegen.llm.cluster.worker_pool import WorkerPool, most_threads
+from treegen.llm.cluster.worker_pool import WorkerPool, max_threads
 from treegen.model.options import EngineOptions, check_known
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
@@ -94,23 +94,23 @@ class Cluster(BaseLLM):
         engine = drop_neutral(engine, EngineOptions.__dataclass_fields__, NEUTRAL_ENGINE)
         check_known(engine, "the arguments of Cluster", ("gpus", "workers", "address", "before"))
         options = EngineOptions(model=model, **engine)
-        places = parse_placement(gpus, workers, address, device=options.device)
-        self._open(places, options, before)
+        placement = parse_placement(gpus, workers, address, device=options.device)
+        self._open(placement, options, before)
 
     @classmethod
     def at(
         cls,
-        places: Placement,
+        placement: Placement,
         options: EngineOptions,
         before: Sequence[Callable[[], object]] = (),
         *,
         tokenizer: Any = None,
         make: Callable[[dict[str, Any]], LLM] = from_checkpoint,
     ) -> Cluster:
-        """Return a cluster at known places.
+        """Return a cluster with a known placement.
 
         Args:
-            places: Where the workers run.
+            placement: Where the workers run.
             options: Options of each worker's LLM.
             before: Functions that each worker calls before it loads the model.
             tokenizer: Tokenizer of a model that is not a checkpoint. Default: the checkpoint's.
@@ -118,12 +118,12 @@ class Cluster(BaseLLM):
                 checkpoint.
         """
         cluster = cls.__new__(cls)
-        cluster._open(places, options, before, tokenizer, make)
+        cluster._open(placement, options, before, tokenizer, make)
         return cluster
 
     def _open(
         self,
-        places: Placement,
+        placement: Placement,
         options: EngineOptions,
         before: Sequence[Callable[[], object]],
         tokenizer: Any = None,
@@ -135,11 +135,11 @@ class Cluster(BaseLLM):
             options.model, **options.source, chat_template=options.chat_template
         )
         processor = load_image_processor(options, self.tokenizer) if options.images else None
-        self._session = RaySession(places, count_cores())
+        self._session = RaySession(placement, count_cores())
         self._stop = weakref.finalize(self, self._session.close)
         try:
-            how = make_llm_options(options, places.device)
-            self._pool = _start_workers(self._session, places, how, before, make)
+            how = make_llm_options(options, placement.device)
+            self._pool = _start_workers(self._session, placement, how, before, make)
         except BaseException:
             self._stop()
             raise
@@ -172,7 +172,7 @@ class Cluster(BaseLLM):
     def limit(self, workers: int | None) -> None:
         """Make later runs use only the first `workers` workers; None uses all."""
         if workers is not None:
-            check_int("workers", workers, least=1)
+            check_int("workers", workers, minimum=1)
         self._max_workers = workers
 
     def close(self) -> None:
@@ -288,39 +288,39 @@ class Cluster(BaseLLM):
 
 def _start_workers(
     session: RaySession,
-    places: Placement,
+    placement: Placement,
     options: dict[str, Any],
     before: Sequence[Any],
     make: Callable[[dict[str, Any]], LLM],
 ) -> WorkerPool:
     """Start the workers; raise InputError if there are not enough GPUs."""
     free = session.get_free_resources()
-    on_gpus = places.device == "cuda"
+    on_gpus = placement.device == "cuda"
     num_gpus = int(free.get("GPU", 0))
-    count = places.count if places.count is not None else num_gpus
+    count = placement.count if placement.count is not None else num_gpus
     per_worker = int(options["tensor_parallel_size"])
     if on_gpus and not num_gpus:
         raise InputError("Ray has no free GPU; use workers on CPUs (--workers N)")
     if on_gpus and count > num_gpus:
         raise InputError(f"{count} GPUs were requested (--gpus), but Ray has only {num_gpus} free")
     if on_gpus:
-        if (count % per_worker and places.count is not None) or count < per_worker:
+        if (count % per_worker and placement.count is not None) or count < per_worker:
             raise InputError(
                 f"{count} GPUs (--gpus) cannot be divided into groups of {per_worker} (--tp); "
                 f"request {max(count // per_worker, 1) * per_worker}"
             )
         count //= per_worker
-    threads = min(max(1, int(free.get("CPU", 1) // count)), most_threads())
+    threads = min(max(1, int(free.get("CPU", 1) // count)), max_threads())
     pool = WorkerPool(
         session=session,
         options=options,
         before=before,
         make=make,
         # A Ray that this process started has no other users, so no CPUs need to be reserved.
-        cpus=(1 if on_gpus else threads) if places.address else 0,
+        cpus=(1 if on_gpus else threads) if placement.address else 0,
         gpus=per_worker if on_gpus else 0,
         threads=threads,
-        grows=on_gpus and places.count is None,
+        adds_joined_gpus=on_gpus and placement.count is None,
     )
     try:
         pool.start(count)

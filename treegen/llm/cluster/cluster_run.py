@@ -327,7 +327,7 @@ class ClusterRun:
                     rows=share.status.rows if share else 0,
                     pages=share.status.pages if share else 0,
                     num_pages=share.status.num_pages if share else 0,
-                    deaths=slot.life - 1 + slot.over,
+                    deaths=slot.num_processes - 1 + slot.over,
                 )
             )
         return tuple(rows)

@@ -79,8 +79,8 @@ class Dispatcher:
         )  # with the worker that they crashed
         self._suspect_workers: set[int] = set()  # workers that have suspects
         self._lost_workers: set[int] = set()  # workers that are lost, and may return
-        self._deaths: Counter[int] = Counter()
-        self._solo_deaths: Counter[int] = Counter()
+        self._crash_counts: Counter[int] = Counter()
+        self._solo_crash_counts: Counter[int] = Counter()
         self._last: dict[int, int] = {}  # by key, the worker that last finished a part of it
         self.left_out: set[int] = set()
         self._fill_lanes(items)
@@ -125,7 +125,7 @@ class Dispatcher:
         open_items = self._open.pop(worker, {})
         self._lost_workers.add(worker)
         self._suspect_workers.discard(worker)
-        self._deaths.update(open_items.keys())
+        self._crash_counts.update(open_items.keys())
         back = [
             replace(self._items[key], indices=tuple(sorted(indices)))
             for key, indices in open_items.items()
@@ -133,15 +133,15 @@ class Dispatcher:
         ]
         if len(back) == 1:
             (only,) = back
-            self._solo_deaths[only.key] += 1
-            if self._solo_deaths[only.key] >= MAX_DEATHS:
+            self._solo_crash_counts[only.key] += 1
+            if self._solo_crash_counts[only.key] >= MAX_DEATHS:
                 self._leave_out(only.key)
                 back = []
-        suspects = [item for item in back if self._deaths[item.key] >= _SUSPECT]
+        suspects = [item for item in back if self._crash_counts[item.key] >= _SUSPECT]
         half = -(-len(suspects) // 2)
         self._suspects += ((part, worker) for part in (suspects[:half], suspects[half:]) if part)
-        innocent = [item for item in back if self._deaths[item.key] < _SUSPECT]
-        self._lanes.setdefault(worker, deque()).extendleft(reversed(innocent))
+        unsuspected = [item for item in back if self._crash_counts[item.key] < _SUSPECT]
+        self._lanes.setdefault(worker, deque()).extendleft(reversed(unsuspected))
         if for_good:
             lane = self._lanes.pop(worker)
             if self._lanes:
@@ -213,18 +213,18 @@ class Dispatcher:
             if self._open.get(worker):
                 return []
             self._suspect_workers.discard(worker)
-        room = high - self.num_open(worker)
+        budget = high - self.num_open(worker)
         lane, assigned = self._lanes.setdefault(worker, deque()), []
-        while room > 0:
-            if not lane and high - room < low:
+        while budget > 0:
+            if not lane and high - budget < low:
                 self._steal(worker)
             if not lane:
                 break
             item = lane.popleft()
-            if item.size > room and not item.is_atomic:
-                item, remainder = item.cut(room)
+            if item.size > budget and not item.is_atomic:
+                item, remainder = item.cut(budget)
                 lane.appendleft(remainder)
-            room -= item.size
+            budget -= item.size
             assigned.append(self._assign_item(worker, item))
         if not assigned and not self._open.get(worker):
             assigned = [self._assign_item(worker, item) for item in self._choose_suspects(worker)]
@@ -254,9 +254,9 @@ class Dispatcher:
         lanes = {other: lane for other, lane in self._lanes.items() if lane and other != worker}
         if not lanes:
             return
-        most, own_lane = max(lanes, key=self._load), self._lanes[worker]
-        lane, gap = lanes[most], self._load(most) - self._load(worker)
-        if most in self._lost_workers:
+        busiest, own_lane = max(lanes, key=self._load), self._lanes[worker]
+        lane, gap = lanes[busiest], self._load(busiest) - self._load(worker)
+        if busiest in self._lost_workers:
             gap = 2 * _cost(lane)
         while lane and gap > 0:
             item = lane.pop()
@@ -296,8 +296,8 @@ class Dispatcher:
         self._last[key] = worker
         if not open_parts:
             del self._open[worker][key]
-        self._deaths.pop(key, None)
-        self._solo_deaths.pop(key, None)
+        self._crash_counts.pop(key, None)
+        self._solo_crash_counts.pop(key, None)
         return True
 
     def requeue(self, worker: int, parts: Iterable[tuple[int, Sequence[int]]]) -> None:
@@ -353,24 +353,24 @@ def sort_depth_first(plan: Plan) -> list[int]:
 def sample_items(plan: Plan, samples: Sequence[Sequence[int]]) -> list[WorkItem]:
     """Return the work items for drawing some samples of each request."""
     items = []
-    for place in sort_depth_first(plan):
-        request, indices = plan.requests[place], tuple(samples[place])
+    for plan_index in sort_depth_first(plan):
+        request, indices = plan.requests[plan_index], tuple(samples[plan_index])
         if not indices:
             continue
         is_atomic = request.rows < request.samples
-        last_segment = plan.segments[int(plan.segment_of[place])]
+        last_segment = plan.segments[int(plan.segment_of[plan_index])]
         prompt = (last_segment.stop - last_segment.start) / (1 if is_atomic else len(indices))
-        items.append(WorkItem(place, indices, request.max_tokens + prompt, is_atomic))
+        items.append(WorkItem(plan_index, indices, request.max_tokens + prompt, is_atomic))
     return items
 
 
 def score_groups(plan: Plan) -> list[list[int]]:
     """Return the requests to score, grouped by context."""
     groups: dict[int, list[int]] = {}
-    for place in sort_depth_first(plan):
-        first = (plan.requests[place].score_from or 1) - 1
-        above = next(s for s in plan.path(place) if s.start <= first)
-        groups.setdefault(above.index, []).append(place)
+    for plan_index in sort_depth_first(plan):
+        first = (plan.requests[plan_index].score_from or 1) - 1
+        above = next(s for s in plan.path(plan_index) if s.start <= first)
+        groups.setdefault(above.index, []).append(plan_index)
     return list(groups.values())
 
 
@@ -378,7 +378,9 @@ def score_items(plan: Plan, groups: Sequence[Sequence[int]]) -> list[WorkItem]:
     """Return the work items for scoring groups of requests."""
     items = []
     for number, group in enumerate(groups):
-        segments = {segment.index: segment for place in group for segment in plan.path(place)}
+        segments = {
+            segment.index: segment for plan_index in group for segment in plan.path(plan_index)
+        }
         tokens = sum(s.stop - s.start for s in segments.values() if s.rows <= len(group))
         items.append(WorkItem(number, tuple(range(len(group))), max(tokens, 1) / len(group)))
     return items

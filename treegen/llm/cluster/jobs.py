@@ -49,21 +49,21 @@ class PackedPlan:
     def of(plan: Plan, params: Sequence[SamplingParams]) -> PackedPlan:
         """Pack a plan and the sampling parameters of each of its requests."""
         sets = {one.drawing: one for one in params}
-        places = {drawing: index for index, drawing in enumerate(sets)}
+        index_of = {drawing: index for index, drawing in enumerate(sets)}
         requests = tuple(replace(request, tokens=_NONE, images=()) for request in plan.requests)
         # Copies, because pickling a view would include the whole prompt.
         segments = tuple(replace(s, tokens=s.tokens.copy()) for s in plan.segments)
         packed = replace(plan, requests=requests, segments=segments)
         return PackedPlan(
-            packed, tuple(sets.values()), tuple(places[one.drawing] for one in params)
+            packed, tuple(sets.values()), tuple(index_of[one.drawing] for one in params)
         )
 
     def unpack(self) -> tuple[Plan, list[SamplingParams]]:
         """Return the original plan, and the sampling parameters of each request."""
         plan = self.plan
         requests = []
-        for place, request in enumerate(plan.requests):
-            parts = [segment.tokens for segment in plan.path(place)]
+        for plan_index, request in enumerate(plan.requests):
+            parts = [segment.tokens for segment in plan.path(plan_index)]
             requests.append(replace(request, tokens=np.concatenate(parts[::-1])))
         return replace(plan, requests=tuple(requests)), [self.params[i] for i in self.params_of]
 
@@ -85,8 +85,8 @@ class JobShare(ABC):
         """Add work."""
 
     @abstractmethod
-    def take_back(self, most: int) -> list[Part]:
-        """Drop at most `most` parts that have not started; return them."""
+    def take_back(self, max_parts: int) -> list[Part]:
+        """Drop at most `max_parts` parts that have not started; return them."""
 
     @abstractmethod
     def step(self) -> list[Result]:
@@ -119,7 +119,7 @@ class SamplingJob(WorkerJob):
 
 @dataclass(frozen=True, slots=True)
 class ScoringJob(WorkerJob):
-    """Score the requests of a plan: parts are groups of them and places in a group."""
+    """Score the requests of a plan: parts are groups of them and indices in a group."""
 
     packed: PackedPlan
     groups: Sequence[Sequence[int]]
@@ -172,7 +172,9 @@ class ImageJob(WorkerJob):
 class _SamplingShare(JobShare):
     def __init__(self, stream: OnDemandStream) -> None:
         self.run = self._stream = stream
-        self._key_of = {request.id: place for place, request in enumerate(stream.plan.requests)}
+        self._key_of = {
+            request.id: plan_index for plan_index, request in enumerate(stream.plan.requests)
+        }
 
     def set_floors(self, floors: Mapping[int, float]) -> None:
         self._stream.add_work([], floors)
@@ -180,8 +182,8 @@ class _SamplingShare(JobShare):
     def add_work(self, parts: Iterable[Part]) -> None:
         self._stream.add_work(parts)
 
-    def take_back(self, most: int) -> list[Part]:
-        return self._stream.withdraw(most)
+    def take_back(self, max_parts: int) -> list[Part]:
+        return self._stream.withdraw(max_parts)
 
     def step(self) -> list[Result]:
         return [(self._key_of[c.prompt_id], c.sample_index, c) for c in self._stream.step()]
@@ -192,22 +194,24 @@ class _ScoringShare(JobShare):
         self.run = self._stream = stream
         self._groups = groups
         self._part_of = {
-            place: (key, index)
+            plan_index: (key, index)
             for key, group in enumerate(groups)
-            for index, place in enumerate(group)
+            for index, plan_index in enumerate(group)
         }
 
     def add_work(self, parts: Iterable[Part]) -> None:
         self._stream.add_work((self._groups[key][index], []) for key, of in parts for index in of)
 
-    def take_back(self, most: int) -> list[Part]:
-        places = (self._part_of[place] for place, _ in self._stream.withdraw(most))
-        return [(key, [index]) for key, index in places]
+    def take_back(self, max_parts: int) -> list[Part]:
+        parts = (self._part_of[plan_index] for plan_index, _ in self._stream.withdraw(max_parts))
+        return [(key, [index]) for key, index in parts]
 
     def step(self) -> list[Result]:
         self._stream.step()
         scores = self._stream.scores
-        finished = [(*self._part_of[place], score) for place, score in sorted(scores.items())]
+        finished = [
+            (*self._part_of[plan_index], score) for plan_index, score in sorted(scores.items())
+        ]
         scores.clear()
         return finished
 
@@ -220,8 +224,8 @@ class _SearchingShare(JobShare):
     def add_work(self, parts: Iterable[Part]) -> None:
         self._searches.enqueue(self._searches.names[key] for key, _ in parts)
 
-    def take_back(self, most: int) -> list[Part]:
-        return [(self._key_of[name], [0]) for name in self._searches.take_back(most)]
+    def take_back(self, max_parts: int) -> list[Part]:
+        return [(self._key_of[name], [0]) for name in self._searches.take_back(max_parts)]
 
     def step(self) -> list[Result]:
         self._searches.step()

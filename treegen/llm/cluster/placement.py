@@ -57,15 +57,15 @@ def parse_placement(
             "gpus (--gpus) and workers (--workers) cannot be used together; remove one of the two"
         )
     if workers is not None:
-        check_int("workers", workers, least=1)
+        check_int("workers", workers, minimum=1)
         if device not in ("auto", "cpu"):
             raise InputError(
                 f"workers (--workers) run only on CPUs, got device {device}; use gpus (--gpus)"
             )
-        if address is None and workers > (most := _MAX_WORKERS_PER_CORE * count_cores()):
+        if address is None and workers > (max_workers := _MAX_WORKERS_PER_CORE * count_cores()):
             raise InputError(
-                f"workers (--workers) must be at most {most} on a machine with {count_cores()} "
-                f"cores, got {workers:,}"
+                f"workers (--workers) must be at most {max_workers} on a machine with "
+                f"{count_cores()} cores, got {workers:,}"
             )
         return Placement("cpu", workers, address=_check_address(address))
     if device not in ("auto", "cuda"):

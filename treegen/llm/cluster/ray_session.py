@@ -59,27 +59,27 @@ class RaySession:
         ray: The module.
     """
 
-    def __init__(self, places: Placement, cpus: int) -> None:
+    def __init__(self, placement: Placement, cpus: int) -> None:
         """Start Ray here with a number of CPUs, or connect.
 
         If this process is already connected to Ray, that connection is used.
 
         Args:
-            places: Where workers run.
+            placement: Where workers run.
             cpus: Number of CPUs that Ray manages, if it is started here.
 
         Raises:
             InputError: no Ray runs at the address.
             WorkerError: Ray does not start.
         """
-        if places.address not in (None, "auto"):
-            _check_answers(places.address)
-        self.ray: Any = _import_ray(private=places.address is None)
+        if placement.address not in (None, "auto"):
+            _check_answers(placement.address)
+        self.ray: Any = _import_ray(private=placement.address is None)
         self._monitor: RayMonitor | None = None
         self._is_ours = not self.ray.is_initialized()  # otherwise the caller ends it
         if not self._is_ours:
             return
-        if (address := places.address) is not None:
+        if (address := placement.address) is not None:
             try:
                 self._init(address=address)
             except WorkerError as error:
@@ -88,11 +88,11 @@ class RaySession:
                     "is a node of the cluster, with the same versions of Ray and Python"
                 ) from error
             return
-        with _set_visible_gpus(places.gpus):
+        with _set_visible_gpus(placement.gpus):
             self._init(
                 address="local",
                 num_cpus=cpus,
-                num_gpus=len(places.gpus),
+                num_gpus=len(placement.gpus),
                 object_store_memory=_OBJECT_STORE,
                 include_dashboard=False,
             )

@@ -107,10 +107,10 @@ class ClusterStream(_WorkerRunView, Stream):
             floors: By index in the plan, the min_confidence of samples added from now on.
         """
         items = []
-        for place, samples in work:
-            request = self.plan.requests[place]
+        for plan_index, samples in work:
+            request = self.plan.requests[plan_index]
             is_atomic = request.rows < request.samples
-            items.append(WorkItem(place, tuple(samples), request.max_tokens, is_atomic))
+            items.append(WorkItem(plan_index, tuple(samples), request.max_tokens, is_atomic))
         self._run.add_work(items, floors)
 
     def cancel(self, prompt_id: str, sample_index: int | None = None) -> None:

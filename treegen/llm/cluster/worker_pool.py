@@ -65,7 +65,7 @@ class WorkerSlot:
     """Ray reference to the result of loading the model; None once it was read."""
     loaded: WorkerInfo | None = None
     """Facts about the worker, once its model is loaded."""
-    life: int = 0
+    num_processes: int = 0
     """Number of processes so far."""
     failures: int = 0
     """Number of deaths since its last result."""
@@ -98,7 +98,7 @@ class WorkerPool:
     """Number of Ray GPUs of each worker."""
     threads: int
     """Number of threads of each worker."""
-    grows: bool
+    adds_joined_gpus: bool
     """Whether GPUs that join the Ray cluster become workers too."""
     slots: list[WorkerSlot] = field(default_factory=list)
     """The workers."""
@@ -107,7 +107,7 @@ class WorkerPool:
     devices: set[str] = field(default_factory=set)
     """Names of the workers' devices."""
     _look_due: float = 0.0
-    _roomless: WaitTimer = field(default_factory=WaitTimer)
+    _placement_timer: WaitTimer = field(default_factory=WaitTimer)
 
     def start(self, count: int) -> None:
         """Start workers and wait until all have loaded the model; raise the first error."""
@@ -147,7 +147,7 @@ class WorkerPool:
     def begin(self, slot: WorkerSlot) -> None:
         """Start a process for a slot, which loads its model in the background."""
         ray = self.session.ray
-        slot.life, slot.loaded = slot.life + 1, None
+        slot.num_processes, slot.loaded = slot.num_processes + 1, None
         slot.actor = (
             ray.remote(Worker)
             .options(
@@ -204,12 +204,12 @@ class WorkerPool:
     def has_no_room(self) -> bool:
         """Return whether none of the workers has had a process for a long time."""
         wait, placed = self.session.ray.wait, [s.placed for s in self.slots if not s.over]
-        nobody = bool(placed) and not wait(placed, timeout=0)[0]
-        return self._roomless.has_timed_out(goes_on=nobody)
+        none_placed = bool(placed) and not wait(placed, timeout=0)[0]
+        return self._placement_timer.has_timed_out(goes_on=none_placed)
 
     def add_joined_gpus(self) -> list[WorkerSlot]:
         """Start workers on GPUs that have joined the Ray cluster; return their slots."""
-        if not self.grows or time.monotonic() < self._look_due:
+        if not self.adds_joined_gpus or time.monotonic() < self._look_due:
             return []
         self._look_due = time.monotonic() + _POLL_SECONDS
         free = int(self.session.get_free_resources().get("GPU", 0))
@@ -230,7 +230,7 @@ class WorkerPool:
                 self.session.ray.kill(slot.actor)
 
 
-def most_threads() -> int:
+def max_threads() -> int:
     """Return how many threads a process may use: OMP_NUM_THREADS if set, or its number of cores.
 
     Threads that wait for each other are extremely slow on cores that other processes use too.

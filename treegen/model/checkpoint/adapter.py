@@ -115,13 +115,15 @@ class Adapter:
         overrides = self.config.get("alpha_pattern") or {}
         patterns = [rf"(.*\.)?({pattern})$" for pattern in overrides]
         try:
-            places = first_matches(patterns, modules, f"alpha_pattern of {self.directory / CONFIG}")
+            matches = first_matches(
+                patterns, modules, f"alpha_pattern of {self.directory / CONFIG}"
+            )
         except InputError as error:
             raise ModelError(str(error)) from None
         values = [float(value) for value in overrides.values()]
         return {
-            module: usual if place is None else values[place]
-            for module, place in zip(modules, places, strict=True)
+            module: usual if match is None else values[match]
+            for module, match in zip(modules, matches, strict=True)
         }
 
 

@@ -87,7 +87,7 @@ def dequantize_packed_on_load(
     Args:
         config: The configuration, which is changed.
         packing: How the matrices are packed.
-        keeper: Keeps some of them; the module then has zeros in their places. Default: None.
+        keeper: Keeps some of them; the module then has zeros instead. Default: None.
     """
     config.quantization_config = {"quant_method": _METHOD, "packing": packing, "keeper": keeper}
 

@@ -295,14 +295,14 @@ def dense_length(text: PretrainedConfig) -> int | None:
     if not selects and not _layer_types(text) & _SPARSE:
         return None
     # The selected keys are single ones, or blocks: complete ones, and then the last keys as well.
-    most, size = getattr(text, "index_topk", None), getattr(text, "index_kpool", 1)
+    num_keys, size = getattr(text, "index_topk", None), getattr(text, "index_kpool", 1)
     if not getattr(text, "index_kpool_always_select_tail", True):
         return 0
     if blocks := getattr(text, "index_topk_blocks", None):
-        most = blocks * text.index_block_size
+        num_keys = blocks * text.index_block_size
     if budget := getattr(text, "indexer_budget", None):
-        most, size = budget, text.indexer_compress_ratio
-    return most // size * size if most else 0
+        num_keys, size = budget, text.indexer_compress_ratio
+    return num_keys // size * size if num_keys else 0
 
 
 def selects_keys(text: PretrainedConfig) -> bool:

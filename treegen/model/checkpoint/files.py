@@ -149,15 +149,15 @@ def _refuse_gguf(directory: Path) -> None:
 def _check_regular(directory: Path) -> None:
     """Raise ModelError for a pipe or device in a directory, which other libraries would open."""
     try:
-        strange = [
+        irregular = [
             entry
             for entry in directory.iterdir()
             if entry.exists() and not entry.is_file() and not entry.is_dir()
         ]
     except OSError as error:
         raise ModelError(describe_read_error(directory, error)) from None
-    if strange:
-        raise ModelError(f"{strange[0]} is not a regular file but a pipe or a device; remove it")
+    if irregular:
+        raise ModelError(f"{irregular[0]} is not a regular file but a pipe or a device; remove it")
 
 
 def summarize_error(error: BaseException) -> str:

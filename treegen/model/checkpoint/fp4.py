@@ -167,9 +167,9 @@ def _describe_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     (kind, shape), (scale_kind, scale_shape) = kinds[numbers], kinds["weight_scale"]
     if kind != "U8" or len(shape) != 2:
         return f"{numbers} must be a matrix of type U8, got {kind} {[*shape]}"
-    want = [shape[0], 2 * shape[1] // GROUP]
-    if scale_kind != "F8_E4M3" or [*scale_shape] != want or 2 * shape[1] % GROUP:
-        return f"weight_scale must be F8_E4M3 {want}, got {scale_kind} {[*scale_shape]}"
+    expected = [shape[0], 2 * shape[1] // GROUP]
+    if scale_kind != "F8_E4M3" or [*scale_shape] != expected or 2 * shape[1] % GROUP:
+        return f"weight_scale must be F8_E4M3 {expected}, got {scale_kind} {[*scale_shape]}"
     kind, shape = kinds[global_scale]
     if kind not in _FLOATS or [*shape] not in ([], [1]):
         return f"{global_scale} must be a single floating-point number, got {kind} {[*shape]}"

@@ -113,7 +113,7 @@ def _check_sizes(file: Path, reader: Any) -> None:
     check_sizes(file, "the tensors in the file", stored, sizes[_WIDTHS], sizes[_DEPTHS])
 
 
-MOST_VALUES: Final = 1 << 23
+MAX_VALUES: Final = 1 << 23
 """Maximum values in a header; the largest vocabularies with their merges have about a million."""
 _SIZES: Final = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _STRING, _ARRAY = 8, 9
@@ -166,10 +166,10 @@ class _HeaderChecker:
             if depth == _MAX_DEPTH:
                 raise ValueError("arrays are nested too deeply")
             item_kind = self._number(4)
-            least = _SIZES.get(item_kind, 8 if item_kind == _STRING else 12)
-            length = self._count(least)
+            min_bytes = _SIZES.get(item_kind, 8 if item_kind == _STRING else 12)
+            length = self._count(min_bytes)
             if item_kind in _SIZES:
-                self._skip(length * least)
+                self._skip(length * min_bytes)
             else:
                 for _ in range(length):
                     self._value(item_kind, depth + 1)
@@ -178,16 +178,16 @@ class _HeaderChecker:
         else:
             raise ValueError(f"unknown value type {kind}")
 
-    def _count(self, least: int) -> int:
-        """Read a count of items that take at least `least` bytes each."""
-        count = self._check_count(self._number(8), least)
+    def _count(self, min_bytes: int) -> int:
+        """Read a count of items that take at least `min_bytes` bytes each."""
+        count = self._check_count(self._number(8), min_bytes)
         self._values += count
-        if self._values > MOST_VALUES:
-            raise ValueError(f"its header has more than {MOST_VALUES:,} values")
+        if self._values > MAX_VALUES:
+            raise ValueError(f"its header has more than {MAX_VALUES:,} values")
         return count
 
-    def _check_count(self, number: int, least: int) -> int:
-        if number * least > self._remaining:
+    def _check_count(self, number: int, min_bytes: int) -> int:
+        if number * min_bytes > self._remaining:
             raise ValueError(
                 f"its header declares {number:,} entries, but only {self._remaining:,} bytes follow"
             )
@@ -222,7 +222,7 @@ SLACK: Final = 4
 class Stored:
     """The sizes that the stored weights of a model show."""
 
-    most: int = 0
+    max_dimension: int = 0
     """The largest dimension of any tensor."""
     numbers: set[str] = field(default_factory=set)
     """The numbers in tensor names, such as those of layers."""
@@ -234,7 +234,7 @@ class Stored:
             name: The name of the tensor.
             shape: Its shape.
         """
-        self.most = max([self.most, *shape])
+        self.max_dimension = max([self.max_dimension, *shape])
         self.numbers.update(re.findall(r"\.(\d+)\.", name))
 
 
@@ -257,9 +257,13 @@ def check_sizes(
         packed: Maximum numbers packed into one stored value.
     """
     for name, size in widths.items():
-        if isinstance(size, int) and size > stored.most * packed:
+        if isinstance(size, int) and size > stored.max_dimension * packed:
             raise _other_model(
-                file, weights_name, name, size, f"have at most {stored.most:,} rows or columns"
+                file,
+                weights_name,
+                name,
+                size,
+                f"have at most {stored.max_dimension:,} rows or columns",
             )
     for name, size in depths.items():
         if isinstance(size, int) and size > SLACK * max(1, len(stored.numbers)):

@@ -102,14 +102,14 @@ def check_formats(settings: Mapping[str, Any], stored: StoredMatrices) -> None:
     names = [*stored.fp4, *stored.fp8, *sorted(stored.plain)]
     patterns, formats = _patterns(settings)
     try:
-        places = first_matches(patterns, names, "the layers in quantization_config")
+        matches = first_matches(patterns, names, "the layers in quantization_config")
     except InputError as error:
         raise ModelError(str(error)) from None
-    for name, place in zip(names, places, strict=True):
+    for name, match in zip(names, matches, strict=True):
         stored_format = "NVFP4" if name in stored.fp4 else "FP8" if name in stored.fp8 else ""
-        declared = "" if place is None else formats[place]
+        declared = "" if match is None else formats[match]
         # A pattern for all layers does not say that each of them is quantized.
-        is_named = place is not None and patterns[place] != ".*"
+        is_named = match is not None and patterns[match] != ".*"
         if declared and stored_format != declared and (stored_format or is_named):
             actual = f"in {stored_format}" if stored_format else "not quantized"
             raise ModelError(

@@ -52,15 +52,15 @@ _NUM_INDEX_HEADS: Final = 16
 which of them transformers selects depends on the device. Heads that each select blocks for some
 attention heads shrink with those."""
 _EXPERTS: Final = re.compile(r"^(num|n)_(local_|routed_)?experts$")
-_MOST_EXPERTS: Final = 16
-_LEAST_WIDTH: Final = 32
+_MAX_EXPERTS: Final = 16
+_MIN_WIDTH: Final = 32
 _WIDTH_MULTIPLE: Final = 16
 """Products of experts require rows of whole 16 bytes."""
-_LEAST_LAYERS: Final = 4
-_MOST_LAYERS: Final = 12
+_MIN_LAYERS: Final = 4
+_MAX_LAYERS: Final = 12
 _DEPTHS: Final = ("num_hidden_layers", "num_layers", "n_layers", "encoder_layers", "depth")
 _VOCAB_SIZE: Final = 512
-_MOST_WEIGHTS: Final = 40_000_000
+_MAX_WEIGHTS: Final = 40_000_000
 """Numbers in the weights of a copy, which takes half a second to build."""
 
 
@@ -180,7 +180,7 @@ def _keep_first_layers(text: PretrainedConfig) -> None:
         if isinstance(value, list) and len(value) == num_layers
     }
     first_of_kinds = [values.index(value) + 1 for values in lists.values() for value in values]
-    num_kept = min(num_layers, max([_LEAST_LAYERS, *first_of_kinds]), _MOST_LAYERS)
+    num_kept = min(num_layers, max([_MIN_LAYERS, *first_of_kinds]), _MAX_LAYERS)
     text.num_hidden_layers = num_kept
     for name, value in lists.items():
         setattr(text, name, value[:num_kept])
@@ -221,12 +221,12 @@ def _divide_widths(text: PretrainedConfig, factor: int, heads: re.Pattern[str]) 
     # If layers differ in a setting, its attribute cannot be read. `vars` has the setting of layers
     # without a value of their own.
     num_heads = settings.get("num_attention_heads") or text.num_attention_heads
-    while factor > 1 and (text.hidden_size // factor < _LEAST_WIDTH or num_heads % factor):
+    while factor > 1 and (text.hidden_size // factor < _MIN_WIDTH or num_heads % factor):
         factor //= 2
     numbers = _divide_numbers(settings, factor, heads)
     for name, value in settings.items():
         if type(value) is int and _EXPERTS.search(name):
-            numbers[name] = min(value, _MOST_EXPERTS)
+            numbers[name] = min(value, _MAX_EXPERTS)
         elif type(value) is int and _fixes_index_heads(settings, name):
             numbers[name] = _NUM_INDEX_HEADS
     _set_numbers(text, numbers)
@@ -250,7 +250,7 @@ def _divide_numbers(
             continue
         if _WIDTH.search(name):
             width = value // factor // _WIDTH_MULTIPLE * _WIDTH_MULTIPLE
-            divided[name] = max(width, _LEAST_WIDTH)
+            divided[name] = max(width, _MIN_WIDTH)
         elif heads.search(name) and not _fixes_index_heads(settings, name):
             divided[name] = value // factor if value % factor == 0 else 1
     return divided
@@ -287,7 +287,7 @@ def build_random_model(
     """
     with torch.device("meta"):
         size = sum(weight.numel() for weight in kind(copy.deepcopy(config)).parameters())
-    if size > _MOST_WEIGHTS:
+    if size > _MAX_WEIGHTS:
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # for numbers that are not drawn below

@@ -18,6 +18,6 @@ def num_blocks(num_pairs: int, experts: int) -> int:
     return num_pairs // rows_of_block(num_pairs, experts) + min(experts, num_pairs)
 
 
-def room_for_blocks(num_pairs: int, experts: int) -> int:
+def count_max_blocks(num_pairs: int, experts: int) -> int:
     """Return an upper bound of `num_blocks`, by integer division alone for traced sizes."""
     return num_pairs // _MIN_ROWS + experts

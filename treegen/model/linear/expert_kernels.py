@@ -40,25 +40,25 @@ def _count(chosen, counts, num_pairs, E: tl.constexpr, BLOCK: tl.constexpr):
     tl.atomic_add(counts + expert, 1, mask=expert < E, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit(do_not_specialize=["max_blocks"])
 def _list_blocks(
     counts,
     begins,
     blocks,
-    room,
+    max_blocks,
     E: tl.constexpr,
     BLOCK_E: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Divide the pairs of each expert into blocks. There may be more places than blocks.
+    """Divide the pairs of each expert into blocks. There may be room for more blocks.
 
     Args:
         counts: Pointer to the number of pairs of each expert [E].
-        begins: Pointer to the first place of each expert's pairs [E]; written.
-        blocks: Pointer to expert (-1 for none), first place and end of each block [3, room];
-            written.
-        room: Places for blocks.
+        begins: Pointer to the index in the order of each expert's first pair [E]; written.
+        blocks: Pointer to expert (-1 for none), start and stop in the order of each block
+            [3, max_blocks]; written.
+        max_blocks: Maximum number of blocks.
         E: The number of experts.
         BLOCK_E: E rounded up to a power of two.
         ROWS: Maximum pairs of a block.
@@ -77,22 +77,22 @@ def _list_blocks(
     skipped = b - tl.sum(tl.where(is_mine, (until_E - size_E)[None, :], 0), 1)
     first = tl.sum(tl.where(is_mine, (end_E - count_E)[None, :], 0), 1) + skipped * ROWS
     end = tl.sum(tl.where(is_mine, end_E[None, :], 0), 1)
-    live = b < room
+    live = b < max_blocks
     tl.store(blocks + b, tl.where(expert < E, expert, -1), mask=live)
-    tl.store(blocks + room + b, first, mask=live)
-    tl.store(blocks + 2 * room + b, tl.minimum(first + ROWS, end), mask=live)
+    tl.store(blocks + max_blocks + b, first, mask=live)
+    tl.store(blocks + 2 * max_blocks + b, tl.minimum(first + ROWS, end), mask=live)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])
-def _place(chosen, begins, order, num_pairs, E: tl.constexpr, BLOCK: tl.constexpr):
-    """Give each pair a place among those of its expert, in any order, because rows do not mix.
+def _sort(chosen, begins, order, num_pairs, E: tl.constexpr, BLOCK: tl.constexpr):
+    """Sort the pairs by expert. Pairs of one expert have any order, because rows do not mix.
 
     Args:
         chosen: Pointer to the expert of each pair.
-        begins: Pointer to the next free place of each expert [E]; advanced.
-        order: Pointer to the pair at each place; written.
+        begins: Pointer to the next free index in the order of each expert [E]; advanced.
+        order: Pointer to the pairs sorted by expert; written.
         num_pairs: The number of pairs.
-        E: The number of experts. Pairs with an expert not below E get no place.
+        E: The number of experts. Pairs with an expert not below E are left out.
         BLOCK: Pairs per program.
     """
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -108,30 +108,30 @@ def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tens
         chosen_TX: The experts of each token [T, X].
         experts: The number of experts.
         order_S: int32 [S], the pairs sorted by expert; overwritten.
-        blocks_3B: int32 [3, B], expert, first place and end of each block; overwritten.
+        blocks_3B: int32 [3, B], expert, start and stop in the order of each block; overwritten.
     """
-    num_pairs, room = chosen_TX.numel(), blocks_3B.shape[1]
+    num_pairs, max_blocks = chosen_TX.numel(), blocks_3B.shape[1]
     if not num_pairs:
         return
     chosen, grid = chosen_TX.contiguous(), (triton.cdiv(num_pairs, _PAIRS),)
     counts_E = torch.zeros(experts, dtype=torch.int32, device=chosen.device)
     begins_E = torch.empty_like(counts_E)
     _count[grid](chosen, counts_E, num_pairs, E=experts, BLOCK=_PAIRS)
-    _list_blocks[(triton.cdiv(room, _LISTED),)](
+    _list_blocks[(triton.cdiv(max_blocks, _LISTED),)](
         counts_E,
         begins_E,
         blocks_3B,
-        room,
+        max_blocks,
         E=experts,
         BLOCK_E=triton.next_power_of_2(experts),
         ROWS=rows_of_block(num_pairs, experts),
         BLOCK=_LISTED,
         num_warps=8,
     )
-    _place[grid](chosen, begins_E, order_S, num_pairs, E=experts, BLOCK=_PAIRS)
+    _sort[grid](chosen, begins_E, order_S, num_pairs, E=experts, BLOCK=_PAIRS)
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit(do_not_specialize=["max_blocks"])
 def _grouped_product(
     rows,
     row_scales,
@@ -141,7 +141,7 @@ def _grouped_product(
     order,
     blocks,
     out,
-    room,
+    max_blocks,
     N: tl.constexpr,
     K: tl.constexpr,
     EACH: tl.constexpr,
@@ -162,10 +162,10 @@ def _grouped_product(
         weights: Pointer to the weights of all experts [E, N, K] or [E, K, N].
         weight_scales: Pointer to the scale of each output [E, N]; unused without HAS_SCALES.
         bias: Pointer to the biases [E, N]; unused without HAS_BIAS.
-        order: Pointer to the pair at each place [S].
-        blocks: Pointer to expert, first place and end of each block [3, room].
+        order: Pointer to the pairs sorted by expert [S].
+        blocks: Pointer to expert, start and stop in the order of each block [3, max_blocks].
         out: Pointer to the outputs of each pair [S, N].
-        room: Places for blocks.
+        max_blocks: Maximum number of blocks.
         N: The number of outputs.
         K: The number of inputs.
         EACH: Consecutive pairs that share an input row.
@@ -182,8 +182,8 @@ def _grouped_product(
     block = tl.program_id(0) // parts
     expert = tl.load(blocks + block).to(tl.int64)
     if expert >= 0:
-        m = tl.load(blocks + room + block) + tl.arange(0, ROWS)
-        live_M = m < tl.load(blocks + 2 * room + block)
+        m = tl.load(blocks + max_blocks + block) + tl.arange(0, ROWS)
+        live_M = m < tl.load(blocks + 2 * max_blocks + block)
         pair = tl.load(order + m, mask=live_M, other=0).to(tl.int64)
         row = pair // EACH
         n = (tl.program_id(0) % parts) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -193,11 +193,11 @@ def _grouped_product(
         total = tl.zeros([BLOCK_N, ROWS], tl.float32)
         weight_at = weights + expert * N * K + n[:, None] * STRIDE_N + k[None, :] * STRIDE_K
         for start in range(0, K, BLOCK_K):
-            there = k < K - start
+            in_bounds = k < K - start
             w = tl.load(
-                weight_at + start * STRIDE_K, mask=live_N[:, None] & there[None, :], other=0.0
+                weight_at + start * STRIDE_K, mask=live_N[:, None] & in_bounds[None, :], other=0.0
             )
-            x = tl.load(row_at + start, mask=live_M[None, :] & there[:, None], other=0.0)
+            x = tl.load(row_at + start, mask=live_M[None, :] & in_bounds[:, None], other=0.0)
             total = tl.dot(w, x, total, input_precision=PRECISION)
         if HAS_SCALES:
             total *= tl.load(row_scales + row, mask=live_M, other=0.0)[None, :]
@@ -233,7 +233,7 @@ def grouped_product(
         weight_scales: Float32 [E, N], the scales of FP8 weights; None for weights that are not FP8.
         bias: Biases [E, N]; None for none.
         order: int32 [S], the pairs sorted by expert.
-        blocks: int32 [3, B], expert, first place and end of each block.
+        blocks: int32 [3, B], expert, start and stop in the order of each block.
         pairs_per_row: Consecutive pairs that share an input row.
         transposed: Whether weights have inputs first.
         out: Outputs [S, N], dense; overwritten.

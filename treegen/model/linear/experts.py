@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from treegen.model.latent import make_subclass
-from treegen.model.linear.blocks import room_for_blocks, rows_of_block
+from treegen.model.linear.blocks import count_max_blocks, rows_of_block
 
 
 class FusedExperts(NamedTuple):
@@ -126,7 +126,7 @@ def group_by_expert(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 
     Args:
         chosen_TX: The experts of each token [T, X]. Pairs whose expert is not below `experts`
-            belong to no block; their places are at the end.
+            belong to no block; entries of the order after the last block are undefined.
         experts: The number of experts.
 
     Returns:
@@ -135,7 +135,7 @@ def group_by_expert(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """
     num_pairs, device = chosen_TX.numel(), chosen_TX.device
     blocks_3B = torch.empty(
-        (3, room_for_blocks(num_pairs, experts)), dtype=torch.int32, device=device
+        (3, count_max_blocks(num_pairs, experts)), dtype=torch.int32, device=device
     )
     order_S = torch.empty(num_pairs, dtype=torch.int32, device=device)
     if device.type == "cuda":
@@ -160,7 +160,7 @@ def group_by_expert(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 def _(chosen_TX: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     num_pairs = chosen_TX.shape[0] * chosen_TX.shape[1]
     order_S = chosen_TX.new_empty(num_pairs, dtype=torch.int32)
-    shape = 3, room_for_blocks(num_pairs, experts)
+    shape = 3, count_max_blocks(num_pairs, experts)
     return order_S, chosen_TX.new_empty(shape, dtype=torch.int32)
 
 

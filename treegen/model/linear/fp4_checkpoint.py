@@ -178,7 +178,7 @@ class KeptMatrices:
         """Replace the layers of a loaded module by layers in 4 bits, on a device.
 
         Args:
-            module: The module, which has zeros in their places. It is changed.
+            module: The module, which has zeros instead of them. It is changed.
             device: The device of the matrices.
         """
         for name, part in [*iter_fp8_linears(module)]:

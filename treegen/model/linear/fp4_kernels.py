@@ -34,7 +34,7 @@ def _add_product(a, b, total):
     return tl.dot(a, b, total)
 
 
-@triton.jit(do_not_specialize=["room", "num_rows"])
+@triton.jit(do_not_specialize=["max_blocks", "num_rows"])
 def _fp4_product(
     rows,
     weights,
@@ -44,7 +44,7 @@ def _fp4_product(
     order,
     blocks,
     out,
-    room,
+    max_blocks,
     num_rows,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -68,11 +68,12 @@ def _fp4_product(
         scales: Pointer to scales, uint8 [E, N, K / GROUP].
         factors: Pointer to the factor of each output, float32 [E, N]; unused without IS_E4M3.
         bias: Pointer to the biases [E, N]; unused without HAS_BIAS.
-        order: Pointer to the pair at each place [S]; unused with ONE.
-        blocks: Pointer to expert, first place and end of each block [3, room]; unused with ONE.
+        order: Pointer to the pairs sorted by expert [S]; unused with ONE.
+        blocks: Pointer to expert, start and stop in the order of each block [3, max_blocks]; unused
+            with ONE.
         out: Pointer to the outputs of each pair [S, N]; with APART to float32 sums [PARTS, S, N],
             without factors and biases.
-        room: Places for blocks.
+        max_blocks: Maximum number of blocks.
         num_rows: The number of pairs, S.
         N: The number of outputs.
         K: The number of inputs.
@@ -93,8 +94,8 @@ def _fp4_product(
     SHARE: tl.constexpr = (K // 4 + PARTS * W - 1) // (PARTS * W) * W  # words per part
     if ONE:
         # Programs that read one part of the matrix are neighbours.
-        room = tl.cdiv(num_rows, ROWS)
-        block, column = tl.program_id(0) % room, tl.program_id(0) // room
+        max_blocks = tl.cdiv(num_rows, ROWS)
+        block, column = tl.program_id(0) % max_blocks, tl.program_id(0) // max_blocks
         expert = tl.zeros([], tl.int64)
     else:
         block, column = tl.program_id(0) // parts, tl.program_id(0) % parts
@@ -105,8 +106,8 @@ def _fp4_product(
             live_M = m < num_rows
             pair = tl.where(live_M, m, 0).to(tl.int64)
         else:
-            m = tl.load(blocks + room + block) + tl.arange(0, ROWS)
-            live_M = m < tl.load(blocks + 2 * room + block)
+            m = tl.load(blocks + max_blocks + block) + tl.arange(0, ROWS)
+            live_M = m < tl.load(blocks + 2 * max_blocks + block)
             pair = tl.load(order + m, mask=live_M, other=0).to(tl.int64)
         n = column * BLOCK_N + tl.arange(0, BLOCK_N)
         live_N = n < N
@@ -122,14 +123,14 @@ def _fp4_product(
             end = tl.minimum(K // 4, first + SHARE)
             some = tl.zeros([BLOCK_N, ROWS], tl.float32)
             for start in range(first, end, W):
-                there = word < end - start
-                w = tl.load(weight_at + start, mask=there[None, :], other=0)
+                in_bounds = word < end - start
+                w = tl.load(weight_at + start, mask=in_bounds[None, :], other=0)
                 there_G = group < (end - start) // (GROUP // 4)
                 s = tl.load(scale_at + start // (GROUP // 4), mask=there_G[None, :], other=0)
-                x0 = tl.load(row_at + start, mask=there[:, None], other=0.0)
-                x1 = tl.load(row_at + K // 4 + start, mask=there[:, None], other=0.0)
-                x2 = tl.load(row_at + K // 2 + start, mask=there[:, None], other=0.0)
-                x3 = tl.load(row_at + 3 * (K // 4) + start, mask=there[:, None], other=0.0)
+                x0 = tl.load(row_at + start, mask=in_bounds[:, None], other=0.0)
+                x1 = tl.load(row_at + K // 4 + start, mask=in_bounds[:, None], other=0.0)
+                x2 = tl.load(row_at + K // 2 + start, mask=in_bounds[:, None], other=0.0)
+                x3 = tl.load(row_at + 3 * (K // 4) + start, mask=in_bounds[:, None], other=0.0)
                 factor = decode_scales(s, IS_E4M3)[:, :, None]
                 factor = tl.reshape(
                     tl.broadcast_to(factor, [BLOCK_N, GROUPS, GROUP // 4]), [BLOCK_N, W]

@@ -22,8 +22,8 @@ from treegen.errors import InputError
 from treegen.model.latent import is_latent_layer
 from treegen.ops.attention.types import FP8
 
-MOST: Final = 448.0  # the largest number in e4m3
-LEAST: Final = 1e-12  # a row of zeros must not be divided by zero
+E4M3_MAX: Final = 448.0  # the largest number in e4m3
+MIN_AMAX: Final = 1e-12  # a row of zeros must not be divided by zero
 MULTIPLE: Final = 16  # the GPU's product needs multiples of this many inputs and outputs
 _CAPABILITY: Final = (8, 9)
 _PIECE: Final = 2**24  # numbers of a matrix quantized at once
@@ -155,8 +155,8 @@ def replace_weight(part: nn.Linear, weight: Tensor, scale_N: Tensor) -> None:
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return rows [N, K] rounded to FP8, and the scale of each row [N] in float32."""
     rows = weight.float()
-    scale_N = rows.abs().amax(dim=-1).clamp(min=LEAST) / MOST
-    return (rows / scale_N[:, None]).clamp(-MOST, MOST).to(FP8), scale_N
+    scale_N = rows.abs().amax(dim=-1).clamp(min=MIN_AMAX) / E4M3_MAX
+    return (rows / scale_N[:, None]).clamp(-E4M3_MAX, E4M3_MAX).to(FP8), scale_N
 
 
 def fp8_linear(input: Tensor, weight: Tensor, scale_N: Tensor, bias: Tensor | None) -> Tensor:

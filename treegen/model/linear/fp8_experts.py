@@ -80,8 +80,10 @@ def rounding_experts(module: nn.Module) -> Iterator[tuple[str, FusedExperts]]:
     for name, experts in fused_experts(module):
         part = experts.module
         weights = [part._parameters[tensor_name] for tensor_name in experts.tensors]
-        odd = any(size % MULTIPLE for weight in weights for size in weight.shape[1:])
-        if not (part.has_bias or part.is_transposed or odd or isinstance(part, Fp8Experts)):
+        is_unaligned = any(size % MULTIPLE for weight in weights for size in weight.shape[1:])
+        if not (
+            part.has_bias or part.is_transposed or is_unaligned or isinstance(part, Fp8Experts)
+        ):
             yield name, experts
 
 

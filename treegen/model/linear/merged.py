@@ -28,8 +28,8 @@ from treegen.model.linear.batch_invariant import (
 )
 from treegen.model.linear.fp4 import Fp4Linear, fp4_linear
 from treegen.model.linear.fp8 import (
-    LEAST,
-    MOST,
+    E4M3_MAX,
+    MIN_AMAX,
     Fp8Linear,
     fp8_linear,
     quantize_rows,
@@ -108,7 +108,7 @@ def _are_pair(gate: nn.Module, up: nn.Module) -> bool:
         and gate.joint is up.joint
     ):
         return False
-    return len(gate.joint.sizes) == 2 and (gate.place, up.place) == (0, 1)
+    return len(gate.joint.sizes) == 2 and (gate.index, up.index) == (0, 1)
 
 
 _Call = tuple[nn.Module, Tensor, Tensor]  # a layer, its input, and its output
@@ -136,7 +136,7 @@ def silu_mul_quantize(gate_up: Tensor) -> tuple[Tensor, Tensor]:
 
     rounded = torch.empty(gate.shape, dtype=FP8, device=gate_up.device)
     scale_M = torch.empty(len(gate_up), dtype=torch.float32, device=gate_up.device)
-    silu_quantize(gate_up.contiguous(), rounded, scale_M, MOST, LEAST)
+    silu_quantize(gate_up.contiguous(), rounded, scale_M, E4M3_MAX, MIN_AMAX)
     return rounded, scale_M
 
 
@@ -167,16 +167,16 @@ class MergedLinears:
             joint = _build_merged(siblings)
             if joint is None:
                 break
-            for place, part in enumerate(siblings):
+            for index, part in enumerate(siblings):
                 part.__class__ = _PARTS[type(part)]
                 joined = cast(MergedLinearPart, part)
-                joined.joint, joined.place = joint, place
+                joined.joint, joined.index = joint, index
                 self._parts.append(part)
 
     def undo(self) -> None:
         """Make each layer compute by itself again."""
         for part in self._parts:
-            del part.joint, part.place
+            del part.joint, part.index
             part.__class__ = _UNMERGED[type(part)]
         self._parts.clear()
 
@@ -217,12 +217,12 @@ class MergedLinear:
         self.keeps = False
         self.product: Tensor | None = None
 
-    def output(self, input: Tensor, place: int) -> Tensor | None:
-        """Return what the layer at `place` computes from an input [..., in_features].
+    def output(self, input: Tensor, index: int) -> Tensor | None:
+        """Return what the layer at `index` computes from an input [..., in_features].
 
         Returns None if the product was computed from another input.
         """
-        if place == 0:
+        if index == 0:
             if self.scale is None:
                 output = self._linear(input, self.weight, self.bias)
             elif self.factor is not None:
@@ -235,8 +235,8 @@ class MergedLinear:
             self.product = output if self.keeps else None
         if self._input is not input:
             return None
-        output = self._outputs[place]
-        if place == len(self.sizes) - 1:
+        output = self._outputs[index]
+        if index == len(self.sizes) - 1:
             self._input, self._outputs = None, ()
         return output
 
@@ -257,11 +257,11 @@ class MergedLinearPart(nn.Linear):
     """A linear layer that is computed together with others."""
 
     joint: MergedLinear
-    place: int
+    index: int
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input @ weight.T + bias, [..., out_features]."""
-        output = self.joint.output(input, self.place)
+        output = self.joint.output(input, self.index)
         return super().forward(input) if output is None else output
 
 

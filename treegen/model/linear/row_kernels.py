@@ -55,9 +55,9 @@ def _fixed_linear(
     weight_at = weight + n.to(tl.int64)[:, None] * K + k[None, :]
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in range(0, K, BLOCK_K):
-        there = k < K - start
-        w = tl.load(weight_at + start, mask=live_N[:, None] & there[None, :], other=0.0)
-        x = tl.load(row_at + start, mask=live_M[None, :] & there[:, None], other=0.0)
+        in_bounds = k < K - start
+        w = tl.load(weight_at + start, mask=live_N[:, None] & in_bounds[None, :], other=0.0)
+        x = tl.load(row_at + start, mask=live_M[None, :] & in_bounds[:, None], other=0.0)
         total = tl.dot(w, x, total, input_precision=PRECISION)
     if HAS_BIAS:
         total += tl.load(bias + n, mask=live_N, other=0.0).to(tl.float32)[:, None]
@@ -105,7 +105,7 @@ _PER_WARP = 512  # numbers of a row per warp
 
 @triton.jit(do_not_specialize=["rows"])
 def _silu_quantize(
-    gate_up, rounded, scales, rows, most, least, F: tl.constexpr, BLOCK: tl.constexpr
+    gate_up, rounded, scales, rows, fp8_max, min_amax, F: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Round one row of silu(gate) * up to FP8 and write its scale.
 
@@ -114,8 +114,8 @@ def _silu_quantize(
         rounded: Pointer to the FP8 result [rows, F].
         scales: Pointer to the scale of each row [rows].
         rows: The number of rows.
-        most: The largest FP8 number.
-        least: The minimum of a row's largest number, so that a row of zeros is not divided by zero.
+        fp8_max: The largest FP8 number.
+        min_amax: The minimum of a row's largest number: a row of zeros is not divided by zero.
         F: The width of a row.
         BLOCK: F rounded up to a power of two.
     """
@@ -125,15 +125,15 @@ def _silu_quantize(
     gate = tl.load(gate_up + row * 2 * F + at, mask=live, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * F + F + at, mask=live, other=0.0).to(tl.float32)
     product = gate / (1 + tl.exp(-gate)) * up
-    largest = tl.maximum(tl.max(tl.abs(product), 0), least)
+    largest = tl.maximum(tl.max(tl.abs(product), 0), min_amax)
     # Divide once per row, because the kernel is bound by arithmetic, not by memory.
-    within = tl.minimum(tl.maximum(product * (most / largest), -most), most)
+    within = tl.minimum(tl.maximum(product * (fp8_max / largest), -fp8_max), fp8_max)
     tl.store(rounded + row * F + at, within.to(rounded.dtype.element_ty), mask=live)
-    tl.store(scales + row, largest / most)
+    tl.store(scales + row, largest / fp8_max)
 
 
 def silu_quantize(
-    gate_up: Tensor, rounded: Tensor, scales: Tensor, most: float, least: float
+    gate_up: Tensor, rounded: Tensor, scales: Tensor, fp8_max: float, min_amax: float
 ) -> None:
     """Fill rounded [rows, F] and scales [rows] from gate_up [rows, 2 F].
 
@@ -141,8 +141,8 @@ def silu_quantize(
         gate_up: Gates and ups [rows, 2 F], dense.
         rounded: FP8 [rows, F]; overwritten.
         scales: Float32 [rows], the scale of each row; overwritten.
-        most: The largest FP8 number.
-        least: The minimum of a row's largest number, so that a row of zeros is not divided by zero.
+        fp8_max: The largest FP8 number.
+        min_amax: The minimum of a row's largest number: a row of zeros is not divided by zero.
     """
     rows, width = rounded.shape
     if rows:
@@ -152,8 +152,8 @@ def silu_quantize(
             rounded,
             scales,
             rows,
-            most,
-            least,
+            fp8_max,
+            min_amax,
             F=width,
             BLOCK=block,
             num_warps=min(max(block // _PER_WARP, 1), 32),
@@ -193,12 +193,12 @@ def _largest(
     x_RE = tl.load(scores + row[:, None] * E + e[None, :], mask=is_score, other=0.0).to(tl.float32)
     x_RE = tl.where(x_RE != x_RE, float("inf"), x_RE)
     left_RE = (e < E)[None, :] & (row >= 0)[:, None]
-    for place in tl.static_range(NUM):
+    for index in tl.static_range(NUM):
         best_R = tl.max(tl.where(left_RE, x_RE, -float("inf")), 1)
         at_R = tl.min(tl.where(left_RE & (x_RE == best_R[:, None]), e[None, :], BLOCK_E), 1)
         value_R = tl.load(scores + row * E + at_R, mask=live_R, other=0.0)
-        tl.store(values + row * NUM + place, value_R, mask=live_R)
-        tl.store(indices + row * NUM + place, at_R.to(tl.int64), mask=live_R)
+        tl.store(values + row * NUM + index, value_R, mask=live_R)
+        tl.store(indices + row * NUM + index, at_R.to(tl.int64), mask=live_R)
         left_RE = left_RE & (e[None, :] != at_R[:, None])
 
 

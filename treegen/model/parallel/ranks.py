@@ -7,6 +7,7 @@ treats as opaque, and on GPUs both can be captured in a CUDA graph.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -44,6 +45,7 @@ _aborted: list[Ranks] = []  # the ranks whose process group is being aborted; at
 _WATCHDOG: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a process group is made
 _abort_lock: Final = threading.RLock()  # held while ranks are taken from `_joined`
 _NO_MULTICAST: Final = "TORCH_SYMM_MEM_DISABLE_MULTICAST"  # read when ranks exchange their memory
+_NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 _SHARED_BYTES: Final = 64 << 20
 _ONE_SHOT_BYTES: Final = 512 << 10  # larger sums are faster if each rank adds up a part
 _SHARING_SIZES: Final = (2,)  # numbers of ranks whose sums were tested in shared memory
@@ -145,7 +147,7 @@ class Ranks:
     """The number of ranks."""
     device: torch.device
     """The device of this rank."""
-    lead: RankLeader | None
+    leader: RankLeader | None
     """Rank 0's control over the other ranks; None in the other ranks."""
     fixed_order: bool = False
     """Whether the ranks' outputs are added in the order of ranks, whatever the number of rows."""
@@ -158,8 +160,8 @@ class Ranks:
 
     def check(self) -> None:
         """Raise WorkerError if a follower of this rank has failed."""
-        if self.lead is not None:
-            self.lead.check()
+        if self.leader is not None:
+            self.leader.check()
 
     def all_reduce_min(self, number: int) -> int:
         """Return the minimum of a number over all ranks. A collective: each rank must call this."""
@@ -213,7 +215,7 @@ def check_free() -> None:
 
 
 def join(
-    rank: int, size: int, device: torch.device, folder: Path, lead: RankLeader | None = None
+    rank: int, size: int, device: torch.device, folder: Path, leader: RankLeader | None = None
 ) -> Ranks:
     """Become one of the ranks; wait until all have joined.
 
@@ -222,7 +224,7 @@ def join(
         size: The number of ranks.
         device: The device of this rank.
         folder: An empty folder that all ranks can write to.
-        lead: As in `Ranks`.
+        leader: As in `Ranks`.
 
     Raises:
         InputError: this process already belongs to other ranks.
@@ -234,12 +236,12 @@ def join(
         torch.cuda.set_device(device)
         options["device_id"] = device
 
-    ranks = Ranks(rank, size, device, lead)
+    ranks = Ranks(rank, size, device, leader)
 
     def begin() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # which each thread has its own of
-        with _survive_nccl_errors() if lead is not None else nullcontext():
+        with _survive_nccl_errors() if leader is not None else nullcontext():
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
                 store=dist.FileStore(str(folder / "store"), size),  # type: ignore[attr-defined]
@@ -251,10 +253,10 @@ def join(
             if device.type == "cuda":
                 ranks.shared = _share_memory(ranks)
 
-    if lead is None:
+    if leader is None:
         begin()
     else:
-        _run_while_working(begin, lead)
+        _run_while_working(begin, leader)
     _joined.append(ranks)
     ranks.check()  # `leave` did not see this group if a rank died before
     return ranks
@@ -262,14 +264,28 @@ def join(
 
 def _share_memory(ranks: Ranks) -> SharedBuffer | None:
     """Return memory that all ranks share, or None if a rank cannot share its own. A collective."""
-    others = [index for index in range(ranks.size) if index != ranks.device.index]
+    own = ranks.device.index
     able = ranks.size in _SHARING_SIZES and not _shared
-    able = able and all(torch.cuda.can_device_access_peer(ranks.device, index) for index in others)
+    able = able and all(_has_atomics(own, peer) for peer in range(ranks.size) if peer != own)
     if not _all_reduce_min(able):
         return None
     with suppress(RuntimeError):  # such as a driver without virtual memory management
         _shared.append(SharedBuffer(ranks.rank, ranks.size, ranks.device))
     return _shared[0] if _all_reduce_min(len(_shared)) else None
+
+
+def _has_atomics(device: int, peer: int) -> bool:
+    """Whether a GPU has atomic operations on the memory of another one, as it has over NVLink.
+
+    torch's kernels need them for their signals; over PCIe they might wait for ever.
+    """
+    supported = ctypes.c_int(0)
+    if torch.cuda.can_device_access_peer(device, peer):
+        with suppress(OSError):
+            ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute(
+                ctypes.byref(supported), _NATIVE_ATOMICS, device, peer
+            )
+    return bool(supported.value)
 
 
 def _all_reduce_min(number: int) -> int:
@@ -301,7 +317,7 @@ def _set_environment(name: str, value: str) -> Iterator[None]:
         del os.environ[name]
 
 
-def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
+def _run_while_working(begin: Callable[[], None], leader: RankLeader) -> None:
     """Run a call that waits for the other ranks; stop waiting soon after one of them has died.
 
     The call itself cannot be interrupted: gloo and NCCL would wait for a dead rank. So it runs in
@@ -312,53 +328,53 @@ def _run_while_working(begin: Callable[[], None], lead: RankLeader) -> None:
     """
     done = run_in_daemon("treegen-join", begin)
     while not wait([done], _POLL_SECONDS).done:
-        if lead.failed and not wait([done], _JOIN_SECONDS).done:
+        if leader.failed and not wait([done], _JOIN_SECONDS).done:
             # torch counts groups, and the ranks of the next one must have the same count.
             dist.distributed_c10d._world.group_count = 0
-            lead.check()
+            leader.check()
     done.result()
 
 
-def abort(lead: RankLeader) -> None:
-    """Begin to abort the process group that `join` made for a lead whose other ranks are dead.
+def abort(leader: RankLeader) -> None:
+    """Begin to abort the process group that `join` made for a leader whose other ranks are dead.
 
     Any thread may call this at any time. NCCL finishes an abort once no CUDA graph contains its
     collectives, so this does not wait for the end; `leave` does.
 
     Args:
-        lead: The lead that `join` was given. A group of another lead is left alone.
+        leader: The leader that `join` was given. A group of another leader is left alone.
     """
     with _abort_lock:
-        if (ranks := _pop_joined(lead)) is not None:
+        if (ranks := _pop_joined(leader)) is not None:
             if ranks.shared is not None:
                 run_in_daemon("treegen-release", ranks.shared.release)
             ranks.abort = run_in_daemon("treegen-abort", _abort_group)
             _aborted[:] = [ranks]
 
 
-def leave(lead: RankLeader) -> None:
-    """Abort the process group that `join` made for a lead, and wait until it is gone.
+def leave(leader: RankLeader) -> None:
+    """Abort the process group that `join` made for a leader, and wait until it is gone.
 
     This also resets the CUDA graphs that contain its collectives, so no other thread may be
     computing a pass.
 
     Args:
-        lead: As in `abort`.
+        leader: As in `abort`.
     """
     with _abort_lock:
-        if (ranks := _pop_joined(lead)) is not None:
+        if (ranks := _pop_joined(leader)) is not None:
             _reset_graphs(ranks)
             _abort_group()  # in this thread, because no thread can be started during exit
             return
-    for ranks in [ranks for ranks in _aborted if ranks.lead is lead]:
+    for ranks in [ranks for ranks in _aborted if ranks.leader is leader]:
         _reset_graphs(ranks)
         assert ranks.abort is not None
         wait([ranks.abort], _ABORT_SECONDS)
 
 
-def _pop_joined(lead: RankLeader) -> Ranks | None:
-    """Remove and return the ranks of a lead; None if they have left. Two aborts end the process."""
-    return _joined.pop() if _joined and _joined[0].lead is lead else None
+def _pop_joined(leader: RankLeader) -> Ranks | None:
+    """Remove and return a leader's ranks; None if they have left. Two aborts end the process."""
+    return _joined.pop() if _joined and _joined[0].leader is leader else None
 
 
 def _reset_graphs(ranks: Ranks) -> None:

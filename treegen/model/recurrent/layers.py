@@ -219,9 +219,9 @@ class StatePass:
         num_tokens = next(v.shape[1] for v in arguments.values() if isinstance(v, Tensor))
         for run in self._batch.runs:
             values: dict[StateKey, Tensor] = {}
-            if run.reads_N is not None:
+            if run.read_slots_N is not None:
                 values = {
-                    key: tensor.index_select(0, run.reads_N)
+                    key: tensor.index_select(0, run.read_slots_N)
                     for key, tensor in zip(keys, tensors, strict=True)
                 }
             states = LayerStates(values, widths)
@@ -231,7 +231,7 @@ class StatePass:
             else:
                 parts.append((run, layer.forward(run_arguments, states)))
             for key, tensor in zip(keys, tensors, strict=True):
-                tensor.index_copy_(0, run.writes_N, states.values[key].to(tensor.dtype))
+                tensor.index_copy_(0, run.write_slots_N, states.values[key].to(tensor.dtype))
         return _scatter_outputs(parts, num_tokens)
 
 

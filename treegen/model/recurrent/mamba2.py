@@ -132,8 +132,8 @@ def mamba2(  # noqa: PLR0913 -- a custom operator takes tensors and numbers
     windows: Tensor,
     states: Tensor,
     groups: int,
-    least: float,
-    most: float,
+    dt_min: float,
+    dt_max: float,
 ) -> Tensor:
     """Return what the tokens of a pass read from their states, [T, H, V].
 
@@ -149,8 +149,8 @@ def mamba2(  # noqa: PLR0913 -- a custom operator takes tensors and numbers
         states: States in state slots, in transformers' shape [slots, H, V, K]; the memory is used
             as [slots, H, K, V].
         groups: The number of groups, G.
-        least: The minimum time step; transformers ignores it for a single token.
-        most: The maximum time step; transformers ignores it for a single token.
+        dt_min: The minimum time step; transformers ignores it for a single token.
+        dt_max: The maximum time step; transformers ignores it for a single token.
     """
     heads, v_dim, k_dim = states.shape[1:]
     spec = DeltaSpec(groups, heads, k_dim, v_dim, windows.itemsize, corrects=False)
@@ -158,7 +158,7 @@ def mamba2(  # noqa: PLR0913 -- a custom operator takes tensors and numbers
     inputs = DeltaInputs(
         mixed_TC, dt_TH, dt_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, 1.0, conv_bias_C, skip_H
     )
-    return delta_pass(inputs, on, partial(_scan, limits=(least, most)))
+    return delta_pass(inputs, on, partial(_scan, limits=(dt_min, dt_max)))
 
 
 def _scan(
@@ -170,8 +170,8 @@ def _scan(
     *,
     limits: tuple[float, float],
 ) -> tuple[Tensor, Tensor]:
-    least, most = limits
-    step_NLH = softplus(inputs.a_TH.float() + inputs.dt_bias_H.float()).clamp(least, most)
+    dt_min, dt_max = limits
+    step_NLH = softplus(inputs.a_TH.float() + inputs.dt_bias_H.float()).clamp(dt_min, dt_max)
     step_NLH = step_NLH.view(run.num, run.length, -1)
     keys = spec.k_heads * spec.k_dim
     parts = mixed_NLC.float().split([spec.v_heads * spec.v_dim, keys, keys], -1)

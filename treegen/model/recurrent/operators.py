@@ -174,17 +174,17 @@ def _opaque(
             proxies, in the order of their names.
     """
     name = plain.__name__
-    places = [list(inspect.signature(plain).parameters).index(argument) for argument in changes]
+    indices = [list(inspect.signature(plain).parameters).index(argument) for argument in changes]
 
     @functools.wraps(plain)
     def run_resolved(*arguments: Any) -> Tensor:
         resolved = list(arguments)
-        for place in places:
-            resolved[place] = resolve_proxy(resolved[place])
+        for index in indices:
+            resolved[index] = resolve_proxy(resolved[index])
         return plain(*resolved)
 
     def make_empty(*arguments: Any) -> Tensor:
-        return shape(arguments[0], *(arguments[place] for place in places))
+        return shape(arguments[0], *(arguments[index] for index in indices))
 
     # The compiler does not see the tensors that it writes into, so it mutates no argument.
     custom_op = torch.library.custom_op(f"treegen::{name}", run_resolved, mutates_args=())

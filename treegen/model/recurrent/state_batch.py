@@ -30,9 +30,9 @@ from treegen.ops.recurrence import DeltaInputs, DeltaStates, RowSlots, fold_upda
 # T tokens of a pass, C channels, W width of windows, N sequences that run together, L tokens of
 # each, H heads, V value dimension
 
-_MOST_TOKENS: Final = 2**14  # maximum tokens that run together; fewer for short pieces
+_MAX_TOKENS: Final = 2**14  # maximum tokens that run together; fewer for short pieces
 _SHORT: Final = 64  # tokens that a piece is padded to in layers that compute chunks
-_MOST_BYTES: Final = 2**28  # maximum bytes of one layer's states that run together
+_MAX_BYTES: Final = 2**28  # maximum bytes of one layer's states that run together
 
 
 class Piece(NamedTuple):
@@ -42,9 +42,9 @@ class Piece(NamedTuple):
     """The row of its first token in the pass."""
     num: int
     """Its number of tokens."""
-    reads: int
+    read_slot: int
     """The slot of the state before it; NO_STATE at the start of a text."""
-    writes: int
+    write_slot: int
     """The slot of the state after it."""
 
 
@@ -53,9 +53,9 @@ class Sequences(NamedTuple):
 
     rows: slice | Tensor
     """The rows of their tokens in the pass."""
-    reads_N: Tensor
+    read_slots_N: Tensor
     """Slots of their states before; -1 at the start of texts."""
-    writes_N: Tensor
+    write_slots_N: Tensor
     """Slots of their states after."""
     num_tokens: int
     """Tokens of each."""
@@ -71,23 +71,27 @@ class StateRun:
     """L, the tokens of each."""
     rows: slice | Tensor
     """The rows of their N * L tokens in the pass."""
-    reads_N: Tensor | None
+    read_slots_N: Tensor | None
     """int64, slots of the states before; None at the start of texts."""
-    writes_N: Tensor
+    write_slots_N: Tensor
     """int64, slots of the states after."""
 
     @property
     def one_token(self) -> RowSlots | None:
         """The slots of sequences that continue by one token each; None for any other run."""
-        if self.length > 1 or self.reads_N is None:
+        if self.length > 1 or self.read_slots_N is None:
             return None
-        return RowSlots(torch.stack([self.reads_N, self.writes_N]))
+        return RowSlots(torch.stack([self.read_slots_N, self.write_slots_N]))
 
     @property
     def sequences(self) -> Sequences:
         """The run as sequences that are computed a token at a time."""
-        reads_N = torch.full_like(self.writes_N, -1) if self.reads_N is None else self.reads_N
-        return Sequences(self.rows, reads_N, self.writes_N, self.length)
+        read_slots_N = (
+            torch.full_like(self.write_slots_N, -1)
+            if self.read_slots_N is None
+            else self.read_slots_N
+        )
+        return Sequences(self.rows, read_slots_N, self.write_slots_N, self.length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +111,11 @@ class StateBatch:
         """Return this pass in order, with `missing` more rows that write to the spare slot."""
         rows = self.rows
         if rows is not None and missing:
-            reads_T, writes_T = rows.inputs_RT
-            ends = pad(reads_T, (0, missing), value=-1), pad(writes_T, (0, missing), value=NO_STATE)
+            read_slots_T, write_slots_T = rows.inputs_RT
+            ends = (
+                pad(read_slots_T, (0, missing), value=-1),
+                pad(write_slots_T, (0, missing), value=NO_STATE),
+            )
             rows = RowSlots(torch.stack(ends))
         return replace(self, rows=rows, in_order=True)
 
@@ -123,8 +130,8 @@ class StateBatch:
             The outputs [T, ...].
         """
         if self.rows is not None:
-            reads_T, writes_T = self.rows.inputs_RT
-            return compute(Sequences(slice(None), reads_T, writes_T, 1))
+            read_slots_T, write_slots_T = self.rows.inputs_RT
+            return compute(Sequences(slice(None), read_slots_T, write_slots_T, 1))
         out.zero_()  # for spare rows
         for run in self.runs:
             out[run.rows] = compute(run.sequences)
@@ -148,12 +155,12 @@ def states_of_pieces(pieces: Sequence[Piece], layers: Sequence[Sequence[Tensor]]
     """Return the states that a pass reads and writes; each of its tokens belongs to one piece."""
     groups: dict[tuple[int, int, bool], list[Piece]] = {}
     for piece, stage in zip(pieces, _stages(pieces), strict=True):
-        groups.setdefault((stage, piece.num, piece.reads == NO_STATE), []).append(piece)
+        groups.setdefault((stage, piece.num, piece.read_slot == NO_STATE), []).append(piece)
     device = layers[0][0].device
     runs: list[StateRun] = []
     for (_, length, is_first), group in sorted(groups.items(), key=lambda item: item[0][0]):
-        most = _most_together(length, layers)
-        parts = (group[at : at + most] for at in range(0, len(group), most))
+        max_pieces = _max_together(length, layers)
+        parts = (group[at : at + max_pieces] for at in range(0, len(group), max_pieces))
         runs += [_run(part, length, is_first, device) for part in parts]
     return StateBatch(runs, layers)
 
@@ -173,10 +180,10 @@ def states_in_slots(rows: RowSlots, layers: Sequence[Sequence[Tensor]]) -> State
     """Return the states of a decode step from slots on the device; the runs are views of these."""
     runs: list[StateRun] = []
     if not rows.has_lists:
-        most, (reads_N, writes_N) = _most_together(1, layers), rows.inputs_RT
-        for at in range(0, rows.num_rows, most):
-            part = slice(at, min(at + most, rows.num_rows))
-            runs.append(StateRun(part.stop - at, 1, part, reads_N[part], writes_N[part]))
+        max_pieces, (read_slots_N, write_slots_N) = _max_together(1, layers), rows.inputs_RT
+        for at in range(0, rows.num_rows, max_pieces):
+            part = slice(at, min(at + max_pieces, rows.num_rows))
+            runs.append(StateRun(part.stop - at, 1, part, read_slots_N[part], write_slots_N[part]))
     return StateBatch(runs, layers, rows)
 
 
@@ -207,24 +214,24 @@ def state_bytes_together(layers: Sequence[int], num: int) -> int:
         layers: Bytes of one row's states in each layer.
         num: The number of rows.
     """
-    return 8 * max((min(num * size, max(_MOST_BYTES, size)) for size in layers), default=0)
+    return 8 * max((min(num * size, max(_MAX_BYTES, size)) for size in layers), default=0)
 
 
-def _most_together(length: int, layers: Sequence[Sequence[Tensor]]) -> int:
+def _max_together(length: int, layers: Sequence[Sequence[Tensor]]) -> int:
     largest = max(sum(tensor[0].nbytes for tensor in tensors) for tensors in layers)
-    by_tokens = _MOST_TOKENS // max(length, _SHORT) if length > 1 else _MOST_TOKENS
-    return max(min(by_tokens, _MOST_BYTES // max(largest, 1)), 1)
+    by_tokens = _MAX_TOKENS // max(length, _SHORT) if length > 1 else _MAX_TOKENS
+    return max(min(by_tokens, _MAX_BYTES // max(largest, 1)), 1)
 
 
 def _stages(pieces: Sequence[Piece]) -> list[int]:
     """Return for each piece how many pieces of the pass must be computed before it, in sequence."""
-    made_by = {piece.writes: at for at, piece in enumerate(pieces)}
+    made_by = {piece.write_slot: at for at, piece in enumerate(pieces)}
     stages: dict[int, int] = {}
     for first in range(len(pieces)):
         path = [first]
         while path[-1] not in stages:
-            reads = pieces[path[-1]].reads
-            above = made_by.get(reads, path[-1]) if reads != NO_STATE else path[-1]
+            read_slot = pieces[path[-1]].read_slot
+            above = made_by.get(read_slot, path[-1]) if read_slot != NO_STATE else path[-1]
             if above == path[-1]:  # its state exists already, maybe in the slot it writes
                 stages[above] = 0
             else:
@@ -237,18 +244,20 @@ def _stages(pieces: Sequence[Piece]) -> list[int]:
 
 def _run(group: Sequence[Piece], length: int, is_first: bool, device: torch.device) -> StateRun:
     starts = np.array([piece.start for piece in group])
-    reads = np.array([piece.reads for piece in group], dtype=np.int64)
-    writes = np.array([piece.writes for piece in group], dtype=np.int64)
+    read_slots = np.array([piece.read_slot for piece in group], dtype=np.int64)
+    write_slots = np.array([piece.write_slot for piece in group], dtype=np.int64)
     rows = (starts[:, None] + np.arange(length)).reshape(-1).astype(np.int64)
-    reads_N, writes_N, rows_NL = to_device_together([reads, writes, rows], device)
+    read_slots_N, write_slots_N, rows_NL = to_device_together(
+        [read_slots, write_slots, rows], device
+    )
     first = int(rows[0])
     consecutive = np.array_equal(rows, np.arange(first, first + len(rows)))
     return StateRun(
         num=len(group),
         length=length,
         rows=slice(first, first + len(rows)) if consecutive else rows_NL,
-        reads_N=None if is_first else reads_N,
-        writes_N=writes_N,
+        read_slots_N=None if is_first else read_slots_N,
+        write_slots_N=write_slots_N,
     )
 
 
@@ -305,9 +314,9 @@ def delta_pass(inputs: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
             continue
         weights_C1W = inputs.conv_CW[:, None]
         out = convolve_run(rows.mixed_TC, weights_C1W, inputs.conv_bias_C, on.windows, run)
-        state = None if run.reads_N is None else on.states[run.reads_N]
+        state = None if run.read_slots_N is None else on.states[run.read_slots_N]
         out_NLHV, last = rule(rows, on.spec, silu(out), state, run)
-        on.states[run.writes_N] = last.to(on.states.dtype)
+        on.states[run.write_slots_N] = last.to(on.states.dtype)
         out_THV[run.rows] = out_NLHV.flatten(0, 1)
     return out_THV
 
@@ -327,11 +336,11 @@ def convolve_run(
     """
     x_NCL = x_TC.view(run.num, run.length, -1).transpose(1, 2)
     width, kernel_size = windows.shape[-1], conv_C1W.shape[-1]
-    if run.reads_N is None:
+    if run.read_slots_N is None:
         before = x_NCL.new_zeros(run.num, x_NCL.shape[1], width)
     else:
-        before = windows[run.reads_N]
+        before = windows[run.read_slots_N]
     extended = torch.cat([before, x_NCL], -1)
-    windows[run.writes_N] = extended[..., -width:]
+    windows[run.write_slots_N] = extended[..., -width:]
     extended = extended[..., width - kernel_size + 1 :].to(conv_C1W.dtype)
     return conv1d(extended, conv_C1W, bias_C, groups=len(conv_C1W)).transpose(1, 2)

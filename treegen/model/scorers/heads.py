@@ -73,8 +73,8 @@ class RewardModel(nn.Module):
         logits: Tensor = self.score(hidden.last_hidden_state)
         if self._pooled:
             is_text = input_ids != self.config.pad_token_id
-            places = torch.arange(input_ids.shape[1], device=input_ids.device)
-            last = (places * is_text).argmax(-1)
+            positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+            last = (positions * is_text).argmax(-1)
             logits = logits[torch.arange(len(logits), device=last.device), last]
         return SimpleNamespace(logits=logits)
 

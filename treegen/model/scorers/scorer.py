@@ -70,7 +70,7 @@ class Scorer:
 
     def batches(self, rows: Sequence[Sequence[int]], size: int) -> list[list[int]]:
         """Group the indices of texts into batches of similar length, for less padding."""
-        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
         # Without a padding token, a sequence classifier cannot find the last token.
         size = size if self.tokenizer.pad_token_id is not None or self.form != SEQUENCE else 1
         return [order[start : start + size] for start in range(0, len(order), size)]

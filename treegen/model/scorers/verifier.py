@@ -68,7 +68,7 @@ class Verifier:
 
     def __post_init__(self) -> None:
         form, tokenizer = self.scorer.form, self.scorer.tokenizer
-        check_int("batch_size", self.batch_size, least=1)
+        check_int("batch_size", self.batch_size, minimum=1)
         if self.reduce not in REDUCE:
             raise InputError(
                 f"{arg('reduce')} must be one of {', '.join(REDUCE)}, got {self.reduce!r}"
@@ -137,16 +137,16 @@ class Verifier:
         if self.reader is not None:
             return self.reader.score_prefixes(rows, ends)
         shares: list[list[float]] = [[] for _ in rows]
-        for places in self.scorer.batches(rows, self.batch_size):
-            logits = self.scorer.logits([rows[place] for place in places])
-            for row, place in enumerate(places):
+        for indices in self.scorer.batches(rows, self.batch_size):
+            logits = self.scorer.logits([rows[index] for index in indices])
+            for row, index in enumerate(indices):
                 pooled = self.scorer.form == SEQUENCE
-                logits_SL = logits[row, None if pooled else ends[place]]
+                logits_SL = logits[row, None if pooled else ends[index]]
                 if self.scorer.form == CAUSAL:
                     shares_S = logits_SL[:, self.token_ids()].softmax(dim=-1)[:, 0]
                 else:
                     shares_S = probabilities(logits_SL)[:, self.column]
-                shares[place] = [float(share) for share in shares_S]
+                shares[index] = [float(share) for share in shares_S]
         return shares
 
     @property
@@ -176,7 +176,7 @@ class Verifier:
     def last(self, ids: Sequence[int]) -> int:
         """Return the index of the last token that is not padding, where a classifier is read."""
         pad = self.scorer.tokenizer.pad_token_id
-        return max((place for place, token in enumerate(ids) if token != pad), default=0)
+        return max((index for index, token in enumerate(ids) if token != pad), default=0)
 
     def encode(self, question: str, answer: str) -> tuple[list[int], list[int]]:
         """Return the token ids of a text, and the indices of the tokens after which it is read."""
@@ -209,8 +209,8 @@ class Verifier:
         stops = np.array([stop for _, stop in encoded["offset_mapping"]])
         at -= len(body) - len(body.lstrip())
         # Find the first token that reaches the end of each step.
-        places = [int(np.argmax(stops >= at + end)) for end in ends]
-        return list(encoded["input_ids"]), places
+        end_indices = [int(np.argmax(stops >= at + end)) for end in ends]
+        return list(encoded["input_ids"]), end_indices
 
     def _encode_apart(self, question: str, answer: str) -> tuple[list[int], list[int]]:
         """Tokenize question, steps and marks separately, as Skywork's models are trained."""

@@ -38,13 +38,13 @@ class SharedWeights:
         Raises:
             WorkerError: a rank fails.
         """
-        ranks, lead = _ranks_of(self.model)
-        lead.call_followers("update", self.path)
+        ranks, leader = _ranks_of(self.model)
+        leader.call_followers("update", self.path)
         write_shard(self.model, self.path)
         try:
             ranks.all_reduce_min(1)  # wait, because the checkpoint may be removed or changed now
         except RuntimeError:
-            lead.check()
+            leader.check()
             raise
 
 
@@ -70,9 +70,9 @@ def stage_update(
     """
     if model.ranks is None:
         return stage_weights(model, weights, check_finite=check_finite)
-    _, lead = _ranks_of(model)
-    lead.check()
-    saved = lead.folder / "weights"
+    _, leader = _ranks_of(model)
+    leader.check()
+    saved = leader.folder / "weights"
     shutil.rmtree(saved, ignore_errors=True)
     digest = save_whole(model, weights, saved, check_finite=check_finite)
     path = Path(weights) if isinstance(weights, str | os.PathLike) else saved
@@ -81,5 +81,5 @@ def stage_update(
 
 def _ranks_of(model: Model) -> tuple[Ranks, RankLeader]:
     """Return the ranks of a tensor-parallel model, and their control."""
-    assert model.ranks is not None and model.ranks.lead is not None, "only rank 0 updates weights"
-    return model.ranks, model.ranks.lead
+    assert model.ranks is not None and model.ranks.leader is not None, "only rank 0 updates weights"
+    return model.ranks, model.ranks.leader

@@ -132,9 +132,9 @@ class PackedTree:
     positions: NDArray[np.int64]
     """The position of each token in its texts [T]."""
     layout: TreeLayout
-    """The places of the segments."""
+    """Where the segments are among the packed tokens."""
     samples: tuple[NDArray[np.int64], ...]
-    """For each sample, the places of its tokens among the packed ones [N]."""
+    """For each sample, the indices of its tokens among the packed ones [N]."""
 
 
 def pack_tree(tree: RolloutTree) -> PackedTree:
@@ -161,12 +161,14 @@ def pack_tree(tree: RolloutTree) -> PackedTree:
     starts[order] = np.cumsum(lengths[order]) - lengths[order]
     layout = TreeLayout(starts[order], (starts + totals)[order], depths[order], int(lengths.sum()))
     tokens = [token for at in order for token in tree.segments[at].tokens]
-    places: list[NDArray[np.int64]] = []  # of the tokens of each segment and of those before it
+    path_indices: list[
+        NDArray[np.int64]
+    ] = []  # of the tokens of each segment and of those before it
     for at, segment in enumerate(tree.segments):
         here = starts[at] + np.arange(lengths[at])
-        before = () if segment.parent is None else (places[segment.parent],)
-        places.append(np.concatenate([*before, here]))
-    samples = tuple(places[at] for at in tree.last)
+        before = () if segment.parent is None else (path_indices[segment.parent],)
+        path_indices.append(np.concatenate([*before, here]))
+    samples = tuple(path_indices[at] for at in tree.last)
     return PackedTree(np.array(tokens, dtype=np.int64), layout.positions(), layout, samples)
 
 
@@ -219,17 +221,19 @@ def tree_logprobs(
         needs = torch.is_grad_enabled()
         return [torch.zeros(0, device=base.device, requires_grad=needs) for _ in targets]
     # Each token has one predecessor, whichever sample it is read from.
-    scored_N, first_N, place = np.unique(
+    scored_N, first_N, inverse = np.unique(
         np.concatenate(targets), return_index=True, return_inverse=True
     )
     predictors_S, rows_N = np.unique(np.concatenate(before)[first_N], return_inverse=True)
     if not len(predictors_S):  # other ranks may wait for the passes of this one
         predictors_S = np.zeros(1, dtype=np.int64)
-    arrays = predictors_S, rows_N, packed.tokens[scored_N], place
-    predictors, rows, tokens, places = (to_device(array, base.device) for array in arrays)
+    arrays = predictors_S, rows_N, packed.tokens[scored_N], inverse
+    predictors, rows, tokens, value_indices = (to_device(array, base.device) for array in arrays)
     logits_SV = _forward(module, base, packed, predictors)
     values_N = _SelectedLogprobs.apply(logits_SV, rows, tokens, 1 / temperature)  # type: ignore[no-untyped-call]
-    return list(values_N[places].split([len(tokens_of_target) for tokens_of_target in targets]))
+    return list(
+        values_N[value_indices].split([len(tokens_of_target) for tokens_of_target in targets])
+    )
 
 
 def check_tokens(

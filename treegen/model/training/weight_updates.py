@@ -1,6 +1,6 @@
 """New weights for a loaded model: all are checked before the first one is written.
 
-A model reads its weights at fixed places, also through merged layers and CUDA graphs. So new
+A model reads its weights at fixed addresses, also through merged layers and CUDA graphs. So new
 weights are copied into the old ones.
 """
 
@@ -230,7 +230,7 @@ def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise InputError(f"tensor names must be strings, got {unnamed[0]!r:.60}")
         return dict(weights)
     tensors: dict[str, Tensor] = {}
-    places: dict[int, str] = {}
+    name_of: dict[int, str] = {}
     if not isinstance(weights, Iterable):
         raise InputError(
             "update requires a checkpoint directory, a module or named tensors, got "
@@ -244,7 +244,7 @@ def _collect(weights: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
                 raise InputError(f"update expects pairs of a name and a tensor, got {pair!r:.60}")
         if name in tensors:
             raise InputError(f"two tensors are named {name}; pass one tensor for each name")
-        other = places.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
+        other = name_of.setdefault(tensor.data_ptr(), name) if tensor.numel() else name
         if other != name and targets.get(name) is not targets.get(other, tensor):
             raise InputError(
                 f"{other} and {name} use the same memory, so one tensor has overwritten the "

@@ -245,7 +245,7 @@ def _products(
         if mask is not None:
             logits += mask[:, :, start : start + step] if mask.shape[2] > 1 else mask
         lse = logits.logsumexp(dim=-1)
-        floor = lse.clamp(min=torch.finfo(lse.dtype).min)
-        outs.append(torch.matmul(logits.sub_(floor[..., None]).exp_(), v_BKLV))
+        shift = lse.clamp(min=torch.finfo(lse.dtype).min)
+        outs.append(torch.matmul(logits.sub_(shift[..., None]).exp_(), v_BKLV))
         lses.append(lse)
     return torch.cat(outs, dim=2), torch.cat(lses, dim=2)

@@ -127,8 +127,8 @@ def _jobs(
 def _batch_size(length_U: IntArray, token_bytes: int) -> int:
     """Return how many of the units, sorted from longest to shortest, go into one call."""
     longest = int(length_U[0])
-    most = max(1, CHUNK_BYTES // (longest * token_bytes))
-    length_U = length_U[:most]
+    max_units = max(1, CHUNK_BYTES // (longest * token_bytes))
+    length_U = length_U[:max_units]
     waste_U = np.cumsum(longest - length_U)
     return int(np.searchsorted(waste_U, WASTE_BYTES // token_bytes, side="right"))
 

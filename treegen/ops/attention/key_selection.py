@@ -112,15 +112,15 @@ class RowKeys:
 
 def count_keys(levels: PreparedLevels) -> int:
     """Return the largest number of keys that a row of a pass sees."""
-    if "most_keys" not in levels.memo:
+    if "max_keys" not in levels.memo:
         stored = _all_levels(levels)
         size = max((int(level.stop_G.max(initial=0)) for level in stored), default=0)
         num_T = np.zeros(size, dtype=np.int64)
         for level in stored:
             num_T += _by_row(level, level.kv_len_G, size)
-        levels.memo["most_keys"] = int(num_T.max(initial=0))
-    most: int = levels.memo["most_keys"]
-    return most
+        levels.memo["max_keys"] = int(num_T.max(initial=0))
+    max_keys: int = levels.memo["max_keys"]
+    return max_keys
 
 
 def keys_by_row(levels: PreparedLevels, num_rows: int, page_size: int) -> RowKeys:
@@ -167,14 +167,14 @@ def select_keys(
             row sees fewer keys. Without a row that sees more keys than it selects, nothing is
             scored, and all positions are -1.
     """
-    num_rows, most = len(q_THD), count_keys(levels)
+    num_rows, max_keys = len(q_THD), count_keys(levels)
     heads = q_THD.shape[1:2] if weights_TH is None else ()
     selected_TCS = q_THD.new_full((num_rows, *heads, form.width), -1, dtype=torch.int32)
-    if most <= form.width:
+    if max_keys <= form.width:
         return selected_TCS
     rows = keys_by_row(levels, num_rows, pool.shape[1])
     queries = _Queries(q_THD, weights_TH, positions_T, form.size if form.is_pooled else 1)
-    num_columns = most // queries.stride
+    num_columns = max_keys // queries.stride
     step = max(PIECE // ((num_columns + 1) * max(heads, default=1)), 1)
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
@@ -285,7 +285,7 @@ def find_slots(level: LevelKeys, rows: Tensor | slice, offsets: Tensor, page_siz
     Args:
         level: The level.
         rows: The rows, N of them.
-        offsets: Places of keys among those of the row's group [N, L] or [1, L].
+        offsets: Indices of keys among those of the row's group [N, L] or [1, L].
         page_size: Tokens per page.
     """
     last_N1 = (level.len_T[rows][:, None] - 1).clamp(min=0)

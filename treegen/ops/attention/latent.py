@@ -110,7 +110,7 @@ def _attend_absorbed(
     """Attend to levels that are read as latents; out [T, H, V] in the type of q, LSE [T, H]."""
     up_HNR, up_HVR = up_HXR.split([form.nope, form.v_dim], 1)
     q_THN, q_THP = q_THK.split([form.nope, form.rope], -1)
-    q_THD = q_THK.new_empty(len(q_THK), form.heads, form.kept)
+    q_THD = q_THK.new_empty(len(q_THK), form.heads, form.cached_dim)
     torch.bmm(q_THN.transpose(0, 1), up_HNR, out=q_THD[..., : form.rank].transpose(0, 1))
     q_THD[..., form.rank :] = q_THP
     options = {**options, "sinks": sinks}
@@ -132,7 +132,9 @@ def view_expanded(pool: Tensor, form: LatentSpec, dtype: torch.dtype) -> tuple[T
     """
     num_pages, page_size = pool.shape[:2]
     pages = form.copy_pages(pool.itemsize, dtype.itemsize)
-    blocks = pool[: num_pages // pages * pages].view(-1, page_size, pages * form.kept).view(dtype)
+    blocks = (
+        pool[: num_pages // pages * pages].view(-1, page_size, pages * form.cached_dim).view(dtype)
+    )
     k_size = form.heads * form.k_dim
     keys, values = blocks[..., : form.expanded].tensor_split([k_size], -1)
     return keys.unflatten(-1, (form.heads, -1)), values.unflatten(-1, (form.heads, -1))
@@ -223,9 +225,9 @@ def rows_to_expand(form: LatentSpec) -> float:
     Expanding takes one more product. In return, each row and head reads keys and values that are
     narrower than latents. The result is infinite if they are not narrower.
     """
-    spared = form.kept + form.rank - form.k_dim - form.v_dim
+    saved = form.cached_dim + form.rank - form.k_dim - form.v_dim
     added = form.rank * (form.nope + form.v_dim)
-    return added / spared if spared > 0 else float("inf")
+    return added / saved if saved > 0 else float("inf")
 
 
 def _split(levels: PreparedLevels, form: LatentSpec, pool: Tensor) -> _LevelSplit:

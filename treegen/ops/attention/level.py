@@ -207,10 +207,10 @@ def check_layout(level: Any, index: int, device: torch.device) -> None:
             raise InputError(f"level {index} {name} must be int32, got {tensor.dtype}")
         if tensor.device != device:
             raise InputError(f"level {index} {name} must be on {device}, got {tensor.device}")
-        want = 2 if name == "pages_GP" else 1
-        if tensor.dim() != want or tensor.shape[0] != num_groups:
+        expected = 2 if name == "pages_GP" else 1
+        if tensor.dim() != expected or tensor.shape[0] != num_groups:
             raise InputError(
-                f"level {index} {name} must have {want} dimensions, and the first must have "
+                f"level {index} {name} must have {expected} dimensions, and the first must have "
                 f"size {num_groups} (the number of groups), got shape {tuple(tensor.shape)}"
             )
 

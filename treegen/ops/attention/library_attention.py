@@ -72,21 +72,21 @@ def cut_level(
     row, rows, slot, keys, _, position = runs_R6.T
     run_N = np.repeat(np.arange(len(runs_R6)), rows)
     row_N = concat_ranges(row, rows)
-    # N counts rows of runs. place_N is the position of the row, counted from the first key of its
+    # N counts rows of runs. offset_N is the position of the row, counted from the first key of its
     # run. The row sees the keys of the run from low_N up to, not including, high_N.
-    place_N = positions_T[row_N] - position[run_N]
-    high_N = np.clip(place_N + 1, 0, keys[run_N]) if level.causal else keys[run_N]
+    offset_N = positions_T[row_N] - position[run_N]
+    high_N = np.clip(offset_N + 1, 0, keys[run_N]) if level.causal else keys[run_N]
     low_N = np.zeros_like(high_N)
     if window is not None:
         low_N = np.maximum(window.start(positions_T[row_N]) - position[run_N], 0)
     has_keys = low_N < high_N
-    run_N, row_N, place_N, low_N, high_N = (
-        array[has_keys] for array in (run_N, row_N, place_N, low_N, high_N)
+    run_N, row_N, offset_N, low_N, high_N = (
+        array[has_keys] for array in (run_N, row_N, offset_N, low_N, high_N)
     )
     # Which keys of the same run the next row sees: 1 the same keys; 2 one key more; 0 otherwise.
     near = (np.diff(run_N) == 0) & (np.diff(row_N) == 1)
     lower, higher = np.diff(low_N), np.diff(high_N)
-    step = near & (np.diff(place_N) == 1) & (higher == 1) & (high_N[1:] == place_N[1:] + 1)
+    step = near & (np.diff(offset_N) == 1) & (higher == 1) & (high_N[1:] == offset_N[1:] + 1)
     kind = 2 * (step if bands else step & (lower == 0)) + (near & (lower == 0) & (higher == 0))
     ends = kind == 0
     ends[1:] |= (kind[1:] != kind[:-1]) & (kind[:-1] != 0)
@@ -359,11 +359,11 @@ class Library:
         q_NRKD = q_THD[call.rows_2N[0]].unflatten(1, (-1, fold)).transpose(1, 2)
         q_NHD = q_NRKD.reshape(-1, q_THD.shape[1] // fold, q_THD.shape[2])
         out_NHD, lse_HN = self.run((q_NHD, k_SKD, v_SKD), call, options)
-        want = q_NHD.shape[1], q_NHD.shape[0]
-        if lse_HN.shape != want:
+        expected = q_NHD.shape[1], q_NHD.shape[0]
+        if lse_HN.shape != expected:
             raise InputError(
                 f"impl {self.name!r} returned an LSE of shape {tuple(lse_HN.shape)}, expected "
-                f"[heads, rows] {want}; install another version of the library"
+                f"[heads, rows] {expected}; install another version of the library"
             )
         out_NKRD = out_NHD.unflatten(0, (-1, fold)).transpose(1, 2)
         lse_NKR = lse_HN.unflatten(1, (-1, fold)).transpose(0, 1)

@@ -42,7 +42,7 @@ def _load_own(module: str, name: str) -> Implementation:
 # implementation. "auto" takes the first one that does not refuse the device. "reference" refuses no
 # device, so the implementations after it are used only if they are named.
 LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
-    name: partial(_load_own, *place) for name, place in _OWN.items()
+    name: partial(_load_own, *module_and_name) for name, module_and_name in _OWN.items()
 }
 _READ_FP8: Final = ("auto", "cpu", "triton", "gluon", "invariant", "reference")
 

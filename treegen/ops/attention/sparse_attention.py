@@ -35,7 +35,7 @@ from treegen.ops.attention.level import IntArray
 from treegen.ops.attention.merge import add_sinks, merge
 from treegen.ops.attention.types import PreparedLevels
 
-MOST_MASKED: Final = 4
+MAX_MASKED: Final = 4
 """A group is read as a whole only if its rows see at most this many times the keys they select."""
 
 _Part = tuple[Tensor, Tensor]
@@ -63,7 +63,7 @@ class _Reads:
     """The groups that are read as a whole."""
     gathered: tuple[tuple[LevelKeys, Tensor], ...]
     """The other levels, with the number of keys that are gathered for each row [T]."""
-    most: int
+    max_gathered: int
     """Maximum keys that are gathered for a row."""
 
 
@@ -232,7 +232,7 @@ def _reads_whole(num_N: IntArray, num: int) -> bool:
         num_N: Number of keys that each row sees.
         num: Number of keys that each row selects.
     """
-    if num_N.max() > MOST_MASKED * num:
+    if num_N.max() > MAX_MASKED * num:
         return False
     missed = np.log1p(-np.minimum(num / num_N, 1 - 1e-9)).sum()
     return bool(missed <= np.log(0.5))
@@ -255,9 +255,9 @@ def _gathers(
 ) -> list[tuple[slice, Tensor, Tensor]]:
     """Return rows, the slots of their gathered keys [N, S] and a mask of those that exist."""
     num_rows, page_size = len(selected.own_slot_T), pool.shape[1]
-    if not reads.most:
+    if not reads.max_gathered:
         return []
-    size = max(PIECE // (reads.most * pool[0, 0].numel()), 1)
+    size = max(PIECE // (reads.max_gathered * pool[0, 0].numel()), 1)
     gathers = []
     for start in range(0, num_rows, size):
         rows = slice(start, min(start + size, num_rows))
@@ -268,9 +268,9 @@ def _gathers(
             inside_NS = (offsets_NS >= 0) & (offsets_NS < len_T[rows][:, None])
             found_NS = find_slots(level, rows, offsets_NS, page_size)
             slots_NS = torch.where(inside_NS, found_NS, slots_NS)
-        if reads.most < slots_NS.shape[1]:
+        if reads.max_gathered < slots_NS.shape[1]:
             order_NS = (slots_NS < 0).to(torch.uint8).argsort(dim=1, stable=True)
-            slots_NS = slots_NS.gather(1, order_NS[:, : reads.most])
+            slots_NS = slots_NS.gather(1, order_NS[:, : reads.max_gathered])
         mask_NS = slots_NS >= 0
         gathers.append(
             (rows, torch.where(mask_NS, slots_NS, selected.own_slot_T[rows, None]), mask_NS)
@@ -311,5 +311,5 @@ def _to_wide(tensor: Tensor) -> Tensor:
 def _softmax(logits: Tensor) -> _Part:
     """Return the softmax over the last dimension and its LSE; zeros without any key."""
     lse = logits.logsumexp(-1)
-    floor = lse.clamp(min=torch.finfo(lse.dtype).min)
-    return (logits - floor[..., None]).exp_(), lse
+    shift = lse.clamp(min=torch.finfo(lse.dtype).min)
+    return (logits - shift[..., None]).exp_(), lse

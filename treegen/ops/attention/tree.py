@@ -56,7 +56,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeLayout:
-    """The places of the segments of a tree among its packed tokens.
+    """Where the segments of a tree are among its packed tokens.
 
     Segments are numbered in packed order.
     """
@@ -80,10 +80,10 @@ class TreeLayout:
             window: The positions that a row sees; None for all.
             device: The device of the queries.
         """
-        most = max(16, _SCORES["cpu" if device.type == "cpu" else "cuda"] // num_heads)
-        key = "blocks", most, window, device
+        max_scores = max(16, _SCORES["cpu" if device.type == "cpu" else "cuda"] // num_heads)
+        key = "blocks", max_scores, window, device
         if key not in self.memo:
-            self.memo[key] = list(self._iter_blocks(most, window, device))
+            self.memo[key] = list(self._iter_blocks(max_scores, window, device))
         blocks: list[_Block] = self.memo[key]
         return blocks
 
@@ -140,12 +140,12 @@ class TreeLayout:
             segment += 1
 
     def _iter_blocks(
-        self, most: int, window: Window | None, device: torch.device
+        self, max_scores: int, window: Window | None, device: torch.device
     ) -> Iterator[_Block]:
         positions_T, stops_T = self.positions(), self._repeat(self.stops)
         indices_T = torch.arange(self.num_tokens, device=device)
         for start, stop, keys_L, below in self._iter_tiles():
-            step = max(1, most // max(1, stop - start))
+            step = max(1, max_scores // max(1, stop - start))
             for at in range(start, stop, step):
                 keys = slice(start, min(at + step, stop))
                 rows = slice(at, keys.stop)
@@ -156,21 +156,21 @@ class TreeLayout:
             if window is not None:
                 rows_N = rows_N[window.start(positions_T[rows_N]) <= positions_T[keys_L].max()]
             is_seen = (stops_T[keys_L] >= below).all()
-            key_places = torch.from_numpy(keys_L).to(device)
+            key_indices = torch.from_numpy(keys_L).to(device)
             for part in np.split(rows_N, range(step, len(rows_N), step)) if len(rows_N) else ():
                 is_whole = is_seen and (
                     window is None
                     or window.start(positions_T[part]).max() <= positions_T[keys_L].min()
                 )
-                row_places = torch.from_numpy(part).to(device)
-                mask = None if is_whole else (row_places, key_places)
-                yield _Block(_as_slice(part, row_places), _as_slice(keys_L, key_places), mask)
+                row_indices = torch.from_numpy(part).to(device)
+                mask = None if is_whole else (row_indices, key_indices)
+                yield _Block(_as_slice(part, row_indices), _as_slice(keys_L, key_indices), mask)
 
 
-def _as_slice(places: NDArray[np.int64], tensor: Tensor) -> slice | Tensor:
-    """Return ascending places as a slice, or as a tensor if some are left out."""
-    first, last = int(places[0]), int(places[-1])
-    return slice(first, last + 1) if last - first + 1 == len(places) else tensor
+def _as_slice(indices: NDArray[np.int64], tensor: Tensor) -> slice | Tensor:
+    """Return ascending indices as a slice, or as a tensor if some are left out."""
+    first, last = int(indices[0]), int(indices[-1])
+    return slice(first, last + 1) if last - first + 1 == len(indices) else tensor
 
 
 def attend_tree(
@@ -264,24 +264,24 @@ class _Levels:
         out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=tree.dtype, device=q.device)
         sums = q.new_zeros(q.shape[:-1], dtype=tree.dtype)
         # A finite number: the difference of two infinities would not be a number.
-        most = torch.full_like(sums, torch.finfo(tree.dtype).min / 4)
+        max_GRT = torch.full_like(sums, torch.finfo(tree.dtype).min / 4)
         if sinks_H is not None:
-            most[:] = sinks_H.to(tree.dtype).view(most.shape[:2])[..., None]
+            max_GRT[:] = sinks_H.to(tree.dtype).view(max_GRT.shape[:2])[..., None]
             sums += 1
         for block in tree.blocks:
             rows = block.rows
             s_GRNL, _ = tree.scores(block)
-            most_GRN = torch.maximum(most[:, :, rows], s_GRNL.amax(-1))
-            p_GRNL = s_GRNL.sub_(most_GRN[..., None]).exp_()
-            kept_GRN = (most[:, :, rows] - most_GRN).exp_()
+            max_GRN = torch.maximum(max_GRT[:, :, rows], s_GRNL.amax(-1))
+            p_GRNL = s_GRNL.sub_(max_GRN[..., None]).exp_()
+            alpha_GRN = (max_GRT[:, :, rows] - max_GRN).exp_()
             new_GRNV = (p_GRNL.to(v.dtype).flatten(1, 2) @ v[:, block.keys]).unflatten(
                 1, p_GRNL.shape[1:3]
             )
-            out[:, :, rows] = out[:, :, rows] * kept_GRN[..., None] + new_GRNV
-            sums[:, :, rows] = sums[:, :, rows] * kept_GRN + p_GRNL.sum(-1)
-            most[:, :, rows] = most_GRN
+            out[:, :, rows] = out[:, :, rows] * alpha_GRN[..., None] + new_GRNV
+            sums[:, :, rows] = sums[:, :, rows] * alpha_GRN + p_GRNL.sum(-1)
+            max_GRT[:, :, rows] = max_GRN
         out = (out / sums[..., None]).to(v.dtype)
-        return out.flatten(0, 1), (most + sums.log()).flatten(0, 1)
+        return out.flatten(0, 1), (max_GRT + sums.log()).flatten(0, 1)
 
     def differentiate(
         self, q_HTK: Tensor, k: Tensor, v: Tensor, out_HTV: Tensor, lse_HT: Tensor, grad_HTV: Tensor

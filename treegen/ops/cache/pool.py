@@ -323,10 +323,10 @@ def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV
         G=num_heads,
         K=k_dim,
         V=v_dim,
-        ROOM_G=_next_power_of_2(num_heads),
-        ROOM_K=_next_power_of_2(k_dim),
-        ROOM_V=_next_power_of_2(v_dim),
-        MOST=_E4M3_MAX if keys.dtype == FP8 else 0.0,
+        BLOCK_G=_next_power_of_2(num_heads),
+        BLOCK_K=_next_power_of_2(k_dim),
+        BLOCK_V=_next_power_of_2(v_dim),
+        MAX_VALUE=_E4M3_MAX if keys.dtype == FP8 else 0.0,
         num_warps=4 if num_heads * k_dim > 512 else 1,
     )
 

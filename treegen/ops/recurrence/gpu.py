@@ -19,9 +19,9 @@ from treegen.ops.recurrence.types import (
     LISTED,
     NEXT_WINDOW,
     PAGES,
-    READS,
+    READ_SLOTS,
     WINDOW,
-    WRITES,
+    WRITE_SLOTS,
     DeltaInputs,
     DeltaStates,
     RowSlots,
@@ -51,24 +51,24 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
     """
     spec, inputs, num_rows = on.spec, rows.inputs_RT, rows.num_rows
-    columns = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READS, WRITES)
+    columns = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READ_SLOTS, WRITE_SLOTS)
     at = inputs[columns[0]], inputs[columns[1]]
     mixed_TC = convolve(
         layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, on.windows, *at, activates=True
     )
     if not rows.has_lists:
-        return _step_states(layer, on, mixed_TC, inputs[READS], inputs[WRITES], 1)
+        return _step_states(layer, on, mixed_TC, inputs[READ_SLOTS], inputs[WRITE_SLOTS], 1)
     block_k, block_v = _blocks(on)
     parts = triton.cdiv(spec.v_dim, block_v)
     scale, heads = _scale(on), _heads(on)
     out = mixed_TC.new_empty(num_rows, spec.v_heads, spec.v_dim)
-    reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
+    base_reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
     block_t = _ROWS // 2 if mixed_TC.dtype == torch.float32 else _ROWS
     kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, block_t), parts](
         mixed_TC,
         on.states,
         inputs[BASE],
-        reads_2THV,
+        base_reads_2THV,
         num_rows,
         scale,
         **heads,
@@ -82,7 +82,7 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     kernels.read_lists[spec.v_heads // block_h, num_rows](
         mixed_TC,
         *_gates(layer),
-        reads_2THV,
+        base_reads_2THV,
         on.states,
         on.states.view(on.dtype),
         inputs[BASE],
@@ -104,15 +104,19 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 
 
 def scan(
-    layer: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+    layer: DeltaInputs,
+    on: DeltaStates,
+    read_slots_N: Tensor,
+    write_slots_N: Tensor,
+    num_tokens: int,
 ) -> Tensor:
     """Compute several tokens of each sequence [T, H, V]; see `reference.scan`.
 
     Args:
         layer: Inputs of all tokens of the first sequence, then of the next; and the weights.
         on: Windows and states of the layer.
-        reads_N: Slot of each sequence's state before its first token [N]; -1 for none.
-        writes_N: Slot for each sequence's state after its last token [N].
+        read_slots_N: Slot of each sequence's state before its first token [N]; -1 for none.
+        write_slots_N: Slot for each sequence's state after its last token [N].
         num_tokens: Tokens per sequence.
     """
     mixed_TC = convolve_runs(
@@ -120,32 +124,32 @@ def scan(
         layer.conv_CW,
         layer.conv_bias_C,
         on.windows,
-        reads_N,
-        writes_N,
+        read_slots_N,
+        write_slots_N,
         num_tokens,
         activates=True,
     )
-    return _step_states(layer, on, mixed_TC, reads_N, writes_N, num_tokens)
+    return _step_states(layer, on, mixed_TC, read_slots_N, write_slots_N, num_tokens)
 
 
 def _step_states(
     layer: DeltaInputs,
     on: DeltaStates,
     mixed_TC: Tensor,
-    reads_N: Tensor,
-    writes_N: Tensor,
+    read_slots_N: Tensor,
+    write_slots_N: Tensor,
     num_tokens: int,
 ) -> Tensor:
     """Compute several tokens of each sequence that has a state of its own [T, H, V]."""
     spec, (block_k, block_v) = on.spec, _blocks(on)
     out = mixed_TC.new_empty(len(mixed_TC), spec.v_heads, spec.v_dim)
     block_v = min(block_v, _OWN_VALUES)
-    kernels.step_states[spec.v_heads, len(reads_N), triton.cdiv(spec.v_dim, block_v)](
+    kernels.step_states[spec.v_heads, len(read_slots_N), triton.cdiv(spec.v_dim, block_v)](
         mixed_TC,
         *_gates(layer),
         on.states,
-        reads_N,
-        writes_N,
+        read_slots_N,
+        write_slots_N,
         out,
         num_tokens,
         _scale(on),
@@ -186,8 +190,8 @@ def convolve_runs(
     conv_CW: Tensor,
     bias_C: Tensor | None,
     windows: Tensor,
-    reads_N: Tensor,
-    writes_N: Tensor,
+    read_slots_N: Tensor,
+    write_slots_N: Tensor,
     num_tokens: int,
     *,
     activates: bool = False,
@@ -199,8 +203,8 @@ def convolve_runs(
         conv_CW: Weights, with one column for each token that the convolution sees.
         bias_C: Bias [C]; None for none.
         windows: Last inputs of each slot [slots, C, W], updated in place.
-        reads_N: Slot of each sequence's window before its first token [N]; -1 for none.
-        writes_N: Slot for each sequence's window after its last token [N].
+        read_slots_N: Slot of each sequence's window before its first token [N]; -1 for none.
+        write_slots_N: Slot for each sequence's window after its last token [N].
         num_tokens: Tokens per sequence.
         activates: Whether SiLU is applied to the result.
     """
@@ -211,7 +215,7 @@ def convolve_runs(
         mixed_TC,
         mixed_TC.stride(0),
         windows,
-        reads_N,
+        read_slots_N,
         conv_CW.contiguous(),
         conv_CW if bias_C is None else bias_C,
         out_TC,
@@ -223,12 +227,12 @@ def convolve_runs(
         HAS_BIAS=bias_C is not None,
         ACTIVATES=activates,
     )
-    kernels.move_windows[parts, len(reads_N)](
+    kernels.move_windows[parts, len(read_slots_N)](
         mixed_TC,
         mixed_TC.stride(0),
         windows,
-        reads_N,
-        writes_N,
+        read_slots_N,
+        write_slots_N,
         num_tokens,
         channels,
         W=width,
@@ -242,8 +246,8 @@ def convolve(
     conv_CW: Tensor,
     bias_C: Tensor | None,
     windows: Tensor,
-    reads_T: Tensor,
-    writes_T: Tensor,
+    read_slots_T: Tensor,
+    write_slots_T: Tensor,
     *,
     activates: bool = False,
 ) -> Tensor:
@@ -254,8 +258,8 @@ def convolve(
         conv_CW: Weights, with one column for each token that the convolution sees.
         bias_C: Bias [C]; None for none.
         windows: Last inputs of each slot [slots, C, W], updated in place.
-        reads_T: Slot of each row's window before the token [T].
-        writes_T: Slot for each row's window after the token [T].
+        read_slots_T: Slot of each row's window before the token [T].
+        write_slots_T: Slot for each row's window after the token [T].
         activates: Whether SiLU is applied to the result.
     """
     num_rows, channels = mixed_TC.shape
@@ -268,8 +272,8 @@ def convolve(
         mixed_TC.stride(0),
         windows,
         packed_windows,
-        reads_T,
-        writes_T,
+        read_slots_T,
+        write_slots_T,
         conv_CW.contiguous(),
         conv_CW if bias_C is None else bias_C,
         out_TC,
@@ -328,8 +332,8 @@ def _blocks(on: DeltaStates) -> tuple[int, int]:
 
 def _heads_at_once(spec: DeltaSpec) -> int:
     """Return how many heads of one key head a program reads lists for, a power of two."""
-    heads, most = 1, _HELD // (_READ * _next_power_of_2(spec.v_dim))
-    while 2 * heads <= most and spec.v_heads // spec.k_heads % (2 * heads) == 0:
+    heads, max_heads = 1, _HELD // (_READ * _next_power_of_2(spec.v_dim))
+    while 2 * heads <= max_heads and spec.v_heads // spec.k_heads % (2 * heads) == 0:
         heads *= 2
     return heads
 

@@ -27,14 +27,14 @@ def _softplus(x):
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
-@triton.jit(do_not_specialize_on_alignment=("reads", "writes"))
+@triton.jit(do_not_specialize_on_alignment=("read_slots", "write_slots"))
 def convolve(
     mixed,
     mixed_stride,
     windows,
     whole_windows,
-    reads,
-    writes,
+    read_slots,
+    write_slots,
     weights,
     bias,
     out,
@@ -56,8 +56,8 @@ def convolve(
         mixed_stride: Stride of `mixed` between rows.
         windows: Pointer to the windows [slots, C, W].
         whole_windows: Pointer to the same windows as 64-bit integers [slots, C].
-        reads: Pointer to the slot of each row's window before the token [T].
-        writes: Pointer to the slot for each row's window after the token [T].
+        read_slots: Pointer to the slot of each row's window before the token [T].
+        write_slots: Pointer to the slot for each row's window after the token [T].
         weights: Pointer to the weights [C, SEEN].
         bias: Pointer to the bias [C].
         out: Pointer to the results [T, C].
@@ -72,42 +72,44 @@ def convolve(
     """
     row = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = c < C
-    source = tl.load(reads + row) * C + c
-    target = tl.load(writes + row) * C + c
-    x = tl.load(mixed + row * mixed_stride + c, mask=there, other=0.0)
-    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=there, other=0.0)
+    in_bounds = c < C
+    source = tl.load(read_slots + row) * C + c
+    target = tl.load(write_slots + row) * C + c
+    x = tl.load(mixed + row * mixed_stride + c, mask=in_bounds, other=0.0)
+    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=in_bounds, other=0.0)
     total = x.to(tl.float32) * weight.to(tl.float32)
     if HAS_BIAS:
-        total += tl.load(bias + c, mask=there, other=0.0).to(tl.float32)
+        total += tl.load(bias + c, mask=in_bounds, other=0.0).to(tl.float32)
     if WHOLE:
-        window = tl.load(whole_windows + source, mask=there, other=0)
+        window = tl.load(whole_windows + source, mask=in_bounds, other=0)
         for at in tl.static_range(W - SEEN + 1, W):
             before = (window >> (16 * at)).to(tl.int16).to(windows.dtype.element_ty, bitcast=True)
-            weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=there, other=0.0)
+            weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0)
             total += before.to(tl.float32) * weight.to(tl.float32)
         bits = x.to(windows.dtype.element_ty).to(tl.int16, bitcast=True).to(tl.int64)
         window = ((window >> 16) & 0xFFFFFFFFFFFF) | (bits << 48)
-        tl.store(whole_windows + target, window, mask=there)
+        tl.store(whole_windows + target, window, mask=in_bounds)
     else:
         for at in tl.static_range(1, W):
-            before = tl.load(windows + source * W + at, mask=there, other=0.0)
+            before = tl.load(windows + source * W + at, mask=in_bounds, other=0.0)
             if at > W - SEEN:
-                weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=there, other=0.0)
+                weight = tl.load(
+                    weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0
+                )
                 total += before.to(tl.float32) * weight.to(tl.float32)
-            tl.store(windows + target * W + at - 1, before, mask=there)
-        tl.store(windows + target * W + W - 1, x.to(windows.dtype.element_ty), mask=there)
+            tl.store(windows + target * W + at - 1, before, mask=in_bounds)
+        tl.store(windows + target * W + W - 1, x.to(windows.dtype.element_ty), mask=in_bounds)
     if ACTIVATES:
         total = total * _sigmoid(total)
-    tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=in_bounds)
 
 
-@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads",))
+@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("read_slots",))
 def convolve_runs(
     mixed,
     mixed_stride,
     windows,
-    reads,
+    read_slots,
     weights,
     bias,
     out,
@@ -127,8 +129,8 @@ def convolve_runs(
         mixed: Pointer to the inputs [T, C].
         mixed_stride: Stride of `mixed` between rows.
         windows: Pointer to the windows [slots, C, W].
-        reads: Pointer to the slot of each sequence's window before its first token [S]; -1 at the
-            start of a text.
+        read_slots: Pointer to the slot of each sequence's window before its first token [S]; -1 at
+            the start of a text.
         weights: Pointer to the weights [C, SEEN].
         bias: Pointer to the bias [C].
         out: Pointer to the results [T, C].
@@ -143,13 +145,13 @@ def convolve_runs(
     row = tl.program_id(1).to(tl.int64)
     sequence, token = row // num_tokens, row % num_tokens
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = c < C
-    slot = tl.load(reads + sequence)
-    x = tl.load(mixed + row * mixed_stride + c, mask=there, other=0.0)
-    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=there, other=0.0)
+    in_bounds = c < C
+    slot = tl.load(read_slots + sequence)
+    x = tl.load(mixed + row * mixed_stride + c, mask=in_bounds, other=0.0)
+    weight = tl.load(weights + c * SEEN + SEEN - 1, mask=in_bounds, other=0.0)
     total = x.to(tl.float32) * weight.to(tl.float32)
     if HAS_BIAS:
-        total += tl.load(bias + c, mask=there, other=0.0).to(tl.float32)
+        total += tl.load(bias + c, mask=in_bounds, other=0.0).to(tl.float32)
     for at in tl.static_range(W - SEEN + 1, W):
         # The input `ago` tokens earlier is in this call's inputs or in the window.
         ago = W - at
@@ -158,16 +160,26 @@ def convolve_runs(
         channels_old = tl.where((token < ago) & (slot >= 0), C, 0)
         old = tl.load(windows + (slot * C + c) * W + at + token, mask=c < channels_old, other=0.0)
         before = tl.where(c < channels_here, here.to(windows.dtype.element_ty), old)
-        weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=there, other=0.0)
+        weight = tl.load(weights + c * SEEN + at - (W - SEEN) - 1, mask=in_bounds, other=0.0)
         total += before.to(tl.float32) * weight.to(tl.float32)
     if ACTIVATES:
         total = total * _sigmoid(total)
-    tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * C + c, total.to(out.dtype.element_ty), mask=in_bounds)
 
 
-@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads", "writes"))
+@triton.jit(
+    do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("read_slots", "write_slots")
+)
 def move_windows(
-    mixed, mixed_stride, windows, reads, writes, num_tokens, C, W: tl.constexpr, BLOCK: tl.constexpr
+    mixed,
+    mixed_stride,
+    windows,
+    read_slots,
+    write_slots,
+    num_tokens,
+    C,
+    W: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Shift windows by the tokens of a call; one program per block of channels and sequence.
 
@@ -177,9 +189,9 @@ def move_windows(
         mixed: Pointer to the inputs [T, C].
         mixed_stride: Stride of `mixed` between rows.
         windows: Pointer to the windows [slots, C, W].
-        reads: Pointer to the slot of each sequence's window before its first token [S]; -1 at the
-            start of a text.
-        writes: Pointer to the slot for each sequence's window after its last token [S].
+        read_slots: Pointer to the slot of each sequence's window before its first token [S]; -1 at
+            the start of a text.
+        write_slots: Pointer to the slot for each sequence's window after its last token [S].
         num_tokens: Tokens per sequence.
         C: Channels.
         W: Tokens of a window.
@@ -187,9 +199,9 @@ def move_windows(
     """
     sequence = tl.program_id(1).to(tl.int64)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    there = c < C
-    slot = tl.load(reads + sequence)
-    source, target = slot * C + c, tl.load(writes + sequence) * C + c
+    in_bounds = c < C
+    slot = tl.load(read_slots + sequence)
+    source, target = slot * C + c, tl.load(write_slots + sequence) * C + c
     end = (sequence + 1) * num_tokens
     for at in tl.static_range(W):
         ago = W - at
@@ -198,7 +210,7 @@ def move_windows(
         channels_old = tl.where((num_tokens < ago) & (slot >= 0), C, 0)
         old = tl.load(windows + source * W + at + num_tokens, mask=c < channels_old, other=0.0)
         now = tl.where(c < channels_here, here.to(windows.dtype.element_ty), old)
-        tl.store(windows + target * W + at, now, mask=there)
+        tl.store(windows + target * W + at, now, mask=in_bounds)
 
 
 @triton.jit
@@ -301,8 +313,8 @@ def read_bases(
     inside = (k < K)[:, None] & (v < V)[None, :]
     while slot > 0:
         mine = slots == slot
-        place = states + (slot * H + head) * (K * V) + k[:, None] * V + v[None, :]
-        s_KV = tl.load(place, mask=inside, other=0.0)
+        offsets = states + (slot * H + head) * (K * V) + k[:, None] * V + v[None, :]
+        s_KV = tl.load(offsets, mask=inside, other=0.0)
         total += tl.dot(tl.where(mine[:, None], x, 0.0), s_KV, input_precision=PRECISION)
         slots = tl.where(mine, 0, slots)
         slot = tl.max(slots, 0)
@@ -352,12 +364,12 @@ def _updates(
         VALUES: Byte offset of values in this part.
         SIZE: Bytes of a number of keys and values.
     """
-    each: tl.constexpr = H // G
+    per_group: tl.constexpr = H // G
     live = n < num
-    block_N = (page_N * G + tl.min(head_H, 0) // each) * PAGE
+    block_N = (page_N * G + tl.min(head_H, 0) // per_group) * PAGE
     at_N = n % N
     sums_NH = tl.load(
-        (gates + block_N // 4 + at_N * each)[:, None] + (head_H % each)[None, :],
+        (gates + block_N // 4 + at_N * per_group)[:, None] + (head_H % per_group)[None, :],
         mask=live[:, None],
         other=0.0,
     )
@@ -367,8 +379,8 @@ def _updates(
         other=0.0,
     )
     u_NHV = tl.load(
-        (numbers + (block_N + VALUES) // SIZE + at_N * (each * V))[:, None, None]
-        + ((head_H % each) * V)[None, :, None]
+        (numbers + (block_N + VALUES) // SIZE + at_N * (per_group * V))[:, None, None]
+        + ((head_H % per_group) * V)[None, :, None]
         + v[None, None, :],
         mask=live[:, None, None] & (v < V)[None, None, :],
         other=0.0,
@@ -386,7 +398,7 @@ def read_lists(
     a_log,
     dt_bias,
     skip,
-    reads,
+    base_reads,
     gates,
     numbers,
     base,
@@ -417,8 +429,9 @@ def read_lists(
     """Read the update lists of rows, and append each token's update.
 
     One program computes some value heads, of one key head, of one row. It also reads the row's base
-    state if no adjacent row shares it; `read_bases` has read shared states into `reads`. Loads that
-    depend on no other load come first, and updates are loaded while the previous ones are used.
+    state if no adjacent row shares it; `read_bases` has read shared states into `base_reads`. Loads
+    that depend on no other load come first, and updates are loaded while the previous ones are
+    used.
 
     Args:
         mixed: Pointer to queries, keys and values after the convolution [T, 2 G K + H V].
@@ -429,7 +442,7 @@ def read_lists(
         a_log: Pointer to weights of gates [H].
         dt_bias: Pointer to biases of gates [H].
         skip: Pointer to Mamba2's weights of a token's own value [H].
-        reads: Pointer to what keys and queries read from shared states [2, T, H, V], float32.
+        base_reads: Pointer to what keys and queries read from shared states [2, T, H, V], float32.
         gates: Pointer to the memory of states as float32.
         numbers: Pointer to the same memory in the type of keys and values.
         base: Pointer to the slot of each row's base state [T].
@@ -460,12 +473,12 @@ def read_lists(
     first_head = tl.program_id(0) * BLOCK_H
     head_H = first_head + tl.arange(0, BLOCK_H)
     row = tl.program_id(1).to(tl.int64)
-    each: tl.constexpr = H // G
-    key_head = first_head // each
+    per_group: tl.constexpr = H // G
+    key_head = first_head // per_group
     k = tl.arange(0, BLOCK_K)
     v = tl.arange(0, BLOCK_V)
     n = tl.arange(0, BLOCK_N)
-    place_HV = head_H[:, None] * V + v[None, :]
+    offset_HV = head_H[:, None] * V + v[None, :]
     inside_HV = (v < V)[None, :]
     num = tl.load(listed + row).to(tl.int32)
     slot, is_shared = _base_of(base, row, num_rows)
@@ -474,7 +487,7 @@ def read_lists(
     keys = channels + K_AT + key_head * K
     q_K = tl.load(queries + k, mask=k < K, other=0.0).to(tl.float32)
     k_K = tl.load(keys + k, mask=k < K, other=0.0).to(tl.float32)
-    v_HV = tl.load(channels + V_AT + place_HV, mask=inside_HV, other=0.0).to(tl.float32)
+    v_HV = tl.load(channels + V_AT + offset_HV, mask=inside_HV, other=0.0).to(tl.float32)
     gate_H, beta_H = _gate(
         a, a_stride, b, b_stride, a_log, dt_bias, row, head_H, strength, CORRECTS
     )
@@ -483,7 +496,7 @@ def read_lists(
     new_page = tl.load(pages + (num // N) * num_rows + row)
     page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
     last_block = (last_page * G + key_head) * PAGE
-    sum_H = tl.load(gates + last_block // 4 + (last % N) * each + head_H % each)
+    sum_H = tl.load(gates + last_block // 4 + (last % N) * per_group + head_H % per_group)
     next_k, next_u, next_sums = _updates(
         gates, numbers, page_N, n, num, head_H, k, v, G, H, K, V, N, PAGE, KEYS, VALUES, SIZE
     )
@@ -555,7 +568,7 @@ def read_lists(
                 by_k_H = k_scale * decay_H
                 by_k_NHV += (first_k[:, None] * by_k_H[None, :])[:, :, None] * first_NHV
                 by_k_NHV += (second_k[:, None] * by_k_H[None, :])[:, :, None] * second_NHV
-    read = reads + row * (H * V) + place_HV
+    read = base_reads + row * (H * V) + offset_HV
     u_HV = beta_H[:, None] * v_HV
     if CORRECTS:
         by_k_HV = decay_H[:, None] * tl.load(read, mask=inside_HV, other=0.0)
@@ -565,20 +578,22 @@ def read_lists(
     by_q_HV += tl.sum(k_K * q_K, 0) * u_HV
     if not CORRECTS:
         by_q_HV += tl.load(skip + head_H).to(tl.float32)[:, None] * v_HV
-    target = out + row * (H * V) + place_HV
+    target = out + row * (H * V) + offset_HV
     tl.store(target, by_q_HV.to(out.dtype.element_ty), mask=inside_HV)
     new_block = (new_page * G + key_head) * PAGE
-    tl.store(gates + new_block // 4 + (num % N) * each + head_H % each, total_H)
+    tl.store(gates + new_block // 4 + (num % N) * per_group + head_H % per_group, total_H)
     kind = numbers.dtype.element_ty
-    new_u = numbers + (new_block + VALUES) // SIZE + (num % N) * (each * V)
-    new_u += (head_H % each)[:, None] * V + v[None, :]
+    new_u = numbers + (new_block + VALUES) // SIZE + (num % N) * (per_group * V)
+    new_u += (head_H % per_group)[:, None] * V + v[None, :]
     tl.store(new_u, u_HV.to(kind), mask=inside_HV)
-    if first_head % each == 0:
+    if first_head % per_group == 0:
         new_k = numbers + (new_block + KEYS) // SIZE + (num % N) * K + k
         tl.store(new_k, k_K.to(kind), mask=k < K)
 
 
-@triton.jit(do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("reads", "writes"))
+@triton.jit(
+    do_not_specialize=("num_tokens",), do_not_specialize_on_alignment=("read_slots", "write_slots")
+)
 def step_states(
     mixed,
     a,
@@ -589,8 +604,8 @@ def step_states(
     dt_bias,
     skip,
     states,
-    reads,
-    writes,
+    read_slots,
+    write_slots,
     out,
     num_tokens,
     scale,
@@ -620,9 +635,9 @@ def step_states(
         dt_bias: Pointer to biases of gates [H].
         skip: Pointer to Mamba2's weights of a token's own value [H].
         states: Pointer to the states [slots, H, K, V], float32.
-        reads: Pointer to the slot of each sequence's state before its first token [S]; -1 at the
-            start of a text.
-        writes: Pointer to the slot for each sequence's state after its last token [S].
+        read_slots: Pointer to the slot of each sequence's state before its first token [S]; -1 at
+            the start of a text.
+        write_slots: Pointer to the slot for each sequence's state after its last token [S].
         out: Pointer to the results [T, H, V].
         num_tokens: Tokens per sequence.
         scale: Factor of queries.
@@ -644,12 +659,12 @@ def step_states(
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     key_at = (head // (H // G)) * K + k
     inside = (k < K)[:, None] & (v < V)[None, :]
-    place = k[:, None] * V + v[None, :]
-    slot = tl.load(reads + sequence)
+    offsets = k[:, None] * V + v[None, :]
+    slot = tl.load(read_slots + sequence)
     source = states + (slot * H + head) * (K * V)
-    target = states + (tl.load(writes + sequence) * H + head) * (K * V)
+    target = states + (tl.load(write_slots + sequence) * H + head) * (K * V)
     known = tl.where(slot < 0, 0, K)
-    s_KV = tl.load(source + place, mask=inside & (k < known)[:, None], other=0.0)
+    s_KV = tl.load(source + offsets, mask=inside & (k < known)[:, None], other=0.0)
     for token in range(num_tokens):
         row = sequence * num_tokens + token
         at = mixed + row * (2 * G * K + H * V)
@@ -668,7 +683,7 @@ def step_states(
         if not CORRECTS:
             read_V += tl.load(skip + head).to(tl.float32) * v_V
         tl.store(out + (row * H + head) * V + v, read_V.to(out.dtype.element_ty), mask=v < V)
-    tl.store(target + place, s_KV, mask=inside)
+    tl.store(target + offsets, s_KV, mask=inside)
 
 
 @triton.jit(do_not_specialize=COUNTS, do_not_specialize_on_alignment=INPUTS)
@@ -722,20 +737,20 @@ def fold_lists(
     """
     head = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    each: tl.constexpr = H // G
-    key_head = head // each
+    per_group: tl.constexpr = H // G
+    key_head = head // per_group
     k = tl.arange(0, BLOCK_K)
     v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     num = tl.load(listed + row).to(tl.int32)
     last = tl.maximum(num - 1, 0)
     page = tl.load(pages + (last // N) * num_rows + row)
     block = (page * G + key_head) * PAGE
-    total = tl.load(gates + block // 4 + (last % N) * each + head % each)
+    total = tl.load(gates + block // 4 + (last % N) * per_group + head % per_group)
     total = tl.where(num > 0, total, 0.0)
     inside = (k < K)[:, None] & (v < V)[None, :]
-    place = k[:, None] * V + v[None, :]
+    offsets = k[:, None] * V + v[None, :]
     source = states + (tl.load(base + row) * H + head) * (K * V)
-    s_KV = tl.load(source + place, mask=inside, other=0.0) * tl.exp(total)
+    s_KV = tl.load(source + offsets, mask=inside, other=0.0) * tl.exp(total)
     for start in range(0, num, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         page_N = tl.load(pages + (n // N) * num_rows + row, mask=n < num, other=0)
@@ -763,4 +778,4 @@ def fold_lists(
         k_KN = tl.trans(k_NK.to(tl.float32))
         s_KV += tl.dot(k_KN, u_NV, input_precision=PRECISION)
     target_at = states + (tl.load(target + row) * H + head) * (K * V)
-    tl.store(target_at + place, s_KV, mask=inside)
+    tl.store(target_at + offsets, s_KV, mask=inside)

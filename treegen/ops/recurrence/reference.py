@@ -11,9 +11,9 @@ from treegen.ops.recurrence.types import (
     LISTED,
     NEXT_WINDOW,
     PAGES,
-    READS,
+    READ_SLOTS,
     WINDOW,
-    WRITES,
+    WRITE_SLOTS,
     DeltaInputs,
     DeltaStates,
     RowSlots,
@@ -49,10 +49,10 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
     b_TH = layer.b_TH.float().sigmoid() * layer.strength if corrects else step_TH
     skipped_THV = 0.0 if layer.skip_H is None else layer.skip_H.float()[:, None] * v_THV
     if not rows.has_lists:
-        s_THKV = on.states[inputs[READS]] * gate_TH.exp()[..., None, None]
+        s_THKV = on.states[inputs[READ_SLOTS]] * gate_TH.exp()[..., None, None]
         u_THV = b_TH[..., None] * (v_THV - _read(s_THKV, k_THK) if corrects else v_THV)
         s_THKV += k_THK[..., None] * u_THV[..., None, :]
-        on.states[inputs[WRITES]] = s_THKV
+        on.states[inputs[WRITE_SLOTS]] = s_THKV
         return (_read(s_THKV, q_THK) + skipped_THV).to(layer.mixed_TC.dtype)
     base_THKV = on.states[inputs[BASE]]
     listed_T = inputs[LISTED]
@@ -73,7 +73,11 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 
 
 def scan(
-    layer: DeltaInputs, on: DeltaStates, reads_N: Tensor, writes_N: Tensor, num_tokens: int
+    layer: DeltaInputs,
+    on: DeltaStates,
+    read_slots_N: Tensor,
+    write_slots_N: Tensor,
+    num_tokens: int,
 ) -> Tensor:
     """Compute `num_tokens` tokens of each of N sequences, one token after another.
 
@@ -83,17 +87,17 @@ def scan(
     Args:
         layer: Inputs of all tokens of the first sequence, then of the next; and the weights.
         on: Windows and states of the layer.
-        reads_N: Slot of each sequence's state before its first token [N]; -1 at the start of a
+        read_slots_N: Slot of each sequence's state before its first token [N]; -1 at the start of a
             text.
-        writes_N: Slot for each sequence's state after its last token [N].
+        write_slots_N: Slot for each sequence's state after its last token [N].
         num_tokens: Tokens per sequence.
 
     Returns:
         What each sequence reads from its state after each token [T, H, V], T = N * num_tokens.
     """
-    _begin((on.windows, on.states), reads_N, writes_N)
-    rows = RowSlots(torch.stack([writes_N, writes_N]))
-    index_TN = _token_indices(len(writes_N), num_tokens, writes_N.device)
+    _begin((on.windows, on.states), read_slots_N, write_slots_N)
+    rows = RowSlots(torch.stack([write_slots_N, write_slots_N]))
+    index_TN = _token_indices(len(write_slots_N), num_tokens, write_slots_N.device)
     out_THV = layer.mixed_TC.new_empty(index_TN.numel(), on.spec.v_heads, on.spec.v_dim)
     for index_N in index_TN:
         out_THV[index_N] = step(layer.rows(index_N), on, rows)
@@ -105,8 +109,8 @@ def convolve_runs(
     conv_CW: Tensor,
     bias_C: Tensor | None,
     windows: Tensor,
-    reads_N: Tensor,
-    writes_N: Tensor,
+    read_slots_N: Tensor,
+    write_slots_N: Tensor,
     num_tokens: int,
 ) -> Tensor:
     """Compute the convolution at `num_tokens` tokens of each sequence [T, C], and update windows.
@@ -117,25 +121,25 @@ def convolve_runs(
         conv_CW: Weights, with one column for each token that the convolution sees.
         bias_C: Bias [C]; None for none.
         windows: Last inputs of each slot [slots, C, W], updated in place.
-        reads_N: Slot of each sequence's window before its first token [N]; -1 at the start of a
-            text.
-        writes_N: Slot for each sequence's window after its last token [N].
+        read_slots_N: Slot of each sequence's window before its first token [N]; -1 at the start of
+            a text.
+        write_slots_N: Slot for each sequence's window after its last token [N].
         num_tokens: Tokens per sequence.
     """
-    _begin((windows,), reads_N, writes_N)
+    _begin((windows,), read_slots_N, write_slots_N)
     out_TC = torch.empty_like(mixed_TC)
-    for index_N in _token_indices(len(writes_N), num_tokens, writes_N.device):
-        arguments = mixed_TC[index_N], conv_CW, bias_C, windows, writes_N, writes_N
+    for index_N in _token_indices(len(write_slots_N), num_tokens, write_slots_N.device):
+        arguments = mixed_TC[index_N], conv_CW, bias_C, windows, write_slots_N, write_slots_N
         out_TC[index_N] = convolve(*arguments).to(out_TC.dtype)
     return out_TC
 
 
-def _begin(tensors: tuple[Tensor, ...], reads_N: Tensor, writes_N: Tensor) -> None:
+def _begin(tensors: tuple[Tensor, ...], read_slots_N: Tensor, write_slots_N: Tensor) -> None:
     """Copy each sequence's initial state, or zeros, to the slot in which it is updated."""
     for tensor in tensors:
-        before = tensor[reads_N.clamp(min=0)]
-        before[reads_N < 0] = 0
-        tensor[writes_N] = before
+        before = tensor[read_slots_N.clamp(min=0)]
+        before[read_slots_N < 0] = 0
+        tensor[write_slots_N] = before
 
 
 def _token_indices(num: int, num_tokens: int, device: torch.device) -> Tensor:
@@ -188,8 +192,8 @@ def convolve(
     conv_CW: Tensor,
     bias_C: Tensor | None,
     windows: Tensor,
-    reads_T: Tensor,
-    writes_T: Tensor,
+    read_slots_T: Tensor,
+    write_slots_T: Tensor,
 ) -> Tensor:
     """Compute the convolution at the new tokens [T, C] in float32, and append them to the windows.
 
@@ -198,11 +202,11 @@ def convolve(
         conv_CW: Weights, with one column for each token that the convolution sees.
         bias_C: Bias [C]; None for none.
         windows: Last inputs of each slot [slots, C, W], updated in place.
-        reads_T: Slot of each row's window before the token [T].
-        writes_T: Slot for each row's window after the token [T].
+        read_slots_T: Slot of each row's window before the token [T].
+        write_slots_T: Slot for each row's window after the token [T].
     """
-    extended_TCW = torch.cat([windows[reads_T], mixed_TC[..., None].to(windows.dtype)], -1)
-    windows[writes_T] = extended_TCW[..., 1:]
+    extended_TCW = torch.cat([windows[read_slots_T], mixed_TC[..., None].to(windows.dtype)], -1)
+    windows[write_slots_T] = extended_TCW[..., 1:]
     out_TC = (extended_TCW[..., -conv_CW.shape[-1] :].float() * conv_CW.float()).sum(-1)
     return out_TC if bias_C is None else out_TC + bias_C.float()
 

@@ -14,7 +14,7 @@ from treegen.common.spec import DeltaSpec
 # window, P pages of an update list, N updates of a page, R rows of `RowSlots.inputs_RT`
 
 BASE, LISTED, WINDOW, NEXT_WINDOW, PAGES = range(5)
-READS, WRITES = range(2)
+READ_SLOTS, WRITE_SLOTS = range(2)
 NUM_OWN: Final = 2
 """Number of rows of `RowSlots.inputs_RT` if the sequences have states of their own."""
 

@@ -60,14 +60,14 @@ class Biases:
     @staticmethod
     def of(kinds: Sequence[Bias], index_P: Tensor) -> Biases | None:
         """Return the biases of P rows, where row p has kinds[index_P[p]]; None if all are empty."""
-        most = max((len(kind.token) for kind in kinds), default=0)
+        width = max((len(kind.token) for kind in kinds), default=0)
         limited = [kind.allowed is not None for kind in kinds]
-        if not most and not any(limited):
+        if not width and not any(limited):
             return None
 
         def column(name: str) -> Tensor:
             arrays = [getattr(kind, name) for kind in kinds]
-            rows = [np.pad(array, (0, most - len(array))) for array in arrays]
+            rows = [np.pad(array, (0, width - len(array))) for array in arrays]
             return to_device(np.stack(rows), index_P.device)
 
         columns = column("token"), column("value"), column("until")

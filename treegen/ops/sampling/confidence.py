@@ -28,7 +28,7 @@ class ConfidenceSignals:
 
     most_likely_P: Tensor
     """Number of most likely tokens in the confidence; 0 for a row that does not report it."""
-    most: int
+    max_most_likely: int
     """The largest number in `most_likely_P`."""
     certainty: bool
     """Whether the self-certainty is reported."""
@@ -36,12 +36,14 @@ class ConfidenceSignals:
     @staticmethod
     def of(params: Sequence[SamplingParams], index_P: Tensor) -> ConfidenceSignals | None:
         """Return the signals of P rows, where row p has params[index_P[p]]; None if all are off."""
-        most = max(p.confidence for p in params)
+        max_most_likely = max(p.confidence for p in params)
         certainty = any(p.self_certainty for p in params)
-        if not most and not certainty:
+        if not max_most_likely and not certainty:
             return None
         most_likely = np.array([p.confidence for p in params], dtype=np.int64)
-        return ConfidenceSignals(to_device(most_likely, index_P.device)[index_P], most, certainty)
+        return ConfidenceSignals(
+            to_device(most_likely, index_P.device)[index_P], max_most_likely, certainty
+        )
 
     def read(self, logits_PV: Tensor, lse_P: Tensor) -> Tensor:
         """Return the confidence and self-certainty of each row, float32 [P, 2]; 0 if not reported.
@@ -55,17 +57,17 @@ class ConfidenceSignals:
             logits_PV: Logits [P, V] of any floating type.
             lse_P: Their log-sum-exp, float32 [P].
         """
-        most = max(_MAX_LOGITS // logits_PV.shape[1], 1)
+        max_rows = max(_MAX_LOGITS // logits_PV.shape[1], 1)
         parts = []
-        for start in range(0, max(len(logits_PV), 1), most):
-            rows = slice(start, start + most)
+        for start in range(0, max(len(logits_PV), 1), max_rows):
+            rows = slice(start, start + max_rows)
             parts.append(slice_rows(self, rows)._read(logits_PV[rows].float(), lse_P[rows]))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _read(self, logits_PV: Tensor, lse_P: Tensor) -> Tensor:
         signals_P2 = torch.zeros(len(logits_PV), 2, device=logits_PV.device)
-        if self.most:
-            top_PK = logits_PV.topk(min(self.most, logits_PV.shape[1]), dim=-1).values
+        if self.max_most_likely:
+            top_PK = logits_PV.topk(min(self.max_most_likely, logits_PV.shape[1]), dim=-1).values
             rank_K = torch.arange(top_PK.shape[1], device=top_PK.device)
             counted_PK = (rank_K < self.most_likely_P[:, None]) & top_PK.isfinite()
             mean_P = _mean(top_PK, counted_PK)

@@ -114,12 +114,12 @@ def draw(
         return Draws(tokens_PN, logprobs_PN, lse_P, None, None, signals_P2)
     # Sorting, summing and searching logits takes ten to twenty times their memory.
     width = max(logits_PV.shape[1], texts.longest if texts is not None else 0)
-    most = max(_MAX_LOGITS // width, 1)
-    if len(logits_PV) <= most:
+    max_rows = max(_MAX_LOGITS // width, 1)
+    if len(logits_PV) <= max_rows:
         return _draw(logits_PV, seeds_PN, steps_PN, params, forced_P, texts, masks)
     parts = []
-    for start in range(0, len(logits_PV), most):
-        rows = slice(start, start + most)
+    for start in range(0, len(logits_PV), max_rows):
+        rows = slice(start, start + max_rows)
         forced = None if forced_P is None else forced_P[rows]
         part_texts = None if texts is None else slice_rows(texts, rows)
         part_params = slice_rows(params, rows)

@@ -28,19 +28,19 @@ SUMS = ("tops", "plain", "tempered", "free")
 
 
 @triton.jit
-def _mask_logits(x, at, there, bits, mine, words):
+def _mask_logits(x, at, in_bounds, bits, mine, words):
     """Return the logits of some tokens, with minus infinity for tokens that a mask bars.
 
     Args:
         x: Logits of the tokens.
         at: Ids of the tokens.
-        there: Which of the tokens exist.
+        in_bounds: Which of the tokens exist.
         bits: Pointer to the masks, int32 [masks, words].
         mine: Index of the mask; none if negative.
         words: Words of 32 bits per mask.
     """
     first = tl.maximum(mine, 0).to(tl.int64) * words
-    word = tl.load(bits + first + at // 32, mask=there, other=0)
+    word = tl.load(bits + first + at // 32, mask=in_bounds, other=0)
     is_free = ((word >> (at % 32)) & 1) != 0
     return tl.where(is_free | (mine < 0), x, float("-inf"))
 
@@ -87,19 +87,19 @@ def _block_sums(
     at = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * row_stride + at, mask=at < V, other=float("-inf")).to(tl.float32)
     top = tl.max(x, 0)
-    floor = tl.where(top == float("-inf"), 0.0, top)
+    shift = tl.where(top == float("-inf"), 0.0, top)
     inverse = 1.0 / tl.load(temperature + row)
-    weight = tl.sum(tl.exp(x - floor), 0)
+    weight = tl.sum(tl.exp(x - shift), 0)
     tl.store(plain + row * B + block, weight)
     # Exponentials take as long as reading the logits, so at temperature 1 they are computed once.
     if HAS_MASK:
         tl.store(free + row * B + block, top)
         x = _mask_logits(x, at, at < V, bits, tl.load(masks + row), words)
         top = tl.max(x, 0)
-        floor = tl.where(top == float("-inf"), 0.0, top)
-        weight = tl.sum(tl.exp((x - floor) * inverse), 0)
+        shift = tl.where(top == float("-inf"), 0.0, top)
+        weight = tl.sum(tl.exp((x - shift) * inverse), 0)
     elif inverse != 1.0:
-        weight = tl.sum(tl.exp((x - floor) * inverse), 0)
+        weight = tl.sum(tl.exp((x - shift) * inverse), 0)
     tl.store(tops + row * B + block, top)
     tl.store(tempered + row * B + block, weight)
 
@@ -185,20 +185,20 @@ def _pick(
     draw = tl.program_id(0).to(tl.int64)
     row = draw // N
     b = tl.arange(0, ROOM)
-    there = b < B
-    top = tl.load(tops + row * B + b, mask=there, other=float("-inf"))
+    in_bounds = b < B
+    top = tl.load(tops + row * B + b, mask=in_bounds, other=float("-inf"))
     best = tl.max(top, 0)
-    floor = tl.where(best == float("-inf"), 0.0, best)
+    shift = tl.where(best == float("-inf"), 0.0, best)
     inverse = 1.0 / tl.load(temperature + row)
-    sums = tl.load(plain + row * B + b, mask=there, other=0.0)
-    all_top, all_floor = top, floor
+    sums = tl.load(plain + row * B + b, mask=in_bounds, other=0.0)
+    all_top, all_shift = top, shift
     if HAS_MASK:
-        all_top = tl.load(free + row * B + b, mask=there, other=float("-inf"))
+        all_top = tl.load(free + row * B + b, mask=in_bounds, other=float("-inf"))
         all_best = tl.max(all_top, 0)
-        all_floor = tl.where(all_best == float("-inf"), 0.0, all_best)
-    lse = all_floor + tl.log(tl.sum(sums * tl.exp(all_top - all_floor), 0))
-    weights = tl.load(tempered + row * B + b, mask=there, other=0.0)
-    weights = weights * tl.exp((top - floor) * inverse)
+        all_shift = tl.where(all_best == float("-inf"), 0.0, all_best)
+    lse = all_shift + tl.log(tl.sum(sums * tl.exp(all_top - all_shift), 0))
+    weights = tl.load(tempered + row * B + b, mask=in_bounds, other=0.0)
+    weights = weights * tl.exp((top - shift) * inverse)
     reached = tl.cumsum(weights, 0)
     uniform = _uniform(tl.load(seeds + draw), tl.load(steps + draw)).to(tl.float32)
     target = uniform * tl.sum(weights, 0)
@@ -218,7 +218,7 @@ def _pick(
     x = tl.load(logits + row * row_stride + at, mask=at < V, other=float("-inf")).to(tl.float32)
     if HAS_MASK:
         x = _mask_logits(x, at, at < V, bits, tl.load(masks + row), words)
-    weight = tl.exp((x - floor) * inverse)
+    weight = tl.exp((x - shift) * inverse)
     inside = tl.cumsum(weight, 0)
     last = tl.max(tl.where(weight > 0, n, 0), 0)
     index = tl.minimum(tl.sum(tl.where(inside <= target - before, 1, 0), 0), last)
@@ -230,8 +230,8 @@ def _pick(
     if HAS_FORCED:
         given = tl.load(forced + row)
         mine = tl.minimum(tl.maximum(given - FIRST, 0), V - 1)
-        there = tl.load(logits + row * row_stride + mine).to(tl.float32)
-        chosen = tl.where(given >= 0, there, chosen)
+        in_bounds = tl.load(logits + row * row_stride + mine).to(tl.float32)
+        chosen = tl.where(given >= 0, in_bounds, chosen)
         token = tl.where(given >= 0, given, token)
         is_mine = tl.where(given >= 0, given == FIRST + mine, is_mine)
     tl.store(tokens + 2 * draw, tl.where(is_mine, token, 0))

@@ -76,10 +76,10 @@ def argmax_tokens(logits_PV: Tensor) -> Tensor:
     if logits_PV.device.type != "cpu" or size < 2 * _BLOCK:
         return logits_PV.argmax(dim=-1)
     in_blocks = size - size % _BLOCK
-    most_PB = logits_PV[:, :in_blocks].unflatten(1, (-1, _BLOCK)).amax(dim=-1)
+    max_PB = logits_PV[:, :in_blocks].unflatten(1, (-1, _BLOCK)).amax(dim=-1)
     if in_blocks < size:
-        most_PB = torch.cat([most_PB, logits_PV[:, in_blocks:].amax(dim=-1, keepdim=True)], dim=1)
-    start_P = most_PB.argmax(dim=-1) * _BLOCK
+        max_PB = torch.cat([max_PB, logits_PV[:, in_blocks:].amax(dim=-1, keepdim=True)], dim=1)
+    start_P = max_PB.argmax(dim=-1) * _BLOCK
     token_PW = (start_P[:, None] + torch.arange(_BLOCK)).clamp_(max=size - 1)
     most_likely_P: Tensor = start_P + logits_PV.gather(1, token_PW).argmax(dim=-1)
     return most_likely_P
@@ -97,11 +97,11 @@ def topk_logits(logits_PV: Tensor, num: int) -> tuple[Tensor, Tensor]:
         return values, tokens
     depth = math.isqrt(size // num)
     blocks = size // depth
-    most_PB = logits_PV[:, : depth * blocks].unflatten(1, (depth, blocks)).amax(dim=1).numpy()
-    floor_P = np.partition(most_PB, blocks - num, axis=1)[:, blocks - num]
+    max_PB = logits_PV[:, : depth * blocks].unflatten(1, (depth, blocks)).amax(dim=1).numpy()
+    threshold_P = np.partition(max_PB, blocks - num, axis=1)[:, blocks - num]
     logit_PK = np.empty((len(logits_PV), num), dtype=np.float32)
     token_PK = np.empty((len(logits_PV), num), dtype=np.int64)
-    for row, (logit_V, floor) in enumerate(zip(logits_PV.numpy(), floor_P, strict=True)):
+    for row, (logit_V, floor) in enumerate(zip(logits_PV.numpy(), threshold_P, strict=True)):
         at = np.flatnonzero(~(logit_V < floor))  # keeps NaN
         at = at[np.argsort(-logit_V[at], kind="stable")[:num]]
         logit_PK[row], token_PK[row] = logit_V[at], at

@@ -39,12 +39,12 @@ class BannedWords:
     @staticmethod
     def of(kinds: Sequence[Words], index_P: Tensor) -> BannedWords | None:
         """Return the words of P rows, where row p has kinds[index_P[p]]; None if all are empty."""
-        most = max((len(words) for words in kinds), default=0)
-        if not most:
+        max_words = max((len(words) for words in kinds), default=0)
+        if not max_words:
             return None
         longest = max(len(word) for words in kinds for word in words)
-        before = np.full((len(kinds), most, longest - 1), _ANY, dtype=np.int64)
-        last = np.full((len(kinds), most), -1, dtype=np.int64)
+        before = np.full((len(kinds), max_words, longest - 1), _ANY, dtype=np.int64)
+        last = np.full((len(kinds), max_words), -1, dtype=np.int64)
         for kind, words in enumerate(kinds):
             for at, (*first, end) in enumerate(words):
                 before[kind, at, longest - 1 - len(first) :] = first
@@ -63,9 +63,9 @@ class BannedWords:
         before_PWK, last_PW = self.before_UWK[self.index_P], self.last_UW[self.index_P]
         size = before_PWK.shape[-1]
         at_PK = length_P[:, None] - size + torch.arange(size, device=text_PL.device)
-        place_PK = at_PK.clamp(min=0)
-        exists_PK = (at_PK >= 0) & drawn_PL.gather(1, place_PK)
-        tail_PK = torch.where(exists_PK, text_PL.gather(1, place_PK), NOTHING)
+        index_PK = at_PK.clamp(min=0)
+        exists_PK = (at_PK >= 0) & drawn_PL.gather(1, index_PK)
+        tail_PK = torch.where(exists_PK, text_PL.gather(1, index_PK), NOTHING)
         begun_PW = ((before_PWK == tail_PK[:, None]) | (before_PWK == _ANY)).all(dim=-1)
         return torch.where(begun_PW, last_PW, NOTHING)
 
@@ -159,9 +159,9 @@ def _counts(logits_PV: Tensor, tokens_PN: Tensor) -> Tensor:
     """Return how often each token of the vocabulary occurs in each row, float32 [P, V]."""
     rows, size = logits_PV.shape
     counts = torch.zeros(rows, size + 1, device=logits_PV.device)
-    place_PN = torch.where(tokens_PN >= 0, tokens_PN, size)
+    index_PN = torch.where(tokens_PN >= 0, tokens_PN, size)
     # Sums of ones are exact in any order.
-    counts.scatter_add_(1, place_PN, torch.ones_like(place_PN, dtype=counts.dtype))
+    counts.scatter_add_(1, index_PN, torch.ones_like(index_PN, dtype=counts.dtype))
     return counts[:, :size]
 
 

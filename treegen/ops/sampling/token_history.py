@@ -76,8 +76,8 @@ class _LevelTokens:
         position_PK = self.start_G[group_P, None] + key_K
         is_key_PK = (key_K < self.length_G[group_P, None]) & (position_PK < length_P[:, None])
         is_key_PK &= self.group_P[:, None] >= 0
-        place_PK = torch.where(is_key_PK, position_PK, text_PL.shape[1] - 1)
-        text_PL.scatter_(1, place_PK, tokens_S[slots_PK])
+        column_PK = torch.where(is_key_PK, position_PK, text_PL.shape[1] - 1)
+        text_PL.scatter_(1, column_PK, tokens_S[slots_PK])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

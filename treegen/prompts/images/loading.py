@@ -203,12 +203,12 @@ def as_file(source: Source) -> bytes:
     return file.getvalue()
 
 
-def check_pixels(sources: Sequence[Source], most: int) -> None:
+def check_pixels(sources: Sequence[Source], max_pixels: int) -> None:
     """Check the total number of pixels of images, reading only their headers.
 
     Args:
         sources: The images as the user passed them.
-        most: Maximum pixels of all of them together.
+        max_pixels: Maximum pixels of all of them together.
 
     Raises:
         InputError: they have more, or one cannot be used.
@@ -217,11 +217,11 @@ def check_pixels(sources: Sequence[Source], most: int) -> None:
     for source in sources:
         width, height = open_image(read_image(source), name_of(source)).size
         total += width * height
-        if total > most:
+        if total > max_pixels:
             raise InputError(
                 f"the images of the request have at least {total:,} pixels in total, but the limit "
-                f"is {most:,}; send smaller or fewer images (--max-image-pixels sets the limit of "
-                "the server)"
+                f"is {max_pixels:,}; send smaller or fewer images (--max-image-pixels sets the "
+                "limit of the server)"
             )
 
 

@@ -1,7 +1,7 @@
 """Images among token ids: each placeholder token has an id that no other image uses.
 
 A transformers processor turns an image into the inputs of the vision tower and into a text for the
-prompt. In that text one token, the placeholder, is repeated; the tower's output takes its places.
+prompt. In that text one token, the placeholder, is repeated; the tower's output replaces it.
 treegen finds shared prefixes by comparing token ids, so the n-th placeholder of an image gets its
 own id past the vocabulary, derived from a hash of the image's pixels and of the processor's
 settings: two questions after one image share it, and two images never collide. The model sees the
@@ -159,7 +159,7 @@ class ImageTable:
                 )
             return self._process(image.digest, picture, image.source)[2]
 
-    def place(self, tokens: Ids, images: Sequence[PlacedImage], name: str) -> Ids:
+    def replace_placeholders(self, tokens: Ids, images: Sequence[PlacedImage], name: str) -> Ids:
         """Return token ids with the ids of images in place of placeholders.
 
         Args:
@@ -211,13 +211,13 @@ class ImageTable:
         images, firsts = self._placed
         which = np.searchsorted(firsts, tokens[at], side="right") - 1
         cuts = np.flatnonzero((np.diff(which) != 0) | (np.diff(tokens[at]) <= 0)) + 1
-        for places in np.split(at, cuts):
-            token = int(tokens[places[-1]])
+        for positions in np.split(at, cuts):
+            token = int(tokens[positions[-1]])
             index = int(np.searchsorted(firsts, token, side="right")) - 1
             image = images[index]() if index >= 0 else None
             if image is None or token >= image.first + image.num:
                 raise KeyError(token)
-            yield image, places
+            yield image, positions
 
     def export_images(self, prompts: Iterable[NDArray[Any]]) -> tuple[PlacedImage, ...]:
         """Return the images among prompts' token ids, with their files, for other processes."""
@@ -377,10 +377,10 @@ class BidirectionalBlocks:
             InputError: an image is cut or adjacent to another, so its keys would depend on later
                 tokens.
         """
-        for image, places in self._table.pieces(tokens):
-            first = int(places[0])
+        for image, positions in self._table.pieces(tokens):
+            first = int(positions[0])
             is_apart = not first or tokens[first - 1] < self._table.vocab_size
-            if len(places) < image.num or not is_apart:
+            if len(positions) < image.num or not is_apart:
                 raise InputError(
                     f"prompt {name!r} contains an incomplete image, or adjacent images without "
                     "text between them; this model needs complete images, because all tokens of an "
@@ -411,8 +411,8 @@ class MRopePositions:
     def after(self, tokens: NDArray[Any], shift: int) -> int:
         """Return the shift after tokens, given the shift before them."""
         if self._table.has_images(tokens):
-            for image, places in self._table.pieces(tokens):
-                if int(tokens[places[-1]]) == image.first + image.num - 1:
+            for image, positions in self._table.pieces(tokens):
+                if int(tokens[positions[-1]]) == image.first + image.num - 1:
                     shift += self._advance(image) - image.num
         return shift
 
@@ -428,8 +428,8 @@ class MRopePositions:
             start: Index of the first token in its text.
             shift: The shift of the first token.
         """
-        places_T = np.arange(start, start + len(tokens))
-        positions_3T = np.broadcast_to(places_T + shift, (3, len(tokens))).copy()
+        plain_positions_T = np.arange(start, start + len(tokens))
+        positions_3T = np.broadcast_to(plain_positions_T + shift, (3, len(tokens))).copy()
         if not self._table.has_images(tokens):
             return positions_3T
         for image, at in self._table.pieces(tokens):
@@ -438,7 +438,7 @@ class MRopePositions:
             positions_3T[:, at] = begin + self._of(image)[:, index]
             if index[-1] == image.num - 1:
                 shift += self._advance(image) - image.num
-                positions_3T[:, at[-1] + 1 :] = places_T[at[-1] + 1 :] + shift
+                positions_3T[:, at[-1] + 1 :] = plain_positions_T[at[-1] + 1 :] + shift
         return positions_3T
 
     def _of(self, image: PlacedImage) -> NDArray[np.int64]:

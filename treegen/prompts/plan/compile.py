@@ -92,16 +92,16 @@ def compile_plan(
     segments: list[PlanSegment] = []
     layer_bytes = token_bytes / max(num_layers, 1)
     rows = _rows_below(nodes, requests)
-    most_live = min(num_rows := sum(request.readers for request in requests), max_rows or num_rows)
+    max_live = min(num_rows := sum(request.readers for request in requests), max_rows or num_rows)
     for index, (node, parent, sequences, first) in enumerate(nodes):
         above = segments[parent] if parent >= 0 else None
         start, base = (above.stop, above.base_below) if above else (0, 0)
-        live = min(rows[index], most_live)
+        live = min(rows[index], max_live)
         stop = node.stop // align * align
-        kept, reason = decide_cascade(
-            sharing, live, stop - base, layer_bytes, cost, root=above is None, live_rows=most_live
+        is_cascaded, reason = decide_cascade(
+            sharing, live, stop - base, layer_bytes, cost, root=above is None, live_rows=max_live
         )
-        expanded = kept and form.should_expand(cost, live, stop)
+        expanded = is_cascaded and form.should_expand(cost, live, stop)
         segments.append(
             PlanSegment(
                 index=index,
@@ -112,14 +112,14 @@ def compile_plan(
                 tokens=requests[first].tokens[start : node.stop],
                 rows=rows[index],
                 requests=tuple(sequences),
-                kept=kept,
+                is_cascaded=is_cascaded,
                 base=base,
-                base_below=stop if kept else base,
+                base_below=stop if is_cascaded else base,
                 reason=f"{reason}, expanded" if expanded else reason,
                 expanded=expanded,
             )
         )
-    segment_of, order = _place_requests(nodes, len(requests))
+    segment_of, order = _assign_requests(nodes, len(requests))
     return Plan(
         requests=tuple(requests),
         segments=tuple(segments),
@@ -156,7 +156,7 @@ def _preorder(sequences: Sequence[radix.Tokens], num_requests: int) -> list[_Ent
     return entries
 
 
-def _place_requests(
+def _assign_requests(
     nodes: list[_Entry], num_requests: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the segment of each request, and the requests in the order of their segments."""

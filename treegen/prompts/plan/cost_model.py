@@ -51,7 +51,7 @@ class CostModel:
             return max(numbers * itemsize / self.memory_per_us, products / self.flops_per_us)
 
         expanded = key_us(latent.expanded, latent.k_dim + latent.v_dim)
-        return rows > 1 and expanded < key_us(latent.kept, latent.kept + latent.rank)
+        return rows > 1 and expanded < key_us(latent.cached_dim, latent.cached_dim + latent.rank)
 
     def saving(self, rows: int, tokens: int, layer_bytes: float, live_rows: int) -> float:
         """Return the microseconds that a separate part saves per layer and step; may be negative.

@@ -7,7 +7,8 @@ however ragged the tree.
 
 Every segment is stored once and prefilled once. The plan decides how decoding reads it:
 
-    kept    The segment is a separate attention part: its keys are read once for all rows below.
+    kept    The segment is a separate attention part: its keys are read once for all rows below
+            (`PlanSegment.is_cascaded`).
     folded  The segment is read through the page tables of what is below it, once per table. This
             is best for a segment of one row, and for one too short to pay for a separate part.
 """
@@ -72,7 +73,7 @@ class PlanSegment:
     """Tokens that all rows below share."""
 
     index: int
-    """Its place in the plan, depth first."""
+    """Its index in the plan, depth first."""
     parent: int
     """Index of the segment that it continues; -1 for none."""
     depth: int
@@ -87,7 +88,7 @@ class PlanSegment:
     """Decode rows below it, and tokens to score."""
     requests: tuple[int, ...]
     """Indices of the requests whose prompts end with it."""
-    kept: bool
+    is_cascaded: bool
     """Whether it is a separate attention part."""
     base: int
     """First position in its page table: its start, or an earlier position where the segments above
@@ -233,7 +234,7 @@ class Plan:
         total = 0
         for segment in self.segments:
             length = segment.stop - segment.start
-            total += length if segment.kept else length * self._readers(segment)
+            total += length if segment.is_cascaded else length * self._readers(segment)
         return total
 
     @property
@@ -252,12 +253,12 @@ class Plan:
         return sum(len(request.tokens) * request.rows for request in self.requests)
 
     def _readers(self, segment: PlanSegment) -> int:
-        """Return how many page tables read a folded segment: kept segments and rows below it."""
+        """Return how many page tables read a folded segment: cascaded segments and rows below."""
         count, depth = sum(self.requests[i].rows for i in segment.requests), segment.depth
         index = segment.index + 1
         while index < len(self.segments) and self.segments[index].depth > depth:
             below = self.segments[index]
-            if below.kept:
+            if below.is_cascaded:
                 count += 1
                 index += 1
                 while index < len(self.segments) and self.segments[index].depth > below.depth:
@@ -286,7 +287,7 @@ class Plan:
                 segments=len(members),
                 tokens=sum(s.stop - s.start for s in members),
                 rows=sum(s.rows for s in members),
-                kept=sum(s.kept for s in members),
+                kept=sum(s.is_cascaded for s in members),
                 reasons=tuple(Counter(s.reason for s in members).most_common()),
             )
             for depth, members in sorted(by_depth.items())

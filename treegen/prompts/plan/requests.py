@@ -192,14 +192,14 @@ def check_length(
     """
     if too_long := find_too_long_prompt(tree, tokenizer, spec.context_length - generates, images):
         prompt, num_tokens = too_long
-        raise _too_long(prompt.name, num_tokens, spec, least="at least ", generates=generates)
+        raise _too_long(prompt.name, num_tokens, spec, qualifier="at least ", generates=generates)
 
 
 def _too_long(
-    name: str, num_tokens: int, spec: ModelSpec, *, least: str = "", generates: bool = True
+    name: str, num_tokens: int, spec: ModelSpec, *, qualifier: str = "", generates: bool = True
 ) -> ContextError:
     return ContextError(
-        f"{name} has {least}{num_tokens:,} tokens, "
+        f"{name} has {qualifier}{num_tokens:,} tokens, "
         f"{num_tokens + generates - spec.context_length:,} more than fit into the model's context "
         f"of {spec.context_length:,}{(' with one generated token' if generates else '')}; shorten "
         "the prompt"

@@ -175,8 +175,8 @@ class ReplyParser:
             return at, ""
         if mark or self._ended:
             return at, mark
-        most = min(max(map(len, marks), default=1) - 1, len(self._text))
-        for num in range(most, 0, -1):
+        max_length = min(max(map(len, marks), default=1) - 1, len(self._text))
+        for num in range(max_length, 0, -1):
             if any(other.startswith(self._text[-num:]) for other in marks):
                 return len(self._text) - num, ""
         return at, ""

@@ -98,10 +98,10 @@ class Scan:
 
     def until(self, *literals: str) -> str:
         """Return the text up to the first of some literals, and move to that literal."""
-        places = [place for literal in literals if (place := self.text.find(literal, self.at)) >= 0]
-        if not places:
+        positions = [at for literal in literals if (at := self.text.find(literal, self.at)) >= 0]
+        if not positions:
             raise NotACall(f"{literals} is missing") if self.ended else NeedMoreText
-        start, self.at = self.at, min(places)
+        start, self.at = self.at, min(positions)
         return self.text[start : self.at]
 
     def until_any(self, *literals: str) -> str:

@@ -385,8 +385,8 @@ def _compare_classes(
         if answer is not None:
             counts[answer] += times
     answers = [answer for answer, _ in counts.most_common(_MAX_ANSWERS)]
-    for place, first in enumerate(answers):
-        for second in answers[:place]:
+    for index, first in enumerate(answers):
+        for second in answers[:index]:
             if kind == "number":
                 value = value_of(first)
                 same: bool | None = value is not None and value == value_of(second)

@@ -160,11 +160,11 @@ def _find_rejected(job: Job) -> Iterator[Finding]:
     """
     forms, checked = list(_ANSWER_FORMS), job.data.problems[:_MAX_CHECKED]
     rejected: list[Problem] = []
-    for place, problem in enumerate(checked):
+    for index, problem in enumerate(checked):
         golds = references_of(problem.answer)
         if not golds or _is_object(problem.answer):
             continue
-        if place < _MIN_TRIED or len(rejected) <= (1 - _MIN_ACCEPTED_SHARE) * place:
+        if index < _MIN_TRIED or len(rejected) <= (1 - _MIN_ACCEPTED_SHARE) * index:
             accepting = _find_accepted_form(job, problem, forms, golds)
             if accepting is None:
                 return  # this task cannot score a text

@@ -43,7 +43,7 @@ class Finding:
     """The sample of the example."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where the example is, such as "problem q7, sample 2"; empty without an example."""
         if not self.problem_id:
             return ""
@@ -196,8 +196,8 @@ class Audit:
             yield f"{finding.severity.upper()} {finding.kind}: {finding.share}"
             yield f"  {finding.message}"
             if finding.example:
-                place = f"{finding.place}: " if finding.place else ""
-                yield f"  example: {place}{excerpt(finding.example)}"
+                location = f"{finding.location}: " if finding.location else ""
+                yield f"  example: {location}{excerpt(finding.example)}"
             yield f"  what to do: {finding.advice}"
 
     def __str__(self) -> str:

@@ -150,10 +150,10 @@ def last_boxed(text: str) -> str | None:
     if at < 0:
         return None
     depth, start = 1, at + len(_BOXED)
-    for place in range(start, min(len(text), start + 2000)):
-        depth += {"{": 1, "}": -1}.get(text[place], 0)
+    for index in range(start, min(len(text), start + 2000)):
+        depth += {"{": 1, "}": -1}.get(text[index], 0)
         if not depth:
-            return text[start:place].strip()
+            return text[start:index].strip()
     return None
 
 
@@ -206,16 +206,16 @@ def choices_of(question: str) -> dict[str, str]:
     A choice ends at the next letter; the last one at an empty line, or at a last line that ends
     with a colon.
     """
-    places = list(_CHOICE.finditer(question))
-    letters = [place[1] for place in places]
-    if len(places) < 2 or letters != [*"ABCDEFGHIJ"[: len(letters)]]:
+    matches = list(_CHOICE.finditer(question))
+    letters = [match[1] for match in matches]
+    if len(matches) < 2 or letters != [*"ABCDEFGHIJ"[: len(letters)]]:
         return {}
-    ends = [place.start() for place in places[1:]]
-    end = _END_OF_CHOICES.search(question, places[-1].end())
+    ends = [match.start() for match in matches[1:]]
+    end = _END_OF_CHOICES.search(question, matches[-1].end())
     ends.append(end.start() if end else len(question))
     return {
-        place[1]: question[place.end() : end].strip()
-        for place, end in zip(places, ends, strict=True)
+        match[1]: question[match.end() : end].strip()
+        for match, end in zip(matches, ends, strict=True)
     }
 
 
@@ -224,8 +224,8 @@ def is_in_words(text: str, letter: str) -> bool:
     if not re.fullmatch("[A-J]", letter):
         return False
     if letter == "I":
-        places = list(_PRONOUN.finditer(text))
-        return bool(places) and all(_WORD_AFTER.match(text, match.end()) for match in places)
+        matches = list(_PRONOUN.finditer(text))
+        return bool(matches) and all(_WORD_AFTER.match(text, match.end()) for match in matches)
     if re.search(rf"(?<![A-Za-z]){letter}(?![A-Za-z'\u2019])", text, re.IGNORECASE):
         return False
     return re.search(rf"{_STATED}(?i:{letter})[a-z'\u2019]", text) is not None

@@ -203,13 +203,13 @@ def is_repetition(text: str) -> bool:
     # The smallest period of the reversed end, by the failure function of Knuth, Morris and Pratt.
     end = tail[::-1]
     border = [0] * len(end)
-    for place in range(1, len(end)):
-        size = border[place - 1]
-        while size and end[place] != end[size]:
+    for index in range(1, len(end)):
+        size = border[index - 1]
+        while size and end[index] != end[size]:
             size = border[size - 1]
-        border[place] = size + (end[place] == end[size])
-        period = place + 1 - border[place]
-        if place + 1 >= _MIN_REPEATED_CHARS and period * 3 <= place + 1:
+        border[index] = size + (end[index] == end[size])
+        period = index + 1 - border[index]
+        if index + 1 >= _MIN_REPEATED_CHARS and period * 3 <= index + 1:
             return True
     return False
 

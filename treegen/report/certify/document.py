@@ -186,9 +186,9 @@ def read_certificate(path: Path) -> tuple[Certificate, bytes]:
         is_canonical = certificate.content() == content
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"])) or "it"
+        loc = ".".join(map(str, first["loc"])) or "it"
         raise InputError(
-            f"{path} is not a certificate that this version of treegen can read: {place!r:.80}: "
+            f"{path} is not a certificate that this version of treegen can read: {loc!r:.80}: "
             f"{first['msg']}"
         ) from None
     except (ValueError, RecursionError) as error:
@@ -264,8 +264,8 @@ def find_differences(a: object, b: object, name: str = "") -> Iterator[tuple[str
             else:
                 yield inner, a.get(key), b.get(key)
     elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for place, pair in enumerate(zip(a, b, strict=True)):
-            yield from find_differences(*pair, f"{name}[{place}]")
+        for index, pair in enumerate(zip(a, b, strict=True)):
+            yield from find_differences(*pair, f"{name}[{index}]")
     elif _is_table(a) and _is_table(b):
         yield name, [row for row in a if row not in b], [row for row in b if row not in a]
     elif not _is_equal(a, b):

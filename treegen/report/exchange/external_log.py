@@ -73,12 +73,12 @@ def validate(kind: type[_Kind], value: Any, where: str) -> _Kind:
         return kind.model_validate(dict(value))
     except ValidationError as error:
         first, *more_errors = error.errors(include_url=False)
-        place = ".".join(map(str, first["loc"]))
+        loc = ".".join(map(str, first["loc"]))
         got = "" if first["type"] == "missing" else f", got {first['input']!r:.60}"
         more = f" ({len(more_errors)} more errors)" if more_errors else ""
         message = first["msg"][:1].lower() + first["msg"][1:]
         raise InputError(
-            f"{where}: {place or 'the object'}: {message}{got}{more}; fix or remove the entry"
+            f"{where}: {loc or 'the object'}: {message}{got}{more}; fix or remove the entry"
         ) from None
 
 
@@ -180,26 +180,28 @@ def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
     """
     for log in logs:
         _check_log(log)
-    places = [path]
+    directories = [path]
     if len(logs) > 1:
-        places = [path / path_component(log.task, "a task of the log") for log in logs]
+        directories = [path / path_component(log.task, "a task of the log") for log in logs]
     try:
-        for place in places:
-            _clean_directory(place)
-        for place in places:
-            _check_empty(place)
+        for directory in directories:
+            _clean_directory(directory)
+        for directory in directories:
+            _check_empty(directory)
         with ExitStack() as stack:
-            scratches = [stack.enter_context(_make_scratch_folder(place)) for place in places]
-            for log, place, scratch in zip(logs, places, scratches, strict=True):
-                _check_empty(place)
-                _write_run(log, place, scratch)
-            for place, scratch in zip(places, scratches, strict=True):
-                _move_run(scratch, place)
+            scratches = [
+                stack.enter_context(_make_scratch_folder(directory)) for directory in directories
+            ]
+            for log, directory, scratch in zip(logs, directories, scratches, strict=True):
+                _check_empty(directory)
+                _write_run(log, directory, scratch)
+            for directory, scratch in zip(directories, scratches, strict=True):
+                _move_run(scratch, directory)
     except OSError as error:
         raise RunError(
             f"cannot write {error.filename or path}: {format_os_error(error)}"
         ) from error
-    return places
+    return directories
 
 
 def usable_sampling(parameters: Mapping[str, Any], notices: list[str]) -> dict[str, Any]:
@@ -379,10 +381,10 @@ def _make_job(log: ExternalLog, path: Path, scratch: Path) -> Job:
         **log.sampling,
     }
     job = load_job(resolve_eval_settings(choices))
-    place = str((path / PROBLEMS).absolute())
-    options = replace(job.settings.options, data=place)
+    path_of_problems = str((path / PROBLEMS).absolute())
+    options = replace(job.settings.options, data=path_of_problems)
     settings = replace(job.settings, options=options)
-    return replace(job, settings=settings, data=replace(job.data, source=place))
+    return replace(job, settings=settings, data=replace(job.data, source=path_of_problems))
 
 
 def _make_settings(log: ExternalLog, job: Job) -> RunSettings:

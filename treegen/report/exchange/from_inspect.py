@@ -12,7 +12,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
-from treegen.common.files import describe_read_error, most_unpacked, open_regular
+from treegen.common.files import describe_read_error, max_unpacked_size, open_regular
 from treegen.errors import InputError, require_extra
 from treegen.report.exchange.external_log import (
     MAX_SAMPLES,
@@ -131,7 +131,7 @@ def _check_size(file: BinaryIO, path: Path) -> None:
 
     No entry is read beyond the size stated in the zip directory.
     """
-    max_bytes = most_unpacked(path.stat().st_size)
+    max_bytes = max_unpacked_size(path.stat().st_size)
     with zipfile.ZipFile(file) as packed:
         size = sum(entry.file_size for entry in packed.infolist())
     if size > max_bytes:

@@ -46,16 +46,16 @@ class PlotLink:
 
     box: tuple[float, float, float, float]
     """Left, top, right and bottom, as shares of the picture's width and height."""
-    place: int | str
+    target: int | str
     """The index of the problem in the run, or a filter of the table of problems."""
 
     def to_json(self) -> list[float | int | str]:
-        """Return the box and the place as one list."""
-        return [*(round(side, 5) for side in self.box), self.place]
+        """Return the box and the target as one list."""
+        return [*(round(side, 5) for side in self.box), self.target]
 
 
 def make_link(
-    figure: "Figure", low: tuple[float, float], high: tuple[float, float], place: int | str
+    figure: "Figure", low: tuple[float, float], high: tuple[float, float], target: int | str
 ) -> PlotLink:
     """Return a link whose area lies between two points of a drawn figure's first axes.
 
@@ -65,7 +65,7 @@ def make_link(
         figure: The drawn figure.
         low: One corner (x, y), in the axes' data coordinates.
         high: The opposite corner.
-        place: The target of the link; see `PlotLink`.
+        target: The target of the link; see `PlotLink`.
     """
     axes = figure.axes[0]
     corners = axes.transData.transform([low, high])
@@ -78,7 +78,7 @@ def make_link(
         left, right = (left + right - x) / 2, (left + right + x) / 2
     if top - bottom < y:
         bottom, top = (bottom + top - y) / 2, (bottom + top + y) / 2
-    return PlotLink((left, 1 - top, right, 1 - bottom), place)
+    return PlotLink((left, 1 - top, right, 1 - bottom), target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def draw_band(
 
     Args:
         axes: The axes to draw on.
-        x: The place of each estimate.
+        x: The position of each estimate.
         estimates: The values and their intervals.
         colour: The colour of curve and band.
         label: The name of the curve in the legend.

@@ -65,8 +65,8 @@ def run_plots(view: RunView) -> list[Plot]:
         plots += [_grid_plot(i, grid) for i, grid in enumerate(view.report.grids)]
         shares = vote_shares(verdicts)
         if view.num_samples > 1:
-            place = {problem.id: number for number, problem in enumerate(view.problems)}
-            plots.append(_votes_plot(shares, place, votes=votes))
+            index_of = {problem.id: number for number, problem in enumerate(view.problems)}
+            plots.append(_votes_plot(shares, index_of, votes=votes))
             plots.append(_solved_plot([share.right for share in shares]))
         if not view.searched:
             plots += calibration_plots(view)
@@ -187,20 +187,20 @@ def _bar_plot(name: str, title: str, description: str, rows: Sequence[_Bar]) -> 
 
 
 def _draw_bars(axes: "Axes", rows: Sequence[_Bar]) -> None:
-    places = range(len(rows))
-    axes.barh(places, [row[1] for row in rows], color=BLUE, alpha=0.85, height=0.7)
-    for place, (_, value, low, high) in zip(places, rows, strict=True):
+    positions = range(len(rows))
+    axes.barh(positions, [row[1] for row in rows], color=BLUE, alpha=0.85, height=0.7)
+    for position, (_, value, low, high) in zip(positions, rows, strict=True):
         if low is not None and high is not None:
             axes.errorbar(
                 [value],
-                [place],
+                [position],
                 xerr=[[value - low], [high - value]],
                 fmt="o",
                 markersize=4,
                 color=ORANGE,
                 capsize=3,
             )
-    axes.set_yticks(places, [plain_label(row[0]) for row in rows])
+    axes.set_yticks(positions, [plain_label(row[0]) for row in rows])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlim(0, 1)
@@ -220,7 +220,7 @@ def _grid_plot(index: int, grid: Grid) -> Plot:
     )
 
 
-def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes: bool) -> Plot:
+def _votes_plot(shares: Sequence[VoteShares], index_of: Mapping[str, int], *, votes: bool) -> Plot:
     won = sum(s.won and not s.tied for s in shares)
     tied = sum(s.won and s.tied for s in shares)
     parts = [
@@ -236,14 +236,14 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         bottom = [0.0] * len(shares)
-        places = range(len(shares))
+        positions = range(len(shares))
         for label, values, colour in parts:
             top = [b + v for b, v in zip(bottom, values, strict=True)]
             if len(shares) <= _NAMED:
-                axes.bar(places, values, bottom=bottom, color=colour, label=label, width=0.85)
+                axes.bar(positions, values, bottom=bottom, color=colour, label=label, width=0.85)
             else:
                 axes.fill_between(
-                    places,
+                    positions,
                     bottom,
                     top,
                     color=colour,
@@ -255,7 +255,7 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
             bottom = top
         if len(shares) <= _NAMED:
             names = [plain_label(share.problem_id, 14) for share in shares]
-            axes.set_xticks(places, names, rotation=60, ha="right", rotation_mode="anchor")
+            axes.set_xticks(positions, names, rotation=60, ha="right", rotation_mode="anchor")
             axes.tick_params(axis="x", labelsize=10)
         else:
             axes.set_xlabel("problems, best solved first")
@@ -270,7 +270,7 @@ def _votes_plot(shares: Sequence[VoteShares], place: Mapping[str, int], *, votes
 
     def find_links(figure: "Figure") -> list[PlotLink]:
         return [
-            make_link(figure, (at - 0.5, 0), (at + 0.5, 1), place[share.problem_id])
+            make_link(figure, (at - 0.5, 0), (at + 0.5, 1), index_of[share.problem_id])
             for at, share in enumerate(shares)
         ]
 
@@ -317,12 +317,12 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
 
     def by_metric(figure: "Figure") -> None:
         axes = figure.subplots()
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             assert row.low is not None and row.high is not None
             spread = [[row.value - row.low], [row.high - row.value]]
             clear = row.low > 0 or row.high < 0
             colour = GREY if not clear else GREEN if row.value > 0 else ORANGE
-            axes.errorbar([row.value], [place], xerr=spread, fmt="o", color=colour, capsize=4)
+            axes.errorbar([row.value], [index], xerr=spread, fmt="o", color=colour, capsize=4)
         axes.axvline(0, color=GREY, linewidth=1)
         axes.set_yticks(
             range(len(rows)), [f"{row.metric}, {plain_label(row.filter)}" for row in rows]
@@ -346,7 +346,7 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
 
     def find_links(figure: "Figure") -> list[PlotLink]:
         return [
-            make_link(figure, (at - 0.5, -1), (at + 0.5, 1), comparison.places[i])
+            make_link(figure, (at - 0.5, -1), (at + 0.5, 1), comparison.problem_indices[i])
             for at, i in enumerate(order)
         ]
 

@@ -202,11 +202,11 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
         markers = "osD^vPX*"
-        for place, (name, points) in enumerate(curves.items()):
+        for index, (name, points) in enumerate(curves.items()):
             x = [tokens for tokens, _ in points]
             shares = [share for _, share in points]
-            colour = CYCLE[place % len(CYCLE)]
-            marker = markers[place % len(markers)]
+            colour = CYCLE[index % len(CYCLE)]
+            marker = markers[index % len(markers)]
             draw_band(
                 axes, x, shares, colour, plain_label(name), alpha=0.12, marker=marker, markersize=5
             )

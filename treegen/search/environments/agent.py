@@ -108,7 +108,7 @@ class Agent(Closeable):
             **overrides: Sampling parameters of replies, as for `SearchNode.sample`.
         """
         check_environment(environment)
-        check_int("max_steps", max_steps, least=1)
+        check_int("max_steps", max_steps, minimum=1)
         if overrides.get("stop"):
             raise InputError(
                 "stop is not supported for agents, because the model ends each reply; remove the "
@@ -332,7 +332,7 @@ class Agent(Closeable):
 
     def propose(self, n: int) -> Propose:
         """Return a function that takes n steps from a node."""
-        check_int("n", n, least=1)
+        check_int("n", n, minimum=1)
 
         async def propose(node: SearchNode) -> Sequence[SearchNode]:
             return await self.step(node, n)

@@ -65,10 +65,10 @@ def render_outcome(
     if not marks:
         return text
     parts: list[Mapping[str, Any]] = []
-    for place, mark in marks.items():
+    for index, mark in marks.items():
         before, _, text = text.partition(mark)
-        parts.append({"type": "text", "text": before + replace_surrogates(results[place].text)})
-        parts += [{"type": "image", "image": image} for image in results[place].images]
+        parts.append({"type": "text", "text": before + replace_surrogates(results[index].text)})
+        parts += [{"type": "image", "image": image} for image in results[index].images]
     return [*parts, {"type": "text", "text": text}]
 
 
@@ -152,7 +152,7 @@ class SharedState:
     state: Future[WorldState]
     """A future of the state."""
     above: tuple[SharedState, tuple[str, ...]] | None = None
-    """The state that it follows from, and its place in the `runs` of that state."""
+    """The state that it follows from, and its index in the `runs` of that state."""
     num_owners: int = 1
     """Nodes that hold it; without any it is released."""
     runs: dict[tuple[str, ...], SharedRun] = field(default_factory=dict)

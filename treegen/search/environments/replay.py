@@ -69,12 +69,12 @@ class ReplayEnvironment:
         history = self._histories[snapshot]
         world = await self._environment.start(history.problem)
         try:
-            for place, (action, before) in enumerate(history.actions, 1):
+            for index, (action, before) in enumerate(history.actions, 1):
                 self.num_replayed += 1
                 after = await world.run(action)
                 if after != before:
                     raise WorldError(
-                        f"action {place} of {len(history.actions)}, {action.name}, shows "
+                        f"action {index} of {len(history.actions)}, {action.name}, shows "
                         f"{_describe_difference(after, before)} when it runs again; without "
                         "snapshots, treegen can fork an environment only if equal actions always "
                         "have equal results"

@@ -72,7 +72,7 @@ class LiveBackend:
         self.tokenizer, self.spec, self.images = tokenizer, spec, images
         self._make_plan, self._stopping_of = make_plan, stopping_of
         self._before, self._own_before = before or DrawCounter(), DrawCounter()
-        self.scheduler = make_scheduler(stopping_of(params), self._on_grown)
+        self.scheduler = make_scheduler(stopping_of(params), self._on_search_sample)
         self.prompts = PromptIndex(self.scheduler.run.store, rows=max_rows)
         self._detokenizer = Detokenizer(tokenizer)
         self._appended = AppendedTextEncoder(tokenizer, spec, images)
@@ -215,22 +215,24 @@ class LiveBackend:
         ticket: LiveResults[BackendSample] = LiveResults(search, [None] * len(indices))
         segment = self.scheduler.run.store.retain(context.segment)
 
-        def begin(first: int, num: int, most: int) -> None:
+        def begin(first: int, num: int, max_tokens: int) -> None:
             """Start some of the samples.
 
             Args:
-                first: Place of the first sample in the call.
+                first: Index of the first sample in the call.
                 num: Number of samples.
-                most: Maximum number of tokens of each.
+                max_tokens: Maximum number of tokens of each.
             """
-            part = replace(spec, samples=num, rows=min(rows, num), max_tokens=most)
+            part = replace(spec, samples=num, rows=min(rows, num), max_tokens=max_tokens)
             self._submit(ticket, part, segment, param_set, indices[first : first + num], indices)
 
         try:
-            most = spec.max_tokens
+            max_tokens = spec.max_tokens
             if search.line is None:
-                begin(0, len(indices), most)
-            return await self._wait_for(ticket, num_samples=len(indices), most=most, begin=begin)
+                begin(0, len(indices), max_tokens)
+            return await self._wait_for(
+                ticket, num_samples=len(indices), max_tokens=max_tokens, begin=begin
+            )
         finally:
             if not self.closed:
                 self.scheduler.run.store.release(segment)
@@ -249,7 +251,7 @@ class LiveBackend:
             context: The text before the texts.
             texts: The texts to score, or their token ids.
             search: The search that asks.
-            top: Number of most likely tokens to report at the place of each token. Default: 0.
+            top: Number of most likely tokens to report at the position of each token. Default: 0.
 
         Raises:
             InputError: A text has no tokens.
@@ -269,8 +271,8 @@ class LiveBackend:
         try:
             for segment in segments:
                 check_fits(f"node {spec.id!r}", segment, spec, self.scheduler.run.cache)
-            for place, segment in enumerate(segments):
-                none = range(place, place)
+            for index, segment in enumerate(segments):
+                none = range(index, index)
                 self._submit(ticket, spec, segment, 0, none, none)
         finally:
             for segment in segments:
@@ -353,20 +355,20 @@ class LiveBackend:
     def collect(self) -> None:
         """Put finished samples and scores into the tickets that wait for them; drop all others."""
         ended: list[tuple[LiveResults[Any], int, Completion, int]] = []
-        for (index, sample), segment in self.scheduler.grown.items():
+        for (index, sample), segment in self.scheduler.sample_segments.items():
             completion = self._ended.pop((index, sample))
             if index not in self._tickets:  # its search was stopped just after the sample ended
                 self.scheduler.run.store.release(segment)
                 continue
             ticket, request = self._tickets[index]
-            place = sample - ticket.requests[request]
-            ticket.results[place] = BackendSample(completion, LiveContext(segment, prompt=None))
-            ended.append((ticket, place, completion, request.spec.max_tokens))
-        for index in {index for index, _ in self.scheduler.grown} & self._tickets.keys():
+            position = sample - ticket.requests[request]
+            ticket.results[position] = BackendSample(completion, LiveContext(segment, prompt=None))
+            ended.append((ticket, position, completion, request.spec.max_tokens))
+        for index in {index for index, _ in self.scheduler.sample_segments} & self._tickets.keys():
             ticket, request = self._tickets[index]
             if not request.samples:
                 self._finish_request(ticket, request)
-        self.scheduler.grown.clear()
+        self.scheduler.sample_segments.clear()
         for index, score in self.scheduler.scores.items():
             if index in self._tickets:
                 ticket, request = self._tickets[index]
@@ -375,10 +377,10 @@ class LiveBackend:
                     ticket.call.num_open -= 1
                 self._finish_request(ticket, request)
         self.scheduler.scores.clear()
-        for ticket, place, completion, most in ended:
-            ticket.count_sample(place, completion, most)
+        for ticket, position, completion, max_tokens in ended:
+            ticket.count_sample(position, completion, max_tokens)
 
-    def _on_grown(self, request: LiveRequest, completion: Completion) -> GeneratedSegment:
+    def _on_search_sample(self, request: LiveRequest, completion: Completion) -> GeneratedSegment:
         """Return the segment of a sample: the tokens of its text, which is cut at the stop."""
         self._ended[request.index, completion.sample_index] = completion
         tail, tokens, text = request.spec.tokens, completion.tokens, completion.text

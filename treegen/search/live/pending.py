@@ -72,7 +72,7 @@ class LiveResults(PendingResults[T]):
     """Results that a search waits for, which requests of the scheduler compute."""
 
     requests: dict[LiveRequest, int] = field(default_factory=dict)
-    """Unfinished requests of the scheduler, each with the place of its first result."""
+    """Unfinished requests of the scheduler, each with the index of its first result."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +126,7 @@ class AppendedTextEncoder:
         else:
             ids = append_text(self._tokenizer, context.ids[-TAIL:], content)
             if table is not None and images:
-                ids = table.place(ids, images, "extension")
+                ids = table.replace_placeholders(ids, images, "extension")
             if prompt is not None:
                 prompt, ids = GivenPrompt(None, False), np.concatenate([context.ids, ids])
         check_vocabulary("extension", ids, self._spec, table)

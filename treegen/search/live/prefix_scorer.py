@@ -146,7 +146,7 @@ class PrefixScorer:
             try:
                 spec = Request(str(number), tokens[-TAIL:], samples=1, rows=1, max_tokens=1)
                 check_fits("a text to judge", segment, spec, self._cache)
-                scheduler.add(spec, segment, 0, range(1), grows=False)
+                scheduler.add(spec, segment, 0, range(1), makes_segments=False)
             finally:
                 store.release(segment)
         values: dict[bytes, float] = {}

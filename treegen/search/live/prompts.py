@@ -177,7 +177,7 @@ def has_room_to_split(store: SegmentStore, segment: LiveSegment) -> bool:
     Each segment of a path may end in a page that is not full, which the next segment copies. So a
     split may need more pages.
     """
-    size, most = store.cache.page_size, store.cache.pool.num_pages
+    size, num_pages = store.cache.page_size, store.cache.pool.num_pages
     above = sum(
         segment_pages(s.base, s.start, s.stop, size) for s in segment.path() if s is not segment
     )
@@ -187,9 +187,9 @@ def has_room_to_split(store: SegmentStore, segment: LiveSegment) -> bool:
         # A segment below a cascaded one starts its own table, at another offset in a page.
         pages += segment_pages(part.base, part.start, part.stop, size) + 1
         depth += 1
-        if any(pages + request.row_pages(size) >= most for request in part.requests):
+        if any(pages + request.row_pages(size) >= num_pages for request in part.requests):
             return False
-        if not store.states.fit(depth, part.requests):
+        if not store.states.fits(depth, part.requests):
             return False
         below += ((child, pages, depth) for child in part.children.values())
     return True

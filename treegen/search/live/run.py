@@ -155,7 +155,9 @@ class LiveRun(Closeable, NonCopyable):
             store.promote(segment, below + request.rows)
             spec = replace(request, id=str(self._num_added), tokens=request.tokens[-TAIL:])
             index = self.scheduler.run.add_params(params, stopping)
-            live = self.scheduler.add(spec, segment, index, range(request.samples), grows=False)
+            live = self.scheduler.add(
+                spec, segment, index, range(request.samples), makes_segments=False
+            )
             self.usage.prompt_tokens_unshared += len(request.tokens) * max(request.samples, 1)
             return self._note(live, request.samples)
         finally:
@@ -190,7 +192,7 @@ class LiveRun(Closeable, NonCopyable):
         try:
             check_fits("the prompt", segment, _SCORING, self._run.cache)
             spec = replace(_SCORING, id=str(self._num_added), tokens=tokens[-TAIL:], top=top)
-            live = self.scheduler.add(spec, segment, 0, (), grows=False)
+            live = self.scheduler.add(spec, segment, 0, (), makes_segments=False)
             self._scored[live.index] = self._num_added
             self.usage.prompt_tokens_unshared += len(tokens)
             return self._note(live, 1)
@@ -350,8 +352,8 @@ class StreamedText:
 
     def _count_stop_prefix(self) -> int:
         """Return the length of the longest end of the text that a stop string may begin with."""
-        most = max((len(stop) for stop in self.stops), default=0)
-        for num in range(min(most, len(self.pending)), 0, -1):
+        max_length = max((len(stop) for stop in self.stops), default=0)
+        for num in range(min(max_length, len(self.pending)), 0, -1):
             if any(stop.startswith(self.pending[-num:]) for stop in self.stops):
                 return num
         return 0
@@ -384,25 +386,25 @@ class StreamedTexts:
         self._growing: dict[tuple[int, int], StreamedText] = {}
         self._replying: dict[tuple[int, int], tuple[StreamedText, StreamingReply]] = {}
 
-    def read(self, place: int, item: Any) -> Iterator[Any]:
+    def read(self, prompt_index: int, item: Any) -> Iterator[Any]:
         """Yield what to report for an item of a prompt: token ids, a SampleDelta, or a Completion.
 
         Before a Completion comes a SampleDelta with what no delta has reported yet, if there is
         any.
         """
         if isinstance(item, SampleDelta):
-            text = self._of(place, item.sample).add(item.tokens)
+            text = self._of(prompt_index, item.sample).add(item.tokens)
             parts: tuple[Part, ...] = ()
-            if replying := self._reply_of(place, item.sample):
+            if replying := self._reply_of(prompt_index, item.sample):
                 growing, reply = replying
                 parts = tuple(reply.add(growing.add(item.tokens)))
             yield replace(item, text=text, parts=parts)
             return
         if isinstance(item, Completion):
-            growing = self._of(place, item.sample_index)
-            num_sent = len(growing.tokens) - len(self._prompts[place][-TAIL:])
+            growing = self._of(prompt_index, item.sample_index)
+            num_sent = len(growing.tokens) - len(self._prompts[prompt_index][-TAIL:])
             unsent, text, parts = slice(num_sent, None), growing.end(item.text), ()
-            if replying := self._reply_of(place, item.sample_index):
+            if replying := self._reply_of(prompt_index, item.sample_index):
                 growing, reply = replying
                 parts = tuple(reply.end(growing.end(reply.decode_completion(item)), item))
             if text or parts or item.tokens[unsent]:
@@ -417,25 +419,27 @@ class StreamedTexts:
                 )
         else:
             prompt = item if self._replies is not None else item[-TAIL:]
-            self._prompts[place] = prompt.tolist()
+            self._prompts[prompt_index] = prompt.tolist()
         yield item
 
-    def _of(self, place: int, sample: int) -> StreamedText:
-        if (place, sample) not in self._growing:
-            self._growing[place, sample] = self._start_text(self._text, place)
-        return self._growing[place, sample]
+    def _of(self, prompt_index: int, sample: int) -> StreamedText:
+        if (prompt_index, sample) not in self._growing:
+            self._growing[prompt_index, sample] = self._start_text(self._text, prompt_index)
+        return self._growing[prompt_index, sample]
 
-    def _reply_of(self, place: int, sample: int) -> tuple[StreamedText, StreamingReply] | None:
+    def _reply_of(
+        self, prompt_index: int, sample: int
+    ) -> tuple[StreamedText, StreamingReply] | None:
         if self._replies is None:
             return None
-        if (place, sample) not in self._replying:
+        if (prompt_index, sample) not in self._replying:
             reply = self._replies.start_stream(
-                self._prompts[place], self._tools, is_structured=self._is_structured
+                self._prompts[prompt_index], self._tools, is_structured=self._is_structured
             )
-            growing = self._start_text(self._replies.text, place)
-            self._replying[place, sample] = growing, reply
-        return self._replying[place, sample]
+            growing = self._start_text(self._replies.text, prompt_index)
+            self._replying[prompt_index, sample] = growing, reply
+        return self._replying[prompt_index, sample]
 
-    def _start_text(self, text: TokenText, place: int) -> StreamedText:
-        tail = self._prompts[place][-TAIL:]
+    def _start_text(self, text: TokenText, prompt_index: int) -> StreamedText:
+        tail = self._prompts[prompt_index][-TAIL:]
         return StreamedText(text, self._stops, tail, len(tail))

@@ -83,10 +83,10 @@ async def _beam_down(
         steps = drop_duplicates(await propose_all(frontier, propose), state, seen, root)
         await assess(steps, evaluate)
         ranked = rank(steps)
-        places = width - num_finished
-        prune(ranked[places:], root, OUTRANKED)
-        frontier = [node for node in ranked[:places] if not done(node)]
-        num_finished += len(ranked[:places]) - len(frontier)
+        num_free = width - num_finished
+        prune(ranked[num_free:], root, OUTRANKED)
+        frontier = [node for node in ranked[:num_free] if not done(node)]
+        num_finished += len(ranked[:num_free]) - len(frontier)
         if not frontier:
             return ""
     return f"depth of {depth} steps reached"

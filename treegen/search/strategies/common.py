@@ -15,7 +15,7 @@ from treegen.search.budget import BudgetReached
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.evaluate import Evaluate, evaluate_nodes
 from treegen.search.event_loop import gather
-from treegen.search.external_calls import place_of
+from treegen.search.external_calls import walk_key_of
 from treegen.search.propose import Propose
 from treegen.search.tree.node import SearchNode, is_ended
 from treegen.search.tree.result import SearchOutcome
@@ -67,7 +67,7 @@ def rank(nodes: Iterable[SearchNode]) -> list[SearchNode]:
     """
     return sorted(
         (node for node in nodes if not node.pruned),
-        key=lambda node: (node.value is None, -(node.value or 0.0), place_of(node)),
+        key=lambda node: (node.value is None, -(node.value or 0.0), walk_key_of(node)),
     )
 
 
@@ -165,7 +165,7 @@ def check_counts(**counts: int | None) -> None:
     """Raise InputError unless each count is None or an integer of at least 1."""
     for name, count in counts.items():
         if count is not None:
-            check_int(name, count, least=1)
+            check_int(name, count, minimum=1)
 
 
 class Costs:

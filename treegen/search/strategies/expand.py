@@ -9,7 +9,7 @@ from treegen.common.checks import check_argument_types
 from treegen.errors import InputError
 from treegen.prompts.expansion import Expand, ScorerName
 from treegen.search.evaluate import Evaluate, mean_logprob, min_logprob, sum_logprob
-from treegen.search.external_calls import place_of
+from treegen.search.external_calls import walk_key_of
 from treegen.search.propose import Propose
 from treegen.search.strategies.common import (
     OUTRANKED,
@@ -60,7 +60,7 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> SearchOutcome:
                 candidates = rank(candidates)
             best = candidates[: level.keep]
             prune(candidates[len(best) :], root, OUTRANKED)
-            frontier = sorted((node for node in best if not is_ended(node)), key=place_of)
+            frontier = sorted((node for node in best if not is_ended(node)), key=walk_key_of)
         return ""
 
     stopped = await run_until_budget(search())

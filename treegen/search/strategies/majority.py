@@ -139,9 +139,9 @@ def _elect(
         if answer is not None:
             votes[answer] = votes.get(answer, 0) + (_weight(sample, weight) if weight else 1)
     # Answers with equal votes stay in the order in which they were first given.
-    rank = {answer: place for place, answer in enumerate(sorted(votes, key=lambda a: -votes[a]))}
-    places = [len(rank) if answer is None else rank[answer] for answer in answers]
-    order = sorted(range(len(samples)), key=places.__getitem__)
+    rank = {answer: number for number, answer in enumerate(sorted(votes, key=lambda a: -votes[a]))}
+    ranks = [len(rank) if answer is None else rank[answer] for answer in answers]
+    order = sorted(range(len(samples)), key=ranks.__getitem__)
     return SearchOutcome(
         best=samples[order[0]] if order else None,
         candidates=tuple(samples[index] for index in order),

@@ -127,9 +127,9 @@ class _Visits:
         self._statistics, self._costs = statistics, costs
         self._seen = {state(root)}
 
-    async def choose(self, most: int) -> list[list[SearchNode]]:
+    async def choose(self, max_paths: int) -> list[list[SearchNode]]:
         """Return the paths of the next visits, each to a different node."""
-        paths: list[list[SearchNode]] = [[self._root] for _ in range(most)]
+        paths: list[list[SearchNode]] = [[self._root] for _ in range(max_paths)]
         while True:
             ready, chosen = dict[SearchNode, bool](), list[list[SearchNode]]()
             for path in paths:

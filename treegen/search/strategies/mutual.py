@@ -12,7 +12,7 @@ from treegen.errors import InputError
 from treegen.prompts.plan.draws import row_seed
 from treegen.search.budget import BudgetReached
 from treegen.search.event_loop import gather
-from treegen.search.external_calls import place_of
+from treegen.search.external_calls import walk_key_of
 from treegen.search.propose import Step
 from treegen.search.strategies.common import check_counts
 from treegen.search.strategies.majority import Answer
@@ -84,7 +84,7 @@ async def mutual(
     except BudgetReached as end:
         stopped = stopped or str(end)
     checked = sorted(
-        answered, key=lambda node: (node not in confirmed, -score(node), place_of(node))
+        answered, key=lambda node: (node not in confirmed, -score(node), walk_key_of(node))
     )
     ranked = (*checked, *(node for node in found.candidates if answers[node] is None))
     return replace(
@@ -99,8 +99,12 @@ async def mutual(
 def _choose_cut(node: SearchNode, low: float, high: float) -> SearchNode:
     """Return the node after which a solution is cut; the draw follows from the search's seed."""
     steps = len(node.path) - 1
-    least, most = math.ceil(low * steps), math.floor(high * steps)
+    min_steps, max_steps = math.ceil(low * steps), math.floor(high * steps)
     seed = row_seed(node.search.params.seed, node.search.origin_of(node.key), 0)
-    cut = random.Random(seed).randint(least, most) if least < most else min(least, most)
+    cut = (
+        random.Random(seed).randint(min_steps, max_steps)
+        if min_steps < max_steps
+        else min(min_steps, max_steps)
+    )
     # A strategy may have dropped pruned nodes, but never the root.
     return next(above for above in node.path[cut::-1] if above.is_live)

@@ -56,7 +56,7 @@ class MCTSRules:
             values: The value of each node of the path.
         """
         # The root is not evaluated, so its reward starts at the first node below it.
-        return [_REWARDS[self.reward](values[max(1, place) :]) for place in range(len(values))]
+        return [_REWARDS[self.reward](values[max(1, index) :]) for index in range(len(values))]
 
 
 DEFAULT: Final = MCTSRules()

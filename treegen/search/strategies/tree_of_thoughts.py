@@ -8,7 +8,7 @@ from collections.abc import Hashable
 
 from treegen.common.checks import check_argument_types
 from treegen.search.evaluate import Evaluate
-from treegen.search.external_calls import place_of
+from treegen.search.external_calls import walk_key_of
 from treegen.search.propose import Propose
 from treegen.search.strategies.common import (
     DEAD_END,
@@ -169,8 +169,8 @@ async def best_first(
 
     async def search() -> str:
         seen: set[Hashable] = {state(root)}
-        # Places are unique, so the heap never compares nodes themselves.
-        opened = [(-math.inf, place_of(root), root)]
+        # Keys are unique, so the heap never compares nodes themselves.
+        opened = [(-math.inf, walk_key_of(root), root)]
         stopped, num_expansions, num_finished = "", 0, 0
         while opened and num_finished != solutions and not stopped:
             chosen: list[SearchNode] = []
@@ -195,7 +195,7 @@ async def best_first(
             ends = [node for node in chosen if not node.children and node is not root]
             prune(ends, root, DEAD_END)
             for node in good:
-                heapq.heappush(opened, (-(node.value or 0.0), place_of(node), node))
+                heapq.heappush(opened, (-(node.value or 0.0), walk_key_of(node), node))
         return stopped
 
     return await collect_outcome(root, done, evaluate, await run_until_budget(search()))

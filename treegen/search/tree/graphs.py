@@ -101,8 +101,8 @@ def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
     """
     visible = nodes[:_MAX_DRAWN_NODES]
     below: dict[Any, list[int]] = {}
-    for place, node in enumerate(visible):
-        below.setdefault(node["parent_id"], []).append(place)
+    for index, node in enumerate(visible):
+        below.setdefault(node["parent_id"], []).append(index)
     rows = _lay_out(visible, below)
     depths = [node["depth"] for node in visible]
     height = round(max(rows) * _ROW + 2 * _ROW)
@@ -112,12 +112,12 @@ def to_svg(nodes: Sequence[Mapping[str, Any]], path: frozenset[int]) -> str:
         f'viewBox="0 0 {width} {height}" font-family="monospace" font-size="11" '
         'fill="currentColor" stroke="none">'
     ]
-    place_of = {node["id"]: place for place, node in enumerate(visible)}
-    for place, node in enumerate(visible):
-        x, y = depths[place] * _COLUMN + 8, rows[place] * _ROW + _ROW
+    index_of = {node["id"]: index for index, node in enumerate(visible)}
+    for index, node in enumerate(visible):
+        x, y = depths[index] * _COLUMN + 8, rows[index] * _ROW + _ROW
         thick = 3 if node["id"] in path else 1
         if (parent := node["parent_id"]) is not None:
-            above = place_of[parent]
+            above = index_of[parent]
             start = depths[above] * _COLUMN + _COLUMN - 18, rows[above] * _ROW + _ROW
             parts.append(
                 f'<path d="M{start[0]} {start[1]:.0f}C{x - 6} {start[1]:.0f} {start[0] + 6} '
@@ -146,20 +146,20 @@ def _lay_out(nodes: Sequence[Mapping[str, Any]], below: dict[Any, list[int]]) ->
 
     Args:
         nodes: The nodes, parents before their children.
-        below: The places of the children of each id.
+        below: The indices of the children of each id.
     """
     order, stack = [], list(reversed(below.get(None, [])))
     while stack:  # depth first, so that the rows of a subtree are neighbours
-        place = stack.pop()
-        order.append(place)
-        stack += reversed(below.get(nodes[place]["id"], []))
+        index = stack.pop()
+        order.append(index)
+        stack += reversed(below.get(nodes[index]["id"], []))
     rows, next_row = [0.0] * len(nodes), 0
-    for place in order:
-        if nodes[place]["id"] not in below:
-            rows[place], next_row = float(next_row), next_row + 1
-    for place in reversed(order):
-        if children := below.get(nodes[place]["id"]):
-            rows[place] = (rows[children[0]] + rows[children[-1]]) / 2
+    for index in order:
+        if nodes[index]["id"] not in below:
+            rows[index], next_row = float(next_row), next_row + 1
+    for index in reversed(order):
+        if children := below.get(nodes[index]["id"]):
+            rows[index] = (rows[children[0]] + rows[children[-1]]) / 2
     return rows
 
 

@@ -232,7 +232,7 @@ class SearchNode(TextNode):
             CapacityError: The node's context or the cache has no room for a sample.
         """
         children = await self._sample(n, overrides)
-        _place(self, children)
+        _insert(self, children)
         if len(children) < n:
             self.search.check()
             self.search.check_room("nodes", "tokens")  # other calls may have taken the room
@@ -249,7 +249,7 @@ class SearchNode(TextNode):
             n: Children to draw.
             **overrides: As for `sample`.
         """
-        check_int("n", n, least=0)
+        check_int("n", n, minimum=0)
         self._params_of(n, overrides)  # raises for identical children
         first = self._num_drawn
         self._num_drawn += n
@@ -262,7 +262,7 @@ class SearchNode(TextNode):
         try:
             for task in tasks:
                 children = await task
-                _place(self, children)
+                _insert(self, children)
                 num_placed += 1
                 for child in children:
                     yield child
@@ -294,7 +294,7 @@ class SearchNode(TextNode):
             first: Index of the first child. Default: the next one.
             continues: Whether the children belong to the same call as those drawn before.
         """
-        check_int("n", n, least=0)
+        check_int("n", n, minimum=0)
         await self._end_abandoned()
         context = self._context_of(overrides.get("llm"))
         params = self._params_of(n, overrides)
@@ -370,7 +370,7 @@ class SearchNode(TextNode):
         )
         self._num_extended += 1
         self.search.usage.nodes += 1
-        _place(self, [child])
+        _insert(self, [child])
         return child
 
     async def score(self, texts: Sequence[str], *, llm: str | None = None) -> list[Score]:
@@ -453,7 +453,7 @@ class SearchNode(TextNode):
         return self._context
 
 
-def _place(parent: SearchNode, children: list[SearchNode]) -> None:
+def _insert(parent: SearchNode, children: list[SearchNode]) -> None:
     parent.children += children
     # Concurrent calls may end in any order, but the tree must not depend on that order.
     parent.children.sort(key=lambda child: child.order)

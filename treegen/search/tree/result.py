@@ -303,12 +303,12 @@ def _describe(error: BaseException) -> str:
 
 
 def _locate_in_user_code(error: BaseException) -> str:
-    """Return the innermost place of an error in the user's own code, such as " (mine.py:6, in f)".
+    """Return the innermost location of an error in the user's code, such as " (mine.py:6, in f)".
 
     Code of treegen, of installed packages and of Python is not the user's own. The result is "" if
     the error passed through no other code.
     """
-    place = ""
+    location = ""
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -319,9 +319,11 @@ def _locate_in_user_code(error: BaseException) -> str:
             or code.co_filename.startswith(_LIBRARIES)
         )
         if not is_library:
-            place = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno}, in {code.co_name})"
+            location = (
+                f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno}, in {code.co_name})"
+            )
         trace = trace.tb_next
-    return place
+    return location
 
 
 def detach(error: BaseException) -> BaseException:
@@ -361,10 +363,10 @@ def _copy_traceback(trace: TracebackType | None) -> TracebackType | None:
 def _frame(entry: TracebackType) -> tuple[FrameType, int]:
     """Return a new frame for an entry of a traceback, and the instruction at its position."""
     frame, code = entry.tb_frame, entry.tb_frame.f_code
-    places = list(code.co_positions())
+    positions = list(code.co_positions())
     at = entry.tb_lasti // 2
-    place = places[at] if 0 <= at < len(places) else (None,) * 4
-    line, end_line, column, end_column = place
+    position = positions[at] if 0 <= at < len(positions) else (None,) * 4
+    line, end_line, column, end_column = position
     # A generator has a frame before it runs, and that frame has no caller.
     module = ast.parse("def frame(): yield", code.co_filename)
     for node in ast.walk(module):
@@ -376,5 +378,7 @@ def _frame(entry: TracebackType) -> tuple[FrameType, int]:
     frame_code = frame_code.replace(co_name=code.co_name, co_qualname=code.co_qualname)
     # By these names Python finds the source of modules that are not files.
     names = {name: frame.f_globals.get(name) for name in ("__name__", "__loader__", "__spec__")}
-    instruction = next((i for i, item in enumerate(frame_code.co_positions()) if item == place), -1)
+    instruction = next(
+        (i for i, item in enumerate(frame_code.co_positions()) if item == position), -1
+    )
     return FunctionType(frame_code, names)().gi_frame, 2 * instruction

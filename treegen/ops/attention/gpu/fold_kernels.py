@@ -62,8 +62,8 @@ def _write(
     if HAS_SINKS:
         sink = tl.load(sinks + head, mask=live, other=float("-inf")).to(tl.float32) * LOG2E
         new_top = tl.maximum(top, tl.ceil(sink))
-        keep = tl.exp2(top - new_top)
-        total, sum_MV, top = total * keep, sum_MV * keep[:, None], new_top
+        alpha = tl.exp2(top - new_top)
+        total, sum_MV, top = total * alpha, sum_MV * alpha[:, None], new_top
         total += tl.exp2(sink - new_top)
     store_rows(top, total, sum_MV, row, head, live, out, lses, H, V, BLOCK_V)
 
@@ -190,10 +190,10 @@ def fold_units(
     ones = tl.full([BLOCK_N, _ONES], 1.0, q_MD.dtype)
     for begin in range(first, high, BLOCK_N):
         n = begin + tl.arange(0, BLOCK_N)
-        there = (n >= low) & (n < high)
-        slot, page = slots_of(table, page, begin, n, there, high, PAGE, BLOCK_N)
+        in_bounds = (n >= low) & (n < high)
+        slot, page = slots_of(table, page, begin, n, in_bounds, high, PAGE, BLOCK_N)
         # Keys and values may be stored in FP8.
-        k_ND = load_block(k, slot, there, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
+        k_ND = load_block(k, slot, in_bounds, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
         logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
         if HAS_CAP:
             # tanh through exp, which does not overflow for large arguments of either sign.
@@ -203,15 +203,15 @@ def fold_units(
             logit = tl.fma(sign * softcap * ((1 - bend) / (1 + bend)), LOG2E, _GRID) - _GRID
         else:
             logit = tl.fma(logit, scale * LOG2E, _GRID) - _GRID
-        seen = seen_by(n, there, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
+        seen = seen_by(n, in_bounds, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
         logit = tl.where(seen, logit, float("-inf"))
         new_top = tl.maximum(top, tl.ceil(tl.max(logit, 1)))
-        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(logit - floor[:, None]).to(q_MD.dtype)
-        keep = tl.exp2(top - floor)
-        v_NV = load_block(v, slot, there, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
-        total = tl.dot(weight, ones, total * keep[:, None], input_precision="ieee")
-        sum_MV = tl.dot(weight, v_NV, sum_MV * keep[:, None], input_precision="ieee")
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(logit - shift[:, None]).to(q_MD.dtype)
+        alpha = tl.exp2(top - shift)
+        v_NV = load_block(v, slot, in_bounds, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
+        total = tl.dot(weight, ones, total * alpha[:, None], input_precision="ieee")
+        sum_MV = tl.dot(weight, v_NV, sum_MV * alpha[:, None], input_precision="ieee")
         top = new_top
 
     total_M = tl.max(total, 1)
@@ -273,9 +273,9 @@ def merge_sums(
             sums + at[:, None] * V + e[None, :], mask=some[:, None] & (e < V)[None, :], other=0.0
         )
         new_top = tl.maximum(top, part_top)
-        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        keep, weight = tl.exp2(top - floor), tl.exp2(part_top - floor)
-        total = total * keep + part_total * weight
-        sum_MV = sum_MV * keep[:, None] + part_MV * weight[:, None]
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        alpha, weight = tl.exp2(top - shift), tl.exp2(part_top - shift)
+        total = total * alpha + part_total * weight
+        sum_MV = sum_MV * alpha[:, None] + part_MV * weight[:, None]
         top = new_top
     _write(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)

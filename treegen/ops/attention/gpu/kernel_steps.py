@@ -122,7 +122,7 @@ def reach_of(
 
 
 @triton.jit
-def slots_of(table, page, first, n, there, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+def slots_of(table, page, first, n, in_bounds, high, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
     """Return the cache slots of a block of keys, and the page of the next block.
 
     Args:
@@ -130,7 +130,7 @@ def slots_of(table, page, first, n, there, high, PAGE: tl.constexpr, BLOCK_N: tl
         page: Page of the block's first key.
         first: First key of the block.
         n: Keys of the block [N].
-        there: Which of the keys belong to the unit [N].
+        in_bounds: Which of the keys belong to the unit [N].
         high: End of the unit's keys, exclusive.
         PAGE: Cache slots per page.
         BLOCK_N: Keys per block.
@@ -140,18 +140,20 @@ def slots_of(table, page, first, n, there, high, PAGE: tl.constexpr, BLOCK_N: tl
         slot = page.to(tl.int64) * PAGE + first % PAGE + tl.arange(0, BLOCK_N)
         page = tl.load(table + tl.minimum(first + BLOCK_N, high - 1) // PAGE)
     else:
-        slot = tl.load(table + n // PAGE, mask=there, other=0).to(tl.int64) * PAGE + n % PAGE
+        slot = tl.load(table + n // PAGE, mask=in_bounds, other=0).to(tl.int64) * PAGE + n % PAGE
     return slot, page
 
 
 @triton.jit
-def load_block(pool, slot, there, head, by_slot, by_head, D: tl.constexpr, BLOCK_D: tl.constexpr):
+def load_block(
+    pool, slot, in_bounds, head, by_slot, by_head, D: tl.constexpr, BLOCK_D: tl.constexpr
+):
     """Load keys or values [N, D] of one head, with 0 for padding.
 
     Args:
         pool: Pointer to the keys or values [slots, heads, D].
         slot: Cache slots [N].
-        there: Which of the slots to load [N].
+        in_bounds: Which of the slots to load [N].
         head: Key head.
         by_slot: Stride between slots, in elements.
         by_head: Stride between heads.
@@ -161,24 +163,24 @@ def load_block(pool, slot, there, head, by_slot, by_head, D: tl.constexpr, BLOCK
     d = tl.arange(0, BLOCK_D)
     return tl.load(
         pool + slot[:, None] * by_slot + head * by_head + d[None, :],
-        mask=there[:, None] & (d < D)[None, :],
+        mask=in_bounds[:, None] & (d < D)[None, :],
         other=0.0,
     )
 
 
 @triton.jit
-def seen_by(n, there, newest, oldest, HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr):
+def seen_by(n, in_bounds, newest, oldest, HAS_POSITIONS: tl.constexpr, HAS_WINDOW: tl.constexpr):
     """Return which of N keys each of M rows sees.
 
     Args:
         n: Keys of the block [N].
-        there: Which of the keys belong to the unit [N].
+        in_bounds: Which of the keys belong to the unit [N].
         newest: Newest key that each row sees [M].
         oldest: Oldest key that each row sees [M].
         HAS_POSITIONS: Whether to compare with `newest`.
         HAS_WINDOW: Whether to compare with `oldest`.
     """
-    seen = there[None, :]
+    seen = in_bounds[None, :]
     if HAS_POSITIONS:
         seen = seen & (n[None, :] <= newest[:, None])
     if HAS_WINDOW:

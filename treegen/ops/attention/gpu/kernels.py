@@ -31,9 +31,9 @@ LISTS = ("pages", "units", "positions", "slots")
 def _add_part(top, total, sum_MV, lse, part_MV):
     """Add a partial result to a running softmax: its weight is exp2 of its LSE."""
     new_top = tl.maximum(top, lse)
-    floor = tl.where(new_top == float("-inf"), 0.0, new_top)
-    keep, weight = tl.exp2(top - floor), tl.exp2(lse - floor)
-    return new_top, total * keep + weight, sum_MV * keep[:, None] + part_MV * weight[:, None]
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    alpha, weight = tl.exp2(top - shift), tl.exp2(lse - shift)
+    return new_top, total * alpha + weight, sum_MV * alpha[:, None] + part_MV * weight[:, None]
 
 
 @triton.jit
@@ -343,17 +343,17 @@ def attend_units(
         sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     for first in range(low, high, BLOCK_N):
         n = first + tl.arange(0, BLOCK_N)
-        there = n < high
-        slot, page = slots_of(table, page, first, n, there, high, PAGE, BLOCK_N)
+        in_bounds = n < high
+        slot, page = slots_of(table, page, first, n, in_bounds, high, PAGE, BLOCK_N)
         # Keys and values may be stored in FP8.
         if LATENT:
-            k_ND = load_block(k, slot, there, head, k_slot, k_head, V, BLOCK_V).to(q_MD.dtype)
-            r_NP = load_block(k + V, slot, there, head, k_slot, k_head, D - V, BLOCK_D)
+            k_ND = load_block(k, slot, in_bounds, head, k_slot, k_head, V, BLOCK_V).to(q_MD.dtype)
+            r_NP = load_block(k + V, slot, in_bounds, head, k_slot, k_head, D - V, BLOCK_D)
             logit = tl.dot(q_MD, tl.trans(k_ND), input_precision="ieee")
             rotated = tl.trans(r_NP.to(q_MD.dtype))
             logit = tl.dot(q_MP, rotated, logit, input_precision="ieee") * scale
         else:
-            k_ND = load_block(k, slot, there, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
+            k_ND = load_block(k, slot, in_bounds, head, k_slot, k_head, D, BLOCK_D).to(q_MD.dtype)
             if BLOCK_M == 1:
                 logit = tl.sum(k_ND.to(tl.float32) * q_D[None, :], 1)[None, :] * scale
             else:
@@ -363,18 +363,18 @@ def attend_units(
             bend = tl.exp2(tl.abs(logit) * (-2 * LOG2E) / softcap)
             sign = tl.where(logit < 0, -1.0, 1.0)
             logit = sign * softcap * ((1 - bend) / (1 + bend))
-        seen = seen_by(n, there, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
+        seen = seen_by(n, in_bounds, newest, oldest, HAS_POSITIONS, HAS_WINDOW)
         logit = tl.where(seen, logit * LOG2E, float("-inf"))
         new_top = tl.maximum(top, tl.max(logit, 1))
-        floor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(logit - floor[:, None])
-        keep = tl.exp2(top - floor)
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(logit - shift[:, None])
+        alpha = tl.exp2(top - shift)
         if LATENT:
             v_NV = k_ND
         else:
-            v_NV = load_block(v, slot, there, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
-        total = total * keep + tl.sum(weight, 1)
-        sum_MV = sum_MV * keep[:, None]
+            v_NV = load_block(v, slot, in_bounds, head, v_slot, v_head, V, BLOCK_V).to(q_MD.dtype)
+        total = total * alpha + tl.sum(weight, 1)
+        sum_MV = sum_MV * alpha[:, None]
         if BLOCK_M == 1:
             sum_MV += tl.sum(tl.sum(weight, 0)[:, None] * v_NV.to(tl.float32), 0)[None, :]
         else:
@@ -474,10 +474,10 @@ def write_slots(
     G: tl.constexpr,
     K: tl.constexpr,
     V: tl.constexpr,
-    ROOM_G: tl.constexpr,
-    ROOM_K: tl.constexpr,
-    ROOM_V: tl.constexpr,
-    MOST: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    MAX_VALUE: tl.constexpr,
 ):
     """Write new keys and values to cache slots; one program per token, for all heads.
 
@@ -498,20 +498,24 @@ def write_slots(
         G: Key heads.
         K: Key dimension.
         V: Value dimension.
-        ROOM_G: G, rounded up to a power of two.
-        ROOM_K: K, rounded up to a power of two.
-        ROOM_V: V, rounded up to a power of two.
-        MOST: Bound to which numbers are clamped before rounding; 0 for none.
+        BLOCK_G: G, rounded up to a power of two.
+        BLOCK_K: K, rounded up to a power of two.
+        BLOCK_V: V, rounded up to a power of two.
+        MAX_VALUE: Bound to which numbers are clamped before rounding; 0 for none.
     """
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + row)
-    g = tl.arange(0, ROOM_G)[:, None]
-    d = tl.arange(0, ROOM_K)[None, :]
-    e = tl.arange(0, ROOM_V)[None, :]
+    g = tl.arange(0, BLOCK_G)[:, None]
+    d = tl.arange(0, BLOCK_K)[None, :]
+    e = tl.arange(0, BLOCK_V)[None, :]
     k_GK = tl.load(k + row * k_row + g * k_head + d, mask=(g < G) & (d < K))
     v_GV = tl.load(v + row * v_row + g * v_head + e, mask=(g < G) & (e < V))
-    if MOST > 0:
-        k_GK = tl.minimum(tl.maximum(k_GK.to(tl.float32), -MOST), MOST).to(keys.dtype.element_ty)
-        v_GV = tl.minimum(tl.maximum(v_GV.to(tl.float32), -MOST), MOST).to(values.dtype.element_ty)
+    if MAX_VALUE > 0:
+        k_GK = tl.minimum(tl.maximum(k_GK.to(tl.float32), -MAX_VALUE), MAX_VALUE).to(
+            keys.dtype.element_ty
+        )
+        v_GV = tl.minimum(tl.maximum(v_GV.to(tl.float32), -MAX_VALUE), MAX_VALUE).to(
+            values.dtype.element_ty
+        )
     tl.store(keys + slot * k_slot + g * g_keys + d, k_GK, mask=(g < G) & (d < K))
     tl.store(values + slot * v_slot + g * g_values + e, v_GV, mask=(g < G) & (e < V))

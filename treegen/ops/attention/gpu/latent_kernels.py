@@ -51,26 +51,26 @@ def merge_two(
     live = pair < num_pairs
     row, head = pair // H, pair % H
     e = tl.arange(0, BLOCK_V)
-    there = live[:, None] & (e < V)[None, :]
+    in_bounds = live[:, None] & (e < V)[None, :]
     a_lse = tl.load(a_lses + pair, mask=live, other=float("-inf"))
     b_lse = tl.load(b_lses + pair, mask=live, other=float("-inf"))
     top = tl.maximum(a_lse, b_lse)
-    floor = tl.where(top == float("-inf"), 0.0, top)
-    a_part, b_part = tl.exp(a_lse - floor), tl.exp(b_lse - floor)
+    shift = tl.where(top == float("-inf"), 0.0, top)
+    a_part, b_part = tl.exp(a_lse - shift), tl.exp(b_lse - shift)
     total = a_part + b_part
     divisor = tl.where(total > 0, total, 1.0)
     a_MV = tl.load(
         a + (row * a_row + head * a_head)[:, None] + e[None, :],
-        mask=there & (a_part > 0)[:, None],
+        mask=in_bounds & (a_part > 0)[:, None],
         other=0.0,
     ).to(tl.float32)
     b_MV = tl.load(
         b + (row * b_row + head * b_head)[:, None] + e[None, :],
-        mask=there & (b_part > 0)[:, None],
+        mask=in_bounds & (b_part > 0)[:, None],
         other=0.0,
     ).to(tl.float32)
     sum_MV = a_MV * (a_part / divisor)[:, None] + b_MV * (b_part / divisor)[:, None]
-    tl.store(out + pair[:, None] * V + e[None, :], sum_MV.to(out.dtype.element_ty), mask=there)
+    tl.store(out + pair[:, None] * V + e[None, :], sum_MV.to(out.dtype.element_ty), mask=in_bounds)
 
 
 _PAIRS = 8  # pairs of a row and a head per program

@@ -103,14 +103,14 @@ def _shape_of(
     groups = np.flatnonzero((num_G > 0) & (level.kv_len_G > 0))
     keys = level.kv_len_G[groups]
     rows = -(-num_G[groups] * shape.num_rows // items.num)
-    kind, tallest = 1, shape.tallest
+    kind, max_height = 1, shape.max_height
     if int(keys.max(initial=0)) > _FEW_KEYS:
         folded = (1 << np.ceil(np.log2(rows)).astype(np.int64)) * shape.per_head
-        kind = max(kind_of(folded, keys, tallest), 1)
+        kind = max(kind_of(folded, keys, max_height), 1)
     elif not level.causal:
         # The same height in all passes matters more than the best height in each.
         one = np.array([shape.num_rows])
-        kind = max(kind_of(one * shape.per_head, one, tallest), 1)
+        kind = max(kind_of(one * shape.per_head, one, max_height), 1)
     splits = splits_of(rows, keys, kind, shape, processors)
     low = 1 << (splits.bit_length() - 1)
     return groups, kind, low + low // 2 if splits >= low + low // 2 else low

@@ -47,7 +47,7 @@ class DeviceWork:
     units: tuple[Tensor, ...]
     """The units of the work list."""
     last: Tensor
-    """The last pages of the work list."""
+    """The units of the launch that merges; see `WorkList.last`."""
     pages: Tensor
     """The page ids of the work list."""
     host: WorkList
@@ -134,14 +134,14 @@ class StaticState(TritonState):
         if shape not in self._lists:
             live_rows = live_rows_of(self.levels) if self.live_rows is None else self.live_rows
             host, dense = self.plan(shape, live_rows)
-            rooms = [*(_round_up_size(len(array)) for array in host.units), len(host.last)]
+            capacities = [*(_round_up_size(len(array)) for array in host.units), len(host.last)]
             memory = torch.zeros(
-                sum(rooms) * UNIT + 2 * _round_up_size(len(host.pages)),
+                sum(capacities) * UNIT + 2 * _round_up_size(len(host.pages)),
                 dtype=torch.int32,
                 device=self.device,
             )
             *units, pages = memory.split(
-                [room * UNIT for room in rooms] + [2 * _round_up_size(len(host.pages))]
+                [capacity * UNIT for capacity in capacities] + [2 * _round_up_size(len(host.pages))]
             )
             *units, last = (table.view(-1, UNIT) for table in units)
             self._lists[shape] = DeviceWork(tuple(units), last, pages, host, dense, memory)
@@ -180,28 +180,28 @@ def _round_up_size(count: int) -> int:
     return 0 if count == 0 else 1 << max(count - 1, 15).bit_length()
 
 
-def _fits(work: WorkList, room: DeviceWork) -> bool:
+def _fits(work: WorkList, target: DeviceWork) -> bool:
     # A much larger graph would waste what it saves. Units that merge skip spare parts, but a
     # separate merge kernel reads them. A graph of complete lists marks no part empty.
-    spare = room.host.num_parts - work.num_parts
+    spare = target.host.num_parts - work.num_parts
     return (
-        work.kinds == room.host.kinds
+        work.kinds == target.host.kinds
         and all(
             len(array) <= len(tensor) <= 4 * len(array) + 64
-            for array, tensor in zip(work.units, room.units, strict=True)
+            for array, tensor in zip(work.units, target.units, strict=True)
         )
-        and len(work.last) == len(room.last)
-        and work.last_kind == room.host.last_kind
-        and work.causal == room.host.causal
-        and len(work.pages) <= len(room.pages)
+        and len(work.last) == len(target.last)
+        and work.last_kind == target.host.last_kind
+        and work.causal == target.host.causal
+        and len(work.pages) <= len(target.pages)
         and (spare in (0, 1) or (spare > 1 and len(work.last) > 0))
-        and (work.complete or not room.host.complete)
+        and (work.complete or not target.host.complete)
     )
 
 
-def _copy(work: WorkList, room: DeviceWork, staging: StagingBuffer) -> None:
-    assert room.memory is not None
-    tables = [*zip(work.units, room.units, strict=True), (work.last, room.last)]
+def _copy(work: WorkList, target: DeviceWork, staging: StagingBuffer) -> None:
+    assert target.memory is not None
+    tables = [*zip(work.units, target.units, strict=True), (work.last, target.last)]
     size = sum(table.numel() for _, table in tables)
 
     def write(flat: NDArray[np.int32]) -> None:
@@ -213,7 +213,7 @@ def _copy(work: WorkList, room: DeviceWork, staging: StagingBuffer) -> None:
             flat[stop:at] = 0
         flat[size:] = work.pages
 
-    staging.fill(room.memory, size + len(work.pages), write)
+    staging.fill(target.memory, size + len(work.pages), write)
 
 
 @cache
@@ -239,7 +239,7 @@ def build_fold_list(levels: Sequence[HostLevel], shape: WorkShape, processors: i
     tables, kinds = [], []
     offset, parts = 0, 1
     for index, level in enumerate(levels):
-        key = "fold", shape.kv_heads, shape.per_head, processors, shape.tallest, offset
+        key = "fold", shape.kv_heads, shape.per_head, processors, shape.max_height, offset
         if key not in level.memo:
             kind = _kind_of(level, shape, processors)
             level.memo[key] = _units(level, kind, shape.per_head, offset), kind
@@ -265,7 +265,7 @@ def _kind_of(level: HostLevel, shape: WorkShape, processors: int) -> int:
     groups = (rows_G > 0) & (keys_G > 0)
     rows_G, keys_G = rows_G[groups], keys_G[groups]
     # Units of fewer than 16 rows use no matrix product, and would sum in another order.
-    kind = max(kind_of(rows_G * shape.per_head, keys_G, shape.tallest), 1)
+    kind = max(kind_of(rows_G * shape.per_head, keys_G, shape.max_height), 1)
     blocks = int((-(-rows_G // max(HEIGHTS[kind] // shape.per_head, 1))).sum())
     parts = -(-int((level.kv_start_G[groups] + keys_G).max(initial=1)) // PART)
     # Keys are not split further, so few tall units would leave most processors idle.

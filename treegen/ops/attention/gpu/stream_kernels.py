@@ -96,7 +96,7 @@ def copy_units(
 
 
 @gluon.jit
-def weigh(logits, top, total, weights):
+def store_weights(logits, top, total, weights):
     """Store the weights of a block.
 
     Args:
@@ -109,12 +109,12 @@ def weigh(logits, top, total, weights):
         The new maximum and sums, and the factor of earlier results [N].
     """
     new_top = gl.maximum(top, gl.max(logits, 0))
-    floor = gl.where(new_top == -float("inf"), 0.0, new_top)
-    keep = gl.exp2(top - floor)
-    weight = gl.exp2(logits - floor[None, :])
+    shift = gl.where(new_top == -float("inf"), 0.0, new_top)
+    alpha = gl.exp2(top - shift)
+    weight = gl.exp2(logits - shift[None, :])
     weights.store(weight.to(weights.dtype))
     fence_async_shared()
-    return new_top, total * keep[None, :] + weight, keep
+    return new_top, total * alpha[None, :] + weight, alpha
 
 
 @gluon.jit
@@ -222,8 +222,8 @@ def compute_units(
                 logits = gl.where(
                     (first + key < keys)[:, None], logits * (scale * LOG2E), -float("inf")
                 )
-                top, total, keep = weigh(logits, top, total, weights.index(SIDE))
-                acc = acc * keep[None, :]
+                top, total, alpha = store_weights(logits, top, total, weights.index(SIDE))
+                acc = acc * alpha[None, :]
                 if first + BLOCK > keys:
                     clear_slots(block, keys - first)
                 acc = warpgroup_mma(block.permute((1, 0)), weights.index(SIDE), acc, is_async=True)

@@ -216,7 +216,7 @@ class TreeKernels:
             )
 
     def _blocks(self, tiles: TileSizes, by_key: bool, device: torch.device) -> tuple[Tensor, ...]:
-        """Return the numbers of blocks, the ends of their parts, and the places of tokens."""
+        """Return the numbers of blocks, the ends of their parts, and the layout of tokens."""
         window = self._options.window
 
         def list_blocks() -> tuple[Tensor, Tensor]:
@@ -229,12 +229,12 @@ class TreeKernels:
             on_device = [to_device(array.astype(np.int32), device) for array in (numbers, ends)]
             return on_device[0], on_device[1]
 
-        def list_places() -> Tensor:
-            places = np.concatenate([self._layout.token_stops(), self._layout.positions()])
-            return to_device(places.astype(np.int32), device)
+        def list_token_layout() -> Tensor:
+            layout = np.concatenate([self._layout.token_stops(), self._layout.positions()])
+            return to_device(layout.astype(np.int32), device)
 
         blocks = self._memoize((tiles[:2], by_key, window, device), list_blocks)
-        return *blocks, self._memoize(("places", device), list_places)
+        return *blocks, self._memoize(("token_layout", device), list_token_layout)
 
     def _memoize(self, key: Any, make: Callable[[], Any]) -> Any:
         memo = self._layout.memo

@@ -82,22 +82,22 @@ def logits_of(products, scale, softcap, HAS_CAP: tl.constexpr):
 
 
 @triton.jit
-def is_seen(row, key, places, num_rows, window, HAS_WINDOW: tl.constexpr):
+def is_seen(row, key, token_layout, num_rows, window, HAS_WINDOW: tl.constexpr):
     """Return which rows see which keys; both have a dimension of 1 where the other varies.
 
     Args:
         row: Rows.
         key: Keys.
-        places: Pointer to the stops of all tokens, then their positions.
+        token_layout: Pointer to the stops of all tokens, then their positions.
         num_rows: T.
         window: Number of positions of the window or chunk.
         HAS_WINDOW: 0 for no window, 1 for the last positions, 2 for those of the row's chunk.
     """
-    stop = tl.load(places + key, mask=key < num_rows, other=0)
+    stop = tl.load(token_layout + key, mask=key < num_rows, other=0)
     seen = (key <= row) & (row < stop)
     if HAS_WINDOW:
-        at = tl.load(places + num_rows + row, mask=row < num_rows, other=0)
-        key_at = tl.load(places + num_rows + key, mask=key < num_rows, other=0)
+        at = tl.load(token_layout + num_rows + row, mask=row < num_rows, other=0)
+        key_at = tl.load(token_layout + num_rows + key, mask=key < num_rows, other=0)
         if HAS_WINDOW == 2:
             seen = seen & (key_at >= at - at % window)
         else:
@@ -115,7 +115,7 @@ def attend_rows(
     lses,
     blocks,
     offsets,
-    places,
+    token_layout,
     num_rows,
     scale,
     softcap,
@@ -143,7 +143,7 @@ def attend_rows(
         blocks: Pointer to the numbers of key blocks that a row block sees, row block by row block.
         offsets: Pointer to the ends of parts of `blocks`, after a 0. Each row block has two parts:
             first the key blocks that need no mask, then the others.
-        places: Stops and positions, as in `is_seen`.
+        token_layout: Stops and positions, as in `is_seen`.
         num_rows: T.
         scale: Factor of products.
         softcap: Limit of the size of logits.
@@ -177,14 +177,16 @@ def attend_rows(
             k_NK = load_rows(k, head // R, key, num_rows, K, BLOCK_K)
             logit, _ = logits_of(product(q_MK, tl.trans(k_NK)), scale, softcap, HAS_CAP)
             if masked:
-                seen = is_seen(row[:, None], key[None, :], places, num_rows, window, HAS_WINDOW)
+                seen = is_seen(
+                    row[:, None], key[None, :], token_layout, num_rows, window, HAS_WINDOW
+                )
                 logit = tl.where(seen, logit, float("-inf"))
             new_top = tl.maximum(top, tl.max(logit, 1))
             weight = tl.exp2(logit - new_top[:, None])
-            kept = tl.exp2(top - new_top)
+            alpha = tl.exp2(top - new_top)
             v_NV = load_rows(v, head // R, key, num_rows, V, BLOCK_V)
-            sum_MV = sum_MV * kept[:, None] + product(weight.to(v_NV.dtype), v_NV)
-            total = total * kept + tl.sum(weight, 1)
+            sum_MV = sum_MV * alpha[:, None] + product(weight.to(v_NV.dtype), v_NV)
+            total = total * alpha + tl.sum(weight, 1)
             top = new_top
     total = tl.where(row < num_rows, total, 1.0)
     store_rows(sum_MV / total[:, None], out, head, row, num_rows, V, BLOCK_V)
@@ -204,7 +206,7 @@ def differentiate_rows(
     dq,
     blocks,
     offsets,
-    places,
+    token_layout,
     num_rows,
     scale,
     softcap,
@@ -233,7 +235,7 @@ def differentiate_rows(
         blocks: Pointer to the numbers of key blocks that a row block sees, row block by row block.
         offsets: Pointer to the ends of parts of `blocks`, after a 0. Each row block has two parts:
             first the key blocks that need no mask, then the others.
-        places: Stops and positions, as in `is_seen`.
+        token_layout: Stops and positions, as in `is_seen`.
         num_rows: T.
         scale: Factor of products.
         softcap: Limit of the size of logits.
@@ -267,7 +269,9 @@ def differentiate_rows(
             logit, slope = logits_of(product(q_MK, tl.trans(k_NK)), scale, softcap, HAS_CAP)
             weight = tl.exp2(logit - lse[:, None])
             if masked:
-                seen = is_seen(row[:, None], key[None, :], places, num_rows, window, HAS_WINDOW)
+                seen = is_seen(
+                    row[:, None], key[None, :], token_layout, num_rows, window, HAS_WINDOW
+                )
                 weight = tl.where(seen, weight, 0.0)
             d_MN = weight * (product(grad_MV, tl.trans(v_NV)) - dot[:, None])
             if HAS_CAP:
@@ -288,7 +292,7 @@ def differentiate_keys(
     dv,
     blocks,
     offsets,
-    places,
+    token_layout,
     num_rows,
     scale,
     softcap,
@@ -318,7 +322,7 @@ def differentiate_keys(
         blocks: Pointer to the numbers of row blocks that see a key block, key block by key block.
         offsets: Pointer to the ends of parts of `blocks`, after a 0. Each key block has two parts:
             first the row blocks that need no mask, then the others.
-        places: Stops and positions, as in `is_seen`.
+        token_layout: Stops and positions, as in `is_seen`.
         num_rows: T.
         scale: Factor of products.
         softcap: Limit of the size of logits.
@@ -355,7 +359,9 @@ def differentiate_keys(
                 logit, slope = logits_of(product(k_NK, tl.trans(q_MK)), scale, softcap, HAS_CAP)
                 weight = tl.exp2(logit - lse[None, :])
                 if masked:
-                    seen = is_seen(row[None, :], key[:, None], places, num_rows, window, HAS_WINDOW)
+                    seen = is_seen(
+                        row[None, :], key[:, None], token_layout, num_rows, window, HAS_WINDOW
+                    )
                     weight = tl.where(seen, weight, 0.0)
                 dv_NV += product(weight.to(grad_MV.dtype), grad_MV)
                 d_NM = weight * (product(v_NV, tl.trans(grad_MV)) - dot[None, :])

@@ -12,7 +12,7 @@ from treegen.errors import InputError, arg
 from treegen.ops.attention.gpu.work_units import HEIGHTS
 
 _ACCUMULATORS: Final = 128 << 10  # largest float32 results of a unit in bytes: half the registers
-_LEAST_KEYS: Final = 16  # smallest block of keys of a matrix product
+_MIN_KEYS: Final = 16  # smallest block of keys of a matrix product
 
 
 def choose_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def choose_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
     while height > HEIGHTS[0] and not _fits(height, width, dtype, memory, chosen):
         if chosen["num_stages"] > 1:
             chosen["num_stages"] -= 1
-        elif chosen["BLOCK_N"] > _LEAST_KEYS:
+        elif chosen["BLOCK_N"] > _MIN_KEYS:
             chosen["BLOCK_N"] //= 2
         else:
             raise InputError(
@@ -65,11 +65,11 @@ def latent_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
     while True:
         block = chosen["BLOCK_N"]
         need = size * (height + chosen["num_stages"] * block) * (width + rotated)
-        if need + 1024 <= memory or block == _LEAST_KEYS == chosen["num_stages"] * _LEAST_KEYS:
+        if need + 1024 <= memory or block == _MIN_KEYS == chosen["num_stages"] * _MIN_KEYS:
             return chosen
         if chosen["num_stages"] > 1:
             chosen["num_stages"] -= 1
-        elif block > _LEAST_KEYS:
+        elif block > _MIN_KEYS:
             chosen["BLOCK_N"] //= 2
         else:
             return chosen
@@ -103,11 +103,11 @@ def find_max_height(width: int, dtype: torch.dtype, memory: int) -> int:
         dtype: Type of the queries.
         memory: Shared memory per program in bytes.
     """
-    least = {"BLOCK_N": _LEAST_KEYS, "num_stages": 1}
+    min_config = {"BLOCK_N": _MIN_KEYS, "num_stages": 1}
     fitting = [
         height
         for height in HEIGHTS[2:]
-        if height * width * 4 <= _ACCUMULATORS and _fits(height, width, dtype, memory, least)
+        if height * width * 4 <= _ACCUMULATORS and _fits(height, width, dtype, memory, min_config)
     ]
     return max(fitting, default=HEIGHTS[1])
 

@@ -25,7 +25,7 @@ KEY_BLOCK = 64  # units start at multiples of this, so that blocks of keys do no
 PART_AT, START, STOP, TABLE, LOW, HIGH, ORIGIN, CAUSAL, PAGE = range(9)
 UNIT = 9
 NO_UNITS = np.empty((0, UNIT), dtype=np.int64)
-_MOST_MERGED = 4  # largest number of parts that the last launch merges
+_MAX_MERGED = 4  # largest number of parts that the last launch merges
 _STREAM_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)  # few, so that long runs need few CUDA graphs
 _KEYS_TO_START = 128  # keys that a stream could read while it starts and writes its results
 
@@ -44,7 +44,7 @@ class WorkShape:
     """Cache slots per page."""
     may_be_dense: bool
     """Whether the dense kernel supports the layer's tensors and options."""
-    tallest: int = HEIGHTS[-1]
+    max_height: int = HEIGHTS[-1]
     """Largest number of folded query rows of a unit that fits into the GPU's memory."""
     merges: int = HEIGHTS[1]
     """Largest number of query heads per key head with which the last launch merges parts."""
@@ -99,8 +99,8 @@ def build_work_list(
     for index, level in enumerate(levels):
         first_key = elsewhere[1] if index == elsewhere[0] else 0
         cut = _cut_of(level, first_key, shape, processors)
-        most_merged = 0 if shape.streamed else _MOST_MERGED
-        may_merge = cut.splits == 1 and part <= most_merged and shape.per_head <= shape.merges
+        max_merged = 0 if shape.streamed else _MAX_MERGED
+        may_merge = cut.splits == 1 and part <= max_merged and shape.per_head <= shape.merges
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
             last_kind = 0 if shape.per_head == 1 else 1
@@ -147,7 +147,7 @@ class _LevelTiling:
 
 def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _LevelTiling:
     per_head = shape.per_head
-    key = "cut", first_key, shape.kv_heads, per_head, processors, shape.tallest, shape.streamed
+    key = "cut", first_key, shape.kv_heads, per_head, processors, shape.max_height, shape.streamed
     if key in level.memo:
         tiling: _LevelTiling = level.memo[key]
         return tiling
@@ -155,7 +155,7 @@ def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int)
     groups = np.flatnonzero((rows_G > 0) & (keys_G > 0))
     rows, keys = rows_G[groups], keys_G[groups]
     is_flat = int(rows_G.max(initial=0)) <= 1
-    kind = kind_of(rows * per_head, keys, shape.tallest)
+    kind = kind_of(rows * per_head, keys, shape.max_height)
     if shape.streamed:  # a unit takes as long as its block of latents, if it has few rows
         kind = 1 if is_flat else 2
     height = max(HEIGHTS[kind] // per_head, 1)
@@ -196,7 +196,7 @@ def _stream_splits(units: int, keys: int, processors: int) -> int:
     return min(possible, key=cost, default=1)
 
 
-def kind_of(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
+def kind_of(folded_G: IntArray, keys_G: IntArray, max_height: int) -> int:
     """Return the index of the cheapest height for a level, the same for all of its groups.
 
     Each height is a separate launch, and the set of launches is part of a CUDA graph.
@@ -204,14 +204,14 @@ def kind_of(folded_G: IntArray, keys_G: IntArray, tallest: int) -> int:
     Args:
         folded_G: Number of folded query rows of each group [G].
         keys_G: Number of keys of each group [G].
-        tallest: Largest height that may be chosen.
+        max_height: Largest height that may be chosen.
     """
     if folded_G.max(initial=0) <= HEIGHTS[0]:
         return 0
     costs = [
         cost * int((-(-folded_G // height) * keys_G).sum())
         for height, cost in zip(HEIGHTS[1:], _COSTS, strict=True)
-        if height <= tallest
+        if height <= max_height
     ]
     return 1 + int(np.argmin(costs))
 
