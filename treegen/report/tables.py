@@ -256,10 +256,10 @@ def table_listing(table: Table) -> PrintableTable:
         dropped.add(table.columns.index("Stderr"))
     columns = [index for index in range(len(table.columns)) if index not in dropped]
 
-    def cell(row: Sequence[Cell], place: int) -> str:
-        if place not in lows:
-            return _format_cell(row[place])
-        return interval(row[place], row[place + 1])  # type: ignore[arg-type]
+    def cell(row: Sequence[Cell], index: int) -> str:
+        if index not in lows:
+            return _format_cell(row[index])
+        return interval(row[index], row[index + 1])  # type: ignore[arg-type]
 
     def title(index: int) -> str:
         name = table.columns[index]

@@ -147,8 +147,8 @@ def solved_plot(view: RunView) -> Plot | None:
         return None
     # Limit the number of steps in the picture.
     steps = costs if len(costs) <= 200 else [costs[i * len(costs) // 200] for i in range(200)]
-    most = max(tree.num_tokens for tree in view.trees)
-    at = sorted({0, *steps, costs[-1], most})
+    largest = max(tree.num_tokens for tree in view.trees)
+    at = sorted({0, *steps, costs[-1], largest})
     shares = [
         share
         for max_tokens in at
