@@ -1,4 +1,4 @@
-"""`treegen audit`: a second opinion on the score of finished runs."""
+"""`treegen audit`: find problems that may make the scores of finished runs misleading."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`treegen certify`: state what a number came from, and check such a statement."""
+"""`treegen certify`: write a certificate of how scores were computed, or check one."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -177,14 +177,14 @@ def _vote(tour: _Tour) -> None:
 
 
 def _heat_map(tour: _Tour) -> None:
-    from treegen.cli.terminal.render import echo, pictures
+    from treegen.cli.terminal.render import echo, save_heat_maps
     from treegen.report.plots.heat_map import draw_text
 
     result = tour.evaluate(_GRID)
     assert result.report is not None
     for grid in result.report.grids:
         echo("\n" + draw_text(grid))
-    pictures(result.report, result.path)
+    save_heat_maps(result.report, result.path)
 
 
 def _programs(tour: _Tour) -> None:

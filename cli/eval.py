@@ -315,7 +315,7 @@ def _show_results(results: "Sequence[EvaluationResult]", *, all_filters: bool) -
             )
         render.echo("")
         render.show_report(result.results, result.report, all_filters=all_filters)
-        render.pictures(result.report, result.path)
+        render.save_heat_maps(result.report, result.path)
         render.echo("")
 
 

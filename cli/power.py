@@ -100,44 +100,44 @@ def command(
     from treegen.report.power_analysis import (
         PowerQuery,
         PrecisionQuery,
+        choose_variances,
+        count_problems_and_samples,
         find_accuracy,
-        size_of_runs,
-        spread_of_runs,
     )
     from treegen.report.run_settings import describe_view
 
     if half_width is not None:
         _refuse_options_of_two_runs()
-    runs_read = [load_run(path, **reading) for path in runs]
-    spread, source = spread_of_runs(runs_read, between, within, correlation)
-    num_of_runs, ks_of_runs = size_of_runs(runs_read)
-    given = whole_numbers(num_samples, "--n-samples") if num_samples is not None else None
-    ks = sorted({*_SAMPLES, *ks_of_runs} if given is None else {*given})
-    n_problems = num_of_runs if n_problems is None else n_problems
-    wish: PowerQuery | PrecisionQuery
-    spreads = ["between", "within"]
+    views = [load_run(path, **reading) for path in runs]
+    variances, source = choose_variances(views, between, within, correlation)
+    num_problems, ks_of_runs = count_problems_and_samples(views)
+    requested_ks = whole_numbers(num_samples, "--n-samples") if num_samples is not None else None
+    ks = sorted({*_SAMPLES, *ks_of_runs} if requested_ks is None else {*requested_ks})
+    n_problems = num_problems if n_problems is None else n_problems
+    query: PowerQuery | PrecisionQuery
+    names = ["between", "within"]
     if half_width is None:
-        wish = PowerQuery(difference, target_power, alpha, n_problems, source)
+        query = PowerQuery(difference, target_power, alpha, n_problems, source)
         options = {"difference": difference, "power": target_power, "alpha": alpha}
-        spreads.append("correlation")
+        names.append("correlation")
     else:
-        wish = PrecisionQuery(half_width, find_accuracy(runs_read, spread), n_problems, source)
-        options = {"half_width": half_width, "accuracy": wish.accuracy}
-    rows = wish.rows(spread, ks)
-    for view in runs_read:
+        query = PrecisionQuery(half_width, find_accuracy(views, variances), n_problems, source)
+        options = {"half_width": half_width, "accuracy": query.accuracy}
+    rows = query.rows(variances, ks)
+    for view in views:
         for line in (line for line in view.notices if isinstance(line, ChangedNotice)):
             tell(f"{view.path}: {line}")
         echo(f"{safe_text(view.name)}: {describe_view(view)}; {len(view.problems):,} problems")
-    echo(f"{wish.build_table(spread, rows)}\n")
+    echo(f"{query.build_table(variances, rows)}\n")
     json_line(
         {
             **options,
             "num_problems": n_problems,
-            **{name: getattr(spread, name) for name in spreads},
-            "assumed": [name for name in source.assumed if name in spreads],
+            **{name: getattr(variances, name) for name in names},
+            "assumed": [name for name in source.assumed if name in names],
             "num_estimated_from": source.num_problems,
             "rows": rows,
-            **({"limits": wish.limits(spread, rows)} if isinstance(wish, PowerQuery) else {}),
+            **({"limits": query.limits(variances, rows)} if isinstance(query, PowerQuery) else {}),
         }
     )
 

@@ -46,7 +46,7 @@ def score(run: Path, rejudge: bool, all_filters: bool, **params: Any) -> None:
     result = rescore_run(run, collect_choices(params), Terminal(), execution)
     if not is_quiet():
         render.show_report(result.results, result.report, all_filters=all_filters)
-        render.pictures(result.report, run)
+        render.save_heat_maps(result.report, run)
     if result.missing:
         planned = result.results["planned"]
         render.notice(f"{result.missing:,} of {planned:,} samples are not drawn yet")

@@ -180,11 +180,10 @@ def command(
         execution=make_execution(params),
     )
     for result in results:
-        errors = list(result.results["errors"].items())
-        for problem, error in errors[:_SHOWN_ERRORS]:
+        errors = list(result.results["errors"].items())[:_SHOWN_ERRORS]
+        for problem, error in errors:
             render.tell(f"{result.method}: the search of {problem!r} failed: {error}")
-        if len(errors) > _SHOWN_ERRORS:
-            num = len(errors) - _SHOWN_ERRORS
+        if num := result.results["num_failed"] - len(errors):
             more = "1 more search" if num == 1 else f"{num:,} more searches"
             render.tell(f"{result.method}: {more} failed")
     render.echo("\n" + cost_table([result.results for result in results]))

@@ -68,7 +68,7 @@ def echo(text: str, *, always: bool = False) -> None:
 
 
 def encodable(text: str) -> bool:
-    """Whether stdout can encode a text."""
+    """Return whether stdout can encode a text."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
@@ -176,7 +176,7 @@ def exit_with_complaints(complaints: Sequence[str], code: int = 1) -> None:
         raise SystemExit(code)
 
 
-def pictures(report: Report | None, folder: Path) -> None:
+def save_heat_maps(report: Report | None, folder: Path) -> None:
     """Save the report's heat maps in a run directory; print a notice if a library is missing."""
     for number, grid in enumerate(report.grids if report is not None else ()):
         file = folder / ("heat_map.png" if number == 0 else f"heat_map_{number + 1}.png")

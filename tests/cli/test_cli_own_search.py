@@ -137,6 +137,12 @@ def test_failed_searches_are_reported_by_every_command(
     assert treegen("report", run, "--no-plots", "-o", tmp_path / "page.html").code == 0
     single = treegen("search", *args, "-L", "1", "-m", f"{own}:broken", "-o", tmp_path / "one")
     assert "1 search failed; see the errors above" in single.err
+    again = ["-L", "1", "--repeats", "5", "-m", f"{own}:broken", "-o", tmp_path / "again"]
+    several = treegen("search", *args, *again)
+    assert "5 searches failed; see the errors above" in several.err
+    assert several.err.count("no luck") == 1 and "4 more searches failed" in several.err
+    (results,) = several.document["runs"]
+    assert results["num_failed"] == 5 and len(results["errors"]) == 1
     shown = treegen("show", tmp_path / "one")
     assert "1 search failed; the error, in the search of problem " in shown.err
     compared = treegen("compare", tmp_path / "run" / "sample", run, "--no-plots")

@@ -22,11 +22,11 @@ from treegen.evals.statistics.power import (
     problems_for,
     problems_for_half_width,
 )
-from treegen.report.compare import _difference
+from treegen.report.compare import _compute_difference
 
 
 def _p_value(differences: list[float]) -> float:
-    found = _difference("accuracy", "strict", [0.0] * len(differences), differences).p_value
+    found = _compute_difference("accuracy", "strict", [0.0] * len(differences), differences).p_value
     assert found is not None
     return found
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,13 +15,14 @@ from treegen.evals.statistics.estimators import estimate
 from treegen.evals.statistics.votes import count_distinct, count_verdicts, majority_vote, tally
 from treegen.evals.verdict import Verdict
 from treegen.report.calibration import (
+    bin_by_probability,
+    bin_by_tokens,
+    bin_by_vote_share,
     bin_values,
-    by_probability,
-    by_tokens,
+    compute_problem_points,
     compute_within_problem_auc,
-    expected_error,
-    lengths_by_right,
-    problem_points,
+    expected_calibration_error,
+    split_lengths,
     token_probability,
 )
 from treegen.report.curves import vote_shares
@@ -65,10 +67,10 @@ def test_bins_have_equally_many_and_hold_every_value() -> None:
     for number, each in enumerate(found):
         members = ranked[100 * number : 100 * number + 100]
         assert each.mean == pytest.approx(sum(v for v, _ in members) / 100)
-        assert each.right.value == estimate([r for _, r in members]).value
+        assert each.accuracy.value == estimate([r for _, r in members]).value
     # What is drawn as likely as it says is calibrated, up to noise.
-    assert expected_error(found) < 0.06
-    assert expected_error(bin_values(values, [1 - r for r in right])) > 0.3
+    assert expected_calibration_error(found) < 0.06
+    assert expected_calibration_error(bin_values(values, [1 - r for r in right])) > 0.3
 
 
 def test_equal_values_share_a_bin() -> None:
@@ -82,12 +84,12 @@ def test_problems_are_the_unit_of_intervals_over_samples(run: RunView) -> None:
     # Ten samples of a problem that are all alike are worth one.
     samples = [(f"p{i % 10}", "x", i % 10 < 5, -1.0, 10) for i in range(100)]
     alike = with_samples(run, samples)
-    (found,) = by_tokens(alike, "numeric")
+    (found,) = bin_by_tokens(alike, "numeric")
     whole = estimate([float(i < 5) for i in range(10)])
-    assert found.right.value == 0.5
-    assert found.right.stderr == pytest.approx(whole.stderr)
+    assert found.accuracy.value == 0.5
+    assert found.accuracy.stderr == pytest.approx(whole.stderr)
     loose = estimate([float(right) for _, _, right, _, _ in samples])
-    assert found.right.high - found.right.low > 2 * (loose.high - loose.low)
+    assert found.accuracy.high - found.accuracy.low > 2 * (loose.high - loose.low)
 
 
 def test_the_mean_probability_of_tokens_is_what_counts(run: RunView) -> None:
@@ -95,7 +97,7 @@ def test_the_mean_probability_of_tokens_is_what_counts(run: RunView) -> None:
     assert token_probability(sample) == pytest.approx(0.25)
     assert token_probability(replace(sample, logprob=None)) is None
     assert token_probability(replace(sample, num_tokens=0)) is None
-    found = by_probability(run, "numeric")
+    found = bin_by_probability(run, "numeric")
     assert sum(each.num for each in found) == run.num_done
     assert [each.mean for each in found] == sorted(each.mean for each in found)
 
@@ -118,34 +120,56 @@ def test_pairs_within_a_problem_tell_whether_likelier_is_right(run: RunView) -> 
     assert compute_within_problem_auc(with_samples(run, samples[-2:]), "numeric") is None
 
 
+def test_memory_for_pairs_grows_with_samples_and_not_with_their_square(run: RunView) -> None:
+    view = with_samples(run, [("a", "1", i % 2 == 0, -float(i + 1), 1) for i in range(4000)])
+    tracemalloc.start()
+    try:
+        found = compute_within_problem_auc(view, "numeric")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found is not None and found.value == pytest.approx(2001 / 4000)
+    assert peak < 2**21, "2,000 x 2,000 differences would take 32 MB"
+
+
+def test_vote_shares_are_binned_with_groups_as_clusters(run: RunView) -> None:
+    points = compute_problem_points(run, "numeric")
+    groups = [f"g{i % 3}" for i in range(len(run.problems))]
+    problems = [replace(p, group=group) for p, group in zip(run.problems, groups, strict=True)]
+    grouped = bin_by_vote_share(replace(run, problems=tuple(problems)), points)
+    shares, votes = [p.top_share for p in points], [p.vote for p in points]
+    assert bin_by_vote_share(run, points) == bin_values(shares, votes)
+    assert grouped == bin_values(shares, votes, groups) != bin_values(shares, votes)
+
+
 def test_points_are_the_votes_of_the_report(run: RunView) -> None:
-    points = problem_points(run, "numeric")
+    points = compute_problem_points(run, "numeric")
     assert [point.index for point in points] == list(range(15))
     assert run.report is not None
     last = next(r for r in run.report.majority if (r.filter, r.k) == ("numeric", 8))
     assert sum(point.vote for point in points) / 15 == pytest.approx(last.value)
     accuracy = run.report.value("exact_match", "numeric")
-    assert sum(point.right for point in points) / 15 == pytest.approx(accuracy)
-    assert all(point.top >= point.right * (point.vote > 0) for point in points)
+    assert sum(point.accuracy for point in points) / 15 == pytest.approx(accuracy)
+    assert all(point.top_share >= point.accuracy * (point.vote > 0) for point in points)
 
 
 def test_lengths_of_right_and_wrong_are_told_apart(run: RunView) -> None:
     samples = [("a", "1", True, None, n) for n in (1, 2, 30)]
     samples += [("a", "2", False, None, n) for n in (10, 20)]
-    assert lengths_by_right(with_samples(run, samples), "numeric") == ([1, 2, 30], [10, 20])
-    assert lengths_by_right(with_samples(run, samples[:3]), "numeric") == ([1, 2, 30], [])
+    assert split_lengths(with_samples(run, samples), "numeric") == ([1, 2, 30], [10, 20])
+    assert split_lengths(with_samples(run, samples[:3]), "numeric") == ([1, 2, 30], [])
 
 
 def test_pictures_need_numbers(run: RunView, tmp_path: Path) -> None:
     plots = {plot.name: plot for plot in run_plots(run)}
     assert plots.keys() >= _PICTURES
     for name in ("share_accuracy", "difficulty_votes", "tokens_accuracy", "votes"):
-        _, spots = plots[name].svg_and_spots()
+        _, spots = plots[name].svg_and_links()
         assert sorted(spot.target for spot in spots) == list(range(15)), name
         for spot in spots:
             left, top, right, bottom = spot.box
             assert 0 <= left < right <= 1 and 0 <= top < bottom <= 1
-    _, bins = plots["difficulty"].svg_and_spots()
+    _, bins = plots["difficulty"].svg_and_links()
     assert len(bins) == 10 and bins[9].target == "accuracy>=0.9"
     few = load_run(make_run(tmp_path / "few", num_problems=2, num_samples=2))
     assert not _PICTURES & {plot.name for plot in run_plots(few)}
@@ -194,9 +218,18 @@ def test_shares_are_those_of_a_slow_count(seed: int) -> None:
     groups = {f"p{i}": _drawn(rng, rng.randrange(1, 12)) for i in range(100)}
     shares = vote_shares(groups)
     for s in shares:
-        actual = (s.right, s.leading, s.other, s.invalid, s.answer, s.top, s.tied, s.won)
+        actual = (
+            s.right,
+            s.top_wrong,
+            s.other_wrong,
+            s.invalid,
+            s.answer,
+            s.top_share,
+            s.tied,
+            s.won,
+        )
         assert actual == _slow(groups[s.problem_id])
-    order = [(-s.right, s.leading, s.problem_id) for s in shares]
+    order = [(-s.right, s.top_wrong, s.problem_id) for s in shares]
     assert order == sorted(order) and len(shares) == len(groups)
 
 

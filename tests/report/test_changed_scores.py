@@ -137,6 +137,8 @@ def test_names_of_changed_scores() -> None:
         ("accuracy (y)", "0.100", "n/a"),
         ("maj@4", "0.500000000000", "0.500000100000"),
     ]
+    (large,) = list_changed_scores(report(10**400), report(0.5))[:1]
+    assert large[0] == "accuracy" and large[2] == "0.500"
     assert describe_changed_scores(first, second) == (
         "results.json has pass@2 0.250, but the samples now give 0.750 (2 more scores differ); "
         + _WORDS

@@ -19,12 +19,12 @@ from scipy import stats
 
 from treegen import evaluate
 from treegen.evals.statistics.estimators import holm
-from treegen.report.compare import METHOD, Difference, _difference, compare_runs
+from treegen.report.compare import METHOD, Difference, _compute_difference, compare_runs
 from treegen.report.load import load_run
 
 
 def differ(a: list[float], b: list[float], clusters: list[int] | None = None) -> Difference:
-    return _difference("accuracy", "numeric", a, b, clusters)
+    return _compute_difference("accuracy", "numeric", a, b, clusters)
 
 
 # The numbers

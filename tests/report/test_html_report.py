@@ -29,10 +29,11 @@ from treegen.evals.statistics.estimators import pass_at_k
 from treegen.evals.statistics.metrics import ReportOptions
 from treegen.evals.statistics.tables import Grid, Table, table_by
 from treegen.evals.verdict import SampleScore
-from treegen.report.curves import finish_counts, k_curves, some_ks, vote_shares
+from treegen.report.curves import choose_ks, finish_counts, k_curves, vote_shares
 from treegen.report.html_page import write_page
 from treegen.report.load import load_run
 from treegen.report.plots.figures import Plot
+from treegen.report.plots.progress import sharing_plot
 from treegen.report.plots.runs import curves_plot, run_plots
 from treegen.report.view import RunView
 from treegen.runs.record_format import encode_record
@@ -364,6 +365,12 @@ def test_a_run_without_samples_has_a_page(treegen: Command, tmp_path: Path) -> N
     assert page.counts["img"] == 0 and page.counts["article"] == 1
 
 
+def test_sharing_is_drawn_once_a_sample_has_ended() -> None:
+    usage = {"prompt_tokens_computed": 700, "prompt_tokens_unshared": 0}
+    assert sharing_plot(usage) is None
+    assert sharing_plot({**usage, "prompt_tokens_unshared": 1400}) is not None
+
+
 @pytest.mark.parametrize(("problems", "samples"), [(1, 1), (1, 5), (5, 1), (3, 2)])
 def test_small_runs_have_a_page(
     treegen: Command, tmp_path: Path, problems: int, samples: int
@@ -496,7 +503,7 @@ def test_curves_are_the_estimates_of_the_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("num", [1, 2, 12, 13, 40, 100, 1000])
 def test_few_ks_stand_for_all(num: int) -> None:
-    ks = some_ks(num)
+    ks = choose_ks(num)
     assert ks[0] == 1 and ks[-1] == num and len(ks) <= 12
     assert list(ks) == sorted(set(ks))
 
@@ -507,8 +514,8 @@ def test_shares_of_votes_add_up(tmp_path: Path) -> None:
         shares = vote_shares(run.verdicts(filter))
         assert [s.right for s in shares] == sorted((s.right for s in shares), reverse=True)
         for s in shares:
-            assert s.right + s.leading + s.other + s.invalid == pytest.approx(1)
-            assert s.won or s.leading >= s.right or s.right == 0
+            assert s.right + s.top_wrong + s.other_wrong + s.invalid == pytest.approx(1)
+            assert s.won or s.top_wrong >= s.right or s.right == 0
 
 
 def test_labels_do_not_steer_a_plot(tmp_path: Path) -> None:

@@ -138,6 +138,17 @@ def test_the_page_follows_the_run_and_leaves_it_alone(run: Path) -> None:
         assert b"6 samples of 3 problems" in watched.page() and watched.state()["ended"]
 
 
+def test_judgements_change_the_version_of_the_page(run: Path) -> None:
+    now = [0.0]
+    watched = WatchedPage([run], every=5, clock=lambda: now[0])
+    before = watched.state()["version"]
+    folder = run / "judged" / "correctness-0"
+    folder.mkdir(parents=True)
+    (folder / "judgements.jsonl").write_text("")
+    now[0] += 6
+    assert watched.state()["version"] != before
+
+
 @pytest.mark.parametrize(("cost", "apart"), [(30.0, 330), (0.2, 30)])
 def test_a_page_that_takes_long_is_made_seldom(
     run: Path, monkeypatch: pytest.MonkeyPatch, cost: float, apart: float

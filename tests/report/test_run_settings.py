@@ -245,3 +245,16 @@ def test_settings_that_only_one_method_reads_follow_from_the_methods() -> None:
     assert differing_settings(own, settings("beam")) == ("method 'mine.py:two' / 'beam'",)
     again = settings("mine.py:two", "mine.py:Task", width=5, num_samples=4)
     assert differing_settings(own, again) == ("num_samples 40 / 4",)
+
+
+def test_a_column_compares_each_pair_of_runs() -> None:
+    def settings(**choices: Any) -> KeySettings:
+        return KeySettings.of_choices({"model": "m", **choices}, {})
+
+    beams = [settings(method="beam", width=width) for width in (4, 8)]
+    mcts = settings(method="mcts", width=1)  # does not read the width
+    assert differing_columns([*beams, mcts])["width"] == ["4", "8", ""]
+    assert differing_columns([mcts, *beams])["width"] == ["", "4", "8"]
+    log = KeySettings("m", {}, recorded=frozenset({"num_samples"}))
+    drawn = [settings(temperature=temperature) for temperature in (0.7, 1.0)]
+    assert differing_columns([log, *drawn])["temperature"] == ["not recorded", "0.7", "1.0"]

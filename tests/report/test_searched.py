@@ -9,8 +9,10 @@ import pytest
 from cli_cases import Command
 from report_cases import HOSTILE, make_run, make_search_run
 
+from treegen.evals.progress.run_progress import AccuracyCounter
+from treegen.evals.search.job import load_search_job
 from treegen.evals.statistics.estimators import estimate
-from treegen.report.compare import compare_runs
+from treegen.report.compare import CLUSTERED, METHOD, compare_runs
 from treegen.report.load import load_run
 from treegen.report.plots.searches import (
     cost_listing,
@@ -19,6 +21,7 @@ from treegen.report.plots.searches import (
     solved_plot,
     solved_share,
 )
+from treegen.report.run_document import problem_text
 from treegen.report.view import RunView, StoredTree
 
 
@@ -150,3 +153,38 @@ def test_the_prompt_of_a_problem_is_a_graph_too(treegen: Command, tmp_path: Path
     done = treegen("show", run, "--tree", "p1", "--as", "mermaid")
     assert done.code == 0 and done.out.startswith("flowchart LR\n  n0[")
     assert done.out.count(" --> ") + done.out.count(" ==> ") >= 3
+
+
+def test_groups_of_problems_are_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_grouped(settings: Any) -> Any:
+        job = load_search_job(settings)
+        problems = [replace(p, group=f"g{i // 4}") for i, p in enumerate(job.data.problems)]
+        return replace(job, data=replace(job.data, problems=tuple(problems)))
+
+    monkeypatch.setattr("treegen.evals.search.job.load_search_job", load_grouped)
+    monkeypatch.setattr("treegen.evals.identity.check_same_task", lambda *_: None)
+    view = load_run(make_search_run(tmp_path / "run"))
+    assert not view.notices and view.report is not None
+    solved = [float(bool(tree.solved)) for tree in view.trees]
+    clustered = estimate(solved, [i // 4 for i in range(12)])
+    assert clustered.low != estimate(solved).low
+    row = view.report.metrics[0]
+    counter = AccuracyCounter()
+    for tree in view.trees:
+        counter.count(tree.problem_id, bool(tree.solved))
+    assert counter.estimate(problems=view.problems) == clustered
+    unfinished = counter.estimate(2, problems=view.problems)
+    wrong = estimate([*solved, 0.0, 0.0], [*(i // 4 for i in range(12)), "a", "b"])
+    assert unfinished is not None and unfinished.low == wrong.low
+    share = solved_share(view.trees, problems=view.problems)
+    assert (row.low, row.high) == (clustered.low, clustered.high) and share == clustered
+    alone = replace(view, problems=tuple(replace(p, group="") for p in view.problems))
+    for a, b in ((view, view), (view, alone), (alone, view)):
+        assert compare_runs(a, b).differences[0].method == CLUSTERED
+    assert compare_runs(alone, alone).differences[0].method == METHOD
+
+
+def test_several_searches_of_a_problem_are_numbered(runs: list[RunView]) -> None:
+    problem = runs[0].problems[0]
+    for view, name in ((runs[0], "search"), (replace(runs[0], num_samples=2), "search 0")):
+        assert f"--- {name}: " in problem_text(view, problem, "solved", full=False)

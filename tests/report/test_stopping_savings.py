@@ -1,6 +1,7 @@
 """Runs that stopped beside runs that did not, and what stopping would have saved."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from treegen.report.compare import compare_runs
 from treegen.report.load import load_run
 from treegen.report.plots.runs import run_plots
 from treegen.report.stopping_savings import get_replay_problems, savings
+from treegen.report.view import RunView
 from treegen.search.strategies.majority import is_decided
 
 N = 20
@@ -103,6 +105,30 @@ def test_the_command_and_the_plot(whole: Path, stopped: Path, treegen: Command) 
     for plot in run_plots(load_run(whole)):
         if plot.name == "votes_over_tokens":
             assert plot.svg()
+
+
+def test_an_imported_log_may_lack_numbers_of_tokens(whole: Path) -> None:
+    view = load_run(whole)
+    hard = {
+        p.id for p in view.problems if sum(v.correct for v in view.verdicts("numeric")[p.id]) < 7
+    }
+    assert 0 < len(hard) < len(view.problems)
+
+    def without_tokens(ids: set[str]) -> RunView:
+        problems = [
+            replace(p, samples=tuple(replace(s, num_tokens=0) for s in p.samples))
+            if p.id in ids
+            else p
+            for p in view.problems
+        ]
+        return replace(view, problems=tuple(problems))
+
+    drawn = get_replay_problems(without_tokens(hard), "numeric")
+    assert {"all", "hard"} - {group.label for group in savings(drawn)} == {"hard"}
+    none = without_tokens({p.id for p in view.problems})
+    assert "votes_over_tokens" not in {plot.name for plot in run_plots(none)}
+    with pytest.raises(InputError, match="does not record how many tokens"):
+        get_replay_problems(none, "numeric")
 
 
 def test_a_real_run_has_the_same_votes_with_fewer_tokens(repository: Path) -> None:

@@ -188,6 +188,10 @@ def test_heat_map_as_a_picture(tmp_path: Path) -> None:
     assert content.startswith(b"\x89PNG\r\n") and len(content) > 5000
     with pytest.raises(InputError, match="cannot write"):
         save_png(GRID, tmp_path / "none" / "heat_map.png")
+    (other := tmp_path / "other").write_text("mine")
+    (link := tmp_path / "link.png").symlink_to(other)
+    save_png(GRID, link)
+    assert other.read_text() == "mine" and link.read_bytes() == content
 
 
 def test_a_picture_without_matplotlib_says_what_to_install(

@@ -1,6 +1,7 @@
 """Finds scores of a run that differ from those in its results.json or its certificate."""
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
@@ -10,7 +11,8 @@ from treegen.evals.statistics.metrics import Report
 from treegen.report.tables import metric_label
 
 _CLOSE: Final = 1e-9
-"""Scores are equal up to this, because other versions of libraries round differently."""
+"""Absolute and relative tolerance of equal scores; library versions round differently."""
+_MAX: Final = sys.float_info.max
 _WHY: Final = "the samples, the data or the code have changed since the run was scored"
 
 
@@ -74,8 +76,10 @@ def _read_scores(report: object) -> Iterator[tuple[str, float | None]]:
     filters = dict.fromkeys(str(row.get("filter")) for row in metrics)
     for row in (*metrics, *votes):
         value, filter = row.get("value"), str(row.get("filter"))
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            continue
+        if value is not None:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            value = max(-_MAX, min(value, _MAX))  # JSON integers may be larger than any float
         name = f"maj@{row.get('k')}" if "k" in row else metric_label(str(row.get("metric")))
         if filter != next(iter(filters), filter):
             name += f" ({filter})"

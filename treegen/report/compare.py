@@ -3,10 +3,10 @@
 Problems are the independent draws, so the test uses the differences on each problem, and pairing
 removes the variation in difficulty. Interval and p-value come from one method, the adjusted t of
 `treegen.evals.statistics.estimators`, so the p-value is below 0.05 exactly where the interval
-excludes 0. It adds two imaginary problems, one that favours each run, as Bonett and Price (2012) do
-for correct and wrong, so the interval has a width even where no problem differs. McNemar's exact
-test and sign flips of shares would disagree with any interval near its ends. If problems are
-clustered, the unit is the cluster.
+excludes 0. The method adds two pseudo-observations, one problem that favours each run, as Bonett
+and Price (2012) do for binary outcomes, so the interval has a width even if no problem differs.
+McNemar's exact test and permutation tests would contradict such an interval near its ends. If
+problems are clustered, the unit is the cluster.
 
 Runs with early stopping are compared by the samples that are always drawn, and by their votes.
 """
@@ -263,7 +263,8 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             f"no problem is finished in both runs; finish the runs with {arg('resume=')}"
         )
     shared = _find_shared_filters(a, b)
-    clusters = clusters_of(a.problems, ids)
+    # A log of another tool may have no groups.
+    clusters = clusters_of(a.problems, ids) or clusters_of(b.problems, ids)
     differences = _compare_verdicts(a, b, ids, shared, clusters)
     differences += _compare_judgements(a, b, ids, clusters)
     if not differences:
@@ -272,22 +273,22 @@ def compare_runs(a: RunView, b: RunView, *, partial: bool = False) -> Comparison
             "the metrics that `treegen score` prints"
         )
     shared_problems = [[p for p in view.problems if p.id not in left_out] for view in (a, b)]
-    spent = [
+    token_counts = [
         [sum(s.num_tokens for s in p.samples) for p in problems] for problems in shared_problems
     ]
-    # A log of another tool may have no numbers of tokens.
-    tokens = _tokens(spent[0], spent[1], clusters) if all(map(sum, spent)) else None
-    number = {problem.id: number for number, problem in enumerate(a.problems)}
-    problem_indices = tuple(number[i] for i in ids)
+    tokens = None  # a log of another tool may have no numbers of tokens
+    if all(map(sum, token_counts)):
+        tokens = _compare_tokens(token_counts[0], token_counts[1], clusters)
+    problem_indices = tuple(i for i, problem in enumerate(a.problems) if problem.id not in left_out)
     p_values = [row.p_value for row in differences]
     # A single p-value needs no adjustment.
     several = sum(p is not None for p in p_values) > 1
     adjusted = holm(p_values) if several else [None] * len(p_values)
     rows = tuple(replace(row, p_holm=p) for row, p in zip(differences, adjusted, strict=True))
     settings = KeySettings.of(a), KeySettings.of(b)
-    is_alike = not settings[0].searches_unlike(settings[1])
-    num_equal, num_paired = count_equal_samples(a, b, left_out) if is_alike else (0, 0)
-    # A group of several tasks has no common first filter.
+    is_same_method = not settings[0].searches_unlike(settings[1])
+    num_equal, num_paired = count_equal_samples(a, b, left_out) if is_same_method else (0, 0)
+    # The tasks of a group may have different headline filters.
     is_one_task = len(headline_filters(a.report)) == 1
     return Comparison(
         a.name,
@@ -336,10 +337,10 @@ def _find_unfinished(a: RunView, b: RunView, *, partial: bool) -> tuple[str, ...
     Args:
         a: The first run.
         b: The second run, of the same problems.
-        partial: Whether there may be any.
+        partial: Whether unfinished problems are allowed.
 
     Raises:
-        InputError: there are unfinished problems, and there may be none.
+        InputError: there are unfinished problems, and `partial` is False.
     """
     unfinished = tuple(
         p.id
@@ -382,9 +383,9 @@ def _compare_verdicts(
         InputError: some problems have no verdicts.
     """
     max_k = min(a.fixed or a.num_samples, b.fixed or b.num_samples)
-    stops = a.voters is not None or b.voters is not None
+    stopped_early = a.voters is not None or b.voters is not None
     votes = all(view.report is not None and view.report.majority for view in (a, b))
-    # The name in `treegen show`.
+    # As `treegen show` names the metric.
     correctness = "solved" if a.searched or b.searched else "accuracy"
     differences: list[Difference] = []
     for filter in filters:
@@ -398,16 +399,19 @@ def _compare_verdicts(
             [verdict for run in (first, second) for p in ids for verdict in run[p]]
         )
         for metric in task_metrics if task_metrics is not None else [correctness]:
-            values = [[_mean(metric, run[p]) for p in ids] for run in (first, second)]
-            differences.append(_difference(metric, filter, values[0], values[1], clusters))
+            values = [[_mean_metric(metric, run[p]) for p in ids] for run in (first, second)]
+            differences.append(_compute_difference(metric, filter, values[0], values[1], clusters))
         min_samples = min(len(run[p]) for run in (first, second) for p in ids)
-        for metric in _of_many(max_k, votes=votes) if min_samples >= max_k else ():
-            values = [[_value(metric, max_k, run[p]) for p in ids] for run in (first, second)]
-            differences.append(_difference(metric, filter, values[0], values[1], clusters))
-        if stops and votes:
+        for metric in _list_metrics_at_k(max_k, votes=votes) if min_samples >= max_k else ():
+            values = [
+                [_compute_metric_at_k(metric, max_k, run[p]) for p in ids]
+                for run in (first, second)
+            ]
+            differences.append(_compute_difference(metric, filter, values[0], values[1], clusters))
+        if stopped_early and votes:
             values = [_final_votes(view, filter, ids) for view in (a, b)]
             index = sum(row.filter != filter for row in differences) + 1
-            row = _difference("vote", filter, values[0], values[1], clusters)
+            row = _compute_difference("vote", filter, values[0], values[1], clusters)
             differences.insert(index, row)
     return differences
 
@@ -416,16 +420,18 @@ def _compare_judgements(
     a: RunView, b: RunView, ids: Sequence[str], clusters: Clusters
 ) -> list[Difference]:
     """Return the differences of the values that the same judges give by the same rubric."""
-    of_b = {summary.key: summary for summary in b.summaries}
+    summaries_of_b = {summary.key: summary for summary in b.summaries}
     differences = []
     for first in a.summaries:
-        second = of_b.get(first.key)
+        second = summaries_of_b.get(first.key)
         if second is None or any(
             i not in first.by_problem or i not in second.by_problem for i in ids
         ):
             continue
         values = [[summary.by_problem[i] for i in ids] for summary in (first, second)]
-        differences.append(_difference("judged", first.title, values[0], values[1], clusters))
+        differences.append(
+            _compute_difference("judged", first.title, values[0], values[1], clusters)
+        )
     return differences
 
 
@@ -434,20 +440,20 @@ def _final_votes(view: RunView, filter: str, ids: Sequence[str]) -> list[float]:
     votes = []
     verdicts = view.verdicts(filter)
     for problem_id in ids:
-        of_problem = verdicts[problem_id]
+        voters = verdicts[problem_id]
         if view.voters is not None:
-            of_problem = of_problem[: view.voters[problem_id]]
-        votes.append(tally(of_problem).maj_at_k(len(of_problem)))
+            voters = voters[: view.voters[problem_id]]
+        votes.append(tally(voters).maj_at_k(len(voters)))
     return votes
 
 
-def _tokens(a: Sequence[int], b: Sequence[int], clusters: Clusters) -> TokenDifference:
+def _compare_tokens(a: Sequence[int], b: Sequence[int], clusters: Clusters) -> TokenDifference:
     differences = [y - x for x, y in zip(a, b, strict=True)]
     value = fmean(differences)
     error, freedom = unbounded_error(differences, clusters) or (0.0, 0.0)
     if not error:  # without a spread there is no test
         return TokenDifference(sum(a), sum(b), value, None, None, None)
-    student = _student()
+    student = _student_t()
     half = float(student.ppf(0.975, freedom)) * error
     p_value = 2 * float(student.sf(abs(value) / error, freedom))
     return TokenDifference(sum(a), sum(b), value, value - half, value + half, p_value)
@@ -465,8 +471,13 @@ def _is_share(value: object) -> bool:
     return isinstance(value, SupportsFloat) and 0 <= float(value) <= 1
 
 
-def _mean(metric: str, verdicts: Sequence[Verdict]) -> float:
-    """Return the mean over the samples of a problem, of a task's own metric or of correctness."""
+def _mean_metric(metric: str, verdicts: Sequence[Verdict]) -> float:
+    """Return the mean of a metric over the samples of a problem.
+
+    Args:
+        metric: A metric of the task; any other name stands for correctness.
+        verdicts: The verdicts on the samples.
+    """
     return fmean(
         float(verdict.measures[metric])
         if isinstance(verdict, MetricVerdict) and metric in verdict.measures
@@ -475,22 +486,37 @@ def _mean(metric: str, verdicts: Sequence[Verdict]) -> float:
     )
 
 
-def _of_many(max_k: int, *, votes: bool) -> list[str]:
-    """Return the metrics that use several samples of a problem."""
+def _list_metrics_at_k(max_k: int, *, votes: bool) -> list[str]:
+    """Return the names of the metrics of k samples, such as "maj@8" and "pass@8".
+
+    Args:
+        max_k: The number of samples; 1 has no such metrics.
+        votes: Whether answers vote.
+    """
     if max_k == 1:
         return []
     return [*([f"maj@{max_k}"] if votes else []), f"pass@{max_k}"]
 
 
-def _value(metric: str, k: int, verdicts: Sequence[Verdict]) -> float:
+def _compute_metric_at_k(metric: str, k: int, verdicts: Sequence[Verdict]) -> float:
+    """Return pass@k or maj@k of one problem."""
     if metric.startswith("pass@"):
         return pass_at_k(len(verdicts), sum(verdict.correct for verdict in verdicts), k)
     return tally(verdicts).maj_at_k(k)
 
 
-def _difference(
+def _compute_difference(
     metric: str, filter: str, a: Sequence[float], b: Sequence[float], clusters: Clusters = None
 ) -> Difference:
+    """Return the difference of two runs, with its interval and p-value.
+
+    Args:
+        metric: The name of the metric.
+        filter: The filter that read the answers.
+        a: The value of the first run for each problem.
+        b: The value of the second run for each problem, in the same order.
+        clusters: The cluster of each problem; None if all problems are independent.
+    """
     differences = [y - x for x, y in zip(a, b, strict=True)]
     better, worse = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
     low: float | None = None
@@ -499,7 +525,7 @@ def _difference(
     if len(differences) > 1:
         adjusted = adjusted_difference(differences, clusters)
         low, high = adjusted.interval(-1.0, 1.0)
-        p_value = 2 * float(_student().sf(abs(adjusted.statistic), adjusted.freedom))
+        p_value = 2 * float(_student_t().sf(abs(adjusted.statistic), adjusted.freedom))
     return Difference(
         metric=metric,
         filter=filter,
@@ -516,7 +542,7 @@ def _difference(
     )
 
 
-def _student() -> Any:
+def _student_t() -> Any:
     with require_extra("comparing runs needs scipy", "report"):
         from scipy.stats import t
     return t

@@ -11,22 +11,24 @@ from treegen.evals.statistics.votes import count_distinct, count_verdicts, tally
 from treegen.evals.verdict import Verdict
 from treegen.report.view import RunView, Sample
 
-# Estimating maj@k costs about a millisecond per problem and k.
-_MAX_KS: Final = 12
+_MAX_KS: Final = 12  # because maj@k takes about a millisecond per problem and k
 
-RIGHT, WRONG, INVALID, UNJUDGED = "right", "wrong", "invalid", "not judged"
-# For searches: a search without a solution has no answer that could be invalid.
+RIGHT, WRONG, INVALID, UNSCORED = "right", "wrong", "invalid", "not judged"
+# The outcomes of searches: a search without a solution has no answer that could be invalid.
 SOLVED, UNSOLVED = "solved", "unsolved"
-FATES: Final = (RIGHT, WRONG, INVALID, UNJUDGED, SOLVED, UNSOLVED)
+OUTCOMES: Final = (RIGHT, WRONG, INVALID, UNSCORED, SOLVED, UNSOLVED)
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A metric over k, with 95% intervals over problems."""
+    """A metric as a function of k, with 95% intervals over problems."""
 
     metric: str
+    """"pass@k" or "maj@k"."""
     ks: tuple[int, ...]
+    """The numbers of samples, ascending."""
     values: tuple[Estimate, ...]
+    """The metric for each k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +38,24 @@ class VoteShares:
     problem_id: str
     right: float
     """The share of correct answers."""
-    leading: float
+    top_wrong: float
     """The share of the most frequent wrong answer."""
-    other: float
+    other_wrong: float
     """The share of all other wrong answers."""
     invalid: float
     """The share of samples without an answer."""
     answer: str | None
     """The answer with the most votes, the first of tied ones; None if none was readable."""
-    top: float
-    """Its share."""
+    top_share: float
+    """The share of that answer."""
     tied: bool
     """Whether several answers have the most votes."""
     won: bool
     """Whether a correct answer is among those with the most votes."""
 
 
-def some_ks(num_samples: int) -> tuple[int, ...]:
-    """Return at most a dozen k from 1 to num_samples, denser at small k."""
+def choose_ks(num_samples: int) -> tuple[int, ...]:
+    """Return at most 12 values of k from 1 to num_samples, denser at small k."""
     if num_samples <= _MAX_KS:
         return tuple(range(1, num_samples + 1))
     ratio = num_samples ** (1 / (_MAX_KS - 1))
@@ -70,30 +72,30 @@ def k_curves(
 
     Args:
         verdicts: The verdicts on the samples of each problem, by problem id.
-        votes: Whether there is a maj@k. Programs have none, because no two of them agree.
+        votes: Whether to compute maj@k. It is undefined for programs, because two programs are
+            never equal answers.
         problems: The problems, for error bars clustered by their groups; empty for no clusters.
     """
     groups = list(verdicts.values())
     max_k = min(map(len, groups), default=0)
     if max_k < 2:
         return []
-    ks = some_ks(max_k)
-    rights = [sum(verdict.correct for verdict in group) for group in groups]
+    ks = choose_ks(max_k)
+    counts = [(len(group), sum(verdict.correct for verdict in group)) for group in groups]
     clusters = clusters_of(problems, list(verdicts))
-    passed = tuple(
-        estimate([pass_at_k(len(g), r, k) for g, r in zip(groups, rights, strict=True)], clusters)
-        for k in ks
+    passes = tuple(
+        estimate([pass_at_k(num, num_right, k) for num, num_right in counts], clusters) for k in ks
     )
-    curves = [Curve("pass@k", ks, passed)]
+    curves = [Curve("pass@k", ks, passes)]
     if votes:
         tallies = [tally(group) for group in groups]
-        won = tuple(estimate([t.maj_at_k(k) for t in tallies], clusters) for k in ks)
-        curves.append(Curve("maj@k", ks, won))
+        votes_at_k = tuple(estimate([t.maj_at_k(k) for t in tallies], clusters) for k in ks)
+        curves.append(Curve("maj@k", ks, votes_at_k))
     return curves
 
 
 def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
-    """Return the votes of each problem, the best solved first."""
+    """Return the votes of each problem, the problem with the highest accuracy first."""
     shares = []
     for problem_id, group in verdicts.items():
         counts = count_verdicts(count_distinct(group))
@@ -103,29 +105,29 @@ def vote_shares(verdicts: Mapping[str, Sequence[Verdict]]) -> list[VoteShares]:
         vote = winner(votes)
         right = {answer: times for (answer, correct), times in counts.items() if correct}
         wrong = [t for (answer, correct), t in counts.items() if not (correct or answer is None)]
-        leading, num = max(wrong, default=0), len(group)
+        max_wrong, num = max(wrong, default=0), len(group)
         num_right, num_wrong = sum(right.values()), sum(wrong)
         shares.append(
             VoteShares(
                 problem_id=problem_id,
                 right=num_right / num,
-                leading=leading / num,
-                other=(num_wrong - leading) / num,
+                top_wrong=max_wrong / num,
+                other_wrong=(num_wrong - max_wrong) / num,
                 invalid=(num - num_right - num_wrong) / num,
                 answer=vote.answer,
-                top=vote.votes / num,
+                top_share=vote.votes / num,
                 tied=len(vote.tied) > 1,
                 won=not right.keys().isdisjoint(vote.tied),
             )
         )
-    return sorted(shares, key=lambda share: (-share.right, share.leading, share.problem_id))
+    return sorted(shares, key=lambda share: (-share.right, share.top_wrong, share.problem_id))
 
 
 def classify_sample(sample: Sample, filter: str) -> str:
-    """Return the outcome of a sample by one filter, one of FATES."""
+    """Return the outcome of a sample by one filter, one of OUTCOMES."""
     verdict = sample.verdict(filter)
     if verdict is None:
-        return UNJUDGED
+        return UNSCORED
     if sample.searched:
         return SOLVED if verdict.correct else UNSOLVED
     if verdict.correct:
@@ -137,12 +139,14 @@ def finish_counts(view: RunView) -> dict[str, dict[str, int]]:
     """Return the number of samples by finish reason and then by outcome."""
     counts = Counter((s.finish_reason, classify_sample(s, view.headline)) for s in view.samples)
     reasons = sorted({reason for reason, _ in counts}, key=lambda r: (r != "stop", r))
-    return {reason: {f: counts[reason, f] for f in FATES} for reason in reasons}
+    return {
+        reason: {outcome: counts[reason, outcome] for outcome in OUTCOMES} for reason in reasons
+    }
 
 
 def lengths(view: RunView) -> dict[str, list[int]]:
     """Return the lengths of samples in tokens by outcome; outcomes without samples are left out."""
-    by_outcome: dict[str, list[int]] = {name: [] for name in FATES}
+    by_outcome: dict[str, list[int]] = {name: [] for name in OUTCOMES}
     for sample in view.samples:
         by_outcome[classify_sample(sample, view.headline)].append(sample.num_tokens)
     return {name: values for name, values in by_outcome.items() if values}

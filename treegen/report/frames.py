@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from treegen.common.formatting import flatten, replace_surrogates
 from treegen.errors import require_extra
-from treegen.report.calibration import problem_points
+from treegen.report.calibration import compute_problem_points
 from treegen.report.view import RunView
 from treegen.runs import Key, RunDir, SearchRunDir
 
@@ -66,7 +66,7 @@ class Frames:
         """
         points = {}
         if self.view.filters:
-            points = {p.index: p for p in problem_points(self.view, self.view.headline)}
+            points = {p.index: p for p in compute_problem_points(self.view, self.view.headline)}
         rows = []
         for index, problem in enumerate(self.view.problems):
             row: dict[str, Any] = {
@@ -78,9 +78,9 @@ class Frames:
                 "num_samples": len(problem.samples),
             }
             if (point := points.get(index)) is not None:
-                row |= {"accuracy": point.right, "mean_tokens": point.tokens}
+                row |= {"accuracy": point.accuracy, "mean_tokens": point.mean_tokens}
                 if self.view.votes:
-                    row |= {"top_share": point.top, "vote": point.vote}
+                    row |= {"top_share": point.top_share, "vote": point.vote}
             rows.append(row)
         return _frame(rows, ["problem_id"])
 

@@ -19,7 +19,7 @@ from treegen.errors import InputError, require_extra
 from treegen.report.audit.findings import Audit
 from treegen.report.compare import Comparison
 from treegen.report.curves import k_curves
-from treegen.report.html_page_data import blobs
+from treegen.report.html_page_data import build_page_data
 from treegen.report.plots.figures import Plot, PlotLink
 from treegen.report.plots.runs import comparison_plots, curves_plot, metric_plot, run_plots
 from treegen.report.plots.searches import cost_listing, methods_plot
@@ -51,13 +51,13 @@ _DPI: Final = 96  # a browser's pixels per inch
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A rendered plot, as the template takes it."""
+    """A rendered plot for the page."""
 
     plot: Plot
-    drawn: bytes
-    """Its SVG."""
-    spots: Sequence[PlotLink]
-    """Its parts that link to problems."""
+    svg_content: bytes
+    """The SVG."""
+    links: Sequence[PlotLink]
+    """The areas that link to problems."""
     width: int
     """Width in CSS pixels."""
     height: int
@@ -67,36 +67,41 @@ class Picture:
     def of(cls, plot: Plot) -> "Picture":
         """Render a plot."""
         width, height = (round(inches * _DPI) for inches in plot.size)
-        return cls(plot, *plot.svg_and_spots(), width, height)
+        return cls(plot, *plot.svg_and_links(), width, height)
 
     @property
     def svg(self) -> str:
         """The SVG in base64."""
-        return base64.b64encode(self.drawn).decode("ascii")
+        return base64.b64encode(self.svg_content).decode("ascii")
 
     def save(self, folder: Path) -> list[Path]:
         """Write the plot's files to a folder and return their paths."""
-        return self.plot.save(folder, self.drawn)
+        return self.plot.save(folder, self.svg_content)
 
 
-def draw_all(
+def render_plots(
     views: Sequence[RunView], comparison: Comparison | None
 ) -> tuple[dict[str, list[Picture]], list[Picture]]:
-    """Return the pictures of each run by its key on the page, and those of all runs together."""
+    """Return the pictures of each run by its key on the page, and those of several runs.
+
+    Args:
+        views: The runs.
+        comparison: The comparison of the two runs; None draws each run's headline metric.
+    """
     pictures = {
-        _key(number): [Picture.of(plot) for plot in run_plots(view)]
+        _run_key(number): [Picture.of(plot) for plot in run_plots(view)]
         for number, view in enumerate(views)
     }
-    plots = _draw_comparisons(views) if comparison is None else comparison_plots(comparison)
+    plots = _plot_runs_together(views) if comparison is None else comparison_plots(comparison)
     return pictures, [Picture.of(plot) for plot in plots]
 
 
-def _key(number: int) -> str:
+def _run_key(number: int) -> str:
     return f"run-{number + 1}"
 
 
-def _draw_comparisons(views: Sequence[RunView]) -> list[Plot]:
-    """Return the pictures that show several runs together."""
+def _plot_runs_together(views: Sequence[RunView]) -> list[Plot]:
+    """Return the plots that show several runs together; none for a single run."""
     if len(views) < 2:
         return []
     plots = []
@@ -114,7 +119,7 @@ def _draw_comparisons(views: Sequence[RunView]) -> list[Plot]:
         for view in views
         if view.filters and view.report is not None
     }
-    if curves := {name: of_run for name, of_run in curves.items() if of_run}:
+    if curves := {name: run_curves for name, run_curves in curves.items() if run_curves}:
         plots.append(curves_plot(curves))
     if (methods := methods_plot(views)) is not None:
         plots.append(methods)
@@ -122,13 +127,13 @@ def _draw_comparisons(views: Sequence[RunView]) -> list[Plot]:
 
 
 @dataclass(frozen=True, slots=True)
-class Live:
-    """A page that is served while its runs are in progress."""
+class LivePage:
+    """How a page follows runs in progress."""
 
     version: str
-    """The version of its content; the page reloads when the server has another one."""
+    """The version of the page; the page reloads when the server has another version."""
     every: float
-    """The number of seconds between its requests for the version."""
+    """Seconds between the page's requests for the version."""
 
 
 def check_name(path: Path, option: str) -> None:
@@ -162,9 +167,9 @@ def write_page(
         InputError: jinja2 or matplotlib is missing, or the files cannot be written.
         RunError: the page is in its run, and a link leads out of the run.
     """
-    views = _named_apart(views)
-    pictures, across = draw_all(views, comparison)
-    page = _render(views, pictures, across, comparison=comparison, audits=audits)
+    views = _make_names_unique(views)
+    pictures, joint_pictures = render_plots(views, comparison)
+    page = _render(views, pictures, joint_pictures, comparison=comparison, audits=audits)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(path) as file:
@@ -178,10 +183,10 @@ def write_page(
     if path.parent == views[0].path:
         check_no_link(path.parent, folder)
     subfolders = _name_subfolders(views, pictures)
-    for key, of_run in pictures.items() if plots else ():
-        for picture in of_run:
+    for key, run_pictures in pictures.items() if plots else ():
+        for picture in run_pictures:
             written += picture.save(folder if len(views) == 1 else folder / subfolders[key])
-    for picture in across if plots else ():
+    for picture in joint_pictures if plots else ():
         written += picture.save(folder)
     return written
 
@@ -203,17 +208,17 @@ def _name_subfolders(views: Sequence[RunView], keys: Iterable[str]) -> dict[str,
 
 
 @freeze_gc()
-def render_page(views: Sequence[RunView], *, live: Live | None = None) -> str:
+def render_page(views: Sequence[RunView], *, live: LivePage | None = None) -> str:
     """Return the page of some runs; with `live`, a page that a server updates.
 
     Raises:
         InputError: jinja2 or matplotlib is missing.
     """
-    views = _named_apart(views)
-    return "".join(_render(views, *draw_all(views, None), live=live))
+    views = _make_names_unique(views)
+    return "".join(_render(views, *render_plots(views, None), live=live))
 
 
-def _named_apart(views: Sequence[RunView]) -> list[RunView]:
+def _make_names_unique(views: Sequence[RunView]) -> list[RunView]:
     """Return the runs with unique names.
 
     Equal names are prefixed by the parent folder. Names that are still equal get a number.
@@ -234,49 +239,51 @@ def _named_apart(views: Sequence[RunView]) -> list[RunView]:
 def _render(
     views: Sequence[RunView],
     pictures: dict[str, list[Picture]],
-    across: Sequence[Picture],
+    joint_pictures: Sequence[Picture],
     *,
     comparison: Comparison | None = None,
-    live: Live | None = None,
+    live: LivePage | None = None,
     audits: Sequence[Audit] = (),
 ) -> Iterable[str]:
-    """Yield the page in pieces. A piece contains at most one part of the data."""
+    """Return the pieces of the page. A piece contains at most one part of the data."""
     with require_extra("reports need jinja2", "report"):
         import jinja2
         from markupsafe import Markup
 
     def finalize(value: Any) -> Any:
-        # Everything that the template prints is made safe to display, and then escaped.
+        # Write out control characters in all values that the template prints; jinja escapes HTML.
         return value if isinstance(value, Markup) else safe_text(str(value))
 
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_source),
+        loader=jinja2.FunctionLoader(_read_page_file),
         autoescape=True,
         finalize=finalize,
         undefined=jinja2.StrictUndefined,
         keep_trailing_newline=True,
     )
-    style = _source("style.css")
-    script = "".join(_source(name) for name in _SCRIPTS)
+    style = _read_page_file("style.css")
+    script = "".join(_read_page_file(name) for name in _SCRIPTS)
     names = [view.name for view in views]
     return environment.get_template("page.html.jinja").generate(
         title=_title(names, views[0].task, comparison),
         live=live,
         version=VERSION,
         style=Markup(style),
-        style_hash=_hash(style),
+        style_hash=_hash_for_csp(style),
         script=Markup(script),
-        script_hash=_hash(script),
+        script_hash=_hash_for_csp(script),
         runs=[
-            _section(view, key, pictures[key], audit)
+            _describe_run(view, key, pictures[key], audit)
             for key, view, audit in zip_longest(pictures, views, audits)
         ],
-        overview=_overview(views, across),
+        overview=_describe_overview(views, joint_pictures),
         comparison=None if comparison is None else comparison.listing(all_filters=True),
         blobs=(
             blob
             for key, view in zip(pictures, views, strict=True)
-            for blob in blobs(view, key, {p.plot.name: p.spots for p in pictures[key] if p.spots})
+            for blob in build_page_data(
+                view, key, {p.plot.name: p.links for p in pictures[key] if p.links}
+            )
         ),
     )
 
@@ -287,15 +294,15 @@ def _title(names: Sequence[str], task: str, comparison: Comparison | None) -> st
     return f"{task}: {names[0]}" if len(names) == 1 else f"{len(names)} runs"
 
 
-def _source(name: str) -> str:
+def _read_page_file(name: str) -> str:
     return files("treegen.report").joinpath("page", name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
+def _hash_for_csp(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")
 
 
-def _section(
+def _describe_run(
     view: RunView, key: str, plots: Sequence[Picture], audit: Audit | None
 ) -> dict[str, Any]:
     """Return the template's data of one run.
@@ -340,7 +347,7 @@ def _contents(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "metrics", "Metrics"
     for number, table in enumerate(section["tables"], 1):
         yield f"table-{number}", table.title[:1].upper() + table.title[1:]
-    for name, id, title in (
+    for field, id, title in (
         ("has_problems", "problems", "Problems"),
         ("has_trees", "trees", "Search trees"),
         ("has_samples", "drawn", section["unit"].capitalize()),
@@ -349,25 +356,27 @@ def _contents(section: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         ("sharing", "sharing", "What sharing did"),
         ("has_prompts", "prompts", "Prompt tree"),
     ):
-        if section[name]:
+        if section[field]:
             yield id, title
     yield "settings", "Settings"
 
 
-def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, Any]:
+def _describe_overview(
+    views: Sequence[RunView], joint_pictures: Sequence[Picture]
+) -> dict[str, Any]:
     labels = list(dict.fromkeys(card.label for view in views for card in cards(view)))
     key_settings = [KeySettings.of(view) for view in views]
     differing = differing_columns(key_settings)
     differing.pop("model", None)  # it has a column of its own
     rows = []
-    for index, (view, of_run) in enumerate(zip(views, key_settings, strict=True)):
+    for number, (view, own_settings) in enumerate(zip(views, key_settings, strict=True)):
         values = {card.label: card.value for card in cards(view)}
         rows.append(
             [
                 view.name,
                 view.task,
-                of_run.model,
-                *(column[index] for column in differing.values()),
+                own_settings.model,
+                *(column[number] for column in differing.values()),
                 *(values.get(label, "") for label in labels),
             ]
         )
@@ -376,8 +385,10 @@ def _overview(views: Sequence[RunView], across: Sequence[Picture]) -> dict[str, 
         "head": [*head, *labels],
         "rows": rows,
         "numbers": range(len(head), len(head) + len(labels)),
-        "plots": across,
+        "plots": joint_pictures,
         "costs": cost_listing(views),
-        # Only pictures of two runs have spots, which link to the first run's problems by index.
-        "spots": {p.plot.name: [s.to_json() for s in p.spots] for p in across if p.spots},
+        # Only pictures of two runs have links, by the index of the problem in the first run.
+        "spots": {
+            p.plot.name: [link.to_json() for link in p.links] for p in joint_pictures if p.links
+        },
     }

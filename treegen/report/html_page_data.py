@@ -20,7 +20,7 @@ from treegen.report.curves import (
     INVALID,
     RIGHT,
     SOLVED,
-    UNJUDGED,
+    UNSCORED,
     UNSOLVED,
     WRONG,
     VoteShares,
@@ -35,40 +35,47 @@ from treegen.search.tree.records import TreeNode, best_path
 
 MAX_THUMBNAIL_BYTES: Final = 2**24
 """The largest total size of a run's thumbnails in bytes, as data URLs."""
-# A part ends with the item that reaches one of these bounds.
-_ITEMS: Final = 256
-_CHARACTERS: Final = 200_000
+# A part ends with the item that reaches one of these limits.
+_MAX_PART_ITEMS: Final = 256
+_MAX_PART_CHARS: Final = 200_000
 # The number of characters of a question shown in the table of problems.
 _QUESTION_CHARS: Final = 300
-# The number of characters of a reference answer shown there.
-_REFERENCE: Final = 80
+# The number of characters of a reference answer in the table of problems.
+_REFERENCE_CHARS: Final = 80
 # The largest number of characters of a node's `data`.
-_DATA: Final = 2000
-# The largest number of characters of a text of an agent's step, and of its calls.
+_DATA_CHARS: Final = 2000
+# The largest number of characters of a text of an agent's step, and of calls in a step.
 _STEP_CHARS: Final = 20_000
-_STEP_CALLS: Final = 100
+_MAX_STEP_CALLS: Final = 100
 
-# The codes of outcomes and of votes that the script reads.
-_DIGITS: Final = {WRONG: "0", RIGHT: "1", INVALID: "2", UNJUDGED: "3", UNSOLVED: "0", SOLVED: "1"}
+# The codes of outcomes and of votes in the data, as the scripts of the page read them.
+_OUTCOME_CODES: Final = {
+    WRONG: "0",
+    RIGHT: "1",
+    INVALID: "2",
+    UNSCORED: "3",
+    UNSOLVED: "0",
+    SOLVED: "1",
+}
 _NO_VOTE, _TIED, _WON, _LOST = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
 class PageData:
-    """An embedded part and the id of its element."""
+    """One part of the embedded data: a script element of the page."""
 
     id: str
     content: str
 
 
-def thumbnails(images: RunImages, max_bytes: int = MAX_THUMBNAIL_BYTES) -> dict[str, str]:
+def make_thumbnails(images: RunImages, max_bytes: int = MAX_THUMBNAIL_BYTES) -> dict[str, str]:
     """Return thumbnails of a run's images as data URLs, by the images' hashes.
 
-    Images that cannot be shown are left out.
+    Images that cannot be read are left out.
 
     Args:
         images: The images of the run.
-        max_bytes: The largest total size in bytes. Once it is reached, no further image is shown.
+        max_bytes: The largest total size of the URLs in bytes; further images are left out.
     """
     urls: dict[str, str] = {}
     size = 0
@@ -87,7 +94,9 @@ def thumbnails(images: RunImages, max_bytes: int = MAX_THUMBNAIL_BYTES) -> dict[
     return urls
 
 
-def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> Iterator[PageData]:
+def build_page_data(
+    view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]
+) -> Iterator[PageData]:
     """Yield the parts of one run in the order in which a page needs them, its index first.
 
     Args:
@@ -96,13 +105,13 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
         spots: The links of the run's pictures, by plot name.
     """
     samples = list(view.samples)
-    images_of = thumbnails(view.images) if view.images and view.images.images else {}
-    images = list(_parts(list(images_of.values())))
-    texts = list(_parts([safe_text(sample.text) for sample in samples]))
+    images_of = make_thumbnails(view.images) if view.images and view.images.images else {}
+    images = list(_split_into_parts(list(images_of.values())))
+    texts = list(_split_into_parts([safe_text(sample.text) for sample in samples]))
     problems = list(
-        _parts([[safe_text(p.question), safe_text(p.reference)] for p in view.problems])
+        _split_into_parts([[safe_text(p.question), safe_text(p.reference)] for p in view.problems])
     )
-    trees = list(_parts([_tree(tree) for tree in view.trees]))
+    trees = list(_split_into_parts([_tree_document(tree) for tree in view.trees]))
     yield _compress_part(
         f"{name}-index",
         {
@@ -111,20 +120,20 @@ def blobs(view: RunView, name: str, spots: Mapping[str, Sequence[PlotLink]]) -> 
                 "prompt_tokens": [problem.prompt_tokens for problem in view.problems],
                 "tokens": [_mean_tokens(problem) for problem in view.problems],
                 "group": [safe_text(problem.group) for problem in view.problems],
-                "question": [_shorten_question(problem.question) for problem in view.problems],
+                "question": [_shorten_line(problem.question) for problem in view.problems],
                 "reference": [
-                    _shorten_question(problem.reference)[:_REFERENCE] for problem in view.problems
+                    _shorten_line(problem.reference)[:_REFERENCE_CHARS] for problem in view.problems
                 ],
-                **_images(view.problems, list(images_of)),
+                **_image_columns(view.problems, list(images_of)),
             },
             "spots": {plot: [spot.to_json() for spot in links] for plot, links in spots.items()},
-            "samples": _columns(view, samples),
-            "finishes": _names(sample.ended for sample in samples),
-            "filters": [_filter(view, filter) for filter in view.filters],
+            "samples": _sample_columns(view, samples),
+            "finishes": _list_unique(sample.end_reason for sample in samples),
+            "filters": [_filter_columns(view, filter) for filter in view.filters],
             "votes": view.votes,
             "unit": view.unit,
-            "fates": [UNSOLVED, SOLVED] if view.searched else [WRONG, RIGHT, INVALID, UNJUDGED],
-            "prompts": _prompts(view),
+            "fates": [UNSOLVED, SOLVED] if view.searched else [WRONG, RIGHT, INVALID, UNSCORED],
+            "prompts": _list_prompt_nodes(view),
             "trees": [_describe_tree(tree) for tree in view.trees],
             "text_starts": [start for start, _ in texts],
             "problem_starts": [start for start, _ in problems],
@@ -147,12 +156,12 @@ def _compress_part(id: str, value: Any) -> PageData:
     return PageData(id, base64.b64encode(packed).decode("ascii"))
 
 
-def _parts(items: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
+def _split_into_parts(items: Sequence[Any]) -> Iterator[tuple[int, list[Any]]]:
     """Divide items into parts. Yields each part, and the index of its first item."""
     start = size = 0
     for stop, item in enumerate(items, start=1):
         size += len(item) if isinstance(item, str) else len(json.dumps(item))
-        if stop - start >= _ITEMS or size >= _CHARACTERS or stop == len(items):
+        if stop - start >= _MAX_PART_ITEMS or size >= _MAX_PART_CHARS or stop == len(items):
             yield start, list(items[start:stop])
             start, size = stop, 0
 
@@ -163,19 +172,24 @@ def _mean_tokens(problem: ProblemView) -> float | None:
     return round(sum(s.num_tokens for s in problem.samples) / len(problem.samples), 1)
 
 
-def _shorten_question(question: str) -> str:
-    """Return the start of a question, in one line."""
+def _shorten_line(question: str) -> str:
+    """Return the first characters of a text in one line."""
     return safe_text(" ".join(question[: 2 * _QUESTION_CHARS].split())[:_QUESTION_CHARS])
 
 
-def _images(problems: Sequence[ProblemView], names: Sequence[str]) -> dict[str, Any]:
-    """Return the column of the problems' images, if any problem has one.
+def _image_columns(problems: Sequence[ProblemView], names: Sequence[str]) -> dict[str, Any]:
+    """Return the column of the problems' images; empty if no problem has an image.
 
-    Each image has its name with its size, and its index among the images shown, or -1.
+    Args:
+        problems: The problems of the run.
+        names: The hashes of the images that have a thumbnail.
+
+    Returns:
+        For each image a text with its name and size, and the index of its thumbnail or -1.
     """
     if not any(problem.images for problem in problems):
         return {}
-    index_of = {sha256: at for at, sha256 in enumerate(names)}
+    index_of = {sha256: index for index, sha256 in enumerate(names)}
     return {
         "images": [
             [[safe_text(str(image)), index_of.get(image.sha256, -1)] for image in problem.images]
@@ -184,99 +198,101 @@ def _images(problems: Sequence[ProblemView], names: Sequence[str]) -> dict[str, 
     }
 
 
-def _names(values: Iterable[str]) -> list[str]:
+def _list_unique(values: Iterable[str]) -> list[str]:
     return [safe_text(value) for value in dict.fromkeys(values)]
 
 
-def _columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return the samples' numbers as columns.
+def _sample_columns(view: RunView, samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return numbers of the samples as columns.
 
-    The column "first" has the index of each problem's first sample. From it the page computes the
-    problem of each sample, and the samples' indices if they count from 0; "index" is then None.
+    The column "first" has the position of each problem's first sample. From this column the page
+    computes the problem of each sample. If the indices of each problem's samples are 0, 1, 2 and so
+    on, the column "index" is None.
     """
     first = [0]
     for problem in view.problems:
         first.append(first[-1] + len(problem.samples))
-    counted = all(s.index == at for p in view.problems for at, s in enumerate(p.samples))
-    finishes = list(dict.fromkeys(sample.ended for sample in samples))
-    index_of = {reason: number for number, reason in enumerate(finishes)}
+    has_all_indices = all(s.index == i for p in view.problems for i, s in enumerate(p.samples))
+    finishes = list(dict.fromkeys(sample.end_reason for sample in samples))
+    code_of = {reason: number for number, reason in enumerate(finishes)}
     return {
         "first": first,
-        "index": None if counted else [sample.index for sample in samples],
+        "index": None if has_all_indices else [sample.index for sample in samples],
         "tokens": [sample.num_tokens for sample in samples],
         "logprob": [None if s.logprob is None else round(s.logprob, 2) for s in samples],
-        "finish": [index_of[sample.ended] for sample in samples],
-        **_thinking(samples),
+        "finish": [code_of[sample.end_reason] for sample in samples],
+        **_reasoning_columns(samples),
     }
 
 
-def _thinking(samples: Sequence[Sample]) -> dict[str, Any]:
+def _reasoning_columns(samples: Sequence[Sample]) -> dict[str, Any]:
     """Return the columns of samples with reasoning, if there are any.
 
-    "thinking" has the number of reasoning tokens, and "answer_at" the start of the answer in the
-    page's text, as a browser counts; both are -1 for samples without reasoning.
+    "thinking" has the number of reasoning tokens. "answer_at" has the offset of the answer in the
+    page's text, in UTF-16 code units, as JavaScript counts. Both are -1 for samples without
+    reasoning.
     """
     if all(sample.thinking is None for sample in samples):
         return {}
     return {
         "thinking": [-1 if s.thinking is None else s.thinking.num_tokens for s in samples],
-        "answer_at": [-1 if s.thinking is None else _units(s.parts[0]) for s in samples],
+        "answer_at": [
+            -1 if s.thinking is None else _count_utf16_units(s.parts[0]) for s in samples
+        ],
     }
 
 
-def _units(text: str) -> int:
+def _count_utf16_units(text: str) -> int:
     return len(safe_text(text).encode("utf-16-le")) // 2
 
 
-def _filter(view: RunView, name: str) -> dict[str, Any]:
+def _filter_columns(view: RunView, name: str) -> dict[str, Any]:
     """Return one filter's verdicts on all samples, and the vote on each problem.
 
-    Columns for each problem: "best" has the first sample that gave the answer with most votes, or
-    -1, "share" the share of samples that gave it, and "right" the share of correct samples.
+    The columns of samples have codes. Columns of problems: "best" has the position of the first
+    sample with the most frequent answer, or -1. "share" has the share of samples with this answer,
+    and "right" the share of correct samples.
     """
     answers: dict[str, int] = {}
     outcomes: dict[str, int] = {}
-    reading_of: dict[int, tuple[str, int, int]] = {}
-    readings: list[tuple[str, int, int]] = []
+    codes_of: dict[int, tuple[str, int, int]] = {}
+    codes: list[tuple[str, int, int]] = []
     for sample in view.samples:
-        if (
-            reading := reading_of.get(id(sample.verdicts))
-        ) is None:  # equal verdicts are one object
+        key = id(sample.verdicts)  # equal verdicts are one object
+        if key not in codes_of:
             verdict = sample.verdict(name)
-            read, outcome_name = (
-                verdict.answer if verdict else None,
-                getattr(verdict, "outcome", ""),
+            answer = verdict.answer if verdict else None
+            outcome = getattr(verdict, "outcome", "")
+            codes_of[key] = (
+                _OUTCOME_CODES[classify_sample(sample, name)],
+                -1 if answer is None else answers.setdefault(answer, len(answers)),
+                outcomes.setdefault(outcome, len(outcomes)) if outcome else -1,
             )
-            reading = reading_of[id(sample.verdicts)] = (
-                _DIGITS[classify_sample(sample, name)],
-                -1 if read is None else answers.setdefault(read, len(answers)),
-                outcomes.setdefault(outcome_name, len(outcomes)) if outcome_name else -1,
-            )
-        readings.append(reading)
+        codes.append(codes_of[key])
     votes, best, first = [], [], 0
     shares = {share.problem_id: share for share in vote_shares(view.verdicts(name))}
     for problem in view.problems:
-        vote, chosen = _vote(problem, name, shares.get(problem.id))
+        vote, chosen = _find_vote(problem, name, shares.get(problem.id))
         votes.append(vote)
         best.append(-1 if chosen is None else first + chosen)
         first += len(problem.samples)
-    of_problems = [shares.get(problem.id) for problem in view.problems]
+    problem_shares = [shares.get(problem.id) for problem in view.problems]
     return {
         "name": safe_text(name),
-        "status": "".join([status for status, _, _ in readings]),
+        "status": "".join([status for status, _, _ in codes]),
         "answers": [safe_text(text) for text in answers],
-        "answer": [answer for _, answer, _ in readings],
+        "answer": [number for _, number, _ in codes],
         "outcomes": [safe_text(text) for text in outcomes],
-        "outcome": [outcome for _, _, outcome in readings] if outcomes else [],
+        "outcome": [number for _, _, number in codes] if outcomes else [],
         "vote": votes,
         "best": best,
-        "right": [None if share is None else round(share.right, 4) for share in of_problems],
-        "share": [None if share is None else round(share.top, 4) for share in of_problems],
+        "right": [None if share is None else round(share.right, 4) for share in problem_shares],
+        "share": [None if share is None else round(share.top_share, 4) for share in problem_shares],
     }
 
 
-def _vote(problem: ProblemView, name: str, share: VoteShares | None) -> tuple[int, int | None]:
-    """Return the result of a problem's vote, and its first sample with the elected answer."""
+def _find_vote(problem: ProblemView, name: str, share: VoteShares | None) -> tuple[int, int | None]:
+    """Return the code of a problem's vote, and the index of the first sample with its winner."""
     if share is None:
         return _NO_VOTE, None
     if share.answer is None:
@@ -288,11 +304,11 @@ def _vote(problem: ProblemView, name: str, share: VoteShares | None) -> tuple[in
     return (_WON if verdict.correct else _LOST), chosen
 
 
-def _prompts(view: RunView) -> list[dict[str, Any]]:
-    """Return the declared tree as a list of nodes, the root first.
+def _list_prompt_nodes(view: RunView) -> list[dict[str, Any]]:
+    """Return the tree of prompts as a list of nodes, the root first.
 
-    A node's "below" lists the indices of its children. Without the task's data the tree is a root
-    with the ids of the problems as children.
+    "below" of a node lists the indices of its children. If the data of the run are not available,
+    the tree is a root whose children are the ids of the problems.
     """
     index_of = {problem.id: number for number, problem in enumerate(view.problems)}
     nodes: list[dict[str, Any]] = []
@@ -310,14 +326,14 @@ def _prompts(view: RunView) -> list[dict[str, Any]]:
             nodes.append({"text": safe_text(content_text(node)), "below": []})
             if node.num_samples and (node.id or path) in index_of:
                 nodes[-1]["problem"] = index_of[node.id or path]
-            here = len(nodes) - 1
-            children = [(c, f"{path}/{i}", here) for i, c in enumerate(node.children)]
+            index = len(nodes) - 1
+            children = [(c, f"{path}/{i}", index) for i, c in enumerate(node.children)]
             stack += reversed(children)
-    _add_up(view, nodes)
+    _add_subtree_totals(view, nodes)
     return nodes
 
 
-def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
+def _add_subtree_totals(view: RunView, nodes: list[dict[str, Any]]) -> None:
     """Add to each node the samples, tokens, accuracy and mean logprob of its subtree."""
     sums = [[0, 0, 0, 0, 0.0, 0] for _ in nodes]
     for number in range(len(nodes) - 1, -1, -1):
@@ -346,7 +362,7 @@ def _add_up(view: RunView, nodes: list[dict[str, Any]]) -> None:
 
 
 def _describe_tree(tree: StoredTree) -> dict[str, Any]:
-    """Return what the index of a page holds of a tree."""
+    """Return the summary of a tree in the index of the page."""
     return {
         "problem_id": safe_text(tree.problem_id),
         "index": tree.repeat,
@@ -362,7 +378,7 @@ def _describe_tree(tree: StoredTree) -> dict[str, Any]:
     }
 
 
-def _tree(tree: StoredTree) -> dict[str, Any]:
+def _tree_document(tree: StoredTree) -> dict[str, Any]:
     names = ("id", "parent_id", "score", "logprob", "leaf", "pruned", "finish_reason")
     return {
         "best": sorted(best_path(tree.nodes, tree.marked)),
@@ -371,14 +387,14 @@ def _tree(tree: StoredTree) -> dict[str, Any]:
                 **{name: node.get(name) for name in names},
                 "text": safe_text(str(node.get("text") or "")),
                 "n_tokens": int(node.get("n_tokens") or 0),
-                **_search_fields(node),
+                **_optional_fields(node),
             }
             for node in tree.nodes
         ],
     }
 
 
-def _search_fields(node: TreeNode) -> dict[str, Any]:
+def _optional_fields(node: TreeNode) -> dict[str, Any]:
     """Return the fields of a node that only some searches record; older records lack them."""
     optional: dict[str, Any] = {}
     for name in ("visits", "prior", "restart"):
@@ -393,7 +409,7 @@ def _search_fields(node: TreeNode) -> dict[str, Any]:
     if (step := read_step(node.get("data"))) is not None:
         optional["step"] = step
     elif node.get("data") is not None:
-        optional["data"] = safe_text(json.dumps(node["data"]))[:_DATA]
+        optional["data"] = safe_text(json.dumps(node["data"]))[:_DATA_CHARS]
     return optional
 
 
@@ -405,20 +421,21 @@ def read_step(data: Any) -> dict[str, Any] | None:
     reward = data.get("reward")
     try:
         return {
-            "thoughts": _cut(str(data.get("thoughts", ""))),
-            "text": _cut(str(data.get("text", ""))),
-            "calls": [_cut(_call_text(call)) for call in calls[:_STEP_CALLS]],
+            "thoughts": _limit_text(str(data.get("thoughts", ""))),
+            "text": _limit_text(str(data.get("text", ""))),
+            "calls": [_limit_text(_call_text(call)) for call in calls[:_MAX_STEP_CALLS]],
             "results": [
-                _cut(_result_text(observation)) for observation in observations[:_STEP_CALLS]
+                _limit_text(_result_text(observation))
+                for observation in observations[:_MAX_STEP_CALLS]
             ],
-            "end": _cut(str(data.get("failure") or data.get("end") or "")),
+            "end": _limit_text(str(data.get("failure") or data.get("end") or "")),
             "reward": reward if isinstance(reward, int | float) and isfinite(reward) else None,
         }
     except (OverflowError, AttributeError, KeyError, TypeError):  # data of a user's own search
         return None
 
 
-def _cut(text: str) -> str:
+def _limit_text(text: str) -> str:
     """Return a text for the page, cut if it is long."""
     return safe_text(text if len(text) <= _STEP_CHARS else f"{text[:_STEP_CHARS]} [cut]")
 

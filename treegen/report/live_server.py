@@ -1,12 +1,11 @@
 """Serves the page of runs in progress to a browser on this machine.
 
-The page is made by reading the run directories. No lock is taken and nothing is written there, so
-it does not affect the run. Making a page costs time, so it is made only on request, and so seldom
-that it takes at most a tenth of one processor.
+The server reads the run directories. It takes no lock and writes nothing, so it does not affect the
+runs. It renders the page only on request, and waits after each page for ten times the processor
+time that the page took.
 
-The server listens on 127.0.0.1. A page of another site could still point its own name to that
-address and read the page (DNS rebinding). So requests are rejected unless they name this server as
-their host.
+The server listens on 127.0.0.1. Another site could still resolve its own name to that address and
+read the page (DNS rebinding). So the server rejects requests with another host name.
 """
 
 import hashlib
@@ -22,22 +21,25 @@ from typing import Any, Final
 
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, TreegenError
-from treegen.report.html_page import Live, render_page
+from treegen.report.html_page import LivePage, render_page
 from treegen.report.load import load_run
 
 HOST: Final = "127.0.0.1"
-# The minimum seconds between two pages, per second of processor time that a page took.
+# Minimum seconds until the next page, per second of processor time that a page took.
 _PAUSE_FACTOR: Final = 10.0
-# Only changes of these files, which belong to runs, make a new page.
-_FILES: Final = ("*.json", "*.jsonl")
+# Changes of these files in a run change the version of the page.
+_FILES: Final = ("*.json", "*.jsonl", "judged/*/*.jsonl")
 
 
 class WatchedPage:
-    """The page of some runs, in their state at the latest check.
+    """The page of some runs in progress, rendered again after the runs have changed.
 
     Args:
+        paths: The directories of the runs.
         options: Options for reading the runs; see `treegen.evals.config.base.OpenRunOptions`.
-        every: The least number of seconds between two checks of the runs.
+        every: Minimum seconds between two checks of the runs.
+        clock: Returns the time in seconds.
+        cpu: Returns the processor time of the thread in seconds.
     """
 
     def __init__(
@@ -51,17 +53,17 @@ class WatchedPage:
     ) -> None:
         self._paths, self._every = tuple(paths), every
         self._options: Any = options or {}
-        # While a run keeps all processors busy, a page of low priority takes long by the clock. So
-        # the delay before the next page follows from processor time.
+        # If the runs keep all processors busy, a page takes long by the clock, because this process
+        # has a low priority. So the delay before the next page follows from processor time.
         self._clock, self._cpu = clock, cpu
         self._lock = threading.Lock()
         self._version, self._due = "", float("-inf")
         self._page, self._page_version, self._ended = b"", "", False
 
     def state(self) -> dict[str, Any]:
-        """Return the version of the page, and whether all samples are drawn."""
+        """Return the version of the page, and whether its runs have all their samples."""
         with self._lock:
-            self._look()
+            self._check_runs()
             return {"version": self._version, "ended": self._ended}
 
     def page(self) -> bytes:
@@ -71,27 +73,27 @@ class WatchedPage:
             TreegenError: a run cannot be read.
         """
         with self._lock:
-            self._look()
+            self._check_runs()
             if self._page_version != self._version:
                 begin = self._cpu()
                 version = self._version
                 views = [load_run(path, **self._options) for path in self._paths]
-                page = render_page(views, live=Live(version, self._every))
+                page = render_page(views, live=LivePage(version, self._every))
                 self._page, self._page_version = page.encode(), version
                 self._ended = all(view.num_done >= view.info.planned for view in views)
                 pause = max(self._every, _PAUSE_FACTOR * (self._cpu() - begin))
                 self._due = self._clock() + pause
             return self._page
 
-    def _look(self) -> None:
-        """Check whether the runs have changed, unless the last check is too recent."""
+    def _check_runs(self) -> None:
+        """Update the version if the runs have changed, unless the last check is too recent."""
         now = self._clock()
         if now >= self._due:
-            self._version = _version(self._paths)
+            self._version = _hash_file_stats(self._paths)
             self._due = now + self._every
 
 
-def _version(paths: Sequence[Path]) -> str:
+def _hash_file_stats(paths: Sequence[Path]) -> str:
     """Return a text that changes when a file of the runs changes."""
     stamps = []
     for path in paths:
@@ -128,7 +130,7 @@ def make_server(watched: WatchedPage, port: int = 0) -> ThreadingHTTPServer:
 class _Server(ThreadingHTTPServer):
     watched: WatchedPage
     daemon_threads = True
-    # With port reuse another program could listen at the port of a running server.
+    # With port reuse, another program could listen at the port of a running server.
     allow_reuse_port = False
 
     def handle_error(self, request: Any, client_address: Any) -> None:

@@ -1,4 +1,4 @@
-"""Load a run from its directory: its settings, samples, verdicts and judgements. Calls no judge."""
+"""Loads a run from its directory: its settings, samples, verdicts and stored judgements."""
 
 import os
 import shlex
@@ -54,7 +54,7 @@ _MAX_ROWS: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class JudgingProgress:
-    """How many judgements of a run are stored."""
+    """The numbers of stored and planned judgements of a run."""
 
     done: int = 0
     """The number of stored judgements."""
@@ -96,9 +96,9 @@ def count_judgements(
     unfinished = []
     for judged in (judged for jury in juries for judged in jury):
         if not judged.judging.settings.rubric.pairs:
-            has, wants = progress_of(path, judged.judging, samples)
-            done, planned = done + has, planned + wants
-            if has < wants:
+            num_done, num_planned = progress_of(path, judged.judging, samples)
+            done, planned = done + num_done, planned + num_planned
+            if num_done < num_planned:
                 unfinished.append(judged.judging)
     return JudgingProgress(done, planned, tuple(unfinished))
 
@@ -187,17 +187,18 @@ def load_run(
         return load_search_run(path, **options)
     with RunDir.open(path) as run:
         notices = list(run.notices)
-        job = _job(run, options, notices)
-        images = _images(path, notices)
-        problems, report, rounds = _judge(run, job, images, notices, verdicts)
+        job = _load_job(run, options, notices)
+        images = _load_images(path, notices)
+        problems, report, rounds = _score_samples(run, job, images, notices, verdicts)
         decides = rounds is not None and rounds.reads_answers
         summaries, judged = _load_judgements(path, problems, notices)
         if run.missing > 0:
             imported = "imported" in run.info.identity
-            lack = "have no score in the log" if imported else "are not drawn yet"
-            missing = f"{run.missing:,} of {run.info.planned:,} samples {lack}"
-            note = "; the results are those of the other samples"
-            notices.append(missing + (note if run.missing < run.info.planned else ""))
+            why = "have no score in the log" if imported else "are not drawn yet"
+            notice = f"{run.missing:,} of {run.info.planned:,} samples {why}"
+            if run.missing < run.info.planned:
+                notice += "; the results are those of the other samples"
+            notices.append(notice)
         notices += _describe_changes(run, report)
         return RunView(
             name=path.resolve().name,
@@ -207,10 +208,10 @@ def load_run(
             source=job.data.source if job else str(run.info.free.get("data") or ""),
             num_samples=int(run.info.identity.get("num_samples", 1)),
             problems=problems,
-            filters=_filters(report, problems),
+            filters=_order_filters(report, problems),
             report=report,
             tree=job.tree if job else None,
-            usage=_usage(run, problems),
+            usage=_sum_usage(run, problems),
             timeline=read_timeline(path),
             trees=read_trees(path),
             notices=tuple(notices),
@@ -223,8 +224,8 @@ def load_run(
         )
 
 
-def _images(path: Path, notices: list[str]) -> RunImages:
-    """Return the images of a run.
+def _load_images(path: Path, notices: list[str]) -> RunImages:
+    """Return the images of a run; empty if they cannot be read.
 
     Args:
         path: The directory of the run.
@@ -243,7 +244,17 @@ def _images(path: Path, notices: list[str]) -> RunImages:
     return images
 
 
-def _job(run: RunDir, options: OpenRunOptions, notices: list[str]) -> "Job | None":
+def _load_job(run: RunDir, options: OpenRunOptions, notices: list[str]) -> "Job | None":
+    """Return the job of a run; None if its data or task cannot be read.
+
+    Args:
+        run: The run.
+        options: See `treegen.evals.config.base.OpenRunOptions`.
+        notices: Receives a sentence if the result is None.
+
+    Raises:
+        TreegenError: the data or task that `options` name cannot be read.
+    """
     from treegen.evals.identity import load_stored_job
 
     try:
@@ -256,48 +267,59 @@ def _job(run: RunDir, options: OpenRunOptions, notices: list[str]) -> "Job | Non
     return job
 
 
-def _judge(
+def _score_samples(
     run: RunDir,
     job: "Job | None",
     images: RunImages,
     notices: list[str],
     verdicts: "RunVerdicts | None" = None,
 ) -> "tuple[tuple[ProblemView, ...], Report | None, Rounds | None]":
-    """Read the samples of a run once; return its problems, its report and its rounds."""
+    """Read and score the samples of a run in one pass.
+
+    Args:
+        run: The run.
+        job: Its job; None leaves the samples unscored.
+        images: Its images.
+        notices: Receives a sentence if some samples are not scored.
+        verdicts: The verdicts that are known from drawing the samples.
+
+    Returns:
+        The problems with their samples, the report, and the rounds of early stopping.
+    """
     from treegen.evals.scoring.code_execution import as_code_execution_task
     from treegen.evals.scoring.samples import aggregate, rounds_of, score_samples
     from treegen.evals.scoring.vote_tables import VoteInputs
 
-    collected = _Problems(run, job, images)
+    collected = _ProblemCollector(run, job, images)
     if job is None:
         for record in run.records():
             collected.add(record, None)
-        return collected.views(), _stored_report(run), None
+        return collected.build_views(), _stored_report(run), None
     scores: list[SampleScore] = []
-    unjudged = 0
+    num_unscored = 0
 
-    def look(record: dict[str, Any], score: SampleScore | None) -> None:
-        nonlocal unjudged
+    def collect(record: dict[str, Any], score: SampleScore | None) -> None:
+        nonlocal num_unscored
         collected.add(record, None if score is None else score.verdicts)
         if score is None:
-            unjudged += 1
+            num_unscored += 1
         else:
             scores.append(score)
 
     rounds = rounds_of(job)
     task = as_code_execution_task(job.task)
     if task is None:
-        score_samples(job, run, look, rounds=rounds, verdicts=verdicts)
+        score_samples(job, run, collect, rounds=rounds, verdicts=verdicts)
     else:
         with closing(task.judging(run, None)) as judging:
-            score_samples(job, run, look, judging=judging, rounds=rounds)
-    if unjudged:
+            score_samples(job, run, collect, judging=judging, rounds=rounds)
+    if num_unscored:
         notices.append(
-            f"{unjudged:,} samples are not scored; score them with: treegen score "
+            f"{num_unscored:,} samples are not scored; score them with: treegen score "
             f"{shlex.quote(str(run.path))} --allow-code-execution"
         )
     report = aggregate(job, scores, rounds, VoteInputs.of(run.path)) if scores else None
-    return collected.views(), report, rounds
+    return collected.build_views(), report, rounds
 
 
 def _load_judgements(
@@ -310,8 +332,8 @@ def _load_judgements(
     samples = [(p.id, s.index) for p in problems for s in p.samples]
     summaries = load_summaries(path, {p.id: p.group for p in problems}, samples, notices)
     tables = [table for summary in summaries for table in summary.tables]
-    texts = ((s.problem_id, s.index, s.parts[1]) for p in problems for s in p.samples)
-    flagged = build_flagged_table(texts) if summaries else None
+    answers = ((s.problem_id, s.index, s.parts[1]) for p in problems for s in p.samples)
+    flagged = build_flagged_table(answers) if summaries else None
     return tuple(summaries), (*tables, *([flagged] if flagged else []))
 
 
@@ -345,12 +367,12 @@ def _describe_changes(run: RunDir, report: Report | None) -> list[ChangedNotice]
     return [ChangedNotice(change)] if change else []
 
 
-class _Problems:
+class _ProblemCollector:
     """Collects the problems of a run while its samples are read."""
 
     def __init__(self, run: RunDir, job: "Job | None", images: RunImages) -> None:
         self._images = images
-        # By problem: the id, as one string that all its samples share, and the samples.
+        # By problem id: the id, as one string object that all samples share, and the samples.
         self._entries: dict[str, tuple[str, list[Sample]]] = {
             problem_id: (problem_id, []) for problem_id in run.info.problem_ids
         }
@@ -359,27 +381,27 @@ class _Problems:
 
     def add(self, record: Mapping[str, Any], verdicts: Mapping[str, Verdict] | None) -> None:
         """Add a stored sample."""
-        read = record.get
+        get = record.get
         problem_id, samples = self._entries[record["problem_id"]]
-        self._tokens[problem_id] = read("prompt_tokens", 0), read("choice_tokens", 0)
+        self._tokens[problem_id] = get("prompt_tokens", 0), get("choice_tokens", 0)
         sample = Sample(  # positional arguments are faster than keywords
             problem_id,
             record["sample_index"],
-            str(read("text", "")),
-            read("num_tokens", 0),
-            read("logprob"),
-            sys.intern(str(read("finish_reason"))),
+            str(get("text", "")),
+            get("num_tokens", 0),
+            get("logprob"),
+            sys.intern(str(get("finish_reason"))),
             verdicts,
             False,
             load_thinking(record),
         )
         samples.append(sample)
 
-    def views(self) -> tuple[ProblemView, ...]:
+    def build_views(self) -> tuple[ProblemView, ...]:
         """Return the problems with their samples."""
-        return tuple(self._view(problem_id) for problem_id in self._entries)
+        return tuple(self._build_view(problem_id) for problem_id in self._entries)
 
-    def _view(self, problem_id: str) -> ProblemView:
+    def _build_view(self, problem_id: str) -> ProblemView:
         problem = self._problems.get(problem_id)
         prompt_tokens, choice_tokens = self._tokens.get(problem_id, (0, 0))
         return ProblemView(
@@ -394,17 +416,17 @@ class _Problems:
         )
 
 
-def _filters(report: Report | None, problems: Sequence[ProblemView]) -> tuple[str, ...]:
-    """Return the filters in the order of the task's own metrics."""
-    judged = (s.verdicts for p in problems for s in p.samples if s.verdicts is not None)
-    some = next(judged, None)
-    if report is None or some is None:
+def _order_filters(report: Report | None, problems: Sequence[ProblemView]) -> tuple[str, ...]:
+    """Return the filters in the order of the report's metrics, the headline first."""
+    scored = (s.verdicts for p in problems for s in p.samples if s.verdicts is not None)
+    first = next(scored, None)
+    if report is None or first is None:
         return ()
-    ranked = {row.filter: None for row in report.metrics if row.filter in some}
-    return tuple({**ranked, **dict.fromkeys(some)})
+    ranked = {row.filter: None for row in report.metrics if row.filter in first}
+    return tuple({**ranked, **dict.fromkeys(first)})
 
 
-def _usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
+def _sum_usage(run: RunDir, problems: Sequence[ProblemView]) -> dict[str, Any]:
     done = [len(problem.samples) for problem in problems]
     return sum_usage(
         load_attempts(run),

@@ -1,11 +1,12 @@
-"""Load a search run as a run with one sample for each search: the best path.
+"""Loads a search run as a run in which each search is one sample: its best path.
 
-So all code that shows or compares runs accepts it. Its only filter is `solved`.
+So all code that shows or compares runs accepts search runs. Their only filter is `solved`.
 """
 
 import math
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Unpack
 
 from treegen.errors import RunError, TreegenError
@@ -17,7 +18,13 @@ from treegen.evals.config.base import (
     overrides_run,
 )
 from treegen.evals.progress.usage import load_attempts, read_timeline
-from treegen.evals.statistics.metrics import Incomplete, MetricRow, Report, mean_row
+from treegen.evals.statistics.metrics import (
+    Incomplete,
+    MetricRow,
+    Report,
+    clusters_of,
+    mean_row,
+)
 from treegen.evals.verdict import Verdict
 from treegen.report.changed_scores import ChangedNotice, describe_change
 from treegen.report.view import (
@@ -42,10 +49,10 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
     """Read a search run; see `treegen.report.load.load_run`."""
     with SearchRunDir.open(path) as run:
         notices = list(run.notices)
-        job = _job(run, options, notices)
-        index_of = {name: at for at, name in enumerate(run.info.problem_ids)}
-        stored = sorted(read_trees(path), key=lambda t: (index_of.get(t.problem_id, -1), t.repeat))
-        trees = tuple(stored)  # in the order of problems, not of completion
+        job = _load_job(run, options, notices)
+        order = {problem_id: number for number, problem_id in enumerate(run.info.problem_ids)}
+        stored = read_trees(path)  # in the order of completion
+        trees = tuple(sorted(stored, key=lambda t: (order.get(t.problem_id, -1), t.repeat)))
         if run.missing > 0:
             notices.append(f"{run.missing:,} of {run.info.planned:,} searches are not finished yet")
         if failed := [tree for tree in trees if tree.error]:
@@ -57,8 +64,8 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
                 f"{first.error}"
             )
         notices += _describe_changes(run, trees)
-        problems = _problems(run, job, trees)
-        usage = _usage(run, trees)
+        problems = _build_problems(run, job, trees)
+        usage = _sum_usage(run, trees)
         info = run.info
     return RunView(
         name=path.resolve().name,
@@ -69,7 +76,9 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
         num_samples=max(1, run.info.planned // max(1, len(run.info.problem_ids))),
         problems=problems,
         filters=(_SOLVED,) if any(tree.solved is not None for tree in trees) else (),
-        report=_report(info, problems, job.data.num_fewshot if job else _recorded_fewshot(info)),
+        report=_build_report(
+            info, problems, job.data.num_fewshot if job else _recorded_fewshot(info)
+        ),
         usage=usage,
         timeline=read_timeline(path),
         trees=trees,
@@ -78,7 +87,8 @@ def load_search_run(path: Path, **options: Unpack[OpenRunOptions]) -> RunView:
     )
 
 
-def _job(run: SearchRunDir, options: OpenRunOptions, notices: list[str]) -> "SearchJob | None":
+def _load_job(run: SearchRunDir, options: OpenRunOptions, notices: list[str]) -> "SearchJob | None":
+    """Return the job of a run as `treegen.report.load` does, without importing its method."""
     from treegen.evals.identity import check_same_task
     from treegen.evals.search.job import load_search_job
     from treegen.evals.search.settings import resolve_search_settings, stored_search_choices
@@ -111,7 +121,7 @@ def _describe_changes(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> list[
     return [ChangedNotice(change)]
 
 
-def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
+def _sum_usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
     """Return the usage of the run, summed over the usage that each search recorded."""
 
     def total(name: str) -> int:
@@ -121,7 +131,7 @@ def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
     tokens = sum(tree.num_tokens for tree in trees)
     return {
         "prompt_tokens_computed": total("tokens_prefilled"),
-        # The whole cost of calls that each compute their whole prompt, so nothing is added to it.
+        # Counts the whole prompt of each call, so nothing is added to it.
         "prompt_tokens_unshared": total("tokens_reprompted"),
         "sample_tokens": tokens,
         "decoded_tokens": tokens,
@@ -132,27 +142,28 @@ def _usage(run: SearchRunDir, trees: tuple[StoredTree, ...]) -> dict[str, Any]:
     }
 
 
-def _problems(
+def _build_problems(
     run: SearchRunDir, job: "SearchJob | None", trees: tuple[StoredTree, ...]
 ) -> tuple[ProblemView, ...]:
     problem_of = {problem.id: problem for problem in job.data.problems} if job else {}
-    of_problem: dict[str, list[StoredTree]] = {}
+    trees_of: dict[str, list[StoredTree]] = {}
     for tree in trees:
-        of_problem.setdefault(tree.problem_id, []).append(tree)
+        trees_of.setdefault(tree.problem_id, []).append(tree)
     return tuple(
         ProblemView(
             id=problem_id,
             question=problem_of[problem_id].question if problem_id in problem_of else "",
             answer=problem_of[problem_id].answer if problem_id in problem_of else "",
-            samples=tuple(map(_sample, of_problem.get(problem_id, ()))),
+            group=problem_of[problem_id].group if problem_id in problem_of else "",
+            samples=tuple(map(_to_sample, trees_of.get(problem_id, ()))),
         )
         for problem_id in run.info.problem_ids
     )
 
 
-def _sample(tree: StoredTree) -> Sample:
+def _to_sample(tree: StoredTree) -> Sample:
     """Return the best path of a search as a sample of its problem."""
-    solved = None if tree.solved is None else {_SOLVED: _verdict(tree)}
+    solved = None if tree.solved is None else {_SOLVED: _to_verdict(tree)}
     path = tree.path[1:]
     return Sample(
         problem_id=tree.problem_id,
@@ -166,7 +177,7 @@ def _sample(tree: StoredTree) -> Sample:
     )
 
 
-def _verdict(tree: StoredTree) -> Verdict:
+def _to_verdict(tree: StoredTree) -> Verdict:
     # A solved problem has an answer, even if its record does not contain it.
     answer = "(solved)" if tree.solved and tree.answer is None else tree.answer
     return Verdict(answer, bool(tree.solved))
@@ -178,20 +189,16 @@ def _recorded_fewshot(info: "RunInfo") -> int | None:
     return None if num_fewshot is None else int(num_fewshot)
 
 
-def _report(
+def _build_report(
     info: "RunInfo", problems: tuple[ProblemView, ...], num_fewshot: int | None
 ) -> Report | None:
     """Return a report with the share of solved problems."""
-    solved = [
-        [
-            sample.verdicts[_SOLVED].correct
-            for sample in problem.samples
-            if sample.verdicts is not None
-        ]
+    shares = {
+        problem.id: fmean(verdict.correct for verdict in verdicts)
         for problem in problems
-    ]
-    flags = [sum(searches) / len(searches) for searches in solved if searches]
-    if not flags:
+        if (verdicts := [v for s in problem.samples if (v := s.verdict(_SOLVED)) is not None])
+    }
+    if not shares:
         return None
     task = info.identity.get("task", {})
     row = MetricRow(
@@ -200,7 +207,7 @@ def _report(
         filter=_SOLVED,
         num_fewshot=num_fewshot,
         metric=_SOLVED,
-        **mean_row(flags),
+        **mean_row([*shares.values()], clusters=clusters_of(problems, [*shares])),
     )
     done = sum(len(problem.samples) for problem in problems)
     repeats = max(1, info.planned // max(1, len(problems)))

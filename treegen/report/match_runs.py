@@ -27,7 +27,7 @@ from treegen.report.view import ProblemView, RunView, settings_group
 
 _MAX_CHARS: Final = 60  # characters of a question or a reference in an error
 _NO_FILTER: Final = "none"  # lm-eval's name for the filter of a task without filters
-_ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the text of an object, such as an image
+_ADDRESS: Final = re.compile(r" at 0x[0-9A-Fa-f]+")  # in the repr of an object, such as an image
 
 
 def match_runs(a: RunView, b: RunView) -> tuple[RunView, RunView]:
@@ -45,9 +45,9 @@ def match_runs(a: RunView, b: RunView) -> tuple[RunView, RunView]:
         InputError: the runs have different problems, or another task or version of it.
     """
     if _is_log_of(a, b):
-        a = _rename(a, b)
+        a = _rename_log(a, b)
     elif _is_log_of(b, a):
-        b = _rename(b, a)
+        b = _rename_log(b, a)
     _check_same_problems(a, b)
     return a, _reorder(b, a.info.problem_ids)
 
@@ -67,7 +67,7 @@ def _is_from_lm_eval(view: RunView) -> bool:
     return str(view.info.identity.get("imported", "")).startswith("lm_eval")
 
 
-def _rename(log: RunView, run: RunView) -> RunView:
+def _rename_log(log: RunView, run: RunView) -> RunView:
     """Return an imported log of lm-eval with the ids and filters of a run of the same task."""
     prefix = f"{settings_group(log.info, 'task')['name']}/"
     names = {i: i if i.startswith(prefix) else f"{prefix}{i}" for i in log.info.problem_ids}
@@ -139,7 +139,7 @@ def _describe_documents(run: RunView) -> dict[str, str]:
 def _list_metrics(run: RunView) -> dict[str, list[str]]:
     """Return the metrics from 0 to 1 of each filter of a run of `lm-eval:TASK`.
 
-    Metrics for which lower is better are last, because verdicts are not made of them.
+    Metrics for which lower is better are last, because they decide no verdict.
     """
     is_share: dict[str, dict[str, bool]] = {}
     for sample in run.samples:
@@ -153,11 +153,11 @@ def _list_metrics(run: RunView) -> dict[str, list[str]]:
                         math.isnan(number) or 0 <= number <= 1
                     )
     rows = run.report.metrics if run.report else ()
-    is_worse = {row.metric: not row.higher_is_better for row in rows}
+    is_lower_better = {row.metric: not row.higher_is_better for row in rows}
     return {
         filter: sorted(
-            (metric for metric, is_one in is_share[filter].items() if is_one),
-            key=lambda metric: is_worse.get(metric, False),
+            (metric for metric, all_shares in is_share[filter].items() if all_shares),
+            key=lambda metric: is_lower_better.get(metric, False),
         )
         for filter in run.filters
         if filter in is_share
@@ -236,8 +236,8 @@ def _check_same_problems(a: RunView, b: RunView) -> None:
     tasks = [view.info.identity.get("task") for view in (a, b)]
     if tasks[0] != tasks[1]:
         raise InputError(
-            f"{a.path} is a run of {_task(tasks[0])}, but {b.path} is a run of "
-            f"{_task(tasks[1])}; {_suggest_task(a, b)}"
+            f"{a.path} is a run of {_describe_task(tasks[0])}, but {b.path} is a run of "
+            f"{_describe_task(tasks[1])}; {_suggest_task(a, b)}"
         )
     first, second = set(a.info.problem_ids), set(b.info.problem_ids)
     if first != second:
@@ -355,5 +355,5 @@ def _suggest_task(a: RunView, b: RunView) -> str:
     return "compare runs of the same task and version"
 
 
-def _task(task: Any) -> str:
+def _describe_task(task: Any) -> str:
     return f"{task['name']} version {task['version']}" if isinstance(task, dict) else "no task"

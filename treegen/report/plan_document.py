@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from treegen.prompts.radix import Tokens
 
 
-def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any]:
+def plan_document(job: "Job", model_info: "ModelInfo", plan: "Plan") -> dict[str, Any]:
     """Return what a run would share, store and read, as JSON values.
 
     Args:
         job: The job of the run.
-        facts: The facts about its model.
+        model_info: The layers and sizes of its model.
         plan: The plan of the job's prompts.
     """
-    spec, token_bytes = facts.spec, plan.token_bytes
+    spec, token_bytes = model_info.spec, plan.token_bytes
     longest = max(len(request.tokens) for request in plan.requests)
     unshared = plan.unshared_tokens
     if job.choices:
@@ -44,7 +44,7 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
             "type": spec.model_type,
             "layers": len(spec.layers),
             "context_length": spec.context_length,
-            "dtype": facts.dtype,
+            "dtype": model_info.dtype,
             "kv_cache_dtype": job.settings.engine.kv_cache_dtype,
             "kv_bytes_per_token": token_bytes,
             "recurrent_layers": len(spec.states),
@@ -69,16 +69,18 @@ def plan_document(job: "Job", facts: "ModelInfo", plan: "Plan") -> dict[str, Any
             "unshared": plan.unshared_read_tokens * token_bytes,
         },
         "copies": {"tokens": plan.copied_tokens, "bytes": plan.copy_bytes},
-        "memory": facts.memory,
-        "page_size": facts.page_size,
-        "num_pages": facts.num_pages,
-        "num_states": facts.num_states,
+        "memory": model_info.memory,
+        "page_size": model_info.page_size,
+        "num_pages": model_info.num_pages,
+        "num_states": model_info.num_states,
         "rows_that_fit": (
             None
-            if facts.num_pages is None
-            else plan.rows_that_fit(facts.num_pages, facts.page_size, facts.num_states)
+            if model_info.num_pages is None
+            else plan.rows_that_fit(
+                model_info.num_pages, model_info.page_size, model_info.num_states
+            )
         ),
-        "max_rows": facts.max_rows,
+        "max_rows": model_info.max_rows,
     }
 
 
@@ -98,7 +100,7 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
     head = safe_text(
         f"{document['task']}: {document['problems']:,} problems from {document['source']}, "
         f"{what}\n"
-        f"{model['name']}: {model['type']}, {_layers(model)}, {model['dtype']}, "
+        f"{model['name']}: {model['type']}, {_describe_layers(model)}, {model['dtype']}, "
         f"{model['kv_bytes_per_token']:,} {kind} per token{dtype}, "
         f"context {model['context_length']:,}\n"
     )
@@ -116,18 +118,18 @@ def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> 
     ]
     names = ["Level", "Segments", "Tokens", "Rows below", "Kept", "Folded", "Why"]
     table = format_table(names, rows, right=(0, 1, 2, 3, 4, 5))
-    parts = [head.rstrip("\n"), table, _comparison(document)]
+    parts = [head.rstrip("\n"), table, _format_comparison(document)]
     if (copies := document["copies"])["tokens"]:
         parts.append(
             f"read expanded: {copies['tokens']:,} tokens, whose keys and values take "
             f"{format_bytes(copies['bytes'])} next to their latents while memory is free"
         )
     if not document["choices"]:
-        parts.append(_fit(document))
+        parts.append(_describe_memory(document))
     return "\n\n".join(parts)
 
 
-def _comparison(document: Mapping[str, Any]) -> str:
+def _format_comparison(document: Mapping[str, Any]) -> str:
     rows = []
     lines = (
         ("prompt tokens computed and stored", "prompt_tokens", "{:,}".format),
@@ -143,7 +145,7 @@ def _comparison(document: Mapping[str, Any]) -> str:
     return format_table(["", "Shared", "One per sample", "Times less"], rows, right=(1, 2, 3))
 
 
-def _layers(model: Mapping[str, Any]) -> str:
+def _describe_layers(model: Mapping[str, Any]) -> str:
     if not model["recurrent_layers"]:
         return f"{model['layers']} layers"
     return (
@@ -152,7 +154,7 @@ def _layers(model: Mapping[str, Any]) -> str:
     )
 
 
-def _fit(document: Mapping[str, Any]) -> str:
+def _describe_memory(document: Mapping[str, Any]) -> str:
     if document["num_pages"] is None:
         return "memory: not set; up to 85% of the free GPU memory after loading the model"
     fit, rows = document["rows_that_fit"], document["rows"]

@@ -14,8 +14,8 @@ from treegen.report.curves import VoteShares, classify_sample, vote_shares
 from treegen.report.tables import table_listing
 from treegen.report.view import ProblemView, RunView, Sample, StoredTree
 
-_LISTED: Final = 20
-_FOLDED: Final = 120  # the number of characters shown of a sample's reasoning
+_MAX_LISTED: Final = 20  # problems or searches without --full
+_MAX_REASONING_CHARS: Final = 120  # characters shown of a sample's reasoning without --full
 
 
 def filter_of(view: RunView, name: str | None) -> str:
@@ -71,8 +71,8 @@ def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) ->
     lines = [f"\n{table_listing(table)}" for table in view.judged]
     if shares and not view.searched:
         rows = [
-            [s.problem_id, f"{s.right:.3f}", f"{s.invalid:.3f}", _vote(s.won, s.tied)]
-            for s in (shares if full else shares[:_LISTED])
+            [s.problem_id, f"{s.right:.3f}", f"{s.invalid:.3f}", _describe_vote(s.won, s.tied)]
+            for s in (shares if full else shares[:_MAX_LISTED])
         ]
         lines.append(
             "\n" + format_table(["Problem", "Right", "Invalid", "Vote"], rows, right=(1, 2))
@@ -81,9 +81,9 @@ def problems_text(view: RunView, shares: Sequence[VoteShares], *, full: bool) ->
             lines.append(f"... and {len(shares) - len(rows):,} harder problems (--full)")
         lines.append("--problem ID shows one problem, --tree ID its tree\n")
     if view.trees:
-        lines.append(_searches(view.trees if full else view.trees[:_LISTED]))
-        if len(view.trees) > _LISTED and not full:
-            lines.append(f"... and {len(view.trees) - _LISTED:,} more (--full)")
+        lines.append(_format_searches(view.trees if full else view.trees[:_MAX_LISTED]))
+        if len(view.trees) > _MAX_LISTED and not full:
+            lines.append(f"... and {len(view.trees) - _MAX_LISTED:,} more (--full)")
         lines.append("--tree ID shows one tree\n")
     return "\n".join(lines)
 
@@ -98,7 +98,7 @@ def get_vote_shares(view: RunView, filter: str) -> list[VoteShares]:
     return vote_shares(view.verdicts(filter)) if filter else []
 
 
-def _vote(won: bool, tied: bool) -> str:
+def _describe_vote(won: bool, tied: bool) -> str:
     return {
         (True, False): "won",
         (True, True): "tied for first",
@@ -106,8 +106,8 @@ def _vote(won: bool, tied: bool) -> str:
     }.get((won, tied), "lost")
 
 
-def _searches(trees: tuple[StoredTree, ...]) -> str:
-
+def _format_searches(trees: tuple[StoredTree, ...]) -> str:
+    """Return a table with one line for each search."""
     solved = {True: "yes", False: "no", None: ""}
     several = any(tree.repeat for tree in trees)
     rows = [
@@ -127,13 +127,13 @@ def _searches(trees: tuple[StoredTree, ...]) -> str:
 
 
 def tree_name(tree: "StoredTree") -> str:
-    """Return the problem's id and the index of the search, as pages name samples."""
+    """Return the name of a search, such as "q7 #0": the id of its problem and its index."""
     return f"{tree.problem_id} #{tree.repeat}"
 
 
 def problem_document(problem: ProblemView, filter: str) -> dict[str, Any]:
     """Return a problem with its samples and their votes, as JSON values."""
-    answers = {s.index: _answer(s, filter) for s in problem.samples}
+    answers = {s.index: _read_answer(s, filter) for s in problem.samples}
     vote = majority_vote(answers.values())
     return {
         "problem": problem.id,
@@ -166,56 +166,59 @@ def problem_text(view: RunView, problem: ProblemView, filter: str, *, full: bool
         filter: The filter that reads the answers.
         full: Whether to show whole texts; otherwise long ones are cut.
     """
-    answers = {s.index: _answer(s, filter) for s in problem.samples}
-    vote = majority_vote(answers.values())
-    lines: list[str] = []
+    answers = [_read_answer(sample, filter) for sample in problem.samples]
+    vote = majority_vote(answers)
     limit = None if full else 2000
-    lines.append(safe_text(f"problem {problem.id}, prompt of {problem.prompt_tokens:,} tokens\n"))
+    lines = [safe_text(f"problem {problem.id}, prompt of {problem.prompt_tokens:,} tokens\n")]
     if problem.images:
         lines.append("".join(f"image: {_clip(str(image), 300)}\n" for image in problem.images))
     for title, text in (("question", problem.question), ("reference", problem.reference)):
         if text:
             lines.append(f"{title}: {_clip(text, limit)}\n")
     if vote.answer is not None:
-        votes: dict[str, list[int]] = {}
-        for index, answer in answers.items():
-            votes.setdefault("(none)" if answer is None else answer, []).append(index)
-        ranked = sorted(votes.items(), key=lambda item: -len(item[1]))
+        samples_of: dict[str, list[Sample]] = {}
+        for sample, answer in zip(problem.samples, answers, strict=True):
+            samples_of.setdefault("(none)" if answer is None else answer, []).append(sample)
+        ranked = sorted(samples_of.items(), key=lambda item: -len(item[1]))
         rows = [
             [
                 _clip(answer, 60),
-                str(len(indices)),
+                str(len(samples)),
                 "*" if answer in vote.tied else "",
-                classify_sample(problem.samples[list(answers).index(indices[0])], filter),
+                classify_sample(samples[0], filter),
             ]
-            for answer, indices in ranked
+            for answer, samples in ranked
         ]
         columns = [f"Answer ({filter})", "Votes", "Most", "Verdict"]
         lines.append(f"{format_table(columns, rows, right=(1,))}\n")
     for s in problem.samples:
-        what = "search" if view.searched else f"sample {s.index}"
+        name = f"{'search' if view.searched else 'sample'} {s.index}"
+        if view.searched and view.num_samples == 1:
+            name = "search"
         logprob = "" if s.logprob is None else f", logprob {s.logprob:.2f}"
         lines.append(
             safe_text(
-                f"--- {what}: {classify_sample(s, filter)}, {s.num_tokens:,} tokens{logprob}, "
-                f"ended by {s.ended}"
+                f"--- {name}: {classify_sample(s, filter)}, {s.num_tokens:,} tokens{logprob}, "
+                f"ended by {s.end_reason}"
             )
         )
         thinking, answer = s.parts
         if s.thinking is not None:
             head = f"[reasoning, {s.thinking.num_tokens:,} tokens]"
-            lines.append(f"{head} {_clip(thinking, limit if full else _FOLDED)}\n[answer]")
+            lines.append(
+                f"{head} {_clip(thinking, limit if full else _MAX_REASONING_CHARS)}\n[answer]"
+            )
         lines.append(_clip(answer, limit) + "\n")
     return "\n".join(lines)
 
 
-def _answer(sample: Sample, filter: str) -> str | None:
+def _read_answer(sample: Sample, filter: str) -> str | None:
     verdict = sample.verdict(filter)
     return None if verdict is None else verdict.answer
 
 
 def _clip(text: str, limit: int | None) -> str:
-
+    """Return the first characters of a text, and how many there are; all if `limit` is None."""
     if limit is None or len(text) <= limit:
         return safe_text(text)
     return f"{safe_text(text[:limit])}... ({len(text):,} characters; --full shows all)"
@@ -291,10 +294,11 @@ SAMPLES: Final = "samples"
 
 
 def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredTree:
-    """Return one problem's prompt with its samples below, as a tree like that of a search.
+    """Return a problem's prompt and samples as a tree like that of a search.
 
-    The best node is the first sample with the elected answer of the vote. A correct sample has the
-    score 1, another 0, and an unscored sample has none.
+    The samples are leaves below the prompt. The best node is the first sample with the most
+    frequent answer. The score of a sample is 1 if it is correct, 0 if it is wrong, and None if it
+    is not scored.
 
     Args:
         root: The declared prompts; if None, the problem's question replaces the prompt.
@@ -304,7 +308,7 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredT
     nodes: list[dict[str, Any]] = []
 
     def add(text: str, leaf: bool, **more: Any) -> None:
-        parent = None if not nodes else stem if leaf else nodes[-1]["id"]
+        parent = None if not nodes else prompt_end if leaf else nodes[-1]["id"]
         depth = 0 if parent is None else nodes[parent]["depth"] + 1
         nodes.append(
             {
@@ -322,7 +326,7 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredT
             }
         )
 
-    stem = 0
+    prompt_end = 0
     prompts = prompts_of(root) if root is not None else []
     path = next((prompt.path for prompt in prompts if prompt.id == problem.id), ())
     for node in path:
@@ -330,7 +334,7 @@ def prompt_tree(root: Node | None, problem: ProblemView, filter: str) -> StoredT
             add(content_text(node), leaf=False)
     if not nodes:
         add(problem.question or problem.id, leaf=False)
-    stem = nodes[-1]["id"]
+    prompt_end = nodes[-1]["id"]
     verdicts = [sample.verdict(filter) for sample in problem.samples]
     vote = majority_vote(verdict.answer for verdict in verdicts if verdict is not None)
     best: int | None = None

@@ -1,8 +1,9 @@
-"""What a run is in one line, its model and key settings, and in which settings runs differ."""
+"""The key settings of runs: a line that describes a run, and the settings in which runs differ."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, is_dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from treegen.runs import RunInfo
 
 _MAX_CHARS: Final = 40  # characters of a text
-# Settings that say where data and code are, how a run is stored and shown, or how fast it is.
+# Settings that are not compared: places of data and code, storage, display and speed. Other values
+# of `KeySettings` contain the model and its dtypes.
 _EXCLUDED: Final = (
     "task data split limit ids kept place source sources fewshot_file fewshot_data include_path "
     "data_files hub_cache judged_by score log_tokens pass_ks maj_ks pass_hat_ks votes concurrency "
@@ -27,11 +29,19 @@ _EXCLUDED: Final = (
 )
 NO_SETTING: Final = "no setting that affects samples"
 """What runs differ in if all settings that are compared are equal."""
-# Settings that an imported log may contain, for runs that do not store which ones it does.
-_LOGGED: Final = ("temperature", "top_p", "top_k", "max_tokens", "stop", "seed", "num_fewshot")
+# The settings of an imported log that were recorded, for runs that do not store which ones were.
+_USUALLY_RECORDED: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_tokens",
+    "stop",
+    "seed",
+    "num_fewshot",
+)
 _NOT_RECORDED: Final = "not recorded"
-# Shown in the line about a run unless they have these values.
-_USUAL: Final = {
+# The line that describes a run leaves out settings with these values.
+_DEFAULT_VALUES: Final = {
     "top_p": 1,
     "top_k": 0,
     "min_p": 0,
@@ -44,7 +54,7 @@ _USUAL: Final = {
 
 @dataclass(frozen=True, slots=True)
 class KeySettings:
-    """The settings of a run that say what was measured."""
+    """The settings of a run that affect its samples."""
 
     model: str
     """The name of the model, with its adapter if it has one."""
@@ -55,15 +65,15 @@ class KeySettings:
     recorded: frozenset[str] | None = None
     """The settings that an imported log contains; None if all are known."""
     shows_samples: bool = True
-    """Whether the line about the run has num_samples. False if it is unknown whether the run reads
-    this setting, and whether the user chose it."""
+    """Whether the line about the run has num_samples; False for a search of a user's own task by a
+    user's own method, because such a search may not read the setting."""
 
     @staticmethod
     def of(view: "RunView") -> "KeySettings":
         """Return the settings of a loaded run."""
         rows = view.report.metrics if view.report else ()
-        shots = next((row.num_fewshot for row in rows if row.num_fewshot is not None), None)
-        return KeySettings.of_info(view.info, searched=view.searched, num_fewshot=shots)
+        num_fewshot = next((row.num_fewshot for row in rows if row.num_fewshot is not None), None)
+        return KeySettings.of_info(view.info, searched=view.searched, num_fewshot=num_fewshot)
 
     @staticmethod
     def of_info(
@@ -74,7 +84,7 @@ class KeySettings:
         Args:
             info: The content of run.json.
             searched: Whether the problems are searched.
-            num_fewshot: The number of few-shot examples; None if only run.json may have it.
+            num_fewshot: The number of few-shot examples; None takes the number in run.json.
         """
         from treegen.evals.config.eval_settings import stored_choices
         from treegen.evals.search.settings import stored_search_choices
@@ -97,13 +107,13 @@ class KeySettings:
             results: The content of its results.json.
         """
         rows = (results.get("report") or {}).get("metrics", ())
-        shots = next((r["num_fewshot"] for r in rows if r["num_fewshot"] is not None), None)
+        num_fewshot = next((r["num_fewshot"] for r in rows if r["num_fewshot"] is not None), None)
         imported = "imported from" in results.get("versions", {})
         choices = results.get("settings", {})
         if "method" in results:
             choices = {"method": results["method"], **choices}
         return KeySettings.of_choices(
-            choices, results.get("model"), num_fewshot=shots, imported=imported
+            choices, results.get("model"), num_fewshot=num_fewshot, imported=imported
         )
 
     @staticmethod
@@ -118,30 +128,32 @@ class KeySettings:
 
         Args:
             choices: Its settings by name, as `stored_choices` returns them.
-            weights: What run.json stores about its model.
-            num_fewshot: The number of few-shot examples; None if only `choices` may have it.
-            imported: Whether another tool drew the samples; the model's name stands in `weights`.
+            weights: The entry of run.json about the model: its fingerprint and dtypes.
+            num_fewshot: The number of few-shot examples; None takes the number in `choices`.
+            imported: Whether another tool drew the samples. Then the fingerprint is the name of
+                the model.
         """
         facts = weights if isinstance(weights, Mapping) else {}
         model = str(facts.get("fingerprint", "")) if imported else str(choices.get("model") or "")
         name = short_model_name(model)
         if adapter := choices.get("adapter"):
             name += f" + {Path(str(adapter)).name}"
-        shots = choices.get("num_fewshot") if num_fewshot is None else num_fewshot
+        if num_fewshot is None:
+            num_fewshot = choices.get("num_fewshot")
         excluded = set(_EXCLUDED.split())
         values = {
             "method": choices.get("method"),
-            "budget": _plain(choices.get("budget")),
+            "budget": _to_plain(choices.get("budget")),
             "num_samples": choices.get("num_samples"),
             "temperature": choices.get("temperature"),
             "max_tokens": choices.get("max_tokens"),
-            "num_fewshot": shots,
+            "num_fewshot": num_fewshot,
             "apply_chat_template": choices.get("apply_chat_template"),
             "system_instruction": choices.get("system_instruction"),
             **{k: facts.get(k) for k in ("dtype", "quantization", "kv_cache_dtype")},
-            **{k: _plain(v) for k, v in choices.items() if k not in excluded},
+            **{k: _to_plain(v) for k, v in choices.items() if k not in excluded},
         }
-        if not _reads_samples(choices):
+        if not _reads_num_samples(choices):
             del values["num_samples"]
         if not imported:
             weights_hash = str(facts.get("fingerprint", ""))
@@ -163,11 +175,12 @@ class KeySettings:
             task: The name of the run's task.
             short: Whether to name only the task and the model.
         """
-        parts = "" if short else ", ".join(self._parts())
+        parts = "" if short else ", ".join(self._list_parts())
         title = f"{task} with {self.model}" if self.model else task
         return safe_line(f"{title}: {parts}" if parts else title)
 
-    def _parts(self) -> Iterator[str]:
+    def _list_parts(self) -> Iterator[str]:
+        """Yield the parts of the line that describes the run."""
         value = self.values.get
         if value("method"):
             yield str(value("method"))
@@ -185,7 +198,7 @@ class KeySettings:
         ):
             if name == "num_samples" and not self.shows_samples:
                 continue
-            if value(name) is not None and value(name) != _USUAL.get(name, object()):
+            if value(name) is not None and value(name) != _DEFAULT_VALUES.get(name, object()):
                 yield f"{label} {value(name)}"
         if value("num_fewshot") is not None:
             yield f"{value('num_fewshot')}-shot"
@@ -194,7 +207,7 @@ class KeySettings:
         if system := value("system_instruction"):
             yield f"system text {_shorten(system)}"
         for name in ("reasoning", "quantization", "kv_cache_dtype", "stop_when", "seed"):
-            if value(name) is not None and value(name) != _USUAL.get(name, object()):
+            if value(name) is not None and value(name) != _DEFAULT_VALUES.get(name, object()):
                 yield f"{name} {value(name)}"
 
     def searches_unlike(self, other: "KeySettings") -> bool:
@@ -205,13 +218,13 @@ class KeySettings:
     def differing(self, other: "KeySettings") -> dict[str, tuple[str, str]]:
         """Return the settings in which another run differs: both values as text, by name."""
         pairs: dict[str, tuple[str, str]] = {}
-        of_methods = self._list_own_settings(other)
+        unread = self._list_own_settings(other)
         if self.model != other.model and (self.weights != other.weights or not self.weights):
             pairs["model"] = self.model, other.model
         elif self.weights != other.weights and self.weights and other.weights:
             pairs["weights"] = self.weights[:8], other.weights[:8]
         for name in dict.fromkeys((*self.values, *other.values)):
-            if name in of_methods or not (self.is_known(name) and other.is_known(name)):
+            if name in unread or not (self.is_known(name) and other.is_known(name)):
                 continue
             a, b = self.values.get(name), other.values.get(name)
             if isinstance(a or b, Mapping):
@@ -222,9 +235,12 @@ class KeySettings:
                 for key in keys:
                     c, d = (a or {}).get(key), (b or {}).get(key)
                     if c != d:
-                        pairs[str(key) if name == "extra" else f"{name}.{key}"] = _text(c), _text(d)
+                        pairs[str(key) if name == "extra" else f"{name}.{key}"] = (
+                            _format_value(c),
+                            _format_value(d),
+                        )
             elif a != b and not (_is_off(a) and _is_off(b)):
-                pairs[name] = _text(a), _text(b)
+                pairs[name] = _format_value(a), _format_value(b)
         return pairs
 
     def _list_own_settings(self, other: "KeySettings") -> set[str]:
@@ -256,7 +272,7 @@ def describe_view(view: "RunView", *, short: bool = False) -> str:
 
 
 def describe_results(results: Mapping[str, Any], *, short: bool = False) -> str:
-    """Return the same line from the content of a run's results.json.
+    """Return the line that says what a run is, from the content of its results.json.
 
     Args:
         results: The content of results.json.
@@ -290,7 +306,7 @@ def describe_random_numbers(a: "RunView", b: "RunView", *, is_similar: bool) -> 
     if any("imported" in view.info.identity for view in (a, b)):
         return ""
     if KeySettings.of(a).searches_unlike(KeySettings.of(b)):
-        return ""  # different methods draw at different nodes
+        return ""  # different methods sample at different nodes
     settings = [KeySettings.of(view).values for view in (a, b)]
     if any(not values.get("temperature") or values.get("seed") is None for values in settings):
         return ""
@@ -302,18 +318,25 @@ def describe_random_numbers(a: "RunView", b: "RunView", *, is_similar: bool) -> 
 
 
 def differing_columns(settings: Sequence[KeySettings]) -> dict[str, list[str]]:
-    """Return the settings that are not the same in all runs: the value of each run, by name."""
-    first, *later = settings
-    names = dict.fromkeys(name for other in later for name in first.differing(other))
-    columns = {}
-    for name in names:
-        pairs = [first.differing(other).get(name) for other in later]
-        first_value = next(pair[0] for pair in pairs if pair is not None)
-        columns[name] = [first_value]
-        for pair, other in zip(pairs, later, strict=True):
-            unchanged = first_value if other.is_known(name) else _NOT_RECORDED
-            columns[name].append(unchanged if pair is None else pair[1])
-    return columns
+    """Return the settings that are not the same in all runs: the value of each run, by name.
+
+    The value is "" for a search by a method that does not read the setting.
+
+    Args:
+        settings: The settings of each run.
+    """
+    columns: dict[str, list[str | None]] = {}
+    for (i, a), (j, b) in combinations(enumerate(settings), 2):
+        for name, pair in a.differing(b).items():
+            column = columns.setdefault(name, [None] * len(settings))
+            column[i], column[j] = pair
+    return {
+        name: [
+            value if value is not None else "" if run.is_known(name) else _NOT_RECORDED
+            for run, value in zip(settings, column, strict=True)
+        ]
+        for name, column in columns.items()
+    }
 
 
 def short_model_name(model: str) -> str:
@@ -328,13 +351,13 @@ def _list_recorded(choices: Mapping[str, Any]) -> frozenset[str]:
     with suppress(KeyError, TypeError, ValueError):
         names = parse_json(choices["extra"]["recorded"])
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return frozenset(names if is_list else _LOGGED) | {"num_samples"}
+    return frozenset(names if is_list else _USUALLY_RECORDED) | {"num_samples"}
 
 
-def _reads_samples(choices: Mapping[str, Any]) -> bool:
+def _reads_num_samples(choices: Mapping[str, Any]) -> bool:
     """Return whether a run reads the setting num_samples.
 
-    Methods of the user's own may read it; they do not if it is the default of the task.
+    A user's own method counts as reading it, unless the setting has the default of the task.
     """
     if (method := choices.get("method")) is None:
         return True
@@ -361,16 +384,16 @@ def _is_own_search(choices: Mapping[str, Any]) -> bool:
     return bool(task and method) and method not in METHODS and not is_builtin_task(str(task))
 
 
-def _plain(value: object) -> Any:
+def _to_plain(value: object) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def _is_off(value: object) -> bool:
-    """Return whether a setting has no effect; runs of before lack settings that are off."""
+    """Return whether a setting has no effect; runs of earlier versions may lack such settings."""
     return value in (None, False, "", [], {}, "auto", "never")
 
 
-def _text(value: object) -> str:
+def _format_value(value: object) -> str:
     return _shorten(value) if isinstance(value, str) else "none" if value is None else str(value)
 
 

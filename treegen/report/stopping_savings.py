@@ -17,7 +17,7 @@ from treegen.evals.statistics.replay import (
     replay_majority,
 )
 from treegen.evals.statistics.votes import tally
-from treegen.report.curves import some_ks
+from treegen.report.curves import choose_ks
 from treegen.report.tables import interval
 from treegen.report.view import RunView
 
@@ -27,39 +27,42 @@ _THIRDS: Final = (("hard", 0.0, 1 / 3), ("middling", 1 / 3, 2 / 3), ("easy", 2 /
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The result of one rule on some problems."""
+    """The cost and the accuracy of one rule on some problems; `treegen replay` prints it."""
 
     name: str
     """The name of the rule, such as maj@64 or decided:0.95."""
     vote: Estimate
-    """The mean share of a correct answer, with its interval over problems."""
+    """The mean correctness of the vote, with its interval over problems."""
     tokens: float
     """Mean number of tokens over problems."""
     samples: float
     """Mean number of samples over problems."""
     less: float
-    """Vote minus the vote of all samples."""
+    """`vote` minus the vote of all samples."""
     low: float
-    """The lower bound of its 95% interval over problems, paired."""
+    """The lower bound of the paired 95% interval of `less` over problems."""
     high: float
-    """The upper bound of its 95% interval over problems, paired."""
+    """The upper bound of the paired 95% interval of `less` over problems."""
     saved: float
-    """The share of the tokens of all samples that it saves."""
+    """The share of tokens that the rule saves compared with all samples."""
     same_tokens: float
-    """The vote of a majority of samples with as many tokens."""
+    """The vote of a majority over as many tokens as the rule takes."""
     same_vote: float | None
-    """The share of tokens that it saves compared with the fewest samples whose majority is as good;
-    None if there is no such number."""
+    """The share of tokens that the rule saves compared with the smallest majority whose vote is at
+    least `vote`; None if no majority is as good."""
 
 
 @dataclass(frozen=True, slots=True)
 class Savings:
-    """Some problems of a run: the curve of maj@k, and the rules to compare with it."""
+    """The tokens that stopping rules save on some problems of a run."""
 
     label: str
+    """The group of problems: all, hard, middling or easy."""
     num_problems: int
     majority: tuple[Point, ...]
+    """Majorities of k samples, for ascending k; the last is that of all samples."""
     rules: tuple[Point, ...]
+    """The stopping rules."""
 
     def __str__(self) -> str:
         """Return a table of the rules, and of the vote of all samples."""
@@ -95,20 +98,16 @@ class Savings:
         return f"{named} ({self.num_problems:,})\n{format_table(head, rows, range(1, len(head)))}"
 
 
-def has_stopped(view: RunView) -> bool:
-    """Return whether a rule has left out samples of a run, or cut samples."""
-    return view.voters is not None or any(s.finish_reason == STOPPED for s in view.samples)
-
-
 def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
     """Return the samples of each complete problem, for a run that drew all samples.
 
     Raises:
-        InputError: nothing is scored, the run stopped early, or there are too few samples.
+        InputError: nothing is scored, the run stopped early, it has too few samples, or it does
+            not record numbers of tokens, as some imported logs.
     """
     if not filter:
         raise InputError(f"the samples of {view.path} are not scored; score the run first")
-    if has_stopped(view):
+    if view.voters is not None or any(s.finish_reason == STOPPED for s in view.samples):
         raise InputError(
             f"the run {view.path} used early stopping, so the samples after the stop are "
             "missing; draw the missing samples with --resume and --stop-when never"
@@ -124,6 +123,11 @@ def get_replay_problems(view: RunView, filter: str) -> dict[str, DrawnProblem]:
         raise InputError(
             f"no finished problem of the run {view.path} has two or more samples for a vote; "
             f"draw more samples with {arg('num_samples=')}"
+        )
+    if not any(any(problem.tokens) for problem in complete.values()):
+        raise InputError(
+            f"the run {view.path} does not record how many tokens its samples have; choose a run "
+            "that treegen sampled"
         )
     return complete
 
@@ -152,11 +156,16 @@ def savings(
     groups += [
         (label, [i for i in drawn if low <= share[i] < high]) for label, low, high in _THIRDS
     ]
-    return [_savings(label, ids, cache, chances) for label, ids in groups if ids]
+    # An imported log may lack the numbers of tokens of some problems.
+    return [
+        _compare_rules(label, ids, cache, chances)
+        for label, ids in groups
+        if any(any(drawn[i].tokens) for i in ids)
+    ]
 
 
 class _ReplayCache:
-    """The results of rules on each problem, computed once for all groups of problems."""
+    """The outcomes of rules for each problem, computed once for all groups of problems."""
 
     def __init__(
         self,
@@ -168,7 +177,7 @@ class _ReplayCache:
         self.drawn = drawn
         self._clusters = clusters_of(problems, list(drawn))
         self._votes = {i: tally(problem.verdicts) for i, problem in drawn.items()}
-        self._plain: dict[tuple[str, int], RuleOutcome] = {}
+        self._majorities: dict[tuple[str, int], RuleOutcome] = {}
         self._decided: dict[tuple[str, float], RuleOutcome] = {}
         for i, problem in drawn.items():
             outcomes = replay_early_stopping(problem, chances, batch)
@@ -183,27 +192,27 @@ class _ReplayCache:
         cluster_of = dict(zip(self.drawn, self._clusters, strict=True))
         return [cluster_of[i] for i in ids]
 
-    def plain(self, ids: Sequence[str], k: int) -> list[RuleOutcome]:
-        """Return the majority of the first k samples of each problem."""
+    def replay_majority(self, ids: Sequence[str], k: int) -> list[RuleOutcome]:
+        """Return the expected outcome of a majority vote over k samples, for each problem."""
         for i in ids:
-            if (i, k) not in self._plain:
-                self._plain[i, k] = replay_majority(self.drawn[i], k, self._votes[i])
-        return [self._plain[i, k] for i in ids]
+            if (i, k) not in self._majorities:
+                self._majorities[i, k] = replay_majority(self.drawn[i], k, self._votes[i])
+        return [self._majorities[i, k] for i in ids]
 
     def replay_stopping(self, ids: Sequence[str], chance: float) -> list[RuleOutcome]:
-        """Return the result of stopping at a probability, for each problem."""
+        """Return the outcome of stopping at a probability, for each problem."""
         return [self._decided[i, chance] for i in ids]
 
 
-def _savings(
+def _compare_rules(
     label: str, ids: Sequence[str], cache: _ReplayCache, chances: Sequence[float]
 ) -> Savings:
     max_k = min(len(cache.drawn[i].tokens) for i in ids)
-    curve = {k: cache.plain(ids, k) for k in some_ks(max_k)}
+    curve = {k: cache.replay_majority(ids, k) for k in choose_ks(max_k)}
     votes = {k: _mean_vote(outcomes) for k, outcomes in curve.items()}
 
     def point(name: str, outcomes: Sequence[RuleOutcome]) -> Point:
-        return _point(name, outcomes, curve, votes, ids, cache)
+        return _make_point(name, outcomes, curve, votes, ids, cache)
 
     majority = tuple(point(f"maj@{k}", outcomes) for k, outcomes in curve.items())
     rules = tuple(
@@ -212,7 +221,7 @@ def _savings(
     return Savings(label, len(ids), majority, rules)
 
 
-def _point(
+def _make_point(
     name: str,
     outcomes: Sequence[RuleOutcome],
     curve: Mapping[int, Sequence[RuleOutcome]],
@@ -251,7 +260,7 @@ def _point(
         low=low,
         high=high,
         saved=1 - tokens / _mean_tokens(full_votes),
-        same_tokens=_mean_vote(cache.plain(ids, k)),
+        same_tokens=_mean_vote(cache.replay_majority(ids, k)),
         same_vote=same,
     )
 

@@ -17,7 +17,7 @@ from treegen.report.run_settings import describe_view
 from treegen.report.view import RunView
 
 _Item = TypeVar("_Item")
-# Titles of stored columns, and what a reader sees.
+# Titles of columns in results.json, and the titles that reports show.
 _TITLES: Final = {"Less maj@k": "Minus maj@k"}
 _MEANINGS: Final = {
     "pass@": "the probability that at least one of k samples is correct",
@@ -40,7 +40,7 @@ class Card:
     label: str
     value: str
     more: str = ""
-    """Its interval, or the total that it is a share of."""
+    """The interval of the value, or a note, such as the total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def headline_cards_of(report: Report) -> list[Card]:
     first = report.metrics[0]
     votes = [row for row in report.majority if row.filter == first.filter and row.k > 1]
     cards = [
-        _card(metric_label(first.metric), first),
+        _make_card(metric_label(first.metric), first),
         *(Card(f"maj@{v.k}", number(v.value), interval(v.low, v.high)) for v in votes[-1:]),
     ]
     passes = [
@@ -122,7 +122,7 @@ def headline_cards_of(report: Report) -> list[Card]:
         for row in report.metrics
         if (row.task, row.filter) == (first.task, first.filter) and row.metric.startswith("pass@")
     ]
-    return [*cards, *(_card(row.metric, row) for row in passes[-1:])]
+    return [*cards, *(_make_card(row.metric, row) for row in passes[-1:])]
 
 
 def headline_text(report: Report | None) -> str:
@@ -148,7 +148,7 @@ def cards(view: RunView) -> list[Card]:
         rates = [row for row in report.metrics if row.metric in ("invalid", "truncated")]
         row_of = {row.metric: row for row in reversed(rates)}
         headline_cards += [
-            _card(name, row_of[name]) for name in ("invalid", "truncated") if name in row_of
+            _make_card(name, row_of[name]) for name in ("invalid", "truncated") if name in row_of
         ]
     usage = view.usage
     if thoughts := [s for s in view.samples if s.thinking is not None]:
@@ -165,16 +165,16 @@ def cards(view: RunView) -> list[Card]:
     if usage.get("accepted_tokens"):
         share = usage["accepted_tokens"] / usage["decoded_tokens"]
         headline_cards.append(
-            Card("guessed", f"{share:.0%}", f"of {usage['decoded_tokens']:,} tokens")
+            Card("draft tokens", f"{share:.0%}", f"of {usage['decoded_tokens']:,} tokens")
         )
     if usage.get("prompt_tokens_computed") and usage["samples_accounted"] < usage["samples"]:
         headline_cards.append(
             Card("prompt sharing", "n/a", "not known, because a part of the run was killed")
         )
     elif usage.get("prompt_tokens_computed") and usage["samples"]:
-        computed, apart = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
+        computed, unshared = usage["prompt_tokens_computed"], usage["prompt_tokens_unshared"]
         headline_cards.append(
-            Card("prompt sharing", f"{apart / computed:,.1f}\u00d7", f"{computed:,} computed")
+            Card("prompt sharing", f"{unshared / computed:,.1f}\u00d7", f"{computed:,} computed")
         )
     return headline_cards
 
@@ -184,7 +184,8 @@ def metrics(view: RunView, *, first: bool) -> PrintableTable:
 
     Args:
         view: The run.
-        first: Take the metrics of the headline filters and those without a filter; else the others.
+        first: Whether to take the metrics of headline filters and metrics without a filter; False
+            takes the other metrics.
     """
     report = view.report
     headline = headline_filters(report)
@@ -203,12 +204,12 @@ def metrics(view: RunView, *, first: bool) -> PrintableTable:
     head = ["Task", "Filter", "Metric", "Value", "95% interval"]
     if not first:
         return PrintableTable(head, rows, (3, 4))
-    lines = _define(str(row[2]) for row in rows)
+    lines = _define_metrics(str(row[2]) for row in rows)
     return PrintableTable(head, rows, (3, 4), title=describe_view(view), lines=lines)
 
 
-def _define(metrics: Iterable[str]) -> list[str]:
-    """Return a sentence that defines the metrics among those named, and the interval."""
+def _define_metrics(metrics: Iterable[str]) -> list[str]:
+    """Return a sentence that defines the interval, and the metrics that have a definition."""
     names = list(metrics)
     meanings = [
         f"{start}k: {meaning}"
@@ -257,7 +258,7 @@ def table_listing(table: Table) -> PrintableTable:
 
     def cell(row: Sequence[Cell], index: int) -> str:
         if index not in lows:
-            return _cell(row[index])
+            return _format_cell(row[index])
         return interval(row[index], row[index + 1])  # type: ignore[arg-type]
 
     def title(index: int) -> str:
@@ -283,13 +284,13 @@ def sharing(view: RunView) -> PrintableTable | None:
         return None
     sentence = format_sharing(usage, unit=view.unit)
     lines = [f"{sentence[0].upper()}{sentence[1:]}."]
-    read, apart = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
+    read, unshared = usage.get("key_tokens_read", 0), usage.get("key_tokens_unshared", 0)
     if read and plan:
         size = plan["token_bytes"]
         lines.append(
-            f"Keys read in decode steps: {read:,} tokens instead of {apart:,} "
-            f"({apart / read:,.1f} times fewer); {format_bytes((apart - read) * size)} of "
-            f"{format_bytes(apart * size)} of keys and values not read."
+            f"Keys read in decode steps: {read:,} tokens instead of {unshared:,} "
+            f"({unshared / read:,.1f} times fewer); {format_bytes((unshared - read) * size)} of "
+            f"{format_bytes(unshared * size)} of keys and values not read."
         )
     if kernels := format_kernels(usage):
         lines.append(f"Kernels that read keys: {kernels}.")
@@ -315,7 +316,9 @@ def sharing(view: RunView) -> PrintableTable | None:
             "Read per row by",
             "Why",
         ],
-        [_level(level, str(usage.get("impl", ""))) for level in plan["levels"]] if plan else [],
+        [_format_level(level, str(usage.get("impl", ""))) for level in plan["levels"]]
+        if plan
+        else [],
         numbers=(0, 1, 2, 3),
         lines=lines,
     )
@@ -366,17 +369,17 @@ def metric_label(metric: str) -> str:
     return "accuracy" if metric in ("exact_match", "acc") else metric.replace("_", " ")
 
 
-def _card(label: str, row: MetricRow) -> Card:
+def _make_card(label: str, row: MetricRow) -> Card:
     return Card(label, number(row.value), interval(row.low, row.high))
 
 
-def _cell(cell: Any) -> str:
+def _format_cell(cell: Any) -> str:
     if cell is None or isinstance(cell, float):
         return number(cell)
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
-def _level(level: Mapping[str, Any], impl: str) -> list[str]:
+def _format_level(level: Mapping[str, Any], impl: str) -> list[str]:
     folded = level["segments"] - level["kept"]
     why = ", ".join(f"{reason} ({num:,})" for reason, num in level["reasons"].items())
     return [

@@ -54,19 +54,19 @@ def run_text(
         report: The metrics; None if nothing is scored.
         unit: The unit of results["done"].
         ascii: Draw grids without block characters.
-        all_filters: Show every filter; otherwise the first of each task.
+        all_filters: Show every filter; otherwise the headline filters of each task.
         more: How the user sees the other filters.
     """
     lines: list[str] = []
     if report is not None:
         headline = None if all_filters else headline_filters(report)
-        lines.append(_metrics(report, headline))
+        lines.append(_format_metrics(report, headline))
         vote_filters = None if headline is None else next(iter(headline.values()), ())
-        if votes := _majority(report, vote_filters):
+        if votes := _format_votes(report, vote_filters):
             lines.append("\n" + votes)
-        lines += [f"\n{table_listing(_of_filters(table, headline))}" for table in report.tables]
+        lines += [f"\n{table_listing(_select_filters(table, headline))}" for table in report.tables]
         lines += [f"\n{safe_text(draw_text(grid, ascii=ascii))}" for grid in report.grids]
-        if hidden := _hidden_filters(report, headline):
+        if hidden := _list_hidden_filters(report, headline):
             how = f"; {more}" if more else ""
             lines.append(f"\nother filters: {safe_text(', '.join(hidden))}{how}")
         notes = results.get("task", {}).get("notes", ())
@@ -82,7 +82,7 @@ def run_text(
     if line := speculation_line(usage):
         lines.append(line)
     threads = results.get("versions", {}).get("threads")
-    lines.append(_time(usage) + (f"; CPU threads: {threads}" if threads else ""))
+    lines.append(_format_time(usage) + (f"; CPU threads: {threads}" if threads else ""))
     if usage.get("eager_because"):
         lines.append(safe_text(f"decode steps ran without CUDA graphs: {usage['eager_because']}"))
     if usage.get("uncompiled_because"):
@@ -110,9 +110,9 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
         [
             result["method"],
             f"{result['num_solved']}/{result['done']}",
-            *_share(result["solved"]),
-            *(_mean(result["cost"][name]["mean"]) for name in costs.values()),
-            str(len(result["errors"])),
+            *_format_share(result["solved"]),
+            *(_format_mean(result["cost"][name]["mean"]) for name in costs.values()),
+            str(result["num_failed"]),
             f"{result['seconds']:,.1f}",
         ]
         for result in results
@@ -138,37 +138,37 @@ def _pass_table(results: Sequence[Mapping[str, Any]]) -> str:
     """Return a table of pass@k over the searches of each problem, a line for each method."""
     ks = sorted({int(k) for result in results for k in result.get("pass@k", {})})
     rows = [
-        [result["method"], *(_pass(result.get("pass@k", {}).get(str(k))) for k in ks)]
+        [result["method"], *(_format_pass(result.get("pass@k", {}).get(str(k))) for k in ks)]
         for result in results
     ]
     head = ["Method", *(f"pass@{k}" for k in ks)]
     return format_table(head, rows, right=range(1, len(head)))
 
 
-def _share(solved: Mapping[str, float] | None) -> tuple[str, str]:
+def _format_share(solved: Mapping[str, float] | None) -> tuple[str, str]:
     """Return a share and its interval."""
     if solved is None:
         return "n/a", ""
     return number(solved["value"]), interval(solved["low"], solved["high"])
 
 
-def _pass(solved: Mapping[str, float] | None) -> str:
-    value, bounds = _share(solved)
+def _format_pass(solved: Mapping[str, float] | None) -> str:
+    value, bounds = _format_share(solved)
     return f"{value} ({bounds})" if bounds else value
 
 
-def _mean(value: float | None) -> str:
+def _format_mean(value: float | None) -> str:
     return "n/a" if value is None else f"{value:,.1f}"
 
 
-def _time(usage: Mapping[str, Any]) -> str:
+def _format_time(usage: Mapping[str, Any]) -> str:
     if "prefill_seconds" not in usage:  # searches record only the total time
         return f"time: {usage['seconds']:,.2f} s"
     prefill, decode = usage["prefill_seconds"], usage["decode_seconds"]
     return f"time: prefill {prefill:,.2f} s, decode {decode:,.2f} s of {usage['seconds']:,.2f} s"
 
 
-def _metrics(report: Report, headline: Mapping[str, Sequence[str]] | None) -> str:
+def _format_metrics(report: Report, headline: Mapping[str, Sequence[str]] | None) -> str:
     """Return the table of metrics.
 
     Args:
@@ -193,13 +193,13 @@ def _metrics(report: Report, headline: Mapping[str, Sequence[str]] | None) -> st
     return format_table(head, rows, right=(1, 3, 6, 7))
 
 
-def _hidden_filters(report: Report, headline: Mapping[str, Sequence[str]] | None) -> list[str]:
+def _list_hidden_filters(report: Report, headline: Mapping[str, Sequence[str]] | None) -> list[str]:
     if headline is None:
         return []
     return [*dict.fromkeys(r.filter for r in report.metrics if r.filter not in headline[r.task])]
 
 
-def _of_filters(table: Table, headline: Mapping[str, Sequence[str]] | None) -> Table:
+def _select_filters(table: Table, headline: Mapping[str, Sequence[str]] | None) -> Table:
     """Return a table without the rows of hidden filters.
 
     Args:
@@ -213,7 +213,7 @@ def _of_filters(table: Table, headline: Mapping[str, Sequence[str]] | None) -> T
     return replace(table, rows=tuple(row for row in table.rows if row[index] in names))
 
 
-def _majority(report: Report, headline: Sequence[str] | None) -> str:
+def _format_votes(report: Report, headline: Sequence[str] | None) -> str:
     """Return the table of maj@k; "" without votes.
 
     Args:

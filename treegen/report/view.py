@@ -1,8 +1,4 @@
-"""A loaded run: its settings, its scored samples, its prompts, its timeline and search trees.
-
-A record of `trees.jsonl` holds `nodes`, parents before their children, and names the node where the
-best path ends.
-"""
+"""A loaded run: its settings, scored samples, prompts, timeline and search trees."""
 
 import math
 from collections.abc import Container, Iterator, Mapping, Sequence
@@ -31,7 +27,8 @@ if TYPE_CHECKING:
     from treegen.runs.settings import RunInfo
 
 FILE: Final = "trees.jsonl"
-_READ: Final = ("depth", "text", "logprob", "n_tokens", "pruned")
+"""The file of the searches of a run, with a record for each search."""
+_REQUIRED_FIELDS: Final = ("depth", "text", "logprob", "n_tokens", "pruned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +50,23 @@ class StoredTree:
     stopped: str = ""
     """Why it ended."""
     usage: Mapping[str, Any] = field(default_factory=dict)
-    """What it cost."""
+    """The cost of the search, such as tokens and calls, by name."""
     repeat: int = 0
     """Its index among the searches of the problem, from 0."""
     error: str = ""
     """The error with which it failed; empty if it did not fail."""
     is_finished: bool = True
     """Whether the best path is a whole solution, right or wrong. If no solution was finished, the
-    best path ends at the unfinished node that the method ranks first."""
+    best path ends at the unfinished node with the highest rank."""
 
     @property
     def marked(self) -> int | None:
-        """The id of the node to which drawings mark the path; None without a whole solution."""
+        """The id of the last node of the path that drawings mark; None without a whole solution."""
         return self.best if self.is_finished else None
 
     @property
     def num_tokens(self) -> int:
-        """The number of generated tokens, including evaluations if the record counts them."""
+        """The number of generated tokens; with evaluations of states, if the record has them."""
         num_decoded = self.usage.get("tokens_decoded")
         return (
             sum(node["n_tokens"] or 0 for node in self.nodes)
@@ -117,12 +114,21 @@ def read_trees(folder: Path) -> tuple[StoredTree, ...]:
         return ()
     file = RecordFile(path, writable=False)
     try:
-        return tuple(_tree(record, path) for record in file.records())
+        return tuple(_parse_tree(record, path) for record in file.records())
     finally:
         file.close()
 
 
-def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
+def _parse_tree(record: Mapping[str, Any], path: Path) -> StoredTree:
+    """Return the tree of a record.
+
+    Args:
+        record: The record.
+        path: The file, for messages.
+
+    Raises:
+        RunError: the nodes are not a tree, or a field is missing or has another type.
+    """
     node_ids: set[int] = set()
     try:
         for node in record["nodes"]:
@@ -133,7 +139,7 @@ def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
             if node_ids and node["parent_id"] not in node_ids:
                 raise ValueError(f"node {node['id']} is listed before its parent")
             node_ids.add(node["id"])
-            if lacking := [name for name in _READ if name not in node]:
+            if lacking := [name for name in _REQUIRED_FIELDS if name not in node]:
                 raise ValueError(f"node {node['id']} has no field {lacking[0]!r}")
         return StoredTree(
             problem_id=record["problem_id"],
@@ -146,7 +152,7 @@ def _tree(record: Mapping[str, Any], path: Path) -> StoredTree:
             usage=record.get("usage") or {},
             repeat=int(record.get("sample_index") or 0),
             error=str(record.get("error") or ""),
-            # The world of an unfinished episode may be solved.
+            # An agent may solve its task without finishing the episode.
             is_finished=record.get("solved") is True
             or record.get("best") in record.get("candidates", (record.get("best"),)),
         )
@@ -166,21 +172,22 @@ class Sample:
     index: int
     """Its number among the samples of the problem, from 0."""
     text: str
+    """The generated text, with reasoning."""
     num_tokens: int
-    """Its generated tokens."""
+    """The number of generated tokens."""
     logprob: float | None
     """Natural-log probability of the whole sample, if it is known."""
     finish_reason: str
-    """Why it ended."""
+    """Why it ended, such as "stop" or "length"."""
     verdicts: Mapping[str, Verdict] | None
-    """By filter; None if the sample is not scored."""
+    """The verdict of each filter; None if the sample is not scored."""
     searched: bool = False
     """Whether it is the result of a search."""
     thinking: Thinking | None = None
     """Where its reasoning ends; None if it has none."""
 
     @property
-    def ended(self) -> str:
+    def end_reason(self) -> str:
         """The finish reason, and whether the sample ended during its reasoning."""
         cut = self.thinking is not None and not self.thinking.is_closed
         return f"{self.finish_reason} in thinking" if cut else self.finish_reason
@@ -206,13 +213,13 @@ class ProblemView:
     answer: str = ""
     """The reference answer; empty if the data of the run are not available."""
     prompt_tokens: int = 0
-    """Tokens of its whole prompt; 0 without a sample."""
+    """The number of prompt tokens; 0 without a sample."""
     samples: tuple[Sample, ...] = ()
     """Its finished samples."""
     group: str = ""
     """Its cluster for error bars; empty for none."""
     choice_tokens: int = 0
-    """Tokens of its choices, which a likelihood run reads after the prompt."""
+    """The number of tokens of its choices, which a likelihood run computes after the prompt."""
     images: tuple[RunImage, ...] = ()
     """The images of the question."""
 
@@ -241,22 +248,23 @@ class RunView:
     report: Report | None = None
     """The metrics; None if nothing is scored."""
     tree: "Node | None" = None
-    """The declared prompts, if the data of the run are available."""
+    """The tree of prompts; None if the data of the run are not available."""
     usage: Mapping[str, Any] = field(default_factory=dict)
-    """The computation of all parts of the run."""
+    """Tokens, seconds and other costs, summed over all parts of the run."""
     timeline: Sequence[Mapping[str, Any]] = ()
     """The progress of the run over time."""
     trees: tuple[StoredTree, ...] = ()
     """Its search trees."""
     notices: tuple[str, ...] = ()
-    """What is missing here and why, one sentence each."""
+    """Which data are missing or have changed, and why, one sentence each."""
     searched: bool = False
     """Whether its problems were searched. Each sample is then the result of a search."""
     fixed: int | None = None
-    """How many samples of each problem are always drawn; None except for runs with early
-    stopping."""
+    """For a run with early stopping, the number of samples of each problem in the first round,
+    which is always drawn; None for other runs."""
     voters: Mapping[str, int] | None = None
-    """For a run with early stopping, how many samples vote, for each stopped problem."""
+    """For a run with early stopping, the number of samples that vote, by id of each problem that
+    has stopped."""
     summaries: "tuple[Summary, ...]" = ()
     """The judgements of its samples; see `treegen judge`."""
     judged: "tuple[Table, ...]" = ()
@@ -316,7 +324,7 @@ class RunView:
         max_samples = self.fixed if fixed and self.fixed is not None else math.inf
         if (cached := self._verdicts.get((filter, max_samples))) is not None:
             return cached
-        every = {
+        verdicts_of = {
             problem.id: [
                 verdict
                 for sample in problem.samples
@@ -324,9 +332,9 @@ class RunView:
             ]
             for problem in self.problems
         }
-        by_problem = {problem_id: verdicts for problem_id, verdicts in every.items() if verdicts}
-        self._verdicts[filter, max_samples] = by_problem
-        return by_problem
+        scored = {problem_id: verdicts for problem_id, verdicts in verdicts_of.items() if verdicts}
+        self._verdicts[filter, max_samples] = scored
+        return scored
 
 
 def task_name(info: "RunInfo") -> str:
@@ -363,7 +371,9 @@ def settings_group(info: "RunInfo", name: str) -> Mapping[str, Any]:
 
 
 def count_equal_samples(a: RunView, b: RunView, left_out: Container[str]) -> tuple[int, int]:
-    """Return how many samples have equal texts, and how many both runs have.
+    """Return how many pairs of samples have equal texts, and how many pairs there are.
+
+    A pair has the same problem and the same index in both runs.
 
     Args:
         a: The first run.

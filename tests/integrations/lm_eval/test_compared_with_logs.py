@@ -179,6 +179,16 @@ def test_a_group_is_exported_as_its_tasks(folder: Path, tmp_path: Path) -> None:
     for row in report.metrics:
         value = document["results"][row.task][f"{row.metric},{row.filter}"]
         assert value == row.value
+    aggregate, rows = export_run(
+        run.path, "every-eval-ever", tmp_path / "shared", allow_task_code=True
+    )
+    scores = json.loads(aggregate.read_text())["evaluation_results"]
+    ids = {score["evaluation_result_id"]: score["evaluation_name"] for score in scores}
+    assert len(ids) == len(scores) and set(names) <= set(ids.values())
+    for line in rows.read_text().splitlines():
+        document = json.loads(line)
+        task = document["sample_id"].partition("/")[0]
+        assert document["evaluation_name"] == ids[document["evaluation_result_id"]] == task
 
 
 def test_an_exported_run_is_compared_with_its_origin(

@@ -16,7 +16,7 @@ from tiny_images import picture, save_tiny_vision_model
 
 from treegen.errors import RunError
 from treegen.report.html_page import write_page
-from treegen.report.html_page_data import blobs, thumbnails
+from treegen.report.html_page_data import build_page_data, make_thumbnails
 from treegen.report.load import load_run
 from treegen.runs import RunDir, RunSettings
 from treegen.runs.images import RunImage, RunImages, keep_images
@@ -184,15 +184,15 @@ def test_a_run_keeps_no_more_than_its_bound(tmp_path: Path) -> None:
 def test_thumbnails_are_bounded(run: Path) -> None:
     view = load_run(run)
     assert view.images is not None
-    shown = thumbnails(view.images)
+    shown = make_thumbnails(view.images)
     assert set(shown) == set(view.images.images)
     assert all(url.startswith("data:image/jpeg;base64,") for url in shown.values())
     one = next(iter(shown.values()))
-    assert len(thumbnails(view.images, max_bytes=len(one))) == 1
-    assert thumbnails(view.images, max_bytes=10) == {}
+    assert len(make_thumbnails(view.images, max_bytes=len(one))) == 1
+    assert make_thumbnails(view.images, max_bytes=10) == {}
     (run / "images" / next(iter(shown))).write_bytes(b"corrupt")
-    assert len(thumbnails(view.images)) == 1
-    parts = {blob.id for blob in blobs(view, "run", {})}
+    assert len(make_thumbnails(view.images)) == 1
+    parts = {blob.id for blob in build_page_data(view, "run", {})}
     assert "run-images-0" in parts
 
 

@@ -297,6 +297,13 @@ def test_a_rejected_solution_is_found(repository: Path, tmp_path: Path, treegen:
     assert done.code == 2 and "--allow-code-execution" in done.err
 
 
+def test_the_commands_in_messages_quote_the_path_of_the_run(tmp_path: Path) -> None:
+    run = import_run(
+        tmp_path / "my run", [("What is $x$?", "$x$")], [[("It is $x$.", "$x$", True)]]
+    )
+    assert f"run: treegen audit '{run}'" in str(audit_view(load_run(run), quick=True))
+
+
 def test_published_problems_under_another_name_are_found(repository: Path, tmp_path: Path) -> None:
     question = f"  {_problems(repository)[0]['prompt'].upper()}"
     for task, want in (("my-code", 1), ("openai_humaneval", 0)):

@@ -279,6 +279,9 @@ def test_seeds_and_prompts_follow_from_the_settings(certified: Path, copied: Pat
         path.write_bytes(b"".join([*lines[:3], encode_record({**record, name: value}), *lines[4:]]))
         with pytest.raises(InputError, match="of 1 samples differ from"):
             certify_run(copied, {"model": str(certified / "model")}, Listener())
+    del record["seed"]
+    path.write_bytes(b"".join([*lines[:3], encode_record(record), *lines[4:]]))
+    assert "the seeds of 1 samples differ from" in str(_check(certified, copied))
 
 
 def test_samples_left_out_are_missing(certified: Path, copied: Path) -> None:
@@ -515,6 +518,16 @@ def test_a_tolerance_is_checked_before_the_run_is(certified: Path, treegen: Comm
         done = treegen(*words, "--redraw", "1", "--tolerance", value)
         assert done.code == 2 and "--tolerance must be at least 0 and finite" in done.err
         assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "option", [("--adapter", "x"), ("--device", "cpu"), ("--trust-remote-code",)]
+)
+def test_options_of_a_model_need_the_model(
+    option: tuple[str, ...], certified: Path, treegen: Command
+) -> None:
+    done = treegen("certify", "--check", certified / "run" / "certificate.json", *option)
+    assert done.code == 2 and f"{option[0]} has no effect without --model" in done.err
 
 
 def test_the_audit_holds_where_the_model_is_elsewhere(tmp_path: Path, treegen: Command) -> None:

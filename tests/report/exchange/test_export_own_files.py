@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from report_cases import make_run
 
 from treegen import evaluate
+from treegen.errors import RunError
 from treegen.report.compare import compare_runs
 from treegen.report.exchange import export_run, import_log
 from treegen.report.load import load_run
@@ -145,3 +147,18 @@ def test_the_system_message_of_a_foreign_log_is_read(told: Path, tmp_path: Path)
     (back,) = import_log(file, tmp_path / "several")
     assert not settings_group(load_run(back).info, "prompt")["system_instruction"]
     assert not KeySettings.of(load_run(back)).is_known("system_instruction")
+
+
+@pytest.mark.parametrize(
+    ("to", "folder"), [("lm-eval", "lm-eval/made-up"), ("every-eval-ever", "every-eval-ever/data")]
+)
+def test_links_in_a_run_do_not_lead_exports_out_of_it(to: str, folder: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", num_problems=2)
+    (outside := tmp_path / "outside").mkdir()
+    (link := run / folder).parent.mkdir()
+    link.symlink_to(outside)
+    with pytest.raises(RunError, match="a symbolic link that leads out of the run"):
+        export_run(run, to)
+    assert not any(outside.iterdir())
+    link.unlink()
+    assert export_run(run, to) == export_run(run, to)

@@ -1,12 +1,14 @@
 """Samples that another tool has not scored do not count, as they do not count in that tool."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_cases import Command
 from foreign_logs import (
+    chosen_rows,
     exported_rows,
     generated_rows,
     inspect_sample,
@@ -154,3 +156,27 @@ def test_an_export_of_samples_that_are_not_judged_stays_so(tmp_path: Path) -> No
     (path,) = import_log(write_lm_eval(tmp_path / "log", {"task": rows}), tmp_path / "run")
     view = load_run(path)
     assert view.num_done == 3 and value(view, "strict") == 0.25
+
+
+def _as_lists(arguments: dict[str, dict[str, Any]]) -> list[list[Any]]:
+    return [[*request.values()] for request in arguments.values()]
+
+
+@pytest.mark.parametrize(
+    ("convert", "text"),
+    [(dict, "yes"), (_as_lists, "yes"), (len, "0")],
+    ids=["dict", "list", "int"],
+)
+def test_texts_of_choices_are_read_from_both_forms_of_arguments(
+    convert: Callable[[Any], Any], text: str, tmp_path: Path
+) -> None:
+    rows = [row | {"arguments": convert(row["arguments"])} for row in chosen_rows()]
+    (run,) = import_log(write_lm_eval(tmp_path / "log", {"task": rows}), tmp_path / "run")
+    assert {sample.text for sample in load_run(run).samples} == {text}
+
+
+def test_a_log_probability_beyond_floats_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    rows = chosen_rows()
+    rows[1]["resps"][0][0][0] = 10**400
+    with pytest.raises(InputError, match="line 2: resps must contain strings, or"):
+        import_log(write_lm_eval(tmp_path / "log", {"task": rows}), tmp_path / "run")

@@ -12,7 +12,7 @@ import math
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Final
@@ -21,6 +21,7 @@ import numpy as np
 
 from treegen.common.outputs import LevelRows, WorkerStatus
 from treegen.evals.statistics.estimators import Estimate, estimate
+from treegen.evals.statistics.metrics import Clusters, HasGroup, clusters_of
 
 _WINDOW: Final = 30.0  # seconds over which the speed is measured
 _REFRESH: Final = 0.25  # seconds between two fits
@@ -320,18 +321,22 @@ class AccuracyCounter:
         """The share of right samples; None before the first verdict."""
         return self.num_right / self.num_judged if self.num_judged else None
 
-    def estimate(self, unknown: int = 0) -> Estimate | None:
+    def estimate(self, unknown: int = 0, *, problems: Iterable[HasGroup] = ()) -> Estimate | None:
         """Return the mean over problems with verdicts, with its interval; None before the first.
 
         Args:
+            problems: The problems, for an interval clustered by their groups; empty for none.
             unknown: Number of started problems without a verdict. The value counts them as wrong.
                 The interval extends from its low end with all of them wrong to its high end with
                 all of them right.
         """
         values = [self._right[problem] / judged for problem, judged in self._judged.items()]
+        clusters: Clusters = clusters_of(problems, list(self._judged))
         if not values or not unknown:
-            return estimate(values) if values else None
-        worst, best = (estimate([*values, *[value] * unknown]) for value in (0.0, 1.0))
+            return estimate(values, clusters) if values else None
+        if clusters is not None:  # which problems are unknown is not stored
+            clusters = [*clusters, *range(unknown)]
+        worst, best = (estimate([*values, *[value] * unknown], clusters) for value in (0.0, 1.0))
         return replace(worst, high=best.high)
 
 

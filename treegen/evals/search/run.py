@@ -28,6 +28,7 @@ from treegen.evals.search.methods import solution_text
 from treegen.evals.search.settings import stored_search_choices
 from treegen.evals.search.task import SearchTask
 from treegen.evals.statistics.estimators import estimate, pass_at_k
+from treegen.evals.statistics.metrics import clusters_of
 from treegen.evals.task_calls import wrap_task_method
 from treegen.runs import Key, SearchRunDir
 from treegen.search.environments.branch import NO_ROOM
@@ -313,13 +314,14 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     # A solved search ends early. So searches in progress when a run was stopped are more often hard
     # than those that have ended.
     unknown = min(max(run.missing, 0), job.settings.concurrency)
-    solved = tally.estimate(unknown if job.settings.repeats == 1 else 0)
+    solved = tally.estimate(unknown if job.settings.repeats == 1 else 0, problems=job.data.problems)
     results = {
         **results_head(job, run, stored_search_choices(run.info)),
         "method": job.settings.method,
         "solved": asdict(solved) if solved else None,
         "num_solved": tally.num_right,
-        **_pass_at(list(solved_of.values()), job.settings.repeats),
+        **_pass_at(solved_of, job),
+        "num_failed": len(failed),
         "errors": errors,
         "stopped": dict(sorted(stopped.items(), key=lambda item: (-item[1], item[0]))),
         **({"cut_off": dict(sorted(cut_off.items()))} if cut_off else {}),
@@ -332,21 +334,24 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
     return results
 
 
-def _pass_at(solved: Sequence[Sequence[bool]], repeats: int) -> dict[str, Any]:
+def _pass_at(solved_of: Mapping[str, Sequence[bool]], job: SearchJob) -> dict[str, Any]:
     """Return pass@k over searches, for k of 1, 2, 4 and so on; only problems with k searches count.
 
     Args:
-        solved: For each problem, whether each of its searches solved it.
-        repeats: The number of searches of each problem.
+        solved_of: Whether each search of a problem solved it, by problem id.
+        job: The job of the searches.
     """
-    if repeats == 1:
+    if (repeats := job.settings.repeats) == 1:
         return {}
     estimates: dict[str, Any] = {}
     for k in sorted({*(2**i for i in range(repeats.bit_length())), repeats}):
-        values = [
-            pass_at_k(len(searches), sum(searches), k) for searches in solved if len(searches) >= k
-        ]
-        estimates[str(k)] = asdict(estimate(values)) if values else None
+        values = {
+            problem_id: pass_at_k(len(solved), sum(solved), k)
+            for problem_id, solved in solved_of.items()
+            if len(solved) >= k
+        }
+        clusters = clusters_of(job.data.problems, list(values))
+        estimates[str(k)] = asdict(estimate([*values.values()], clusters)) if values else None
     return {"pass@k": estimates}
 
 

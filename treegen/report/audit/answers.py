@@ -1,4 +1,4 @@
-"""Reads the answers of a run by public rules, beside the run's own verdicts."""
+"""Reads the answers of a run by public rules, and compares the results with the run's verdicts."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +41,7 @@ from treegen.report.audit.readers import (
 from treegen.report.view import ProblemView, RunView, Sample
 
 # Tasks whose answers are not one number, letter or text that is compared with the reference.
-_OTHER: Final = (
+_OTHER_TASKS: Final = (
     "needle",
     "ruler-",
     "countdown",
@@ -77,7 +77,7 @@ def answer_kind(view: RunView) -> str:
     """Return how the answers of a run can be read again; "none" if no public rule applies."""
     if view.job is not None and view.job.task.executes_code:
         return "code"
-    if not view.filters or view.searched or view.task.startswith(_OTHER):
+    if not view.filters or view.searched or view.task.startswith(_OTHER_TASKS):
         return "none"
     if view.job is not None and view.job.choices:
         return "none"
@@ -88,14 +88,15 @@ def answer_kind(view: RunView) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A sample that a finding is about, with the answers that were read."""
+    """A sample with a finding, and the answers that the run and the rules read."""
 
     sample: Sample
     gold: str
+    """The reference."""
     run: str | None
-    """The answer that the run has read."""
+    """The answer that the run read."""
     others: str | None
-    """The answer that the other rules have read."""
+    """The answer that the other rules read."""
 
     @property
     def text(self) -> str:
@@ -118,22 +119,32 @@ class _Reading:
 
 
 @dataclass(slots=True)
-class _Opinions:
-    """What the rules say about a run."""
+class _AnswerStatistics:
+    """Samples, answers and counts that the findings on answers need."""
 
     kind: str
+    """The kind of the answers, from `answer_kind`."""
     rules: Sequence[Rule]
     counts: dict[str, dict[str, Counts]] = field(default_factory=lambda: defaultdict(dict))
     """By rule and problem, how many samples gave each answer; rule "" is the run itself."""
     differing: Counter[str] = field(default_factory=Counter)
+    """By rule, how many samples have another verdict than in the run."""
     rejected: list[_Case] = field(default_factory=list)
+    """Wrong samples that several rules read as right."""
     accepted: list[_Case] = field(default_factory=list)
+    """Right samples that the rules read as wrong."""
     fallback: list[_Case] = field(default_factory=list)
+    """Samples whose text marks no answer."""
     in_words: list[_Case] = field(default_factory=list)
+    """Samples whose letter was read from a word."""
     merged: list[tuple[str, str]] = field(default_factory=list)
+    """Problem ids, and different answers that votes count as one."""
     split: list[tuple[str, str]] = field(default_factory=list)
+    """Problem ids, and equal answers that votes count separately."""
     unread: list[Sample] = field(default_factory=list)
+    """Samples in which the run found no answer."""
     total: int = 0
+    """The number of scored samples."""
 
 
 def audit_answers(view: RunView, kind: str) -> tuple[list[Finding], list[RuleEffect]]:
@@ -146,21 +157,23 @@ def audit_answers(view: RunView, kind: str) -> tuple[list[Finding], list[RuleEff
     if kind not in _RULES:
         return [], []
     rules = [*_RULES[kind], *([] if kind != "mathematics" else _math_verify(view))]
-    opinions = _Opinions(kind, rules)
+    statistics = _AnswerStatistics(kind, rules)
     for problem in view.problems:
         golds = references_of(problem.answer)
         if golds and problem.samples:
-            _read_problem(view, problem, golds, opinions)
-    if not opinions.total:
+            _read_problem(view, problem, golds, statistics)
+    if not statistics.total:
         return [], []
     names = [(rule.name, rule.source) for rule in rules]
-    names += [(name, "") for name in map(_key, view.filters[1:])]
-    effects = [_effect(view, opinions, *name) for name in names if name[0] in opinions.counts]
-    return list(_findings(opinions)), [effect for effect in effects if effect is not None]
+    names += [(name, "") for name in map(_filter_key, view.filters[1:])]
+    effects = [
+        _compute_effect(view, statistics, *name) for name in names if name[0] in statistics.counts
+    ]
+    return list(_list_findings(statistics)), [effect for effect in effects if effect is not None]
 
 
-def _key(filter: str) -> str:
-    """Return the name of a filter among the rules, some of which have the same name."""
+def _filter_key(filter: str) -> str:
+    """Return the key of a filter of the run; a rule may have the same name as a filter."""
     return f"the run's filter {filter}"
 
 
@@ -183,15 +196,22 @@ def _math_verify(view: RunView) -> list[Rule]:
 
 
 def _read_problem(
-    view: RunView, problem: ProblemView, golds: tuple[str, ...], opinions: _Opinions
+    view: RunView, problem: ProblemView, golds: tuple[str, ...], statistics: _AnswerStatistics
 ) -> None:
-    """Add the samples of a problem to the opinions."""
+    """Add the samples of a problem to the statistics.
+
+    Args:
+        view: The run.
+        problem: The problem.
+        golds: Its references.
+        statistics: The statistics to update.
+    """
     headline, max_samples = view.filters[0], view.fixed
-    texts: dict[str, set[str]] = defaultdict(set)  # by the run's answer, the independent ones
-    choices = choices_of(problem.question) if opinions.kind == "choice" else {}
-    is_value = opinions.kind in ("number", "mathematics")
+    expressions_of: dict[str, set[str]] = defaultdict(set)  # by the run's answer
+    choices = choices_of(problem.question) if statistics.kind == "choice" else {}
+    is_value = statistics.kind in ("number", "mathematics")
     plain_golds = tuple(map(with_plain_minus, golds)) if is_value else golds
-    read, read_plain = (_reader(opinions.rules, answers) for answers in (golds, plain_golds))
+    read, read_plain = (_make_reader(statistics.rules, answers) for answers in (golds, plain_golds))
     for sample in problem.samples:
         if sample.verdicts is None or headline not in sample.verdicts:
             continue
@@ -199,18 +219,18 @@ def _read_problem(
             continue
         verdict, text = sample.verdicts[headline], visible(sample.parts[1])
         # Rules "like" those of other tools read the text as these tools do.
-        _count(view, problem.id, _Reading(sample, text, verdict, read(text)), opinions)
+        _count_verdicts(view, problem.id, _Reading(sample, text, verdict, read(text)), statistics)
         if is_value:
             text = with_plain_minus(text)
         reading = _Reading(sample, text, verdict, read_plain(text))
-        _judge(reading, plain_golds, choices, opinions)
-        expression = expression_of(text) if opinions.kind == "mathematics" else None
+        _compare_with_rules(reading, plain_golds, choices, statistics)
+        expression = expression_of(text) if statistics.kind == "mathematics" else None
         if verdict.answer is not None and expression is not None:
-            texts[verdict.answer].add(expression)
-    _compare_classes(problem.id, opinions, texts)
+            expressions_of[verdict.answer].add(expression)
+    _compare_classes(problem.id, statistics, expressions_of)
 
 
-def _reader(
+def _make_reader(
     rules: Sequence[Rule], golds: tuple[str, ...]
 ) -> Callable[[str], Sequence[tuple[str | None, bool]]]:
     """Return a function that reads a text by all rules; equal texts and answers only once."""
@@ -229,52 +249,66 @@ def _reader(
     return read
 
 
-def _count(view: RunView, problem_id: str, reading: _Reading, opinions: _Opinions) -> None:
+def _count_verdicts(
+    view: RunView, problem_id: str, reading: _Reading, statistics: _AnswerStatistics
+) -> None:
     """Add the verdicts of the run, of each rule, and of the run's other filters."""
     verdict = reading.verdict
     named = [("", (verdict.answer, verdict.correct))]
-    named += [(rule.name, pair) for rule, pair in zip(opinions.rules, reading.answers, strict=True)]
+    named += [
+        (rule.name, pair) for rule, pair in zip(statistics.rules, reading.answers, strict=True)
+    ]
     for name in view.filters[1:]:
         if (other := reading.sample.verdict(name)) is not None:
-            named.append((_key(name), (other.answer, other.correct)))
+            named.append((_filter_key(name), (other.answer, other.correct)))
     for name, pair in named:
-        counts = opinions.counts[name].setdefault(problem_id, {})
+        counts = statistics.counts[name].setdefault(problem_id, {})
         counts[pair] = counts.get(pair, 0) + 1
-        opinions.differing[name] += pair[1] != verdict.correct
+        statistics.differing[name] += pair[1] != verdict.correct
 
 
-def _judge(
-    reading: _Reading, golds: tuple[str, ...], choices: Mapping[str, str], opinions: _Opinions
+def _compare_with_rules(
+    reading: _Reading,
+    golds: tuple[str, ...],
+    choices: Mapping[str, str],
+    statistics: _AnswerStatistics,
 ) -> None:
-    """Compare the verdict on a sample with what the other rules agree on."""
-    opinions.total += 1
-    kind, verdict, text = opinions.kind, reading.verdict, reading.text
+    """Compare the verdict on a sample with the answers that rules read.
+
+    Args:
+        reading: The sample, its verdict and the answers.
+        golds: The references.
+        choices: The text of each choice by letter; empty for other kinds of answers.
+        statistics: The statistics to update.
+    """
+    statistics.total += 1
+    kind, verdict, text = statistics.kind, reading.verdict, reading.text
     if verdict.answer is None:
-        opinions.unread.append(reading.sample)
-    pairs = [*zip(opinions.rules, reading.answers, strict=True)]
+        statistics.unread.append(reading.sample)
+    pairs = [*zip(statistics.rules, reading.answers, strict=True)]
     other = next((a for rule, (a, _) in pairs if rule.marks and a is not None), None)
     if other is None:
         other = next((a for a, _ in reading.answers if a is not None), None)
     case = _Case(reading.sample, golds[0], verdict.answer, other)
     if kind == "text":
         if not verdict.correct and sum(right for _, right in reading.answers) >= 2:
-            opinions.rejected.append(case)
+            statistics.rejected.append(case)
         return
     if kind == "mathematics" or not is_unclear(text):
-        _judge_marked(case, reading, golds, opinions)
+        _compare_marked(case, reading, golds, statistics)
     if verdict.answer is None or kind == "mathematics":
         return
     if kind == "choice" and _may_name_choice(text, choices, verdict.answer):
         return
     is_marked = any(rule.marks and answer is not None for rule, (answer, _) in pairs)
     if not is_marked and not marks_answer(text, verdict.answer):
-        opinions.fallback.append(case)
+        statistics.fallback.append(case)
     if kind == "choice" and is_in_words(text, verdict.answer):
-        opinions.in_words.append(case)
+        statistics.in_words.append(case)
 
 
 def _may_name_choice(text: str, choices: Mapping[str, str], letter: str) -> bool:
-    """Return whether the tool may know the letter from the text of its choice."""
+    """Return whether the text may state a choice by its words instead of its letter."""
     if letter not in choices:
         return not (choices and letter in tuple("ABCDEFGHIJ"))  # a tool may read other signs
     words, form = squad_form(choices[letter]).split(), squad_form(text)
@@ -283,12 +317,12 @@ def _may_name_choice(text: str, choices: Mapping[str, str], letter: str) -> bool
     )
 
 
-def _judge_marked(
-    case: _Case, reading: _Reading, golds: tuple[str, ...], opinions: _Opinions
+def _compare_marked(
+    case: _Case, reading: _Reading, golds: tuple[str, ...], statistics: _AnswerStatistics
 ) -> None:
-    """Add a case whose verdict differs from what the marked answers of its text say."""
-    kind, verdict = opinions.kind, reading.verdict
-    pairs = [*zip(opinions.rules, reading.answers, strict=True)]
+    """Add a case whose verdict contradicts the marked answers of its text."""
+    kind, verdict = statistics.kind, reading.verdict
+    pairs = [*zip(statistics.rules, reading.answers, strict=True)]
     decided = [_is_same_value(answer, golds, kind) for answer, _ in reading.answers]
     marked = [
         (answer, same)
@@ -296,16 +330,16 @@ def _judge_marked(
         if rule.marks and answer is not None
     ]
     if not verdict.correct and decided.count(True) >= 2:
-        # The run may use one of the rules; the others have a second opinion.
-        second = [
+        # The run may use one of the rules, so only the other rules confirm that it is wrong.
+        confirmations = [
             same
             for answer, same in marked
             if same is not None and (same or not _is_same_answer(answer, verdict.answer))
         ]
         # Without a mark, rules that read the last number agree by construction.
         is_stated = bool(_is_same_value(verdict.answer, golds, kind)) or is_bare(reading.text)
-        if all(second) and (second or (not marked and is_stated)):
-            opinions.rejected.append(case)
+        if all(confirmations) and (confirmations or (not marked and is_stated)):
+            statistics.rejected.append(case)
     if verdict.correct and marked and decided.count(False) >= 2 and True not in decided:
         # A value that is unclear, or a reference that follows the mark, leaves a doubt.
         is_clear = all(same is False for _, same in marked)
@@ -314,7 +348,7 @@ def _judge_marked(
             kind == "mathematics"
             or not any(may_state(reading.text, gold, is_letter=is_letter) for gold in golds)
         ):
-            opinions.accepted.append(case)
+            statistics.accepted.append(case)
 
 
 def _is_same_answer(first: str | None, second: str | None) -> bool:
@@ -336,10 +370,18 @@ def _is_same_value(answer: str | None, golds: tuple[str, ...], kind: str) -> boo
     return True if True in results else None if None in results else False
 
 
-def _compare_classes(problem_id: str, opinions: _Opinions, texts: Mapping[str, set[str]]) -> None:
-    """Add pairs of answers that the run's votes count as one or as two, unlike their values."""
-    kind, counts = opinions.kind, Counter[str]()
-    for (answer, _), times in opinions.counts[""].get(problem_id, {}).items():
+def _compare_classes(
+    problem_id: str, statistics: _AnswerStatistics, expressions_of: Mapping[str, set[str]]
+) -> None:
+    """Add equal answers that the run's votes count separately, and different ones counted as one.
+
+    Args:
+        problem_id: The problem.
+        statistics: The statistics to update.
+        expressions_of: By answer of the run, the expressions that its samples have.
+    """
+    kind, counts = statistics.kind, Counter[str]()
+    for (answer, _), times in statistics.counts[""].get(problem_id, {}).items():
         if answer is not None:
             counts[answer] += times
     answers = [answer for answer, _ in counts.most_common(_MAX_ANSWERS)]
@@ -351,32 +393,34 @@ def _compare_classes(problem_id: str, opinions: _Opinions, texts: Mapping[str, s
             else:
                 same = kind == "mathematics" and compare(first, second)[0]
             if same:
-                opinions.split.append((problem_id, f"{second} and {first}"))
+                statistics.split.append((problem_id, f"{second} and {first}"))
     for answer in answers if kind == "mathematics" else ():
-        members = sorted(texts[answer])[:_MAX_ANSWERS]
+        members = sorted(expressions_of[answer])[:_MAX_ANSWERS]
         different = [other for other in members[1:] if False in compare(members[0], other)]
         if different:
-            opinions.merged.append((problem_id, f"{members[0]} and {different[0]}"))
+            statistics.merged.append((problem_id, f"{members[0]} and {different[0]}"))
 
 
-def _findings(opinions: _Opinions) -> Iterator[Finding]:
+def _list_findings(statistics: _AnswerStatistics) -> Iterator[Finding]:
     for name, cases in (
-        ("right-answer-rejected", opinions.rejected),
-        ("wrong-answer-accepted", opinions.accepted),
-        ("letter-is-a-word", opinions.in_words),
-        ("decided-by-fallback", opinions.fallback),
+        ("right-answer-rejected", statistics.rejected),
+        ("wrong-answer-accepted", statistics.accepted),
+        ("letter-is-a-word", statistics.in_words),
+        ("decided-by-fallback", statistics.fallback),
     ):
         example = cases[0].text if cases else None
-        yield from find(name, [case.sample for case in cases], opinions.total, example=example)
-    num_problems = len(opinions.counts[""])
-    for name, pairs in (("votes-split", opinions.split), ("votes-merged", opinions.merged)):
+        yield from find(name, [case.sample for case in cases], statistics.total, example=example)
+    num_problems = len(statistics.counts[""])
+    for name, pairs in (("votes-split", statistics.split), ("votes-merged", statistics.merged)):
         yield from find(name, [*dict(pairs[::-1]).items()], num_problems, unit="problems")
-    yield from find("no-answer-read", opinions.unread, opinions.total)
+    yield from find("no-answer-read", statistics.unread, statistics.total)
 
 
-def _effect(view: RunView, opinions: _Opinions, name: str, source: str) -> RuleEffect | None:
+def _compute_effect(
+    view: RunView, statistics: _AnswerStatistics, name: str, source: str
+) -> RuleEffect | None:
     """Return the metrics of the run under one rule; None if the rule never finds an answer."""
-    by_problem = opinions.counts[name]
+    by_problem = statistics.counts[name]
     if all(answer is None for counts in by_problem.values() for answer, _ in counts):
         return None
     ids = list(by_problem)
@@ -389,8 +433,8 @@ def _effect(view: RunView, opinions: _Opinions, name: str, source: str) -> RuleE
     ]:
         if metric != "accuracy" and min_samples < 2:
             continue
-        metric_values = [_value(by_problem[i], metric, k) for i in ids]
-        base = [_value(opinions.counts[""][i], metric, k) for i in ids]
+        metric_values = [_compute_metric(by_problem[i], metric, k) for i in ids]
+        base = [_compute_metric(statistics.counts[""][i], metric, k) for i in ids]
         mean = estimate(metric_values, clusters)
         moved = [a - b for a, b in zip(metric_values, base, strict=True)]
         low, high = difference_interval(moved, clusters) if any(moved) else (0.0, 0.0)
@@ -401,11 +445,11 @@ def _effect(view: RunView, opinions: _Opinions, name: str, source: str) -> RuleE
         source=source,
         values=values,
         differences=differences,
-        differing=opinions.differing[name],
+        differing=statistics.differing[name],
     )
 
 
-def _value(counts: Counts, metric: str, k: int) -> float:
+def _compute_metric(counts: Counts, metric: str, k: int) -> float:
     """Return the value of a metric for one problem."""
     total = sum(counts.values())
     right = sum(times for (_, is_right), times in counts.items() if is_right)

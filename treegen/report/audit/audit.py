@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final, Unpack
 
 from treegen.common.files import given_path
@@ -142,8 +143,11 @@ def _audit(
     findings += audit_data(view, kind if is_read else "none", prompts, faulty=faulty, quick=quick)
     if view.job is not None and (solutions := list_solutions(view.job)) and not quick:
         if execution is None:
-            again = f"run the solutions with: treegen audit {view.path} --allow-code-execution"
-            notices.append(f"{len(solutions):,} reference solutions were not run; {again}")
+            again = f"treegen audit {quote(str(view.path))} --allow-code-execution"
+            notices.append(
+                f"{len(solutions):,} reference solutions were not run; run the solutions with: "
+                f"{again}"
+            )
         else:
             findings += audit_solutions(view.job, solutions, execution)
             notices.append(f"the reference solutions of {len(solutions):,} problems were run")
@@ -190,7 +194,8 @@ def _is_scored(view: RunView) -> bool:
 def _notices(view: RunView, kind: str, is_read: bool, is_scored: bool) -> Iterator[str]:
     yield from view.notices
     if not is_read:
-        yield f"this quick audit did not check the answers ({kind}); run: treegen audit {view.path}"
+        command = f"treegen audit {quote(str(view.path))}"
+        yield f"this quick audit did not check the answers ({kind}); run: {command}"
     if not is_scored and kind == "none":
         yield "the run has no scores, so the audit did not read its answers again"
     elif kind == "none" and not view.searched:

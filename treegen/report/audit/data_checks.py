@@ -23,7 +23,7 @@ from treegen.report.audit.readers import choices_of, squad_form, value_of
 from treegen.report.view import ProblemView, RunView, Sample
 
 # Forms in which a text may state a reference; a scorer should read one of them.
-_STATED: Final = (
+_ANSWER_FORMS: Final = (
     "{}",
     "The answer is {}.",
     "The final answer is $\\boxed{{{}}}$.",
@@ -31,13 +31,13 @@ _STATED: Final = (
     "#### {}",
     "Final Answer: The final answer is ${}$. I hope it is correct.",
 )
-_CHECKED: Final = 2000  # references that are scored, because comparing formulas takes time
-_TRIED: Final = 20  # references without an accepted form after which the format is unknown
+_MAX_CHECKED: Final = 2000  # references that are scored, because comparing formulas takes time
+_MIN_TRIED: Final = 20  # references without an accepted form after which the format is unknown
 _MIN_ACCEPTED_SHARE: Final = (
     0.9  # the share of accepted references from which a rejected one is an error
 )
 _MAX_BYTES: Final = 16 << 20  # of a file of ids
-_DIGITS: Final = 12  # of the hashes in published.jsonl, 6 bytes
+_HASH_DIGITS: Final = 12  # of the hashes in published.jsonl, 6 bytes
 
 
 def audit_data(
@@ -60,12 +60,12 @@ def audit_data(
     problems = [problem for problem in view.problems if problem.question]
     if not problems:
         return
-    yield from _duplicates(view, problems, prompts)
-    yield from _references(problems, kind)
+    yield from _check_duplicates(view, problems, prompts)
+    yield from _check_references(problems, kind)
     reasons = [(p, why_faulty(p, faulty or {})) for p in problems]
     listed = [(p.id, f"{why}: {p.reference}: {p.question}") for p, why in reasons if why]
     yield from find("known-faulty-items", listed, len(problems), unit="problems")
-    yield from _audit_names(view.task, problems)
+    yield from _check_published(view.task, problems)
     is_scored_by_text = kind in ("number", "choice", "mathematics", "text")
     if is_scored_by_text and not quick and view.job is not None and not _is_imported(view):
         yield from _find_rejected(view.job)
@@ -86,7 +86,7 @@ def _find(
     yield from find(name, texts, len(problems), unit="problems", severity=severity)
 
 
-def _duplicates(
+def _check_duplicates(
     view: RunView, problems: Sequence[ProblemView], prompts: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Yield findings on problems with equal questions, prompts, choices and images.
@@ -112,7 +112,7 @@ def _duplicates(
         yield from _find(name, cases, problems, None if is_whole else "low")
 
 
-def _references(problems: Sequence[ProblemView], kind: str) -> Iterator[Finding]:
+def _check_references(problems: Sequence[ProblemView], kind: str) -> Iterator[Finding]:
     golds = {p.id: references_of(p.answer) for p in problems}
     empty = [p for p in problems if not any(gold.strip() for gold in golds[p.id])]
     # Of a question without an answer, the empty text is the answer.
@@ -124,8 +124,12 @@ def _references(problems: Sequence[ProblemView], kind: str) -> Iterator[Finding]
     several = [p for p in problems if len({squad_form(gold) for gold in golds[p.id]}) > 1]
     yield from _find("several-references", several, problems)
     if kind == "number":
-        unclear = [p for p in problems if all(value_of(gold) is None for gold in golds[p.id])]
-        unclear = [p for p in unclear if p not in empty]
+        empty_ids = {p.id for p in empty}
+        unclear = [
+            p
+            for p in problems
+            if p.id not in empty_ids and all(value_of(gold) is None for gold in golds[p.id])
+        ]
         yield from _find("ambiguous-reference", unclear, problems)
     if kind == "choice":
         equal = [p for p in problems if _has_equal_choices(p)]
@@ -154,14 +158,14 @@ def _find_rejected(job: Job) -> Iterator[Finding]:
     Each form that accepted a reference is tried first for the next one. If the scorer accepts few
     references, it reads a form that is unknown here, so only solutions of the data count.
     """
-    forms, checked = list(_STATED), job.data.problems[:_CHECKED]
+    forms, checked = list(_ANSWER_FORMS), job.data.problems[:_MAX_CHECKED]
     rejected: list[Problem] = []
     for index, problem in enumerate(checked):
         golds = references_of(problem.answer)
         if not golds or _is_object(problem.answer):
             continue
-        if index < _TRIED or len(rejected) <= (1 - _MIN_ACCEPTED_SHARE) * index:
-            accepting = _accepting_form(job, problem, forms, golds)
+        if index < _MIN_TRIED or len(rejected) <= (1 - _MIN_ACCEPTED_SHARE) * index:
+            accepting = _find_accepted_form(job, problem, forms, golds)
             if accepting is None:
                 return  # this task cannot score a text
             if accepting:
@@ -182,7 +186,7 @@ def _is_object(answer: str) -> bool:
     return False
 
 
-def _accepting_form(
+def _find_accepted_form(
     job: Job, problem: Problem, forms: Sequence[str], golds: Sequence[str]
 ) -> str | None:
     """Return the first form of a reference that is scored right; "" if none is.
@@ -293,15 +297,17 @@ def _read_published() -> dict[str, tuple[str, tuple[str, ...]]]:
     for split in _read_lines("published.jsonl"):
         digits = b64decode(split["items"]).hex()
         of = f"{split['name']} ({split['split']})", tuple(split["tasks"])
-        published |= {digits[at : at + _DIGITS]: of for at in range(0, len(digits), _DIGITS)}
+        published |= {
+            digits[at : at + _HASH_DIGITS]: of for at in range(0, len(digits), _HASH_DIGITS)
+        }
     return published
 
 
-def _audit_names(task: str, problems: Sequence[ProblemView]) -> Iterator[Finding]:
+def _check_published(task: str, problems: Sequence[ProblemView]) -> Iterator[Finding]:
     """Yield a finding on problems that were published under another name than the task's."""
     published, cases = _read_published(), []
     for problem in problems:
-        name, tasks = published.get(hash_question(problem.question)[:_DIGITS], ("", ()))
+        name, tasks = published.get(hash_question(problem.question)[:_HASH_DIGITS], ("", ()))
         if name and not any(task_name in task.casefold() for task_name in tasks):
             cases.append((problem.id, f"{name}: {problem.question}"))
     yield from find("published-elsewhere", cases, len(problems), unit="problems")

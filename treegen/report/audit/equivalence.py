@@ -24,12 +24,12 @@ _MAX_ANSWER: Final = 400
 _FILE: Final = Path(__file__).with_name("equivalence_worker.py")
 
 
-def _worker(kind: str, what: str) -> FileWorker:
+def _make_worker(kind: str, what: str) -> FileWorker:
     return FileWorker(_FILE, kind, seconds=SECONDS, memory=_MEMORY, what=what, site=True)
 
 
-_MATHS: Final = _worker("maths", "that compares answers for an audit")
-_PROGRAMS: Final = _worker("programs", "that finds programs for an audit")
+_MATHS: Final = _make_worker("maths", "that compares answers for an audit")
+_PROGRAMS: Final = _make_worker("programs", "that finds programs for an audit")
 _REMOVED: Final = re.compile(r"\\left|\\right|\\[,;!: ]|\\displaystyle|\\?\$|\^\{?\\circ\}?")
 _UNIT: Final = re.compile(r"(?<=[\d}])\s*\\(?:text|mathrm)\{([^{}]*)\}\s*\.?\s*$")
 # A mixed number, or two numbers.
@@ -93,7 +93,7 @@ def limit_time(seconds: float = MAX_SECONDS) -> Iterator[TimeLimit]:
         _LIMIT.reset(token)
 
 
-def _run(function: Callable[[], Any]) -> Any:
+def _run_within_limit(function: Callable[[], Any]) -> Any:
     limit = _LIMIT.get(None)
     return function() if limit is None else limit.run(function)
 
@@ -101,7 +101,7 @@ def _run(function: Callable[[], Any]) -> Any:
 def run_limited(function: Callable[[], Any]) -> Any:
     """Return what a slow comparison returns; None if the time of the audit is used up."""
     try:
-        return _run(function)
+        return _run_within_limit(function)
     except _OutOfTimeError:
         return None
 
@@ -113,7 +113,7 @@ def plain_form(answer: str) -> str:
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text).removesuffix(".").replace("\\%", "%")
 
 
-def _pair_of(first: str, second: str) -> tuple[str, str] | None:
+def _normalize_pair(first: str, second: str) -> tuple[str, str] | None:
     """Return the plain forms of two answers; None if their units differ.
 
     Of x=5 and 5, both are 5; x=5 and y=5 stay as they are.
@@ -132,7 +132,7 @@ def _pair_of(first: str, second: str) -> tuple[str, str] | None:
 
 
 def _equals_as_text(answer: str, gold: str) -> bool:
-    pair = _pair_of(answer, gold)
+    pair = _normalize_pair(answer, gold)
     return pair is not None and pair[0] == pair[1]
 
 
@@ -150,7 +150,7 @@ def compare(first: str, second: str) -> tuple[bool | None, bool | None]:
 
     None means that they are not both numbers, or that it is not decided within the limits.
     """
-    pair = _pair_of(first, second)
+    pair = _normalize_pair(first, second)
     if pair is None or max(map(len, pair)) > _MAX_ANSWER:
         return None, None
     one, other = pair
@@ -171,7 +171,7 @@ def compare(first: str, second: str) -> tuple[bool | None, bool | None]:
 
 @lru_cache(maxsize=1 << 16)
 def _compare_formulas(first: str, second: str) -> tuple[bool | None, bool | None]:
-    reply = _run(lambda: _MATHS.ask([first, second]))
+    reply = _run_within_limit(lambda: _MATHS.ask([first, second]))
     return (None, None) if reply is None else (reply[0], reply[1])
 
 

@@ -1,7 +1,8 @@
-"""What an audit found, as values, as text and as tables of the report."""
+"""The findings of an audit, as values, as text and as tables of a report."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any, Final
 
 from treegen.common.formatting import safe_line, safe_text
@@ -20,16 +21,16 @@ class Finding:
     """One kind of defect, with an example and what to do."""
 
     kind: str
-    """Its name, such as "right-answer-rejected"."""
+    """The name of the kind, such as "right-answer-rejected"."""
     area: str
     """"answers", "prompts", "samples" or "data"."""
     severity: Severity
     count: int
-    """How many samples or problems have it."""
+    """The number of samples or problems with the defect."""
     total: int
-    """How many were looked at."""
+    """The number of samples or problems that were checked."""
     unit: str
-    """The unit of both: "samples", "searches", "problems" or "runs"."""
+    """The unit of `count` and `total`: "samples", "searches", "problems" or "runs"."""
     message: str
     """What is wrong, as a sentence without a period."""
     advice: str
@@ -52,7 +53,7 @@ class Finding:
 
     @property
     def share(self) -> str:
-        """How many of how many have it."""
+        """The affected samples or problems, such as "3 of 120 samples"."""
         return f"{self.count:,} of {self.total:,} {self.unit}"
 
 
@@ -61,18 +62,19 @@ class RuleEffect:
     """The metrics of a run if another rule read and compared its answers."""
 
     rule: str
+    """The name of the rule."""
     source: str
-    """Whose rule it is; empty for a filter of the run."""
+    """The tool that has the rule; empty for a filter of the run."""
     values: dict[str, tuple[float, float, float]]
     """By metric ("accuracy", "maj@8", "pass@8"), the value and its 95% interval."""
     differences: dict[str, tuple[float, float, float]]
     """The value minus this run's value, and its 95% interval over problems."""
     differing: int
-    """Samples with another verdict than in the run."""
+    """The number of samples with another verdict than in the run."""
 
     @property
     def label(self) -> str:
-        """The name of the rule, and whose rule it is."""
+        """The name of the rule and its source."""
         return f"{self.rule} ({self.source})" if self.source else self.rule
 
 
@@ -126,7 +128,7 @@ class Audit:
         if not high or not self.is_scored:
             return None
         kinds = ", ".join(f"{finding.kind} ({finding.share})" for finding in high)
-        return f"the score may be misleading: {kinds}; treegen audit {self.run} shows why"
+        return f"the score may be misleading: {kinds}; treegen audit {quote(self.run)} shows why"
 
     def to_json(self) -> dict[str, Any]:
         """Return the audit as plain dicts and lists."""
@@ -228,11 +230,11 @@ def find(
     Args:
         name: A name of `KINDS`.
         cases: The samples or problems with the defect; the first is the example.
-        total: How many were looked at.
+        total: The number of samples or problems that were checked.
         unit: "samples", "searches", "problems" or "runs".
         example: The text to show, if it is not that of the first case.
         severity: The severity; by default it follows from the share of cases.
-        values: What the message shows, by name.
+        values: The values of the fields in the message, by name.
     """
     if not cases:
         return

@@ -42,7 +42,7 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
                 missed.append(sample)
             elif "compile" in outcome and best and sample.finish_reason != "length":
                 broken.append(sample)
-            elif _differ(programs, names):
+            elif _define_differently(programs, names):
                 redefined.append(sample)
     for name, cases in (
         ("program-not-found", missed),
@@ -52,7 +52,8 @@ def audit_programs(view: RunView) -> Iterator[Finding]:
         yield from find(name, cases, view.num_done)
 
 
-def _differ(programs: Any, names: Sequence[str]) -> bool:
+def _define_differently(programs: Any, names: Sequence[str]) -> bool:
+    """Return whether the first and the last block are different programs that define a name."""
     first, last = programs.get("first block"), programs.get("last block")
     if not first or not last or first == last or not names:
         return False

@@ -34,7 +34,7 @@ _NEEDS_BOS: Final = "gemma"
 # Other models of these types, such as Yi, were trained without the token.
 _MAY_NEED_BOS: Final = ("llama", "mistral")
 _MIN_QUESTION_CHARS: Final = 30  # characters from which a repeated question is no chance
-_EXCERPT: Final = 200  # characters of a prompt's end
+_EXCERPT_CHARS: Final = 200  # characters of a prompt's end
 _MARKER: Final = "zqx system text zqx"
 
 
@@ -65,21 +65,21 @@ def audit_prompts(
     # Inspect sends chat messages, which its provider formats.
     of_inspect = str(view.info.identity.get("imported", "")).startswith("inspect_ai")
     is_chat = of_inspect or bool(settings.get("apply_chat_template"))
-    config = {} if model is None else _tokenizer_config(model)
-    yield from _of_texts(view, texts, is_chat, config)
-    yield from _examples(view, texts, kind)
+    config = {} if model is None else _read_tokenizer_config(model)
+    yield from _check_texts(view, texts, is_chat, config)
+    yield from _check_examples(view, texts, kind)
     if not is_chat:
-        yield from _separator(view, texts)
-    yield from _of_model(view, texts, is_chat, config)
+        yield from _check_separator(view, texts)
+    yield from _check_template_and_bos(view, texts, is_chat, config)
     yield from _find_shortened(view)
 
 
 def prompt_texts(view: RunView) -> dict[str, str]:
     """Return the prompts of a run by problem; problems whose prompt is unknown are left out."""
-    return dict(_prompt_pairs(view))
+    return dict(_iter_prompts(view))
 
 
-def _prompt_pairs(view: RunView) -> Iterator[tuple[str, str]]:
+def _iter_prompts(view: RunView) -> Iterator[tuple[str, str]]:
     if view.job is not None and "imported" in view.info.identity:
         for problem in view.job.data.problems:
             if prompt := problem.metadata.get("prompt"):
@@ -94,7 +94,7 @@ def _prompt_pairs(view: RunView) -> Iterator[tuple[str, str]]:
                 yield prompt.id, "".join(content_text(node) for node in prompt.path)
 
 
-def _of_texts(
+def _check_texts(
     view: RunView, texts: Mapping[str, str], is_chat: bool, config: Mapping[str, Any]
 ) -> Iterator[Finding]:
     with_bos = [(name, text) for name, text in texts.items() if _BOS.match(text)]
@@ -117,7 +117,7 @@ def _of_texts(
         yield from _find("trailing-space", spaced, texts, severity=severity)
 
 
-def _examples(view: RunView, texts: Mapping[str, str], kind: str) -> Iterator[Finding]:
+def _check_examples(view: RunView, texts: Mapping[str, str], kind: str) -> Iterator[Finding]:
     if view.job is None or not view.job.data.num_fewshot:
         return
     repeated = [
@@ -158,32 +158,32 @@ def _is_among_examples(problem: ProblemView, prompt: str) -> bool:
     return first < at and any(" ".join(gold.split()) in between for gold in golds)
 
 
-def _separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
+def _check_separator(view: RunView, texts: Mapping[str, str]) -> Iterator[Finding]:
     """Yield a finding if the model can begin another example without being stopped."""
     if view.job is None or not view.job.data.num_fewshot or view.job.choices:
         return
     stop_setting = settings_group(view.info, "sampling").get("stop")
     stops = [stop for stop in stop_setting if stop] if isinstance(stop_setting, list) else []
-    questions = {p.id: p.question for p in view.problems}
-    for name, text in texts.items():
-        at = text.rfind(questions.get(name) or "\0")
-        line = text[:at].rpartition("\n")[2] if at > 0 else ""
-        is_header = line.strip().endswith(":") and len(line) <= 40
-        if not is_header or any(str(stop) in f"\n\n{line}" for stop in stops):
-            return
-        header = line.strip()
-        ran = [s for s in view.samples if f"\n{header}" in s.text]
-        yield from find(
-            "separator-does-not-stop",
-            ran or [(name, text[-_EXCERPT:])],
-            view.num_done,
-            severity=None if ran else "low",
-            header=header,
-        )
+    problem_id, text = next(iter(texts.items()), ("", ""))  # all prompts have the same form
+    question = next((p.question for p in view.problems if p.id == problem_id), "")
+    before, found, _ = text.rpartition(question or "\0")
+    line = before.rpartition("\n")[2] if found else ""
+    header = line.strip()
+    if not header.endswith(":") or len(line) > 40:
         return
+    if any(str(stop) in f"\n\n{line}" for stop in stops):
+        return
+    ran_on = [s for s in view.samples if f"\n{header}" in s.text]
+    yield from find(
+        "separator-does-not-stop",
+        ran_on or [(problem_id, text[-_EXCERPT_CHARS:])],
+        view.num_done,
+        severity=None if ran_on else "low",
+        header=header,
+    )
 
 
-def _of_model(
+def _check_template_and_bos(
     view: RunView, texts: Mapping[str, str], is_chat: bool, config: Mapping[str, Any]
 ) -> Iterator[Finding]:
     """Yield findings that follow from the model's name and its tokenizer's files."""
@@ -193,7 +193,7 @@ def _of_model(
     name = model.rstrip("/").rpartition("/")[2]
     has_chat_name, has_base_name = bool(_CHAT_NAME.search(name)), bool(_BASE_NAME.search(name))
     is_formatted = any(_TEMPLATE.search(text) for text in texts.values())
-    prompt = [("", next(iter(texts.values()), "")[-_EXCERPT:])]
+    prompt = [("", next(iter(texts.values()), "")[-_EXCERPT_CHARS:])]
     is_known = bool(texts) or "imported" not in identity
     is_named_chat = has_chat_name and not has_base_name
     is_plain = is_drawn and is_known and not is_chat and not is_formatted
@@ -260,7 +260,7 @@ def find_tokenizer(info: RunInfo) -> Path | None:
     return directory
 
 
-def _tokenizer_config(model: Path) -> dict[str, Any]:
+def _read_tokenizer_config(model: Path) -> dict[str, Any]:
     """Return the settings of a tokenizer, with the model's type; empty if there is none."""
     from treegen.model.checkpoint.files import read_object
 

@@ -84,7 +84,7 @@ _WORD_AFTER: Final = re.compile(r"['\u2019][a-z]|[ \t]+(?!(?:is|because|since|as
 # Another problem begins: the model went on in the form of its examples.
 _NEXT: Final = re.compile(r"\n\s{0,4}(?:Q|Question|Problem|Instruction|Passage)\s?\d{0,3}:")
 _REPLY: Final = re.compile(r"\n\s{0,4}(?:A|Answer|Solution|Response)\s?\d{0,3}:")
-_MARKS: Final = re.compile(r"####|\\boxed|answer\s{0,4}(?:is|:)", re.IGNORECASE)
+ANSWER_MARK: Final = re.compile(r"####|\\boxed|answer\s{0,4}(?:is|:)", re.IGNORECASE)
 _ANY_MARK: Final = re.compile(
     rf"####|\\boxed|</?\w{{0,20}}answer>|{_WORD}|\*\*[^*\n]{{1,80}}\*\*|__[^_\n]{{1,80}}__|"
     r"(?i:\b(?:option|choice|choose|pick|select|result|solution|total|final|therefore|hence|thus|so)\b)|[=\u2248\u2234\u21d2]"
@@ -130,7 +130,7 @@ def with_plain_minus(text: str) -> str:
 
 def next_problem(text: str) -> int | None:
     """Return where a text that has stated its answer begins another problem; None if nowhere."""
-    mark = _MARKS.search(text)
+    mark = ANSWER_MARK.search(text)
     for match in _NEXT.finditer(text):
         start = match.start()
         is_stated = mark is not None and mark.end() <= start

@@ -11,26 +11,25 @@ from typing import Any, Final
 
 from treegen.report.audit import Severity
 from treegen.report.audit.findings import Finding, find
-from treegen.report.audit.readers import is_bare, next_problem
+from treegen.report.audit.readers import ANSWER_MARK, is_bare, next_problem
 from treegen.report.view import RunView, Sample, StoredTree, settings_group
 from treegen.search.tree.records import TreeNode
 
-_TAIL: Final = 600  # characters at the end of a text in which a repetition is looked for
+_TAIL_CHARS: Final = 600  # characters at the end of a text in which a repetition is looked for
 _MIN_REPEATED_CHARS: Final = 200
 _MARKUP: Final = re.compile(
     r"<\|(?:im_end|im_start|eot_id|end|endoftext|eom_id|start_header_id|end_of_text)\|>"
     r"|<end_of_turn>|<start_of_turn>|</s>|\[/?INST\]"
 )
-_LANGUAGE_LETTERS: Final = 40  # letters of a text from which its script is known
+_MIN_LETTERS: Final = 40  # letters of a text from which its script is known
 _MIN_SURPRISING_TOKENS: Final = 20  # tokens from which equal samples are surprising
 _SHORT_ANSWERS: Final = ("number", "choice", "mathematics")
 _MIN_TOKENS: Final = 32  # tokens in which a sample could have ended
-_STATED: Final = re.compile(r"####|\\boxed|answer\s{0,4}(?:is|:)", re.IGNORECASE)
 _ANSWER_LINE: Final = re.compile(r"\n\s{0,4}(?:A|Answer|Solution|Response)\s?:")
 
 
 def audit_samples(view: RunView, kind: str, *, is_scored: bool) -> Iterator[Finding]:
-    """Yield the findings on the samples of a run, whose answers are not read here.
+    """Yield the findings on the texts and ends of samples.
 
     Args:
         view: The run.
@@ -43,33 +42,33 @@ def audit_samples(view: RunView, kind: str, *, is_scored: bool) -> Iterator[Find
     num, unit = len(drawn), view.unit
     if is_scored:
         samples = [d.sample for d in drawn]
-        yield from _cut(view, samples, [d.sample for d in drawn if d.is_cut], kind)
-        yield from _reasoning(view, samples, kind)
+        yield from _find_cut_off(view, samples, [d.sample for d in drawn if d.is_cut], kind)
+        yield from _find_read_reasoning(view, samples, kind)
     yield from find("empty-sample", [d.sample for d in drawn if d.is_empty], num, unit=unit)
     repeated = [d.sample for d in drawn if not d.is_stopped and any(map(is_repetition, d.texts))]
     yield from find("repeats-to-the-end", repeated, num, unit=unit)
     ended = [d.sample for d in drawn if any(map(_MARKUP.search, d.texts))]
     yield from find("end-token-in-text", ended, num, unit=unit)
-    ran = [d.sample for d in drawn if any(map(_runs_into_next, d.answers))]
+    ran = [d.sample for d in drawn if any(map(_states_next_problem, d.answers))]
     # A text without a short answer may have been asked to write problems.
     severity: Severity | None = "low" if kind in ("text", "none") else None
     yield from find("runs-into-next-problem", ran, num, unit=unit, severity=severity)
-    yield from _equal(view)
-    yield from _language(view, drawn)
+    yield from _find_equal_samples(view)
+    yield from _find_other_language(view, drawn)
 
 
 @dataclass(frozen=True, slots=True)
 class _ModelTexts:
-    """What the model wrote of a sample; of a search, of its best path."""
+    """The texts that the model wrote in a sample, or on the best path of a search."""
 
     sample: Sample
     texts: tuple[str, ...]
-    """The model's texts. The best path of an agent has one for each turn; text that was given
-    between them, such as results of tools, is not the model's."""
+    """The model's texts. The best path of an agent has one for each turn, without the results of
+    tools between turns."""
     answers: tuple[str, ...]
     """The texts without their reasoning."""
     is_cut: bool
-    """Whether it ended at max_tokens or during its reasoning."""
+    """Whether the last text ended at max_tokens or during its reasoning."""
     is_stopped: bool
     """Whether the model or a stop string ended the last text."""
     is_empty: bool
@@ -80,7 +79,7 @@ def _read_model_texts(view: RunView) -> Iterator[_ModelTexts]:
     if view.searched:
         tree_of = {(tree.problem_id, tree.repeat): tree for tree in view.trees}
         for sample in view.samples:
-            yield _drawn_by_search(sample, tree_of[sample.problem_id, sample.index])
+            yield _read_search_texts(sample, tree_of[sample.problem_id, sample.index])
         return
     for sample in view.samples:
         yield _ModelTexts(
@@ -93,8 +92,8 @@ def _read_model_texts(view: RunView) -> Iterator[_ModelTexts]:
         )
 
 
-def _drawn_by_search(sample: Sample, tree: StoredTree) -> _ModelTexts:
-    """Return what the model wrote on the best path of a search.
+def _read_search_texts(sample: Sample, tree: StoredTree) -> _ModelTexts:
+    """Return the texts that the model wrote on the best path of a search.
 
     A search without a best path found no solution, but its model may have written text. An
     unfinished path is not cut: a budget, a depth or pruning ended its search.
@@ -125,13 +124,13 @@ def _is_open(sample: Sample) -> bool:
     return sample.text.lstrip().startswith("<think>") and "</think>" not in sample.text
 
 
-def _runs_into_next(text: str) -> bool:
+def _states_next_problem(text: str) -> bool:
     """Return whether a text states its answer, and then another problem with an answer."""
     at = next_problem(text)
     return at is not None and _ANSWER_LINE.search(text, at) is not None
 
 
-def _reasoning(view: RunView, samples: Sequence[Sample], kind: str) -> Iterator[Finding]:
+def _find_read_reasoning(view: RunView, samples: Sequence[Sample], kind: str) -> Iterator[Finding]:
     """Yield a finding on samples whose reasoning the scorer read.
 
     An answer that stands after the reasoning was probably read there. Other kinds of answers than
@@ -143,7 +142,7 @@ def _reasoning(view: RunView, samples: Sequence[Sample], kind: str) -> Iterator[
         if verdict is None or verdict.answer is None:
             return False
         after = sample.text.rpartition("</think>")[2]
-        return _plain(verdict.answer) in _plain(after)
+        return _normalize(verdict.answer) in _normalize(after)
 
     unread = [s for s in samples if s.thinking is None and "</think>" in s.text]
     unread = [s for s in unread if not is_read_after(s)]
@@ -153,11 +152,11 @@ def _reasoning(view: RunView, samples: Sequence[Sample], kind: str) -> Iterator[
     )
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return re.sub(r"[\s,$]", "", text).casefold()
 
 
-def _cut(
+def _find_cut_off(
     view: RunView, samples: Sequence[Sample], cut: Sequence[Sample], kind: str
 ) -> Iterator[Finding]:
     """Yield findings on samples that ended before their answer.
@@ -179,7 +178,7 @@ def _cut(
         if verdict.answer is None:
             return not verdict.correct
         # A short or marked answer came before the end; other kinds may have begun with it.
-        is_stated = is_bare(sample.text) or _STATED.search(sample.text) is not None
+        is_stated = is_bare(sample.text) or ANSWER_MARK.search(sample.text) is not None
         return not verdict.correct and not is_stated and kind in _SHORT_ANSWERS
 
     open_ones = {id(sample) for sample in thinking}
@@ -194,7 +193,7 @@ def _cut(
 
 def is_repetition(text: str) -> bool:
     """Return whether the end of a text consists of copies of one piece."""
-    tail = text[-_TAIL:].strip()
+    tail = text[-_TAIL_CHARS:].strip()
     if len(tail) < _MIN_REPEATED_CHARS or tail.startswith("|") or tail.endswith("|"):
         return False  # short, or a table
     if len(set(tail)) == 1:
@@ -215,9 +214,9 @@ def is_repetition(text: str) -> bool:
     return False
 
 
-def _equal(view: RunView) -> Iterator[Finding]:
+def _find_equal_samples(view: RunView) -> Iterator[Finding]:
     sampling = settings_group(view.info, "sampling")
-    temperature = _number(sampling, "temperature", 0)
+    temperature = _get_number(sampling, "temperature", 0)
     groups = [p.samples for p in view.problems if len(p.samples) > 2]
     if not groups or view.searched or not _is_random(sampling):
         return
@@ -225,10 +224,10 @@ def _equal(view: RunView) -> Iterator[Finding]:
     equal = [group for group in long if len({s.text for s in group}) == 1]
     severity: Severity | None = None
     if any(group[0].logprob is None for group in equal):
-        # A sure model may repeat a text, but not for all problems.
+        # A confident model may repeat a text, but not for all problems.
         severity = "medium" if len(equal) == len(long) > 2 else "low"
     elif temperature < 1:
-        # Log-probabilities are those at temperature 1, at which other texts are likelier.
+        # Stored log-probabilities are those at temperature 1; lower temperatures repeat more.
         equal = [group for group in equal if (group[0].logprob or 0) < -40]
     else:  # a text of probability 1e-6 is not drawn three times by chance
         equal = [group for group in equal if (group[0].logprob or 0) < -14]
@@ -243,19 +242,22 @@ def _equal(view: RunView) -> Iterator[Finding]:
 
 
 def _is_random(sampling: Mapping[str, Any]) -> bool:
-    """Return whether settings of sampling let several tokens follow at most positions."""
-    top_p, top_k = _number(sampling, "top_p", 1), _number(sampling, "top_k", 0)
-    is_wide = top_p >= 0.7 and not 0 < top_k < 5 and _number(sampling, "min_p", 0) <= 0.2
-    return is_wide and _number(sampling, "temperature", 0) >= 0.5
+    """Return whether the sampling parameters are far enough from greedy sampling.
+
+    Then equal samples of a long text are surprising.
+    """
+    top_p, top_k = _get_number(sampling, "top_p", 1), _get_number(sampling, "top_k", 0)
+    is_wide = top_p >= 0.7 and not 0 < top_k < 5 and _get_number(sampling, "min_p", 0) <= 0.2
+    return is_wide and _get_number(sampling, "temperature", 0) >= 0.5
 
 
-def _number(sampling: Mapping[str, Any], name: str, default: float) -> float:
-    """Return a setting; the default if it is 0, missing or no number."""
+def _get_number(sampling: Mapping[str, Any], name: str, default: float) -> float:
+    """Return a setting; the default if it is 0, missing or not a number."""
     value = sampling.get(name)
     return value if isinstance(value, int | float) and value else default
 
 
-def _language(view: RunView, drawn: Sequence[_ModelTexts]) -> Iterator[Finding]:
+def _find_other_language(view: RunView, drawn: Sequence[_ModelTexts]) -> Iterator[Finding]:
     script_of_problem = {p.id: main_script(p.question) for p in view.problems}
     other_script = []
     for drawn_sample in drawn:
@@ -269,7 +271,7 @@ def _language(view: RunView, drawn: Sequence[_ModelTexts]) -> Iterator[Finding]:
 
 
 @lru_cache(maxsize=1 << 13)
-def _script(letter: str) -> str:
+def _script_of(letter: str) -> str:
     name = unicodedata.name(letter, "").partition(" ")[0]
     return "CJK" if name in ("HIRAGANA", "KATAKANA", "HANGUL") else name
 
@@ -278,11 +280,11 @@ def main_script(text: str) -> str | None:
     """Return the script of most letters at the start of a text; None if it has few letters."""
     text = text[:4000]
     if text.isascii():
-        return "LATIN" if sum(map(str.isalpha, text)) >= _LANGUAGE_LETTERS else None
-    counts = Counter(_script(letter) for letter in text if letter.isalpha())
+        return "LATIN" if sum(map(str.isalpha, text)) >= _MIN_LETTERS else None
+    counts = Counter(_script_of(letter) for letter in text if letter.isalpha())
     total = sum(counts.values())
     # A character of Chinese says as much as several letters.
-    if total + 3 * counts["CJK"] < _LANGUAGE_LETTERS:
+    if total + 3 * counts["CJK"] < _MIN_LETTERS:
         return None
     name, count = counts.most_common(1)[0]
     return name if count >= 0.6 * total else None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 from treegen.common.files import open_regular, read_bytes, replace_file
@@ -33,9 +34,9 @@ from treegen.runs import RunDir, versions
 from treegen.runs.files import check_no_link, format_os_error, parse_json
 from treegen.runs.settings import to_json
 
-_PART: Final = 1 << 22
-# Engine options that only fit a run to its machine.
-_ANY_MACHINE: Final[dict[str, Any]] = dict.fromkeys(
+_CHUNK_BYTES: Final = 1 << 22
+# Engine options that fit a run to a machine. They have no effect on samples beyond rounding.
+_MACHINE_OPTIONS: Final[dict[str, Any]] = dict.fromkeys(
     ["memory", "page_size", "max_rows", "prefill_chunk", "speculate", "draft_model", "draft_tokens"]
 )
 
@@ -79,17 +80,19 @@ def certify_run(
                 f"{error.message.marked}, or pass the path of the model as {arg('model=')}"
             ) from None
         check_model(run, job.settings.engine)  # before all samples are scored
-        facts = describe_run(run, job, choices, listener, execution, model_path)
+        part = describe_run(run, job, choices, listener, execution, model_path)
         if (stored := stored_report(run)) is None:
-            raise InputError(f"{path}/results.json has no scores; run `treegen score {path}` first")
-        if find_changed_report(run, facts.report):
-            changed = list_changed_scores(stored, facts.report)
+            raise InputError(
+                f"{path}/results.json has no scores; run `treegen score {quote(str(path))}` first"
+            )
+        if find_changed_report(run, part.report):
+            changed = list_changed_scores(stored, part.report)
             which = "".join(f" ({name} {a}, now {b})" for name, a, b in changed[:1])
             raise InputError(
                 f"the scores in {path}/results.json differ from the scores that treegen "
                 f"computes now{which}; if neither the task, the data nor treegen has changed, "
                 f"{path}/samples.jsonl has: compare it with a copy; otherwise run "
-                f"`treegen score {path}` first"
+                f"`treegen score {quote(str(path))}` first"
             )
         hashed, prepared = hash_model(job, listener), render_prompts(job)
         if problem := find_foreign_samples(run, prepared):
@@ -97,7 +100,7 @@ def certify_run(
                 f"{path}: {problem}; use the same model and treegen version as the run"
             )
     model = document.CertifiedModel(**hashed, prompts=describe_prompts(prepared))
-    return document.Certificate(**dict(facts), model=model)
+    return document.Certificate(**dict(part), model=model)
 
 
 def load_job_of(run: RunDir, choices: Mapping[str, Any]) -> Job:
@@ -121,7 +124,7 @@ def load_job_of(run: RunDir, choices: Mapping[str, Any]) -> Job:
             f"the run {run.path} used early stopping, so treegen cannot draw single samples "
             "again; certify a run without early stopping"
         )
-    engine = replace(job.settings.engine, **_ANY_MACHINE)
+    engine = replace(job.settings.engine, **_MACHINE_OPTIONS)
     return replace(job, settings=replace(job.settings, engine=engine))
 
 
@@ -155,8 +158,8 @@ def describe_run(
             planned=info.planned,
             resumes=len(info.resumes),
             model=short_model_name(str(recall_choices(run).get("model") or "")),
-            settings=_plain(info.identity),
-            versions=_plain(info.versions),
+            settings=_to_json_value(info.identity),
+            versions=_to_json_value(info.versions),
             computed_on=computed_on(info),
             run_json=document.hash_value(to_json(info)),
         ),
@@ -193,14 +196,14 @@ def _score(
     scores: list[SampleScore] = []
     judging = rescore_programs(job, run, execution, listener)
 
-    def look(record: dict[str, Any], score: SampleScore | None) -> None:
+    def collect(record: dict[str, Any], score: SampleScore | None) -> None:
         if score is not None:
             scores.append(score)
 
     rounds = rounds_of(job)
     with nullcontext() if judging is None else closing(judging):
-        score_samples(job, run, look, judging=judging, rounds=rounds, rescore=True)
-    report = _plain(aggregate(job, scores, rounds, VoteInputs.of(run.path)).to_json())
+        score_samples(job, run, collect, judging=judging, rounds=rounds, rescore=True)
+    report = _to_json_value(aggregate(job, scores, rounds, VoteInputs.of(run.path)).to_json())
     verdicts = sorted(
         [
             s.problem_id,
@@ -220,7 +223,7 @@ def _score(
     )
 
 
-def _plain(value: object) -> Any:
+def _to_json_value(value: object) -> Any:
     """Return a value as JSON would return it."""
     return parse_json(document.canonical(value).decode("ascii"))
 
@@ -285,7 +288,7 @@ def render_prompts(job: Job) -> PreparedJob:
 def describe_prompts(prepared: PreparedJob) -> document.CertifiedPrompts:
     """Return the hashes of the token ids of prompts, and of the chat template."""
     digest, num_tokens = hashlib.sha256(), 0
-    for name, parts in _prompts(prepared).items():
+    for name, parts in _list_prompt_tokens(prepared).items():
         num_tokens += sum(map(len, parts))
         hashes = [hashlib.sha256(part.astype("<i4").tobytes()).hexdigest() for part in parts]
         digest.update(document.canonical([name, hashes]) + b"\n")
@@ -306,14 +309,14 @@ def _hash_files(directory: Path) -> dict[str, document.HashedFile]:
     for path in list_model_files(directory):
         digest, size = hashlib.sha256(), 0
         with open(open_regular(path), "rb") as file:
-            while part := file.read(_PART):
-                digest.update(part)
-                size += len(part)
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
         hashed[path.name] = document.HashedFile(size=size, sha256=digest.hexdigest())
     return hashed
 
 
-def _prompts(prepared: PreparedJob) -> dict[str, list[Any]]:
+def _list_prompt_tokens(prepared: PreparedJob) -> dict[str, list[Any]]:
     """Return the token ids of each prompt, and those of its choices if it has any, by problem."""
     if prepared.job.choices:
         return {prompt.id: [prompt.context, *prompt.whole] for prompt in prepared.choice_prompts}
@@ -333,7 +336,7 @@ def find_foreign_samples(run: RunDir, prepared: PreparedJob) -> str:
 
     hashes = {
         name: hashlib.blake2b(parts[0].astype("<i4").tobytes(), digest_size=16).hexdigest()
-        for name, parts in _prompts(prepared).items()
+        for name, parts in _list_prompt_tokens(prepared).items()
     }
     requests = prepared.pair_requests()
     num_prompts = num_seeds = 0
@@ -342,7 +345,7 @@ def find_foreign_samples(run: RunDir, prepared: PreparedJob) -> str:
         num_prompts += record.get("prompt_hash") != hashes[name]
         if name in requests:
             request, params = requests[name]
-            num_seeds += record["seed"] != sample_seed(params.seed, request, index)
+            num_seeds += record.get("seed") != sample_seed(params.seed, request, index)
     if num_prompts:
         return f"the prompts of {num_prompts:,} samples differ from those that treegen renders now"
     return f"the seeds of {num_seeds:,} samples differ from those of the run" if num_seeds else ""

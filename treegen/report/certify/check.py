@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 from treegen.common.formatting import format_bytes, safe_line
@@ -43,8 +44,8 @@ from treegen.runs import RunDir
 from treegen.runs.record_file import CorruptLineError
 
 _MAX_NAMES: Final = 3
-_WIDTH: Final = 160
-_OF_MODEL: Final = {
+_MAX_CHARS: Final = 160  # of a value in a message
+_MODEL_PARTS: Final = {
     "model": "--model DIR checks it",
     "prompts": "--model DIR checks it",
     "redraw": "--model DIR --redraw 20 draws samples again",
@@ -58,7 +59,7 @@ _PARTS: Final = (
     "scores",
     "results.json",
     "audit",
-    *_OF_MODEL,
+    *_MODEL_PARTS,
 )
 _OTHER_MODEL: Final = "because the model differs"
 _WORDS: Final = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
@@ -66,19 +67,21 @@ _WORDS: Final = {True: "holds", False: "DOES NOT HOLD", None: "not checked"}
 
 @dataclass(frozen=True, slots=True)
 class PartCheck:
-    """One part of a certificate, and whether it holds."""
+    """The result of checking one part of a certificate."""
 
     what: str
+    """The part, such as "samples"."""
     holds: bool | None
-    """None if it was not checked."""
+    """Whether the part is as certified; None if it was not checked."""
     detail: str
+    """What was compared, or the first differences."""
     word: str = ""
-    """The result in a word, where it is not the usual one for `holds`."""
+    """A word to print instead of the usual one for `holds`; empty for the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateCheck:
-    """What was checked of a certificate, and what held."""
+    """The results of checking a certificate."""
 
     certificate: str
     """The file."""
@@ -88,7 +91,7 @@ class CertificateCheck:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing that was checked is wrong."""
+        """Whether no part that was checked differs from the certificate."""
         return all(check.holds is not False for check in self.checks)
 
     def to_json(self) -> dict[str, Any]:
@@ -126,8 +129,8 @@ def check_certificate(
             stored verdicts are compared.
         signer: A public key, or a file of allowed signers.
         redraw: Number of samples to draw again; needs a model.
-        redraw_seed: Chooses these samples. None takes a random seed, which whoever made the
-            certificate cannot have known.
+        redraw_seed: Chooses these samples. None takes a random seed, which the author of the
+            certificate cannot know.
         tolerance: As for `treegen.evals.pipeline.redraw.redraw_samples`.
 
     Raises:
@@ -142,18 +145,24 @@ def check_certificate(
             f"{arg('redraw', redraw)} needs {arg('model=')}; pass the directory or the name "
             "of the model"
         )
+    for name in ("adapter", "device", "trust_remote_code"):
+        if name in choices and "model" not in choices:
+            raise InputError(
+                f"{arg(f'{name}=')} has no effect without {arg('model=')}, because then no model "
+                f"is checked; set {arg('model=')} too"
+            )
     check_tolerance(tolerance)
     certificate, content = read_certificate(file)
-    drawing = None
+    redraw_run = None
     if redraw:
         seed = secrets.randbelow(2**32) if redraw_seed is None else redraw_seed
-        drawing = partial(
+        redraw_run = partial(
             redraw_samples, listener=listener, num=redraw, seed=seed, tolerance=tolerance
         )
     checks = [PartCheck("signature", *verify(content, signature_path(file), signer))]
     path = file.parent if run is None else run
     try:
-        checks += _compare_all(certificate, path, choices, listener, execution, drawing)
+        checks += _compare_all(certificate, path, choices, listener, execution, redraw_run)
     except CorruptLineError as error:
         checks += [
             PartCheck(what, False, error.problem)
@@ -170,7 +179,7 @@ def _compare_all(
     choices: Mapping[str, Any],
     listener: Listener,
     execution: ExecutionOptions | None,
-    drawing: Callable[[RunDir, PreparedJob], Redraw] | None,
+    redraw_run: Callable[[RunDir, PreparedJob], Redraw] | None,
 ) -> list[PartCheck]:
     """Return the checks of everything but the signature.
 
@@ -180,21 +189,21 @@ def _compare_all(
         choices: As for `check_certificate`.
         listener: As for `check_certificate`.
         execution: As for `check_certificate`.
-        drawing: Draws samples again; None if none are.
+        redraw_run: Draws samples again; None to skip this check.
     """
     with RunDir.open(path) as opened:
         job = load_job_of(opened, choices)
         model = locate_model(job) if "model" in choices else None
-        facts = describe_run(opened, job, choices, listener, execution, model)
-        checks = [*_compare_run(certificate, opened, job, facts, execution)]
+        recomputed = describe_run(opened, job, choices, listener, execution, model)
+        checks = [*_compare_run(certificate, opened, job, recomputed, execution)]
         if "model" in choices:
-            of_model = [*_compare_model(certificate, opened, job, listener, drawing)]
+            of_model = [*_compare_model(certificate, opened, job, listener, redraw_run)]
         else:
-            of_model = [PartCheck(what, None, how) for what, how in _OF_MODEL.items()]
-        if of_model[0].holds is False:  # the findings on its tokenizer are those of another model
+            of_model = [PartCheck(what, None, how) for what, how in _MODEL_PARTS.items()]
+        if of_model[0].holds is False:  # the audit would read the tokenizer of another model
             checks.append(PartCheck("audit", None, _OTHER_MODEL))
         else:
-            checks.append(_compare_audits(certificate, facts, has_model=model is not None))
+            checks.append(_compare_audits(certificate, recomputed, has_model=model is not None))
         return checks + of_model
 
 
@@ -202,7 +211,7 @@ def _compare_run(
     certificate: Certificate,
     run: RunDir,
     job: Job,
-    facts: RunPart,
+    recomputed_part: RunPart,
     execution: ExecutionOptions | None,
 ) -> Iterator[PartCheck]:
     """Yield the checks that need no model.
@@ -211,22 +220,27 @@ def _compare_run(
         certificate: The certificate.
         run: The run.
         job: The job of the run.
-        facts: What the run says now.
+        recomputed_part: The parts of a certificate that treegen computes from the run now.
         execution: As for `check_certificate`.
     """
-    recomputed, certified = (part.model_dump(mode="json") for part in (facts, certificate))
+    recomputed, certified = (
+        part.model_dump(mode="json") for part in (recomputed_part, certificate)
+    )
     libraries = [values["task"].pop("libraries") for values in (certified, recomputed)]
     verdicts = [values["samples"].pop("verdicts") for values in (recomputed, certified)]
     yield _compare(
         "settings", certified["run"], recomputed["run"], f"{run.info.planned:,} samples planned"
     )
     yield _compare(
-        "data", certified["data"], recomputed["data"], f"{facts.data.num_problems:,} problems"
+        "data",
+        certified["data"],
+        recomputed["data"],
+        f"{recomputed_part.data.num_problems:,} problems",
     )
     yield _compare(
         "task", certified["task"], recomputed["task"], f"{job.task.name} {job.task.version}"
     )
-    done = facts.samples.num_samples
+    done = recomputed_part.samples.num_samples
     part_check = _compare(
         "samples", certified["samples"], recomputed["samples"], f"{done:,} samples"
     )
@@ -246,10 +260,11 @@ def _compare_run(
     if changed:
         lines = [f"{name}: certified {a}, now {b}" for name, a, b in changed]
         total = sum(1 for _ in find_differences(scores, recomputed_scores))
-        scored = replace(scored, detail=_list(lines, max(total, len(lines))))
-    before, now = (_list_pass_hat_ks(part, job) for part in (certificate, facts))
+        scored = replace(scored, detail=_join_first(lines, max(total, len(lines))))
+    before, now = (_list_pass_hat_ks(part, job) for part in (certificate, recomputed_part))
     if before != now:
-        why = f"`treegen score {run.path} --pass-hat-k {before}` gives the certified metrics"
+        command = f"treegen score {quote(str(run.path))} --pass-hat-k {before}"
+        why = f"`{command}` gives the certified metrics"
         scored = replace(scored, detail=f"{scored.detail}; {why}")
     if as_code_execution_task(job.task) and execution is None and scored.holds:
         how = "as the stored verdicts give; --allow-code-execution runs the programs again"
@@ -261,7 +276,7 @@ def _compare_run(
         names = find_changed_report(run, recomputed["report"])
         changed = list_changed_scores(stored, recomputed["report"])
         lines = [f"{name}: stored {a}, now {b}" for name, a, b in changed] or names
-        detail = _list(lines, max(len(names), len(lines))) or "the same scores"
+        detail = _join_first(lines, max(len(names), len(lines))) or "the same scores"
         yield PartCheck("results.json", not names, detail)
     differences = list(find_differences(libraries[0], libraries[1]))
     if differences:
@@ -278,12 +293,14 @@ def _list_pass_hat_ks(part: RunPart, job: Job) -> str:
     return ",".join(ks) or "none"
 
 
-def _compare_audits(certificate: RunPart, facts: RunPart, *, has_model: bool) -> PartCheck:
+def _compare_audits(
+    certificate: RunPart, recomputed_part: RunPart, *, has_model: bool
+) -> PartCheck:
     """Return whether two audits are the same; without a model, apart from what needs its tokenizer.
 
     Args:
         certificate: The certificate.
-        facts: What the run says now.
+        recomputed_part: The parts of a certificate that treegen computes from the run now.
         has_model: Whether the model was named.
     """
     certified, recomputed = (
@@ -292,12 +309,12 @@ def _compare_audits(certificate: RunPart, facts: RunPart, *, has_model: bool) ->
             for finding in part.audit
             if has_model or finding.kind not in OF_TOKENIZERS
         ]
-        for part in (certificate, facts)
+        for part in (certificate, recomputed_part)
     )
     high = sum(finding["severity"] == "high" for finding in recomputed)
     how = f"{len(recomputed):,} findings, {high:,} high"
     check = _compare("audit", {"audit": certified}, {"audit": recomputed}, how)
-    before, now = certificate.audit_version or "another version", facts.audit_version
+    before, now = certificate.audit_version or "another version", recomputed_part.audit_version
     if not check.holds and before != now:
         why = f"audited by treegen {before}, now {now}, whose rules may differ"
         check = replace(check, detail=f"{check.detail}; {why}")
@@ -309,7 +326,7 @@ def _compare_model(
     run: RunDir,
     job: Job,
     listener: Listener,
-    redraw: Callable[[RunDir, PreparedJob], Redraw] | None,
+    redraw_run: Callable[[RunDir, PreparedJob], Redraw] | None,
 ) -> Iterator[PartCheck]:
     """Yield the checks that need the model.
 
@@ -318,7 +335,7 @@ def _compare_model(
         run: The run.
         job: The job of the run, with the model to check.
         listener: Receives how long hashing takes.
-        redraw: Draws samples again; None if none are.
+        redraw_run: Draws samples again; None to skip this check.
     """
     certified = certificate.model.model_dump(mode="json")
     files = hash_model(job, listener)
@@ -338,7 +355,7 @@ def _compare_model(
         checked = PartCheck("model", False, error.message.rename(_spell_option))
     yield checked
     if not checked.holds:  # tokenizers and weights are not loaded if others are expected
-        yield from (PartCheck(what, None, _OTHER_MODEL) for what in [*_OF_MODEL][1:])
+        yield from (PartCheck(what, None, _OTHER_MODEL) for what in [*_MODEL_PARTS][1:])
         return
     prepared = render_prompts(job)
     prompts = describe_prompts(prepared)
@@ -347,10 +364,10 @@ def _compare_model(
     if checked.holds and (problem := find_foreign_samples(run, prepared)):
         checked = PartCheck("prompts", False, problem)
     yield checked
-    if redraw is None:
+    if redraw_run is None:
         yield PartCheck("redraw", None, "--redraw 20 draws samples again")
     else:
-        result = redraw(run, prepared)
+        result = redraw_run(run, prepared)
         yield PartCheck("redraw", result.holds, str(result))
         if result.tolerance is not None and result.tolerance > result.default_tolerance:
             why = (
@@ -375,13 +392,13 @@ def _compare(what: str, certified: object, recomputed: object, detail: str) -> P
         detail: The text if they are the same.
     """
     changed = [
-        f"{name}: certified {json.dumps(a)[:_WIDTH]}, now {json.dumps(b)[:_WIDTH]}"
+        f"{name}: certified {json.dumps(a)[:_MAX_CHARS]}, now {json.dumps(b)[:_MAX_CHARS]}"
         for name, a, b in find_differences(certified, recomputed)
     ]
-    return PartCheck(what, not changed, _list(changed) or detail)
+    return PartCheck(what, not changed, _join_first(changed) or detail)
 
 
-def _list(names: Sequence[str], total: int | None = None) -> str:
+def _join_first(names: Sequence[str], total: int | None = None) -> str:
     """Return the first names, and how many more there are.
 
     Args:

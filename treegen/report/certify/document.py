@@ -27,7 +27,7 @@ FILE: Final = "certificate.json"
 _MAX_BYTES: Final = 64 << 20
 _MAX_CHARS: Final = 40
 _CLOSE: Final = 1e-9
-"""Numbers of reports are equal up to this, because other versions of libraries round otherwise."""
+"""Absolute and relative tolerance of equal numbers; library versions round differently."""
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -135,7 +135,7 @@ class RunPart(_Part):
 
 
 class Certificate(RunPart):
-    """All that a number came from."""
+    """The certificate of a run: how its scores were computed."""
 
     format: Literal["treegen-certificate"] = "treegen-certificate"
     schema_version: Literal[1] = 1
@@ -202,7 +202,7 @@ def read_certificate(path: Path) -> tuple[Certificate, bytes]:
 
 
 def load_own_certificate(path: Path) -> Certificate | None:
-    """Return the certificate in a run's directory; None if there is none of these very samples.
+    """Return the certificate in a run's directory; None without one of its present samples.
 
     Args:
         path: The directory of the run.
@@ -221,7 +221,7 @@ def load_own_certificate(path: Path) -> Certificate | None:
 
 
 def find_other_conditions(a: Certificate, b: Certificate) -> list[str]:
-    """Return in what two certified runs differ apart from the model, such as "seed 0 / 1".
+    """Return the differences of two certified runs apart from the model, such as "seed 0 / 1".
 
     Args:
         a: The certificate of the first run.

@@ -21,6 +21,7 @@ from treegen.prompts.images.loading import describe_content
 from treegen.prompts.tree import Message, Prompt, prompts_of
 from treegen.report.certify.document import Certificate, load_own_certificate
 from treegen.report.load import load_run
+from treegen.report.run_settings import short_model_name
 from treegen.report.view import ProblemView, RunView, StoredTree, settings_group
 from treegen.runs import RunDir, SearchRunDir
 from treegen.runs.files import check_no_link, format_os_error
@@ -41,9 +42,8 @@ class ExportedRun:
 
     @cached_property
     def model(self) -> str:
-        """The name of the model: the last part of a directory's path."""
-        model = str(self.view.info.free.get("model") or "unknown")
-        return Path(model).name if Path(model).is_absolute() else model
+        """The name of the model on the hub, or the last part of a path."""
+        return short_model_name(str(self.view.info.free.get("model") or "unknown"))
 
     @cached_property
     def sampling(self) -> Mapping[str, Any]:
@@ -82,7 +82,7 @@ class ExportedRun:
         return {
             problem.id: json.loads(
                 replace_surrogates(
-                    json.dumps(problem.fields, default=_name_value, ensure_ascii=False)
+                    json.dumps(problem.fields, default=_describe_value, ensure_ascii=False)
                 )
             )
             for problem in job.data.problems
@@ -132,11 +132,11 @@ def read_full_run(path: Path, **options: Unpack[OpenRunOptions]) -> ExportedRun:
             f"the run {path} has no finished {view.unit} to export; wait for the run, or resume "
             "the run"
         )
-    prompts = {} if view.tree is None else {p.id: _content(p) for p in prompts_of(view.tree)}
+    prompts = {} if view.tree is None else {p.id: _join_prompt(p) for p in prompts_of(view.tree)}
     return ExportedRun(view, records, prompts)
 
 
-def _content(prompt: Prompt) -> str | list[Message]:
+def _join_prompt(prompt: Prompt) -> str | list[Message]:
     """Return a prompt as messages if it has some, else as text with token ids as numbers."""
     if any(node.has_messages for node in prompt.path):
         return [message for node in prompt.path for message in node.content]  # type: ignore[misc]
@@ -144,7 +144,7 @@ def _content(prompt: Prompt) -> str | list[Message]:
     return "".join(part if isinstance(part, str) else f"{list(part)}" for part in parts)
 
 
-def _name_value(value: object) -> str:
+def _describe_value(value: object) -> str:
     """Return a value of a data file that JSON lacks, such as a date, as text."""
     return f"{len(value):,} bytes" if isinstance(value, bytes) else str(value)
 
@@ -171,7 +171,7 @@ _WRITERS: Final = {
     "parquet": ("treegen.report.exchange.to_parquet", "parquet"),
 }
 FORMATS: Final = tuple(_WRITERS)
-_OF_PANDAS: Final = ("csv", "tsv")
+_PANDAS_FORMATS: Final = ("csv", "tsv")
 
 
 def suggest_frames(to: str, run: str | os.PathLike[str]) -> str:
@@ -181,7 +181,7 @@ def suggest_frames(to: str, run: str | os.PathLike[str]) -> str:
         to: The name of the format.
         run: The run.
     """
-    if to.lower() not in _OF_PANDAS:
+    if to.lower() not in _PANDAS_FORMATS:
         return ""
     code = f"treegen.open_run({os.fspath(run)!r}).samples().to_csv('samples.csv')"
     return f"; for CSV, run this in Python (extra pandas): {code}"
@@ -204,7 +204,8 @@ def export_run(
         options: data=, task= and allow_task_code=, as for `treegen.open_run`.
 
     Raises:
-        RunError: there is no run, it is corrupt or has no sample, or a file cannot be written.
+        RunError: there is no run, it is corrupt or has no sample, a file cannot be written, or a
+            symbolic link leads from the default path out of the run.
         InputError: the format is not known, the run has no content for it, a package is not
             installed, or `data` or `task` are not the run's problems or task.
     """
@@ -234,7 +235,9 @@ def export_with_notices(
     module, default = _WRITERS[to]
     write: Callable[[ExportedRun, Path], list[Path]] = import_module(module).write
     if target is None:
-        check_no_link(directory, target := directory / default.format(name=full_run.view.name))
+        target = directory / default.format(name=full_run.view.name)
+        for path_in_run in (target, *target.rglob("*")):  # folders of an earlier export
+            check_no_link(directory, path_in_run)
     try:
         return write(full_run, target), full_run.view.notices
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The content of a log of any other tool, and its conversion to a run directory.
+"""The content of a log of another tool, and its conversion to a run directory.
 
 A log is untrusted: pydantic schemas check it. Every field that is used has a type and bounds,
 nothing is converted (1.7 is not a document number, and "no" is not true), and an error names the
@@ -8,6 +8,7 @@ file, the line or sample, and the field.
 import json
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -87,15 +88,17 @@ _SCRATCH: Final = ".import.{}.tmp"
 _TEMPORARY_FILES: Final = (".import.[0-9]*.tmp",)
 
 
-class ForeignVerdict(Schema):
+class ExternalVerdict(Schema):
     """The score of a sample in a log; the fields are as in `Verdict`."""
 
     answer: str | None
+    """The answer that the scorer read; None if it read none."""
     correct: bool
     credit: Share | None = None
+    """Partial credit from 0 to 1; None without partial credit."""
 
 
-class ForeignProblem(Schema):
+class ExternalProblem(Schema):
     """A problem of a log."""
 
     id: Name
@@ -104,7 +107,7 @@ class ForeignProblem(Schema):
     group: str = ""
     """For clustered error bars, if it has one."""
     prompt: str = ""
-    """The text that the model got, if the log has it."""
+    """The text of the prompt; empty if the log does not have it."""
 
 
 class ExternalSample(Schema):
@@ -113,7 +116,7 @@ class ExternalSample(Schema):
     problem_id: Name
     index: Index
     text: str
-    verdicts: dict[str, ForeignVerdict]
+    verdicts: dict[str, ExternalVerdict]
     """By filter. A filter that is missing here did not score the sample, so the sample does not
     count in that filter's metrics."""
     num_tokens: Count = 0
@@ -139,7 +142,7 @@ class ExternalLog(Schema):
     """Its name."""
     source: str
     """The tool and its version."""
-    problems: tuple[ForeignProblem, ...]
+    problems: tuple[ExternalProblem, ...]
     filters: tuple[Name, ...]
     """The names of its scores, the headline first."""
     num_samples: int
@@ -154,7 +157,7 @@ class ExternalLog(Schema):
     recorded: tuple[str, ...] = ()
     """The names of the settings that the log contains; the values of others are not known."""
     notices: tuple[str, ...] = ()
-    """Which content of the log is left out and why, one sentence each."""
+    """What treegen leaves out of the log and why, one sentence each."""
 
 
 def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
@@ -176,24 +179,24 @@ def make_runs(logs: Sequence[ExternalLog], path: Path) -> list[Path]:
         RunError: A directory is not empty, or cannot be written.
     """
     for log in logs:
-        _check(log)
+        _check_log(log)
     directories = [path]
     if len(logs) > 1:
         directories = [path / path_component(log.task, "a task of the log") for log in logs]
     try:
         for directory in directories:
-            _check_directory(directory)
+            _clean_directory(directory)
         for directory in directories:
-            _check_free(directory)
+            _check_empty(directory)
         with ExitStack() as stack:
             scratches = [
-                stack.enter_context(_new_directory(directory)) for directory in directories
+                stack.enter_context(_make_scratch_folder(directory)) for directory in directories
             ]
             for log, directory, scratch in zip(logs, directories, scratches, strict=True):
-                _check_free(directory)
-                _write(log, directory, scratch)
+                _check_empty(directory)
+                _write_run(log, directory, scratch)
             for directory, scratch in zip(directories, scratches, strict=True):
-                _move(scratch, directory)
+                _move_run(scratch, directory)
     except OSError as error:
         raise RunError(
             f"cannot write {error.filename or path}: {format_os_error(error)}"
@@ -221,7 +224,7 @@ def usable_sampling(parameters: Mapping[str, Any], notices: list[str]) -> dict[s
     return usable
 
 
-def score_to_verdict(score: float, answer: str | None, text: str) -> ForeignVerdict:
+def score_to_verdict(score: float, answer: str | None, text: str) -> ExternalVerdict:
     """Return a score from 0 to 1 as a verdict: correct if it is 1, otherwise partial credit.
 
     Args:
@@ -233,17 +236,21 @@ def score_to_verdict(score: float, answer: str | None, text: str) -> ForeignVerd
     if right and answer is None:
         answer = text.strip()
     credit = None if score in (0, 1) else float(score)
-    return ForeignVerdict(answer=answer, correct=right, credit=credit)
+    return ExternalVerdict(answer=answer, correct=right, credit=credit)
 
 
-def _check_directory(path: Path) -> None:
-    """Check that a path can be a directory, and remove scratch folders of interrupted imports."""
+def _clean_directory(path: Path) -> None:
+    """Remove the scratch folders of interrupted imports from a directory.
+
+    Raises:
+        RunError: the path cannot be a directory.
+    """
     check_directory(path)
     for pattern in _TEMPORARY_FILES:
         sweep(path, pattern)
 
 
-def _check_free(path: Path) -> None:
+def _check_empty(path: Path) -> None:
     """Raise RunError unless a run can be created in a directory."""
     # os.path, because a Path raises for names that are too long.
     if os.path.exists(path / "run.json"):
@@ -254,7 +261,7 @@ def _check_free(path: Path) -> None:
 
 
 @contextmanager
-def _new_directory(path: Path) -> Iterator[Path]:
+def _make_scratch_folder(path: Path) -> Iterator[Path]:
     """Make a directory with a scratch folder in it; yield that folder, and remove it at the end.
 
     Directories that were made here are removed if they are empty at the end.
@@ -274,7 +281,7 @@ def _new_directory(path: Path) -> Iterator[Path]:
                 directory.rmdir()
 
 
-def _write(log: ExternalLog, path: Path, scratch: Path) -> None:
+def _write_run(log: ExternalLog, path: Path, scratch: Path) -> None:
     """Write a log as a run in a scratch folder.
 
     Args:
@@ -282,16 +289,16 @@ def _write(log: ExternalLog, path: Path, scratch: Path) -> None:
         path: The final directory of the run.
         scratch: The folder to write into.
     """
-    rows = "".join(f"{json.dumps(_row(problem))}\n" for problem in log.problems)
+    rows = "".join(f"{json.dumps(_to_row(problem))}\n" for problem in log.problems)
     (scratch / PROBLEMS).write_text(rows, encoding="ascii")
-    job = _job(log, path, scratch)
-    with RunDir.create(scratch, _settings(log, job)) as run:
+    job = _make_job(log, path, scratch)
+    with RunDir.create(scratch, _make_settings(log, job)) as run:
         for sample in log.samples:
-            run.append(_record(sample))
+            run.append(_to_record(sample))
         write_results(job, run)
 
 
-def _move(scratch: Path, path: Path) -> None:
+def _move_run(scratch: Path, path: Path) -> None:
     """Move the files of a run into its directory, and last run.json, which makes it a run."""
     names = [name for name in os.listdir(scratch) if name != "run.lock"]
     moved: list[Path] = []
@@ -311,7 +318,8 @@ def _move(scratch: Path, path: Path) -> None:
         raise
 
 
-def _check(log: ExternalLog) -> None:
+def _check_log(log: ExternalLog) -> None:
+    """Raise InputError for a log without problems, filters or samples, or with duplicates."""
     if not log.problems:
         raise InputError(
             f"the log of the task {log.task} contains no samples; pass a log with samples"
@@ -329,12 +337,10 @@ def _check(log: ExternalLog) -> None:
             f"the log of the task {log.task} must have 1 to {MAX_SAMPLES:,} samples per "
             f"problem, got {log.num_samples}"
         )
-    problem_ids = {problem.id for problem in log.problems}
-    if len(problem_ids) < len(log.problems):
-        ids = [problem.id for problem in log.problems]
-        twice = next(i for i in ids if ids.count(i) > 1)
+    ((problem_id, count),) = Counter(problem.id for problem in log.problems).most_common(1)
+    if count > 1:
         raise InputError(
-            f"the log has two problems with the id {twice!r}; rename one of the problems"
+            f"the log has two problems with the id {problem_id!r}; rename one of the problems"
         )
     seen: set[tuple[str, int]] = set()
     for sample in log.samples:
@@ -347,11 +353,18 @@ def _check(log: ExternalLog) -> None:
         seen.add(key)
 
 
-def _row(problem: ForeignProblem) -> dict[str, str]:
+def _to_row(problem: ExternalProblem) -> dict[str, str]:
     return {k: v for k, v in problem.model_dump().items() if v or k not in ("group", "prompt")}
 
 
-def _job(log: ExternalLog, path: Path, scratch: Path) -> Job:
+def _make_job(log: ExternalLog, path: Path, scratch: Path) -> Job:
+    """Return the job of an imported run.
+
+    Args:
+        log: The log.
+        path: The final directory of the run, which its settings name.
+        scratch: The folder with the file of problems.
+    """
     choices = {
         "task": "imported",
         "data": str((scratch / PROBLEMS).absolute()),
@@ -374,7 +387,7 @@ def _job(log: ExternalLog, path: Path, scratch: Path) -> Job:
     return replace(job, settings=settings, data=replace(job.data, source=path_of_problems))
 
 
-def _settings(log: ExternalLog, job: Job) -> RunSettings:
+def _make_settings(log: ExternalLog, job: Job) -> RunSettings:
     return RunSettings(
         identity={
             **build_content_identity(job),
@@ -389,7 +402,7 @@ def _settings(log: ExternalLog, job: Job) -> RunSettings:
     )
 
 
-def _record(sample: ExternalSample) -> dict[str, Any]:
+def _to_record(sample: ExternalSample) -> dict[str, Any]:
     record: dict[str, Any] = {
         "problem_id": sample.problem_id,
         "sample_index": sample.index,

@@ -17,9 +17,9 @@ from treegen.errors import InputError, require_extra
 from treegen.report.exchange.external_log import (
     MAX_SAMPLES,
     ExternalLog,
+    ExternalProblem,
     ExternalSample,
-    ForeignProblem,
-    ForeignVerdict,
+    ExternalVerdict,
     score_to_verdict,
     usable_sampling,
     validate,
@@ -43,14 +43,14 @@ def read_inspect(path: Path) -> ExternalLog:
     Raises:
         InputError: it is not a readable log, has no samples, or samples that contradict each other.
     """
-    log = _read(path)
+    log = _read_log(path)
     if not log.samples:
         raise InputError(
             f"the log {path} contains no samples; run the eval to completion, and log its samples"
         )
     notices: list[str] = []
     problems = _collect_problems(log.samples, path, is_own=_own_metadata(log) is not None)
-    scores = _scores(log.samples, notices)
+    scores = _collect_scores(log.samples, notices)
     filters = list(dict.fromkeys(name for of_sample in scores for name in of_sample))
     pairs = list(zip(log.samples, scores, strict=True))
     done = [pair for pair in pairs if pair[1]]
@@ -58,8 +58,8 @@ def read_inspect(path: Path) -> ExternalLog:
     epochs = max([log.eval.config.epochs or 1, *(sample.epoch for sample in log.samples)])
     if epochs > MAX_SAMPLES:
         raise InputError(f"the log {path} must have at most {MAX_SAMPLES:,} epochs, got {epochs}")
-    sampling = usable_sampling(_sampling(log), notices)
-    system = _system_instruction(log)
+    sampling = usable_sampling(_collect_sampling(log), notices)
+    system = _find_system_instruction(log)
     return validate(
         ExternalLog,
         {
@@ -73,7 +73,7 @@ def read_inspect(path: Path) -> ExternalLog:
             "samples": tuple(
                 validate(
                     ExternalSample,
-                    _sample(sample, of_sample),
+                    _to_sample(sample, of_sample),
                     f"{path}: sample {sample.id!r:.60}, epoch {sample.epoch}",
                 )
                 for sample, of_sample in done
@@ -107,7 +107,7 @@ def _describe_unscored(
             yield f"{num_lacking:,} samples have no score of {name} and do not count in its metrics"
 
 
-def _read(path: Path) -> EvalLog:
+def _read_log(path: Path) -> EvalLog:
     kind: Literal["eval", "json"] = "eval" if path.suffix == ".eval" else "json"
     try:
         with open(open_regular(path), "rb") as file:
@@ -149,7 +149,7 @@ def _own_metadata(log: EvalLog) -> Mapping[str, Any] | None:
     return own if isinstance(own, Mapping) else None
 
 
-def _system_instruction(log: EvalLog) -> str | None:
+def _find_system_instruction(log: EvalLog) -> str | None:
     """Return the system text of all samples, "" for none; None if it is not known."""
     match _own_metadata(log):
         case {"identity": {"prompt": {"system_instruction": str() | None as text}}}:
@@ -170,7 +170,7 @@ def _is_system(turn: ChatMessage) -> bool:
 
 def _collect_problems(
     samples: Sequence[EvalSample], path: Path, *, is_own: bool
-) -> tuple[ForeignProblem, ...]:
+) -> tuple[ExternalProblem, ...]:
     """Return the problems of some samples.
 
     Args:
@@ -181,7 +181,7 @@ def _collect_problems(
     Raises:
         InputError: Samples of one problem contradict each other.
     """
-    problems: dict[str, ForeignProblem] = {}
+    problems: dict[str, ExternalProblem] = {}
     ids: dict[str, int | str] = {}
     for sample in samples:
         name = str(sample.id)
@@ -191,7 +191,7 @@ def _collect_problems(
                 "different sample ids"
             )
             raise InputError(f"{message}; rename one of the samples")
-        problem = _problem(sample, f"{path}: sample {sample.id!r:.60}", is_own=is_own)
+        problem = _to_problem(sample, f"{path}: sample {sample.id!r:.60}", is_own=is_own)
         earlier = problems.setdefault(name, problem)
         if earlier.model_copy(update={"prompt": problem.prompt}) != problem:
             raise InputError(
@@ -203,7 +203,7 @@ def _collect_problems(
     return tuple(problems.values())
 
 
-def _problem(sample: EvalSample, where: str, *, is_own: bool) -> ForeignProblem:
+def _to_problem(sample: EvalSample, where: str, *, is_own: bool) -> ExternalProblem:
     """Return the problem of a sample.
 
     Args:
@@ -227,15 +227,15 @@ def _problem(sample: EvalSample, where: str, *, is_own: bool) -> ForeignProblem:
         "id": str(sample.id),
         "question": question,
         "answer": answer,
-        "prompt": _prompt(sample),
+        "prompt": _join_prompt(sample),
     }
     group = sample.metadata.get("group")
     return validate(
-        ForeignProblem, row | ({"group": group} if isinstance(group, str) else {}), where
+        ExternalProblem, row | ({"group": group} if isinstance(group, str) else {}), where
     )
 
 
-def _prompt(sample: EvalSample) -> str:
+def _join_prompt(sample: EvalSample) -> str:
     """Return the messages before the model's first reply as one text; "" if there is no reply."""
     turns = list(
         takewhile(lambda turn: turn.role != "assistant" or turn.source == "input", sample.messages)
@@ -244,7 +244,7 @@ def _prompt(sample: EvalSample) -> str:
     return "" if len(turns) == len(sample.messages) or "attachment://" in text else text
 
 
-def _scores(
+def _collect_scores(
     samples: Sequence[EvalSample], notices: list[str]
 ) -> list[dict[str, tuple[float, Score]]]:
     """Return the scores of each sample that are numbers from 0 to 1; each entry of a dict counts.
@@ -252,11 +252,11 @@ def _scores(
     A scorer with another number, or without numbers, is left out. If a scorer has numbers, a text
     that is not a number counts as 0, as in Inspect.
     """
-    scores_of_samples = [_values(sample) for sample in samples]
+    scores_of_samples = [_list_scores(sample) for sample in samples]
     numbers: dict[str, list[float | None]] = {}
     for by_name in scores_of_samples:
         for name, (value, _) in by_name.items():
-            numbers.setdefault(name, []).append(_number(value))
+            numbers.setdefault(name, []).append(_to_number(value))
     shares = {
         name
         for name, values in numbers.items()
@@ -272,7 +272,7 @@ def _scores(
             notices.append(f"{num_texts:,} scores of {name} are not numbers and count as 0")
     return [
         {
-            name: (_number(value) or 0.0, score)
+            name: (_to_number(value) or 0.0, score)
             for name, (value, score) in by_name.items()
             if name in shares
         }
@@ -280,7 +280,7 @@ def _scores(
     ]
 
 
-def _values(sample: EvalSample) -> dict[str, tuple[Any, Score]]:
+def _list_scores(sample: EvalSample) -> dict[str, tuple[Any, Score]]:
     """Return the scores of a sample, by scorer, without NaN, which means that it is not scored."""
     by_scorer = {}
     for name, score in (sample.scores or {}).items():
@@ -291,7 +291,7 @@ def _values(sample: EvalSample) -> dict[str, tuple[Any, Score]]:
     return by_scorer
 
 
-def _number(value: Any) -> float | None:
+def _to_number(value: Any) -> float | None:
     """Return a score as Inspect's metrics take it; None if it is not a number."""
     if isinstance(value, str):
         if value in _LETTERS:
@@ -306,9 +306,9 @@ def _number(value: Any) -> float | None:
     return number if not isinstance(value, str) or math.isfinite(number) else None
 
 
-def _sample(sample: EvalSample, numbers: Mapping[str, tuple[float, Score]]) -> dict[str, Any]:
+def _to_sample(sample: EvalSample, numbers: Mapping[str, tuple[float, Score]]) -> dict[str, Any]:
     answer = sample.output.completion
-    thinking = _reasoning(sample)
+    thinking = _join_reasoning(sample)
     usage = sample.output.usage
     stop = sample.output.choices[0].stop_reason if sample.output.choices else "unknown"
     return {
@@ -316,7 +316,7 @@ def _sample(sample: EvalSample, numbers: Mapping[str, tuple[float, Score]]) -> d
         "index": sample.epoch - 1,
         "text": thinking + answer,
         "verdicts": {
-            name: _verdict(score, number, answer) for name, (number, score) in numbers.items()
+            name: _to_verdict(score, number, answer) for name, (number, score) in numbers.items()
         },
         "num_tokens": usage.output_tokens if usage else 0,
         "prompt_tokens": usage.input_tokens if usage else 0,
@@ -327,23 +327,23 @@ def _sample(sample: EvalSample, numbers: Mapping[str, tuple[float, Score]]) -> d
     }
 
 
-def _verdict(score: Score, number: float, text: str) -> ForeignVerdict:
+def _to_verdict(score: Score, number: float, text: str) -> ExternalVerdict:
     # A log exported by treegen stores which samples are correct, because credit does not imply it.
     right = (score.metadata or {}).get("correct")
     if isinstance(right, bool) and (score.answer is not None or not right):
         credit = None if isinstance(score.value, str) else number
-        return ForeignVerdict(answer=score.answer, correct=right, credit=credit)
+        return ExternalVerdict(answer=score.answer, correct=right, credit=credit)
     return score_to_verdict(number, score.answer, text)
 
 
-def _reasoning(sample: EvalSample) -> str:
+def _join_reasoning(sample: EvalSample) -> str:
     content = sample.output.message.content if sample.output.choices else ""
     if isinstance(content, str):
         return ""
     return "".join(part.reasoning for part in content if isinstance(part, ContentReasoning))
 
 
-def _sampling(log: EvalLog) -> dict[str, Any]:
+def _collect_sampling(log: EvalLog) -> dict[str, Any]:
     # The plan's settings for calls override the model's settings.
     configs = (log.eval.model_generate_config, log.plan.config)
     sampling = {

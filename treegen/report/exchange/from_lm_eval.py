@@ -15,9 +15,9 @@ from treegen.errors import InputError
 from treegen.report.exchange.external_log import (
     Count,
     ExternalLog,
+    ExternalProblem,
     ExternalSample,
-    ForeignProblem,
-    ForeignVerdict,
+    ExternalVerdict,
     Index,
     Name,
     Schema,
@@ -105,24 +105,21 @@ class _Row(Schema):
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of samples.
-
-    Attributes:
-        values: Its metrics, by name.
-    """
+    """A line of samples, and where it is."""
 
     where: str
-    """Its file and number."""
+    """The file and the number of the line."""
     row: _Row
 
     @property
     def values(self) -> Mapping[str, Any]:
+        """The value of each metric, by name."""
         return {name: (self.row.model_extra or {}).get(name) for name in self.row.metrics}
 
 
 def is_results(path: Path) -> bool:
     """Return whether a JSON file is lm-eval's results and not an Inspect log."""
-    content = _json(path)
+    content = _read_json(path)
     return isinstance(content, dict) and "results" in content and "configs" in content
 
 
@@ -152,7 +149,7 @@ def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[Externa
         InputError: a file cannot be read or does not have lm-eval's format, samples were not
             logged, a task is missing, or it has no scores of correctness.
     """
-    results = validate(_Results, _json(path), str(path))
+    results = validate(_Results, _read_json(path), str(path))
     stamp = path.stem.removeprefix("results_")
     logged: dict[str, Path] = {}
     for name in results.configs:
@@ -170,17 +167,17 @@ def read_lm_eval(path: Path, tasks: Sequence[str] | None = None) -> list[Externa
                 f"{path} has no samples of the task {name!r}{did_you_mean(name, logged)}"
             )
     chosen = dict.fromkeys(tasks or logged)
-    return [_log(name, results, path, _lines(logged[name])) for name in chosen]
+    return [_to_log(name, results, path, _read_lines(logged[name])) for name in chosen]
 
 
-def _json(path: Path) -> Any:
+def _read_json(path: Path) -> Any:
     try:
         return _parse_json(read_bytes(path), str(path), "copy it again")
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
 
 
-def _lines(path: Path) -> list[_Line]:
+def _read_lines(path: Path) -> list[_Line]:
     lines: list[_Line] = []
     seen: dict[tuple[int, str], str] = {}
     first: dict[int, _Line] = {}
@@ -193,14 +190,14 @@ def _lines(path: Path) -> list[_Line]:
                 line = _Line(
                     where, validate(_Row, _parse_json(text, where, "remove the line"), where)
                 )
-                _check(line)
+                _check_line(line)
                 key = line.row.doc_id, line.row.filter
                 if (before := seen.setdefault(key, where)) != where:
                     raise InputError(
                         f"{where}: document {key[0]} already has a line for the filter "
                         f"{key[1]!r} ({before}); remove one of the two lines"
                     )
-                _check_same(line, first.setdefault(key[0], line))
+                _check_same_document(line, first.setdefault(key[0], line))
                 lines.append(line)
     except OSError as error:
         raise InputError(describe_read_error(path, error)) from None
@@ -215,7 +212,7 @@ def _parse_json(text: bytes, where: str, remedy: str) -> Any:
         raise InputError(f"{where} cannot be read as JSON: {reason}; {remedy}") from None
 
 
-def _check(line: _Line) -> None:
+def _check_line(line: _Line) -> None:
     """Raise InputError for a line whose fields contradict each other."""
     row = line.row
     if not all(row.resps):
@@ -223,11 +220,11 @@ def _check(line: _Line) -> None:
     for name in row.metrics:
         if name not in (row.model_extra or {}):
             raise InputError(f"{line.where}: metrics names {name!r:.60}, which is missing")
-    if not _is_chosen(row) and not all(isinstance(text, str) for text in row.resps[0]):
+    if not _has_likelihoods(row) and not all(isinstance(text, str) for text in row.resps[0]):
         raise InputError(f"{line.where}: resps must contain strings; remove the line")
     if row.by_response is None:
         return
-    if len(row.by_response) != len(row.resps[0]) or _is_chosen(row):
+    if len(row.by_response) != len(row.resps[0]) or _has_likelihoods(row):
         raise InputError(
             f"{line.where}: {BY_RESPONSE} and resps must have the same number of responses"
         )
@@ -246,27 +243,27 @@ def _check(line: _Line) -> None:
             )
 
 
-def _check_same(line: _Line, first: _Line) -> None:
+def _check_same_document(line: _Line, first: _Line) -> None:
     """Raise InputError unless two lines of a document have the same question and responses."""
     row = line.row
-    if line is not first and _facts(row) != _facts(first.row):
+    if line is not first and _serialize_document(row) != _serialize_document(first.row):
         raise InputError(
             f"{line.where} and {first.where} have the same doc_id {row.doc_id}, but different "
             "documents or responses; remove one of the two lines"
         )
 
 
-def _facts(row: _Row) -> str:
-    """Return the compared fields as text, because NaN does not equal itself."""
+def _serialize_document(row: _Row) -> str:
+    """Return the document and the responses as text, because NaN does not equal itself."""
     responses = [(r.index, r.tokens, r.finish_reason) for r in row.by_response or ()]
     return json.dumps([row.doc, row.target, row.resps, responses], sort_keys=True)
 
 
-def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> ExternalLog:
+def _to_log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> ExternalLog:
     config = validate(_Config, results.configs[task], f"{path}: configs.{task}")
     notices: list[str] = []
     max_responses = max(
-        (len(line.row.resps[0]) for line in lines if not _is_chosen(line.row)), default=1
+        (len(line.row.resps[0]) for line in lines if not _has_likelihoods(line.row)), default=1
     )
     are_responses_judged = any(line.row.by_response is not None for line in lines)
     if max_responses > 1 and not are_responses_judged:
@@ -283,19 +280,19 @@ def _log(task: str, results: _Results, path: Path, lines: Sequence[_Line]) -> Ex
             some = ", ".join(sorted(votes))
             notices.append(f"the filters {some} score votes instead of samples and are left out")
         lines = [line for line in lines if line.row.filter not in votes]
-    names = _names(_get_numeric_metrics(lines, notices))
-    problems: dict[int, ForeignProblem] = {}
+    names = _name_filters(_get_numeric_metrics(lines, notices))
+    problems: dict[int, ExternalProblem] = {}
     samples: dict[tuple[int, int], dict[str, Any]] = {}
     for line in lines:
         row = line.row
-        problems.setdefault(row.doc_id, _problem(line))
-        for sample in _samples(line, names):
+        problems.setdefault(row.doc_id, _to_problem(line))
+        for sample in _to_samples(line, names):
             before = samples.setdefault((row.doc_id, sample["index"]), sample)
             before["verdicts"] = before["verdicts"] | sample["verdicts"]
     scored = [sample for sample in samples.values() if sample["verdicts"]]
     if num_left := len(samples) - len(scored):
         notices.append(f"{num_left:,} samples have no score and are left out")
-    sampling = usable_sampling(_sampling(config.generation_kwargs), notices)
+    sampling = usable_sampling(_collect_sampling(config.generation_kwargs), notices)
     recorded = [
         *sampling,
         *(["num_fewshot"] if config.num_fewshot is not None else []),
@@ -329,20 +326,16 @@ def _get_numeric_metrics(lines: Sequence[_Line], notices: list[str]) -> list[tup
     lm-eval takes the mean over the documents that have a metric. A document whose value is not a
     number (NaN) has none. A metric with a value outside of 0 to 1 is left out.
     """
-    only_shares: dict[tuple[str, str], bool] = {}
+    values_of: dict[tuple[str, str], list[Any]] = {}
     for line in lines:
         for name, value in line.values.items():
-            key = line.row.filter, name
-            only_shares[key] = only_shares.get(key, True) and (_is_nan(value) or _is_share(value))
-    none = {
+            values_of.setdefault((line.row.filter, name), []).append(value)
+    pairs = [
         key
-        for key in only_shares
-        if not any(
-            line.row.filter == key[0] and _is_share(line.values.get(key[1])) for line in lines
-        )
-    }
-    pairs = [key for key, is_share in only_shares.items() if is_share and key not in none]
-    for name in sorted({name for _, name in only_shares} - {name for _, name in pairs}):
+        for key, values in values_of.items()
+        if any(map(_is_share, values)) and all(_is_nan(v) or _is_share(v) for v in values)
+    ]
+    for name in sorted({name for _, name in values_of} - {name for _, name in pairs}):
         notices.append(f"the values of {name} are not numbers from 0 to 1 and are left out")
     return pairs
 
@@ -355,8 +348,11 @@ def _is_nan(value: object) -> bool:
     return isinstance(value, float) and math.isnan(value)
 
 
-def _names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return the filter's name for each filter and metric of lm-eval, as short as possible."""
+def _name_filters(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
+    """Return the name of the run's filter for each filter and metric of lm-eval.
+
+    The name is as short as it can be without two equal names.
+    """
     pairs = list(pairs)
     one = len({metric for _, metric in pairs}) == 1
     return {
@@ -365,12 +361,12 @@ def _names(pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
     }
 
 
-def _is_chosen(row: _Row) -> bool:
-    """Return whether a document has log-likelihoods: a response is [[logprob, is_greedy]]."""
+def _has_likelihoods(row: _Row) -> bool:
+    """Return whether the responses of a document are (logprob, is_greedy) pairs of choices."""
     return bool(row.resps[0]) and not isinstance(row.resps[0][0], str)
 
 
-def _problem(line: _Line) -> ForeignProblem:
+def _to_problem(line: _Line) -> ExternalProblem:
     row = line.row
     question, answer = describe_document(row.doc), str(row.target)
     if row.problem_id is not None:
@@ -380,39 +376,46 @@ def _problem(line: _Line) -> ForeignProblem:
         "id": row.problem_id or str(row.doc_id),
         "question": question,
         "answer": answer,
-        "prompt": _prompt(row.arguments),
+        "prompt": _find_prompt(row.arguments),
         "group": row.group,
     }
-    return validate(ForeignProblem, fields, line.where)
+    return validate(ExternalProblem, fields, line.where)
 
 
-def _prompt(arguments: Any) -> str:
-    """Return the prompt of a generation request, in either form of lm-eval; "" if there is none."""
-    if isinstance(arguments, dict):
-        arguments = [
-            [*argument.values()] for argument in arguments.values() if isinstance(argument, dict)
-        ]
-    match arguments:
+def _find_prompt(arguments: Any) -> str:
+    """Return the prompt of a document with one generation request; "" for other documents."""
+    match _list_requests(arguments):
         case [[str(prompt), dict(), *_]]:
             return prompt
     return ""
 
 
-def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict[str, Any]]:
+def _list_requests(arguments: Any) -> list[list[Any]]:
+    """Return the arguments of each request, which lm-eval logs as a list or as an object."""
+    if isinstance(arguments, dict):
+        arguments = [
+            [*request.values()] for request in arguments.values() if isinstance(request, dict)
+        ]
+    if not isinstance(arguments, list):
+        return []
+    return [request for request in arguments if isinstance(request, list)]
+
+
+def _to_samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict[str, Any]]:
     row = line.row
     scored = {
         name: (names[row.filter, name], value)
         for name, value in line.values.items()
         if (row.filter, name) in names and not _is_nan(value)
     }
-    problem_id = _problem(line).id
+    problem_id = _to_problem(line).id
     if row.by_response is not None:
         for response, text in zip(row.by_response, row.resps[0], strict=True):
             yield {
                 "problem_id": problem_id,
                 "index": response.index,
                 "text": text,
-                "verdicts": _judge(
+                "verdicts": _to_verdicts(
                     response, text, {metric: name for metric, (name, _) in scored.items()}
                 ),
                 "num_tokens": response.tokens,
@@ -420,7 +423,7 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
             }
         return
     answer: str | None
-    if _is_chosen(row):
+    if _has_likelihoods(row):
         text, answer = _pick_most_likely_choice(line)
     else:
         text, filtered = row.resps[0][0], row.filtered_resps or [None]
@@ -436,7 +439,9 @@ def _samples(line: _Line, names: Mapping[tuple[str, str], str]) -> Iterable[dict
     }
 
 
-def _judge(response: _Response, text: str, names: Mapping[str, str]) -> dict[str, ForeignVerdict]:
+def _to_verdicts(
+    response: _Response, text: str, names: Mapping[str, str]
+) -> dict[str, ExternalVerdict]:
     """Return the verdicts on a response of a run that treegen has exported.
 
     Args:
@@ -452,7 +457,7 @@ def _judge(response: _Response, text: str, names: Mapping[str, str]) -> dict[str
             for metric, name in names.items()
             if _is_share(value := response.metrics.get(metric))
         }
-    verdict = ForeignVerdict(
+    verdict = ExternalVerdict(
         answer=response.answer, correct=response.correct, credit=response.credit
     )
     return dict.fromkeys(names.values(), verdict)
@@ -466,19 +471,19 @@ def _pick_most_likely_choice(line: _Line) -> tuple[str, str]:
     row = line.row
     try:
         logprobs = [float(response[0][0]) for response in row.resps]
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, OverflowError):
         raise InputError(
             f"{line.where}: resps must contain strings, or (logprob, is_greedy) pairs; remove the "
             "line"
         ) from None
-    arguments = list(row.arguments.values()) if isinstance(row.arguments, dict) else []
     best = max(range(len(logprobs)), key=logprobs.__getitem__)
-    chosen = arguments[best] if best < len(arguments) else None
-    text = str(chosen.get("arg_1", best)) if isinstance(chosen, dict) else str(best)
-    return text.strip(), text.strip()
+    requests = _list_requests(row.arguments)
+    choice = requests[best][1] if best < len(requests) and len(requests[best]) > 1 else best
+    text = str(choice).strip()
+    return text, text
 
 
-def _sampling(generation: _Generation | None) -> dict[str, Any]:
+def _collect_sampling(generation: _Generation | None) -> dict[str, Any]:
     if generation is None:
         return {}
     sampling: dict[str, Any] = {

@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +18,7 @@ from treegen.common.formatting import replace_surrogates
 from treegen.common.version import VERSION
 from treegen.errors import InputError
 from treegen.evals.statistics.metrics import MajorityRow, MetricRow
+from treegen.evals.verdict import Verdict
 from treegen.report.exchange.export import ExportedRun, export_references, plain_text
 from treegen.report.view import ProblemView, Sample, settings_group
 
@@ -35,25 +36,23 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
         raise InputError(f"the run {run.view.path} has no scores; score the run first")
     name = str(uuid.UUID(bytes=run.digest("every-eval-ever")[:16], version=4))
     developer, _, model = run.model.rpartition("/")
-    path_in_repository = Path(
+    subfolder = Path(
         "data", file_name(run.view.task), file_name(developer or "unknown"), file_name(model)
     )
-    where = folder / path_in_repository
-    where.mkdir(parents=True, exist_ok=True)
-    results = list(_results(run))
-    scored = {result["evaluation_result_id"]: result for result in results}
-    lines = [json.dumps(row, allow_nan=False) for row in _rows(run, scored)]
+    (folder / subfolder).mkdir(parents=True, exist_ok=True)
+    results = list(_iter_results(run))
+    lines = [json.dumps(row, allow_nan=False) for row in _iter_rows(run, results)]
     text = "".join(f"{line}\n" for line in lines)
-    samples = where / f"{name}_samples.jsonl"
-    document = _aggregate(run, results)
+    samples = folder / subfolder / f"{name}_samples.jsonl"
+    document = _build_aggregate(run, results)
     document["detailed_evaluation_results"] = {
         "format": "jsonl",
-        "file_path": (path_in_repository / samples.name).as_posix(),
+        "file_path": (subfolder / samples.name).as_posix(),
         "hash_algorithm": "sha256",
         "checksum": hashlib.sha256(text.encode()).hexdigest(),
         "total_rows": len(lines),
     }
-    aggregate = where / f"{name}.json"
+    aggregate = folder / subfolder / f"{name}.json"
     for path, content in (
         (samples, text),
         (aggregate, json.dumps(document, indent=2, allow_nan=False) + "\n"),
@@ -63,23 +62,24 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
     return [aggregate, samples]
 
 
-def _seconds(time: str) -> str:
+def _to_unix_time(time: str) -> str:
+    """Return a time in ISO 8601 as seconds since 1970."""
     return str(datetime.fromisoformat(time).timestamp())
 
 
-def _id(run: ExportedRun) -> str:
-    return f"{run.view.task}/{run.model.replace('/', '_')}/{_seconds(run.view.info.created)}"
+def _evaluation_id(run: ExportedRun) -> str:
+    return f"{run.view.task}/{run.model.replace('/', '_')}/{_to_unix_time(run.view.info.created)}"
 
 
-def _aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _build_aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any]:
     info = run.view.info
     version = str(info.identity.get("treegen", VERSION))
     certificate = run.certificate
     return {
         "schema_version": SCHEMA_VERSION,
-        "evaluation_id": _id(run),
-        "evaluation_timestamp": _seconds(info.created),
-        "retrieved_timestamp": _seconds(info.created),
+        "evaluation_id": _evaluation_id(run),
+        "evaluation_timestamp": _to_unix_time(info.created),
+        "retrieved_timestamp": _to_unix_time(info.created),
         "source_metadata": {
             "source_name": "treegen",
             "source_type": "evaluation_run",
@@ -108,16 +108,18 @@ def _aggregate(run: ExportedRun, results: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def _results(run: ExportedRun) -> Iterator[dict[str, Any]]:
-    """Yield a result for each metric, and for each maj@k, of each filter."""
+def _iter_results(run: ExportedRun) -> Iterator[dict[str, Any]]:
+    """Yield a result for each metric and each maj@k of each filter; of a group, for each task."""
     report = run.view.report
     assert report is not None
+    is_group = len({row.task for row in report.metrics}) > 1
     named: list[tuple[str, MetricRow | MajorityRow, int | None]]
     named = [(row.metric, row, None) for row in report.metrics]
     named += [(f"maj@{vote.k}", vote, vote.k) for vote in report.majority]
     for metric, row, k in named:
         if row.value is None or not 0 <= row.value <= 1:
             continue
+        task = row.task if is_group and isinstance(row, MetricRow) else run.view.task
         uncertainty: dict[str, Any] = {"num_samples": report.num_problems}
         if row.stderr is not None:
             uncertainty["standard_error"] = {"value": row.stderr, "method": "over problems"}
@@ -129,14 +131,16 @@ def _results(run: ExportedRun) -> Iterator[dict[str, Any]]:
                 "method": "adjusted t interval over problems",
             }
         yield {
-            "evaluation_result_id": f"{row.filter}:{metric}",
-            "evaluation_name": run.view.task,
+            "evaluation_result_id": f"{task}:{row.filter}:{metric}"
+            if is_group
+            else f"{row.filter}:{metric}",
+            "evaluation_name": task,
             "source_data": {
-                "dataset_name": run.view.task,
+                "dataset_name": task,
                 "source_type": "other",
                 "additional_details": {"source": replace_surrogates(run.view.source) or "unknown"},
             },
-            "evaluation_timestamp": _seconds(run.view.info.created),
+            "evaluation_timestamp": _to_unix_time(run.view.info.created),
             "metric_config": {
                 "evaluation_description": f"{metric}, answers read by {row.filter}",
                 "metric_id": metric,
@@ -150,11 +154,11 @@ def _results(run: ExportedRun) -> Iterator[dict[str, Any]]:
                 "max_score": 1.0,
             },
             "score_details": {"score": row.value, "uncertainty": uncertainty},
-            "generation_config": _generation(run),
+            "generation_config": _describe_generation(run),
         }
 
 
-def _generation(run: ExportedRun) -> dict[str, Any]:
+def _describe_generation(run: ExportedRun) -> dict[str, Any]:
     arguments = {
         name: run.sampling[name]
         for name in ("temperature", "top_p", "top_k", "max_tokens")
@@ -164,26 +168,39 @@ def _generation(run: ExportedRun) -> dict[str, Any]:
     return {"generation_args": arguments, "additional_details": details}
 
 
-def _rows(run: ExportedRun, results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each sample and filter, joined to the filter's first metric."""
-    first = {}
-    for name in run.view.filters:
-        keys = [key for key in results if key.startswith(f"{name}:")]
-        first[name] = keys[0] if keys else None
+def _iter_rows(run: ExportedRun, results: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each sample and filter, joined to the first metric of its task and filter."""
+    first: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for result in results:
+        filter = result["metric_config"]["metric_parameters"]["filter"]
+        first.setdefault((result["evaluation_name"], filter), result)
     for problem in run.view.problems:
+        # The ids of a group of lm-eval are "TASK/NUMBER".
+        tasks = problem.id.rpartition("/")[0], run.view.task
         for sample in problem.samples:
-            for name, verdict in (sample.verdicts or {}).items():
-                yield _row(run, problem, sample, name, verdict, first.get(name))
+            for filter, verdict in (sample.verdicts or {}).items():
+                joined = (first[task, filter] for task in tasks if (task, filter) in first)
+                yield _build_row(run, problem, sample, filter, verdict, next(joined, None))
 
 
-def _row(
+def _build_row(
     run: ExportedRun,
     problem: ProblemView,
     sample: Sample,
-    name: str,
-    verdict: Any,
-    joined: str | None,
+    filter: str,
+    verdict: Verdict,
+    result: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
+    """Return the row of a sample.
+
+    Args:
+        run: The run.
+        problem: The problem of the sample.
+        sample: The sample.
+        filter: The filter that read the answer.
+        verdict: The verdict by this filter.
+        result: The result to which the row is joined; None if no result has this filter.
+    """
     question, reference = replace_surrogates(problem.question), replace_surrogates(problem.answer)
     prompt = run.prompts.get(problem.id)
     thinking, answer = map(replace_surrogates, sample.parts)
@@ -192,17 +209,15 @@ def _row(
         "turn_idx": 0,
         "source": "output.raw",
         "extracted_value": replace_surrogates(verdict.answer or ""),
-        "extraction_method": name,
+        "extraction_method": filter,
         "is_terminal": True,
     }
-    credit = verdict.credit
-    read = problem.prompt_tokens
     return {
         "schema_version": SCHEMA_VERSION,
-        "evaluation_id": _id(run),
+        "evaluation_id": _evaluation_id(run),
         "model_id": run.model,
-        "evaluation_name": run.view.task,
-        **({"evaluation_result_id": joined} if joined else {}),
+        "evaluation_name": result["evaluation_name"] if result else run.view.task,
+        **({"evaluation_result_id": result["evaluation_result_id"]} if result else {}),
         "sample_id": replace_surrogates(problem.id),
         "sample_hash": hashed,
         "interaction_type": "single_turn",
@@ -216,13 +231,13 @@ def _row(
         "messages": None,
         "answer_attribution": [attribution],
         "evaluation": {
-            "score": float(verdict.correct) if credit is None else credit,
+            "score": float(verdict.correct) if verdict.credit is None else verdict.credit,
             "is_correct": verdict.correct,
         },
         "token_usage": {
-            "input_tokens": read,
+            "input_tokens": problem.prompt_tokens,
             "output_tokens": sample.num_tokens,
-            "total_tokens": read + sample.num_tokens,
+            "total_tokens": problem.prompt_tokens + sample.num_tokens,
             "reasoning_tokens": sample.thinking.num_tokens if sample.thinking else None,
         },
         "metadata": {"sample_index": str(sample.index), "finish_reason": sample.finish_reason},

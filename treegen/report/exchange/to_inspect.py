@@ -62,7 +62,7 @@ def write(run: ExportedRun, path: Path) -> list[Path]:
     scratch.unlink(missing_ok=True)  # an existing file may be a link
     try:
         logs.write_eval_log(
-            _log(run), str(scratch), format="eval" if path.suffix == ".eval" else "json"
+            _build_log(run), str(scratch), format="eval" if path.suffix == ".eval" else "json"
         )
         scratch.replace(path)
     finally:
@@ -70,12 +70,14 @@ def write(run: ExportedRun, path: Path) -> list[Path]:
     return [path]
 
 
-def _log(run: ExportedRun) -> logs.EvalLog:
+def _build_log(run: ExportedRun) -> logs.EvalLog:
     view, info = run.view, run.view.info
     samples = [
-        _sample(run, problem, sample) for problem in view.problems for sample in problem.samples
+        _build_sample(run, problem, sample)
+        for problem in view.problems
+        for sample in problem.samples
     ]
-    usage = {run.model: _total(samples)}
+    usage = {run.model: _sum_usage(samples)}
     ended = [s.completed_at for s in samples if s.completed_at]
     started = min([info.created, *ended])
     params = {
@@ -101,14 +103,14 @@ def _log(run: ExportedRun) -> logs.EvalLog:
                 shuffled=False,
             ),
             model=run.model,
-            model_generate_config=_config(run.sampling),
+            model_generate_config=_build_config(run.sampling),
             config=logs.EvalConfig(epochs=view.num_samples, epochs_reducer=["mean"]),
             packages={"treegen": str(info.identity.get("treegen", VERSION))},
             metadata={
                 "treegen": {
                     "fingerprint": info.fingerprint,
                     "identity": dict(info.identity),
-                    **_certificate(run),
+                    **_certificate_metadata(run),
                 }
             },
         ),
@@ -117,9 +119,9 @@ def _log(run: ExportedRun) -> logs.EvalLog:
             steps=[
                 logs.EvalPlanStep(solver="search" if view.searched else "generate", params=params)
             ],
-            config=_config(run.sampling),
+            config=_build_config(run.sampling),
         ),
-        results=_results(run, samples),
+        results=_build_results(run, samples),
         stats=logs.EvalStats(
             started_at=started, completed_at=max([started, *ended]), model_usage=usage
         ),
@@ -127,7 +129,7 @@ def _log(run: ExportedRun) -> logs.EvalLog:
     )
 
 
-def _certificate(run: ExportedRun) -> dict[str, Any]:
+def _certificate_metadata(run: ExportedRun) -> dict[str, Any]:
     """Return the certificate of a run and its hash, as fields of metadata; empty without one."""
     if (certificate := run.certificate) is None:
         return {}
@@ -135,7 +137,7 @@ def _certificate(run: ExportedRun) -> dict[str, Any]:
     return {"certificate": {"sha256": certificate.sha256, "content": content}}
 
 
-def _config(sampling: Mapping[str, Any]) -> models.GenerateConfig:
+def _build_config(sampling: Mapping[str, Any]) -> models.GenerateConfig:
     names = ("temperature", "top_p", "max_tokens", "seed")
     return models.GenerateConfig(
         **{name: sampling[name] for name in names if sampling.get(name) is not None},
@@ -144,7 +146,7 @@ def _config(sampling: Mapping[str, Any]) -> models.GenerateConfig:
     )
 
 
-def _results(run: ExportedRun, samples: list[logs.EvalSample]) -> logs.EvalResults:
+def _build_results(run: ExportedRun, samples: list[logs.EvalSample]) -> logs.EvalResults:
     report, scores = run.view.report, []
     for name in run.view.filters if report else ():
         assert report is not None
@@ -177,9 +179,9 @@ def _results(run: ExportedRun, samples: list[logs.EvalSample]) -> logs.EvalResul
     )
 
 
-def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> logs.EvalSample:
+def _build_sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> logs.EvalSample:
     record = run.records.get((sample.problem_id, sample.index), {})
-    prompt_content = _input(run, problem)
+    prompt_content = _build_input(run, problem)
     references = export_references(problem)
     thinking, answer = sample.parts
     content: Any = replace_surrogates(sample.text)
@@ -216,7 +218,7 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> logs.Eval
             choices=[models.ChatCompletionChoice(message=reply, stop_reason=stop)],
             usage=usage,
         ),
-        scores={name: _score(verdict) for name, verdict in sample.verdicts.items()}
+        scores={name: _build_score(verdict) for name, verdict in sample.verdicts.items()}
         if sample.verdicts is not None
         else None,
         metadata={
@@ -231,15 +233,15 @@ def _sample(run: ExportedRun, problem: ProblemView, sample: Sample) -> logs.Eval
         model_usage={run.model: usage},
         uuid=run.digest(f"{problem.id} {sample.index}").hex()[:22],
         completed_at=ended,
-        events=list(_spans(tree, ended or run.view.info.created)) if tree else [],
+        events=list(_iter_spans(tree, ended or run.view.info.created)) if tree else [],
     )
 
 
-def _input(run: ExportedRun, problem: ProblemView) -> str | list[models.ChatMessage]:
+def _build_input(run: ExportedRun, problem: ProblemView) -> str | list[models.ChatMessage]:
     """Return the prompt of a problem: a text, or messages if it is a chat or has a system text."""
     prompt = run.prompts.get(problem.id, problem.question)
     if not isinstance(prompt, str):
-        return [_turn(turn) for turn in prompt]
+        return [_build_message(turn) for turn in prompt]
     text = replace_surrogates(prompt)
     if problem.id in run.prompts and (system := run.system_instruction):
         rest = text.removeprefix(f"{system}\n\n")  # as `treegen.evals.job` joins the two
@@ -247,20 +249,20 @@ def _input(run: ExportedRun, problem: ProblemView) -> str | list[models.ChatMess
     return text
 
 
-def _score(verdict: Any) -> Score:
+def _build_score(verdict: Any) -> Score:
     value: Any = ("C" if verdict.correct else "I") if verdict.credit is None else verdict.credit
     answer = None if verdict.answer is None else replace_surrogates(verdict.answer)
     return Score(value=value, answer=answer, metadata={"correct": verdict.correct})
 
 
-def _turn(turn: Mapping[str, Any]) -> models.ChatMessage:
+def _build_message(turn: Mapping[str, Any]) -> models.ChatMessage:
     content = turn.get("content") or ""
     text = content if isinstance(content, str) else str(content)
     kind: Any = _TURNS.get(str(turn.get("role")), models.ChatMessageUser)
     return kind(content=replace_surrogates(text))  # type: ignore[no-any-return]
 
 
-def _spans(tree: StoredTree, time: str) -> Iterator[Any]:
+def _iter_spans(tree: StoredTree, time: str) -> Iterator[Any]:
     """Yield the events of a search tree, depth first; the span of a node contains its subtree."""
     when: Any = {"timestamp": datetime.fromisoformat(time).astimezone(UTC), "working_start": 0.0}
     below: dict[int | None, list[Any]] = {}
@@ -285,7 +287,7 @@ def _spans(tree: StoredTree, time: str) -> Iterator[Any]:
         open_nodes += [name, *reversed(below.get(node["id"], []))]
 
 
-def _total(samples: list[logs.EvalSample]) -> models.ModelUsage:
+def _sum_usage(samples: list[logs.EvalSample]) -> models.ModelUsage:
     used = [sample.output.usage for sample in samples if sample.output.usage]
     num_input, num_output = sum(u.input_tokens for u in used), sum(u.output_tokens for u in used)
     return models.ModelUsage(

@@ -60,7 +60,7 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
             file = stack.enter_context(replace_file(path))
             file.writelines(f"{dump_document(row)}\n".encode() for row in rows[task])
     with replace_file(results) as file:
-        file.write(f"{dump_document(_results(run, rows, documents), indent=2)}\n".encode())
+        file.write(f"{dump_document(_build_results(run, rows, documents), indent=2)}\n".encode())
     return [results, *samples.values()]
 
 
@@ -68,7 +68,7 @@ def _task_name(name: str) -> str:
     return _RESERVED.sub("_", name.removeprefix(LM_EVAL))
 
 
-def _hash(text: str) -> str:
+def _hash_text(text: str) -> str:
     return hashlib.sha256(replace_surrogates(text).encode()).hexdigest()
 
 
@@ -85,7 +85,7 @@ class _Tables:
     versions: dict[str, Any] = field(default_factory=dict)
 
 
-def _results(
+def _build_results(
     run: ExportedRun,
     rows: Mapping[str, Sequence[Mapping[str, Any]]],
     documents: Sequence[Mapping[str, Any]],
@@ -120,7 +120,9 @@ def _results(
         },
         **_describe_run(run),
         "task_hashes": {
-            name: _hash("".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in lines))
+            name: _hash_text(
+                "".join(r["doc_hash"] + r["prompt_hash"] + r["target_hash"] for r in lines)
+            )
             for name, lines in rows.items()
         },
     }
@@ -147,10 +149,10 @@ def _collect_metrics(
         of_task[f"{row.metric},{row.filter}"] = row.value
         of_task[f"{row.metric}_stderr,{row.filter}"] = "N/A" if row.stderr is None else row.stderr
         tables.better.setdefault(name, {})[row.metric] = row.higher_is_better
-        tables.shots[name], tables.versions[name] = row.num_fewshot, _number(row.version)
+        tables.shots[name], tables.versions[name] = row.num_fewshot, _parse_version(row.version)
     for name in (own, *rows):
         tables.values.setdefault(name, {"name": name, "alias": name})
-        tables.versions.setdefault(name, _number(run.version))
+        tables.versions.setdefault(name, _parse_version(run.version))
         tables.shots.setdefault(name, None)
         tables.better.setdefault(name, {})
     for vote in report.majority if report else ():
@@ -186,7 +188,7 @@ def _describe_tasks(
             **configs[name],
             "num_fewshot": tables.shots[name],
             "repeats": run.view.num_samples,
-            **({"generation_kwargs": _generation(run)} if is_generated else {}),
+            **({"generation_kwargs": _describe_generation(run)} if is_generated else {}),
             "metadata": {
                 **(configs[name].get("metadata") or {}),
                 "version": tables.versions[name],
@@ -211,7 +213,7 @@ def _describe_run(run: ExportedRun) -> dict[str, Any]:
         "model_name": run.model,
         "model_name_sanitized": _RESERVED.sub("__", run.model),
         "system_instruction": system,
-        "system_instruction_sha": _hash(system) if system else None,
+        "system_instruction_sha": _hash_text(system) if system else None,
         "treegen": {
             "task": run.view.task,
             "fingerprint": info.fingerprint,
@@ -220,7 +222,7 @@ def _describe_run(run: ExportedRun) -> dict[str, Any]:
     }
 
 
-def _number(version: str) -> object:
+def _parse_version(version: str) -> object:
     """Return a version as the number that a task's YAML file has, if it is one."""
     try:
         return json.loads(version) if version else version
@@ -234,7 +236,7 @@ def _list_groups(run: ExportedRun) -> dict[str, list[str]]:
     return task.log_groups() if isinstance(task, TaskWithDocuments) else {}
 
 
-def _generation(run: ExportedRun) -> dict[str, Any]:
+def _describe_generation(run: ExportedRun) -> dict[str, Any]:
     """Return the sampling settings by lm-eval's names."""
     sampling = run.sampling
     return {
@@ -258,18 +260,18 @@ def _list_documents(run: ExportedRun) -> list[dict[str, Any]]:
         document = {
             "task": _task_name(run.view.task),
             "doc_id": number,
-            **(logged.get(problem.id) or _describe(run, problem)),
+            **(logged.get(problem.id) or _describe_problem(run, problem)),
             "problem": problem,
         }
         if "arguments" not in document:
             prompt = run.prompts.get(problem.id, problem.question)
             text = prompt if isinstance(prompt, str) else json.dumps(prompt)
-            document["arguments"] = [[replace_surrogates(text), _generation(run)]]
+            document["arguments"] = [[replace_surrogates(text), _describe_generation(run)]]
         documents.append(document)
     return documents
 
 
-def _describe(run: ExportedRun, problem: ProblemView) -> dict[str, Any]:
+def _describe_problem(run: ExportedRun, problem: ProblemView) -> dict[str, Any]:
     """Return the document and target of a problem of treegen's own tasks, and `own` fields."""
     references = export_references(problem)
     answer = references[0] if len(references) == 1 else references
@@ -288,10 +290,10 @@ def _iter_rows(
     """Yield each document and its line for each filter; no metrics if nothing is scored."""
     for filter in run.view.filters or ("none",):
         for document in documents:
-            yield document, _row(run, document, filter)
+            yield document, _build_row(run, document, filter)
 
 
-def _row(run: ExportedRun, document: Mapping[str, Any], filter: str) -> dict[str, Any]:
+def _build_row(run: ExportedRun, document: Mapping[str, Any], filter: str) -> dict[str, Any]:
     """Return a line of samples.
 
     Args:
@@ -317,12 +319,12 @@ def _row(run: ExportedRun, document: Mapping[str, Any], filter: str) -> dict[str
         "filtered_resps": [],
         "filter": filter,
         "metrics": [],
-        "doc_hash": _hash(dump_document(document["doc"], indent=2)),
-        "prompt_hash": _hash(str(arguments[0][0])),
-        "target_hash": _hash(target),
+        "doc_hash": _hash_text(dump_document(document["doc"], indent=2)),
+        "prompt_hash": _hash_text(str(arguments[0][0])),
+        "target_hash": _hash_text(target),
     }
     likelihoods = _list_likelihoods(run, problem, arguments)
-    values = _score(run, problem.samples, filter)
+    values = _compute_metrics(run, problem.samples, filter)
     row["metrics"] = list(values)
     row |= values
     row["problem_id"] = replace_surrogates(problem.id)
@@ -392,7 +394,7 @@ def _list_likelihoods(
     return [[str(logprob), str(is_greedy)] for logprob, is_greedy in pairs]
 
 
-def _score(run: ExportedRun, samples: Sequence[Sample], filter: str) -> dict[str, Any]:
+def _compute_metrics(run: ExportedRun, samples: Sequence[Sample], filter: str) -> dict[str, Any]:
     """Return the metrics of a problem; of several samples, the mean of each metric.
 
     A task of lm-eval has its own metrics; those that are not numbers have no mean. For other tasks,

@@ -31,7 +31,7 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
             continue
         for column in table.columns:
             if table[column].dtype == object or str(table[column].dtype) == "str":
-                table[column] = _one_type(table[column])
+                table[column] = _unify_types(table[column])
         path = folder / f"{name}.parquet"
         with replace_file(path) as file:
             table.to_parquet(file, index=False)
@@ -39,7 +39,7 @@ def write(run: ExportedRun, folder: Path) -> list[Path]:
     return files
 
 
-def _one_type(column: Any) -> Any:
+def _unify_types(column: Any) -> Any:
     """Return a column of texts, of lists of one type, or of JSON values if types differ."""
     column = column.astype(object)
     values = [value for value in column if value is not None and value == value]

@@ -1,5 +1,5 @@
-// Several runs of the same problems: a table of what each made of a problem, and the samples of two
-// of them side by side.
+// The comparison of several runs: a table with the accuracy of each run on each problem, and samples
+// of two runs side by side.
 
 class Across {
   static async open(page, box) {
@@ -68,7 +68,7 @@ class Across {
     this.detail.scrollIntoView();
   }
 
-  // Shows a problem; sample: the index of the sample that stands on both sides.
+  // Shows a problem. sample: the index of the sample to show of both runs.
   async open(problem, sample = 0) {
     if (problem === undefined) return;
     const turn = (this.opening = (this.opening ?? 0) + 1);
@@ -78,7 +78,7 @@ class Across {
     const run = this.runs[origin];
     const [question, reference] = await run.problems.get(this.places[origin].get(problem));
     const sections = await Promise.all(sides.map((side, at) => this.side(side, problem, sample, at)));
-    if (turn !== this.opening) return; // another one was picked meanwhile
+    if (turn !== this.opening) return; // the user has opened another problem in the meantime
     Object.assign(this, { problem, sample });
     const step = (by) => button(by < 0 ? "\u25c2 sample" : "sample \u25b8", () => this.move(by));
     const level = { level: 1 };
@@ -122,7 +122,7 @@ class Across {
     return this.open(this.problem, Math.max(0, Math.min(most, this.sample + by)));
   }
 
-  // Letters move on here while one looks at this part of the page.
+  // Handles single-letter keys while the focus or the pointer is in this part of the page.
   onkey(event) {
     if (!this.box.contains(event.target) && !this.box.matches(":hover")) return false;
     const act = {

@@ -1,5 +1,5 @@
-// Where one is on the page, as the part of its address after the #, such as
-// #problem=p3&sample=4, or #problems=accuracy<0.2 for a filter of the table of problems.
+// The state of the page in the fragment of its URL, such as #problem=p3&sample=4, or
+// #problems=accuracy<0.2 for a filter of the table of problems.
 
 const readAddress = () => {
   const state = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
@@ -12,8 +12,8 @@ const addressOf = (state) => {
   return `#${new URLSearchParams(entries)}`;
 };
 
-// Notes where one is, so that the address can be copied. It adds nothing to the history. Browsers
-// take only so many notes in a while, so the last of several is noted.
+// Writes the state to the URL, so that the user can copy it, without a new entry in the history.
+// Browsers limit the rate of such writes, so only the last of several quick changes is written.
 let noting = 0;
 const noteAddress = (state) => {
   clearTimeout(noting);
@@ -23,6 +23,6 @@ const noteAddress = (state) => {
   }, 150);
 };
 
-// Forgets the last place that is not noted yet.
+// Cancels a write that is still pending.
 const stopNoting = () => clearTimeout(noting);
 window.addEventListener("hashchange", stopNoting);

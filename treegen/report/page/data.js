@@ -1,12 +1,12 @@
-// What the page embeds: JSON, gzipped and in base64, one part for each script element. Parts are
-// decoded when they are first needed, and stand below this script, so that a page of many megabytes
-// shows its first rows while the rest comes in.
+// The embedded data: JSON, gzipped and in base64, with one part in each script element. A part is
+// decoded on first use. The parts follow this script, so a page of many megabytes shows its first
+// rows while the browser still loads the rest.
 
-// The element of a part, once it is whole.
+// Returns the element of a part when the browser has loaded all of it.
 const embedded = async (id) => {
   for (;;) {
     const script = document.getElementById(id);
-    // What follows an element says that the browser has read all of it.
+    // If another element follows, the browser has loaded all of this one.
     if (script?.nextSibling || document.readyState !== "loading") return script;
     await new Promise((resume) => {
       const watch = new MutationObserver(() => (watch.disconnect(), resume()));
@@ -24,7 +24,7 @@ const decode = async (id) => {
   return JSON.parse(await new Response(stream).text());
 };
 
-// Adds the columns of samples that follow from where each problem's samples begin.
+// Adds the columns of samples that follow from the position of each problem's first sample.
 const countSamples = (samples) => {
   const { first } = samples;
   const total = first[first.length - 1];
@@ -39,9 +39,9 @@ const countSamples = (samples) => {
   samples.index ??= index;
 };
 
-// Items in parts: part k of `name` holds items starts[k] to starts[k + 1].
+// A list of items in parts: part k of `name` has the items from starts[k] to before starts[k + 1].
 class Parts {
-  static maxCached = 32e6; // characters decoded at a time at most, about
+  static maxCached = 32e6; // approximate maximum of decoded characters in memory
 
   constructor(name, starts, total) {
     Object.assign(this, { name, starts, total, parts: new Map(), size: 0 });
@@ -58,7 +58,7 @@ class Parts {
     return low;
   }
 
-  // The items of a part: at once if they are decoded, else undefined.
+  // Returns the items of a part if they are decoded, else undefined.
   peek(part) {
     return this.parts.get(part)?.items;
   }

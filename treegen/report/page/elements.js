@@ -1,4 +1,4 @@
-// Building the page. Text of models and data only ever becomes textContent.
+// Builds elements of the page. Texts of models and data are only assigned to textContent.
 
 const make = (tag, className = "", content = "", more = {}) => {
   const element = Object.assign(document.createElement(tag), { className, ...more });
@@ -6,19 +6,19 @@ const make = (tag, className = "", content = "", more = {}) => {
   return element;
 };
 
-// Integers without the browser's own formatting, which takes milliseconds to set up.
+// Formats integers without Intl, which takes milliseconds to set up.
 const count = (number) =>
   Number.isInteger(number) ? String(number).replace(/\B(?=(\d{3})+$)/g, ",") : number.toLocaleString("en-US");
 const short = (number) => (number === null ? "n/a" : number.toFixed(2).replace("-", "\u2212"));
 const button = (label, onclick, className = "") =>
   make("button", className, label, { type: "button", onclick });
 
-// A heading; levels follow from where the run stands on the page, so that none is left out.
+// Returns a heading. Its level follows from the level of the run, so that no level is skipped.
 const heading = (run, below, content) => make(`h${run.level + below}`, "", content);
 
-// A text, cut where it is long; more of it comes on demand, so that a line of a megabyte does not
-// stop the browser. end: show its end at first, where a prompt has the question. span: the part
-// of the text that is marked, if any.
+// Returns a long text cut, with a button for more, because a line of a megabyte would block the
+// browser. end: show the end of the text first, where a prompt has the question. span: the range of
+// characters to mark, if any.
 const textBlock = (text, limit = 4000, end = false, span = null) => {
   const body = make("div", "text");
   const block = make("div", "block", body);
@@ -42,10 +42,10 @@ const textBlock = (text, limit = 4000, end = false, span = null) => {
   return block;
 };
 
-// A list of which only the rows in sight exist, so that 50,000 are as quick as 50.
+// A virtual list: only the visible rows exist, so 50,000 rows are as fast as 50.
 class LongList {
-  // row(item): its element. choose(item): called for the one that is picked. head: an element that
-  // stays above the rows, for a list that is a table.
+  // row(item): returns the element of a row. choose(item): called when the user selects a row. head:
+  // an element that stays above the rows, for tables.
   constructor(box, { row, choose, head = null }) {
     Object.assign(this, { box, row, choose, head, items: [], chosen: -1 });
     this.inner = make("div", "rows");
@@ -62,7 +62,7 @@ class LongList {
     new ResizeObserver(() => this.draw()).observe(box);
   }
 
-  // chosen: the place of the item that is marked, if any.
+  // chosen: the index of the item to mark, if any.
   show(items, chosen = -1) {
     this.items = items;
     this.chosen = -1;
@@ -71,13 +71,13 @@ class LongList {
     if (chosen >= 0) this.mark(chosen);
   }
 
-  // Draws what is in sight; also after items were added at the end.
+  // Draws the visible rows; also needed after items were appended.
   draw() {
     const height = parseFloat(getComputedStyle(this.box).getPropertyValue("--row")) || 40;
     this.height = height;
     this.above = this.head?.offsetHeight ?? 0;
     this.inner.style.height = `${this.items.length * height}px`;
-    // A bar to scroll sideways takes room of its own.
+    // A horizontal scroll bar takes some of the height.
     const bar = this.box.scrollWidth > this.box.clientWidth ? 20 : 0;
     this.box.style.maxHeight = `${this.above + Math.max(1, this.items.length) * height + 2 + bar}px`;
     const first = Math.max(0, Math.floor(this.box.scrollTop / height) - 5);
@@ -95,7 +95,7 @@ class LongList {
     }
   }
 
-  // Marks a row and brings it into sight; the row is shown elsewhere already.
+  // Marks a row and scrolls to it, without calling choose.
   mark(at) {
     this.chosen = at;
     if (at >= 0) {
@@ -114,7 +114,7 @@ class LongList {
     return this.choose(this.items[at]);
   }
 
-  // Picks the row that stands some steps further on.
+  // Selects the row that is some steps after the marked one.
   move(step) {
     return this.pick(Math.max(0, Math.min(this.items.length - 1, this.chosen + step)));
   }

@@ -1,4 +1,4 @@
-// What is looked at, as files. Texts are as the page shows them: control characters written out.
+// Exports of the shown data as files. Texts are as on the page, with control characters escaped.
 
 const save = (name, content, type) => {
   const url = URL.createObjectURL(new Blob([content].flat(), { type: `${type};charset=utf-8` }));
@@ -7,7 +7,7 @@ const save = (name, content, type) => {
   setTimeout(() => URL.revokeObjectURL(url), 60000);
 };
 
-// A cell that a spreadsheet would take for a formula gets an apostrophe before it.
+// Puts an apostrophe before a cell that a spreadsheet would evaluate as a formula.
 const csvCell = (value) => {
   if (value === null || value === undefined) return "";
   if (typeof value !== "string") return String(value);
@@ -17,13 +17,13 @@ const csvCell = (value) => {
 
 const asCSV = (head, rows) => `${[head, ...rows].map((row) => row.map(csvCell).join(",")).join("\r\n")}\r\n`;
 
-// Why a node is not continued: a method pruned it, or a search function dropped it; "" if neither.
+// Returns why a node was not continued: the method pruned it, or a search function dropped it.
 const nodeEnd = (node) => {
   if (!node.pruned) return node.dropped ? "dropped" : "";
   return node.pruned_because ? `pruned: ${node.pruned_because}` : "pruned";
 };
 
-// Search trees for other programs. `treegen show --tree ID --as dot` writes the same.
+// Exports search trees for other programs. `treegen show --tree ID --as dot` writes the same.
 const nodeLines = (node) => {
   const words = [...node.text.replace(/\s+/g, " ").trim()];
   // The problem is at the end of a prompt.

@@ -1,4 +1,4 @@
-// A page that `treegen watch` serves is loaded again when its run has gone on. One stays where one is.
+// Reloads a page of `treegen watch` when its run has progressed, and restores the scroll position.
 
 const KEPT = "treegen-watch";
 

@@ -1,4 +1,4 @@
-// Puts the parts of the page together, and goes where its address says.
+// Creates the parts of the page, and shows the state that the URL names.
 
 const readRun = async (article) => {
   const key = article.id;
@@ -40,7 +40,7 @@ class RunPage {
     }
   }
 
-  // Where a bar or point of a picture leads: to a problem, or to those that a filter finds.
+  // The target of a bar or point of a plot: a problem, or the problems that match a filter.
   get target() {
     const { id } = this.run.index.problems;
     const target = (place) => (typeof place === "string" ? { problems: place } : { problem: id[place] });
@@ -90,13 +90,13 @@ class RunPage {
     this.article.querySelector(searched ? ".searches" : ".samples")?.scrollIntoView();
   }
 
-  // Says what an address names and the run does not have; nothing if the run has all of it.
+  // Returns a message about what the URL names but the run lacks; nothing if the run has all of it.
   lacking(problem, sample, search) {
     const { problems, samples, trees } = this.run.index;
     const place = problems.id.indexOf(problem);
     if (place < 0) return `The run ${this.run.name} has no problem ${problem}.`;
     const drawn = samples.index.slice(samples.first[place], samples.first[place + 1]);
-    // A problem without samples is shown alone.
+    // Show a problem without samples by itself.
     if (sample !== undefined && drawn.length && !drawn.includes(sample)) {
       return `Problem ${problem} of the run ${this.run.name} has no sample ${sample}.`;
     }
@@ -107,7 +107,7 @@ class RunPage {
     return "";
   }
 
-  // Single letters move on, as in mail programs.
+  // Handles single-letter shortcuts, as mail programs have.
   onkey(key) {
     const table = this.problems ?? this.searches?.table;
     const list = this.samples?.list;
@@ -124,20 +124,20 @@ class Page {
   constructor() {
     this.articles = new Map([...document.querySelectorAll("article")].map((article) => [article.id, article]));
     this.runs = new Map();
-    // The keys of runs by what an address may call them: run-2 is the second, if none is named so.
+    // The keys of runs by their names in a URL: run-2 is the second run, unless a run has this name.
     this.keys = new Map([...this.articles.keys()].map((key) => [key, key]));
     for (const [key, article] of this.articles) this.keys.set(article.dataset.name, key);
     this.several = this.articles.size > 1;
-    this.quiet = true; // what is shown at first is no place that one went to
+    this.quiet = true; // the initial state is not written to the URL
   }
 
-  // A run as it is read.
+  // Returns the data of a run, reading it only once.
   peek(key) {
     if (!this.runs.has(key)) this.runs.set(key, readRun(this.articles.get(key)));
     return this.runs.get(key);
   }
 
-  // The page of a run, which is built when it is first shown.
+  // Returns the page of a run, building it on first use.
   async open(key) {
     const article = this.articles.get(key);
     const run = await this.peek(key);
@@ -148,7 +148,7 @@ class Page {
     return run.page;
   }
 
-  // Of several runs one is shown at a time.
+  // Shows one of several runs and hides the others.
   async show(key) {
     for (const [runKey, article] of this.articles) article.classList.toggle("shown", runKey === key);
     for (const link of document.querySelectorAll("nav.runs a")) {
@@ -164,7 +164,7 @@ class Page {
     noteAddress(state);
   }
 
-  // Shows why the address leads nowhere; an empty text hides this.
+  // Shows a message about a URL that names something unknown; an empty text hides it.
   tell(text) {
     const notice = document.querySelector(".unknown");
     notice.textContent = text;
@@ -174,7 +174,7 @@ class Page {
     notice.scrollIntoView();
   }
 
-  // Shows no run, because the address names none of this page.
+  // Hides all runs, because the URL names a run that this page does not have.
   refuse(name) {
     for (const article of this.articles.values()) article.classList.remove("shown");
     for (const link of document.querySelectorAll("nav.runs a")) link.removeAttribute("aria-current");

@@ -1,5 +1,5 @@
-// A search tree as a picture: the root at the left, one column for each depth. It is dragged, zoomed
-// and folded, and the keys lead from node to node.
+// A drawing of a search tree: the root is at the left, with one column for each depth. The user can
+// drag, zoom and fold it, and move between nodes by keys.
 
 const SVG = "http://www.w3.org/2000/svg";
 const svgElement = (tag, attributes, ...inside) => {
@@ -9,7 +9,7 @@ const svgElement = (tag, attributes, ...inside) => {
   return element;
 };
 
-// Cividis: for people with any colour vision, and in grey, more is lighter.
+// The colour map cividis: lighter is more, also in grey and for all kinds of colour vision.
 const CIVIDIS = [[0, 34, 78], [52, 69, 110], [102, 105, 112], [148, 142, 119], [203, 186, 105], [253, 234, 69]];
 const cividis = (share) => {
   const place = Math.max(0, Math.min(1, share)) * (CIVIDIS.length - 1);
@@ -21,11 +21,11 @@ const cividis = (share) => {
 class TreePicture {
   static columns = 240;
   static rows = 40;
-  static apart = 54; // from what is above to the first node below another, whose label is above it
-  static most = 60; // nodes that are unfolded at first
+  static apart = 54; // extra space above a node whose label is above it
+  static most = 60; // maximum number of nodes that are unfolded at first
 
-  // best: ids of the path that is marked. rootLabel: what the root is called, instead of a whole prompt.
-  // choose(node): called for the node that is picked.
+  // best: the ids of the nodes of the best path. rootLabel: a short label in place of the prompt.
+  // choose(node): called when the user selects a node.
   constructor(box, { nodes, best, rootLabel, choose }) {
     Object.assign(this, { box, nodes, best, rootLabel, choose, scale: 1, x: 0, y: 0 });
     this.byId = new Map(nodes.map((node) => [node.id, node]));
@@ -74,7 +74,7 @@ class TreePicture {
     return make("p", "faint legend", parts);
   }
 
-  // Folds what is deepest until few enough nodes are left; never the best path.
+  // Folds the deepest nodes until few enough are left, but never the best path.
   fold() {
     this.folded = new Set();
     let level = [this.root];
@@ -98,7 +98,7 @@ class TreePicture {
     return this.folded.has(node.id) ? [] : (this.below.get(node.id) ?? []);
   }
 
-  // Places all nodes that are shown: leaves one below the other, others in the middle of theirs.
+  // Positions all visible nodes: leaves below each other, inner nodes centred on their children.
   layout() {
     this.at = new Map();
     const order = [];
@@ -122,7 +122,7 @@ class TreePicture {
       this.at.set(node.id, [depth * TreePicture.columns, (ys[0] + ys.at(-1)) / 2]);
     }
     this.order = order.reverse().map(([node]) => node);
-    // As high as the tree at first sight, within bounds.
+    // The initial height is that of the tree, within limits.
     if (this.svg) this.svg.style.height = `${Math.max(130, Math.min(420, low + 2 * TreePicture.rows))}px`;
   }
 
@@ -134,7 +134,7 @@ class TreePicture {
       const [x, y] = this.at.get(node.id);
       if (node.parent_id !== null && this.at.has(node.parent_id)) {
         const [left, up] = this.at.get(node.parent_id);
-        const bend = left + 150; // what is under a label is straight
+        const bend = left + 150; // the edge is straight below the label
         const classes = ["edge", ...this.kinds(node)].join(" ");
         edges.push(svgElement("path", { class: classes, d: `M${left} ${up}H${bend}C${bend + 60} ${up} ${x - 50} ${y} ${x} ${y}` }));
       }
@@ -161,7 +161,7 @@ class TreePicture {
     if (nodeEnd(node) && node.score !== null) dots.push(svgElement("circle", { class: "core", r: radius - 3 }));
     if (node.score !== null) dots.at(-1).style.fill = cividis(share);
     const cut = [...words];
-    // What has edges to its right has its label above them.
+    // A node with edges to its right has its label above them.
     const inner = this.shownBelow(node).length > 0;
     const [left, up, down] = inner ? [-radius, -radius - 4, radius + 11] : [radius + 5, facts || hidden ? -2 : 4, 12];
     const label = svgElement("text", { x: left, y: up }, cut.length > 22 ? `${cut.slice(0, 21).join("")}\u2026` : words);
@@ -175,12 +175,12 @@ class TreePicture {
     return group;
   }
 
-  // How a node and the edge to it are drawn: pruned or dropped, on the best path.
+  // Returns the CSS classes of a node and its edge: pruned, dropped, or on the best path.
   kinds(node) {
     return [...(nodeEnd(node) ? [nodeEnd(node).split(":")[0]] : []), ...(this.best.has(node.id) ? ["best"] : [])];
   }
 
-  // Nodes below one.
+  // Returns the number of nodes below a node.
   size(node) {
     let total = 0;
     const stack = [node];
@@ -202,7 +202,7 @@ class TreePicture {
     const places = [...this.at.values()];
     const right = Math.max(...places.map(([x]) => x)) + TreePicture.columns - 20;
     const bottom = Math.max(...places.map(([, y]) => y)) + TreePicture.rows;
-    // What is too small to read is better dragged; then the end of the best path is in sight.
+    // If the whole tree would be too small to read, show the end of the best path instead.
     this.scale = Math.max(0.65, Math.min(1.2, width / (right + 40), height / (bottom + 20)));
     this.x = 20;
     const end = this.order.findLast((node) => this.best.has(node.id)) ?? this.root;
@@ -256,7 +256,7 @@ class TreePicture {
     this.picked = node;
     this.draw();
     this.svg.setAttribute("aria-activedescendant", `${this.box.id}-node-${node.id}`);
-    // Into sight, if it is not.
+    // Scroll to the node if it is not visible.
     const [x, y] = this.at.get(node.id).map((place) => place * this.scale);
     const [right, down] = [this.svg.clientWidth, this.svg.clientHeight];
     if (x + this.x < 10 || x + this.x > right - 60) this.x = right / 3 - x;

@@ -1,4 +1,4 @@
-// The declared prompts, with the samples of each problem below it.
+// The tree of prompts, with the samples of each problem below its prompt.
 
 const promptTree = (run, box) => {
   const { index } = run;

@@ -1,6 +1,6 @@
-// One sample in full: what is said of it, its text with its answer marked, and its problem.
+// One sample in full: its verdict and numbers, its text with the answer marked, and its problem.
 
-// How a status is drawn; a run has its own words for them.
+// The CSS class of each status; index.fates has the words.
 const STATUS = ["wrong", "right", "invalid", "not-judged"];
 const fateMark = (run, status) => make("span", `mark ${STATUS[status]}`, run.index.fates[status] ?? "not judged");
 
@@ -14,15 +14,15 @@ const answerOf = (filter, sample) => {
   return answer < 0 ? null : filter.answers[answer];
 };
 
-// Where the text gives its answer: after a word that announces it, else where it stands last. An
-// answer is in a form that equal answers share, so there may be no such place.
+// Returns the range of the answer in a text: after a word such as "answer", else its last occurrence.
+// Answers are normalized, so the text may not contain the answer.
 const answerSpan = (text, answer) => {
   if (!answer || answer.length > 200) return null;
   const from = Math.max(0, text.length - 200000);
   const escape = (text) => text.replace(/[.*+?^${}()|[\]\\/-]/g, "\\$&");
   const body = /^-?\d+(\.\d+)?$/.test(answer)
     ? `${[...answer].map(escape).join(",?")}(?:\\.0+)?`
-    : answer.trim().split(/\s+/).map(escape).join("\\s+"); // each blank once, or it takes forever
+    : answer.trim().split(/\s+/).map(escape).join("\\s+"); // one pattern per run of blanks, or matching takes exponential time
   const pattern = new RegExp(`(?<![\\w.])${body}(?!\\w|[.,]\\d)`, "gi");
   let span = null;
   let isAnnounced = false;
@@ -35,7 +35,7 @@ const answerSpan = (text, answer) => {
   return span;
 };
 
-// The text of a sample; its thinking is folded.
+// Returns the text of a sample, with its reasoning folded.
 const sampleText = (run, sample, text, answer) => {
   const answerBlock = (text) => {
     const block = textBlock(text, 20000, false, answerSpan(text, answer));
@@ -62,7 +62,7 @@ const sampleFacts = (run, filter, sample) => {
   ];
   const prompt = problems.prompt_tokens[samples.problem[sample]];
   if (prompt > 0) facts.push(`prompt ${count(prompt)} tokens`);
-  // The filter that the answer is marked by stands first.
+  // The filter whose answer is marked comes first.
   const ordered = [filter, ...filters.filter((other) => other !== filter)].filter(Boolean);
   return [
     make("p", "facts", facts.map((fact) => make("span", "fact", fact))),
@@ -77,7 +77,7 @@ const sampleFacts = (run, filter, sample) => {
   ];
 };
 
-// The images of a problem; their names are shown before they are decoded.
+// Returns the images of a problem; their names are shown before they are decoded.
 const problemImages = (run, problem) => {
   const images = run.index.problems.images?.[problem] ?? [];
   if (images.length === 0) return [];
@@ -98,7 +98,7 @@ const problemText = (run, question, reference, images = []) => [
 
 const VOTES = { 1: "tied", 2: "won", 3: "lost" };
 
-// Which answers the samples of a problem gave. ownAnswer: the answer of the sample that is shown.
+// Returns the votes of a problem. ownAnswer: the answer of the sample that is shown.
 const votesOf = (run, filter, problem, ownAnswer) => {
   const columns = run.index.samples;
   if (!filter || !run.index.votes) return [];

@@ -1,4 +1,4 @@
-// The samples of a run: a list that is filtered and searched, and one sample in full.
+// The samples of a run: a list with filters and text search, and one sample in full.
 
 class Samples {
   // onShow(sample): called when a sample is shown in full.
@@ -11,7 +11,7 @@ class Samples {
     const controls = box.querySelector(".controls");
     this.add(controls, "filter", "read by", filters.map((f) => f.name), filters.length > 1);
     this.add(controls, "status", "is", ["any", ...run.index.fates], filters.length > 0);
-    // A sample that reached its limit is a truncated one.
+    // "truncated" is the name of the metric of samples that reached max_tokens.
     const ends = finishes.map((name) => (name.startsWith("length") ? `${name} (truncated)` : name));
     this.add(controls, "finish", "ended by", ["any", ...ends], true);
     const outcomes = [...new Set(filters.flatMap((f) => f.outcomes))];
@@ -55,7 +55,7 @@ class Samples {
     this.timer = setTimeout(() => this.apply(), 150);
   }
 
-  // Shows the selected samples; those with a text as their parts are searched.
+  // Lists the samples that match the filters; a text search appends matches part by part.
   async apply() {
     const turn = ++this.turn;
     const { status, finish, outcome, vote } = this.control;
@@ -89,7 +89,7 @@ class Samples {
       const part = texts.partOf(matches[at]);
       const start = texts.starts[part];
       const items = await texts.part(part);
-      if (turn !== this.turn) return; // another selection was made meanwhile
+      if (turn !== this.turn) return; // the user has changed the filters in the meantime
       for (; at < matches.length && matches[at] - start < items.length; at++) {
         if (items[matches[at] - start].toLowerCase().includes(text)) hits.push(matches[at]);
       }
@@ -133,7 +133,7 @@ class Samples {
     this.frame = requestAnimationFrame(() => this.list.draw());
   }
 
-  // Lists the samples of one problem, and shows one of them: that of an index, or else the first.
+  // Lists the samples of one problem, and shows the sample with an index, or else the first.
   async go(problem, index) {
     for (const select of Object.values(this.control)) if (select.tagName === "SELECT" && select.name !== "filter") select.selectedIndex = 0;
     this.control.text.value = "";
@@ -162,7 +162,7 @@ class Samples {
     const problem = this.columns.problem[sample];
     const turn = (this.opening = (this.opening ?? 0) + 1);
     const [text, [question, reference]] = await Promise.all([run.texts.get(sample), run.problems.get(problem)]);
-    if (turn !== this.opening) return; // another one was picked meanwhile
+    if (turn !== this.opening) return; // the user has opened another sample in the meantime
     this.detail.replaceChildren(
       heading(run, 2, make("bdi", "", sampleName(run, sample))),
       ...problemText(run, question, reference, problemImages(run, problem)),
@@ -175,7 +175,7 @@ class Samples {
     this.onShow(sample);
   }
 
-  // Writes the samples that are listed, as lines of JSON.
+  // Exports the listed samples as JSONL.
   async export(pressed) {
     pressed.disabled = true;
     const lines = [];

@@ -20,7 +20,7 @@ const searchColumns = (run) => {
   ];
 };
 
-// What a record says of a node, whichever of it is there.
+// Returns the fields that the record has of a node.
 const nodeFacts = (node) => [
   ...(node.score === null ? [] : [`score ${node.score.toFixed(3).replace("-", "\u2212")}`]),
   ...(node.visits ? [`${count(node.visits)} visits`] : []),
@@ -34,7 +34,7 @@ const nodeFacts = (node) => [
   ...(node.data === undefined ? [] : [`data ${node.data}`]),
 ];
 
-// The turns of one step of an agent: the reply with its calls, and what the tools have shown.
+// Returns the turns of one step of an agent: the reply with its calls, and the results of tools.
 const stepTurns = (step) => [
   make("div", "turn assistant", [
     make("span", "role", "assistant"),
@@ -45,7 +45,7 @@ const stepTurns = (step) => [
   ...step.results.map((result) => make("div", "turn tool", [make("span", "role", "tool"), textBlock(result, 1000)])),
 ];
 
-// The episode that leads to a node as a chat; its last step stands beside those that its siblings took.
+// Returns the episode up to a node as a chat; its last step is next to the steps of its siblings.
 const episode = (nodes, chosen, best) => {
   const above = (node) => (node.parent_id === null ? null : nodes[node.parent_id]);
   const before = (node) => {
@@ -79,7 +79,7 @@ const nodeMarks = (node, best) => [
 ];
 
 class Searches {
-  // onShow(tree): called with the number of a tree that is shown.
+  // onShow(tree): called with the index of the tree that is shown.
   constructor(run, box, onShow) {
     Object.assign(this, { run, box, onShow });
     this.detail = box.querySelector(".detail");
@@ -89,7 +89,7 @@ class Searches {
     });
   }
 
-  // Shows the search of a problem; index: which of several.
+  // Shows a search of a problem. index: its index among the searches of the problem.
   async go(problem, index = 0) {
     const { trees } = this.run.index;
     const current = trees.findIndex((tree) => tree.problem_id === problem && tree.index === index);
@@ -107,7 +107,7 @@ class Searches {
     const [{ nodes, best: ids }, [question, reference]] = await Promise.all([
       run.trees.get(i), place < 0 ? ["", ""] : run.problems.get(place),
     ]);
-    if (turn !== this.opening) return; // another one was picked meanwhile
+    if (turn !== this.opening) return; // the user has opened another search in the meantime
     const best = new Set(ids);
     const name = `${run.name}-${info.problem_id}`;
     const picture = make("div", "picture", [], { id: `${run.key}-picture` });

@@ -1,9 +1,9 @@
-// Links over the bars and points of a picture. One link lies over what the pointer is at; the
-// arrow keys lead it from one to the next.
+// Links over the bars and points of a plot. There is one link element, which moves to the bar or
+// point below the pointer, or to the next one by the arrow keys.
 
 class Spots {
-  // spots: [left, top, right, bottom, place], the first four as shares of the picture. state(place):
-  // where it leads. label(place): what it is called.
+  // spots: lists of left, top, right, bottom and place, the first four as shares of the picture.
+  // state(place): the state of the page to which it links. label(place): its accessible name.
   constructor(figure, spots, { state, label }) {
     Object.assign(this, { figure, spots, state, label, at: -1 });
     this.image = figure.querySelector("img");
@@ -14,7 +14,7 @@ class Spots {
       const spot = this.find(event);
       if (spot >= 0) this.place(spot);
     });
-    // A finger does not hover: it touches the picture itself.
+    // Touch screens have no hover, so a tap on the picture follows the link.
     this.image.addEventListener("click", (event) => {
       const spot = this.find(event);
       if (spot >= 0) location.hash = addressOf(state(spots[spot][4]));
@@ -28,11 +28,11 @@ class Spots {
     this.link.addEventListener("focus", () => this.place(this.at));
   }
 
-  // The spot that the pointer is at, or -1.
+  // Returns the index of the spot below the pointer, or -1.
   find(event) {
     const box = this.image.getBoundingClientRect();
     const [x, y] = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
-    // Of those that lie over each other, the smallest.
+    // If spots overlap, take the smallest.
     let smallest = -1;
     let least = Infinity;
     this.spots.forEach(([left, top, right, bottom], at) => {

@@ -1,7 +1,7 @@
-// A table that is sorted by its heads and filtered by a line of text. Only the rows in sight exist.
+// A table with sorting by columns and a text filter. Only the visible rows exist.
 
-// A filter is words, which some text of the row must hold, and conditions such as accuracy<0.5 or
-// vote=lost. In quotes, blanks belong to a word.
+// A filter has words, which some text of the row must contain, and conditions such as accuracy<0.5
+// or vote=lost. A word in quotes may contain blanks.
 const CONDITION = /^([^<>=!]+)(<=|>=|!=|=|<|>)(.*)$/;
 const COMPARE = {
   "<": (a, b) => a < b, "<=": (a, b) => a <= b, ">": (a, b) => a > b, ">=": (a, b) => a >= b,
@@ -37,8 +37,8 @@ const readFilter = (query, columns, exact) => {
 };
 
 class Table {
-  // columns: { key, of(row), title, width, show(value, row) }; of gives a number, a text or null.
-  // total: rows, which are numbers from 0. choose(row): called for the row that is picked.
+  // columns: { key, of(row), title, width, show(value, row) }; `of` returns a number, a text or null.
+  // total: the number of rows; a row is an index from 0. choose(row): called when the user selects it.
   constructor(box, { columns, total, choose, unit, name }) {
     Object.assign(this, { box, columns, total, unit, name, order: null });
     this.rowCount = box.querySelector(".row-count");
@@ -61,7 +61,7 @@ class Table {
     this.apply();
   }
 
-  // Some value of a column, for what it is of.
+  // Returns an example of a column's values, for their type.
   sample(column) {
     for (let row = 0; row < Math.min(this.total, 100); row++) {
       if (column.of(row) !== null) return column.of(row);
@@ -90,7 +90,7 @@ class Table {
     return head;
   }
 
-  // First from small to large, then from large to small, then as it was.
+  // The first click sorts ascending, the second descending, the third restores the order.
   sort(column) {
     const way = this.order?.column === column ? { 1: -1, "-1": 0 }[this.order.way] : 1;
     this.order = way ? { column, way } : null;
@@ -101,7 +101,7 @@ class Table {
     this.apply();
   }
 
-  // Rows without a value come last either way.
+  // Rows without a value come last in both directions.
   ordered(rows) {
     if (!this.order) return rows;
     const { column, way } = this.order;
@@ -131,12 +131,12 @@ class Table {
     this.apply();
   }
 
-  // Marks a row that was chosen elsewhere, if it is listed.
+  // Marks a row that was selected elsewhere, if the filter lists it.
   mark(row) {
     this.list.mark(this.list.items.indexOf(row));
   }
 
-  // Marks a row; a filter that hides it is given up.
+  // Marks a row, and clears a filter that hides it.
   find(row) {
     if (!this.list.items.includes(row)) this.ask("");
     this.mark(row);

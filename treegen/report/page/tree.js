@@ -1,10 +1,10 @@
-// A tree that folds. Nodes are made when they come into sight: children when their parent unfolds,
-// and of many children some at a time.
+// A foldable tree. Nodes are created on demand: children when their parent unfolds, and many
+// children in batches.
 
 class FoldingTree {
   static batch = 20;
 
-  // children(node): an array, or a promise of one. describe(node): what to show of it.
+  // children(node): returns an array, or a promise of one. describe(node): returns what to show.
   constructor(box, { children, describe }) {
     Object.assign(this, { box, children, describe });
     box.setAttribute("role", "tree");
@@ -62,7 +62,7 @@ class FoldingTree {
     this.add(below, await this.children(item.node));
   }
 
-  // Unfolds the path that is marked best, down to its end.
+  // Unfolds the best path down to its end.
   async unfoldBest() {
     let item = this.box.querySelector(":scope > .best");
     while (item) {

@@ -31,10 +31,9 @@ GREEN, ORANGE, YELLOW, BLUE, SKY, GREY, PINK = (
 )
 # Maps of numbers to colours: cividis looks the same to people with any colour vision, and in grey.
 COLOUR_MAP: Final = "cividis"
-# More points than this are drawn as pixels, because a browser is slow with so many shapes.
+# Plots with more points draw them as pixels, because a browser is slow with so many SVG shapes.
 MANY: Final = 200
-# The size of the smallest spot in inches.
-_POINT: Final = 0.12
+_MIN_LINK_INCHES: Final = 0.12  # smallest width and height of a link's area
 CYCLE: Final = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY, GREY)
 # The colour of text and lines. Nothing else in a picture has exactly this colour.
 _INK: Final = "#1f2328"
@@ -48,31 +47,31 @@ class PlotLink:
     box: tuple[float, float, float, float]
     """Left, top, right and bottom, as shares of the picture's width and height."""
     target: int | str
-    """The index of the run's problem, or a filter of the table of problems."""
+    """The index of the problem in the run, or a filter of the table of problems."""
 
     def to_json(self) -> list[float | int | str]:
         """Return the box and the target as one list."""
         return [*(round(side, 5) for side in self.box), self.target]
 
 
-def spot(
+def make_link(
     figure: "Figure", low: tuple[float, float], high: tuple[float, float], target: int | str
 ) -> PlotLink:
-    """Return the spot between two points of a drawn figure's first axes.
+    """Return a link whose area lies between two points of a drawn figure's first axes.
 
-    A spot is at least as large as a drawn point.
+    The area is at least as large as a drawn point.
 
     Args:
         figure: The drawn figure.
         low: One corner (x, y), in the axes' data coordinates.
         high: The opposite corner.
-        target: The target of the link, as in `PlotLink`.
+        target: The target of the link; see `PlotLink`.
     """
     axes = figure.axes[0]
     corners = axes.transData.transform([low, high])
     (x0, y0), (x1, y1) = figure.transFigure.inverted().transform(corners)
     width, height = figure.get_size_inches()
-    x, y = _POINT / width, _POINT / height
+    x, y = _MIN_LINK_INCHES / width, _MIN_LINK_INCHES / height
     left, right = sorted((float(x0), float(x1)))
     bottom, top = sorted((float(y0), float(y1)))
     if right - left < x:
@@ -96,8 +95,8 @@ class Plot:
     """Draws it on a figure."""
     size: tuple[float, float] = (6.4, 3.6)
     """Width and height in inches."""
-    spots: "Callable[[Figure], list[PlotLink]] | None" = None
-    """Returns the bars and points of the drawn figure that link to problems; see `spot`."""
+    find_links: "Callable[[Figure], list[PlotLink]] | None" = None
+    """Returns the bars and points of the drawn figure that link to problems; see `make_link`."""
 
     def svg(self) -> bytes:
         """Return the picture as SVG: transparent, with text and lines in the page's colour.
@@ -105,16 +104,16 @@ class Plot:
         Raises:
             InputError: matplotlib is not installed.
         """
-        return self.svg_and_spots()[0]
+        return self.svg_and_links()[0]
 
-    def svg_and_spots(self) -> tuple[bytes, list[PlotLink]]:
-        """Return the SVG, as `svg` does, and the plot's spots.
+    def svg_and_links(self) -> tuple[bytes, list[PlotLink]]:
+        """Return the SVG, as `svg` does, and the links of the plot.
 
         Raises:
             InputError: matplotlib is not installed.
         """
         svg, figure = self._render("svg")
-        return _light_or_dark(svg), self.spots(figure) if self.spots else []
+        return _light_or_dark(svg), self.find_links(figure) if self.find_links else []
 
     def png(self) -> bytes:
         """Return the picture as PNG, on white.

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from treegen.common.files import replace_file
 from treegen.errors import InputError, require_extra
 from treegen.evals.statistics.tables import Grid
 from treegen.report.plots.figures import COLOUR_MAP, Plot
@@ -54,10 +55,10 @@ def save_png(grid: Grid, path: str | os.PathLike[str]) -> None:
         draw_grid(figure, grid)
         figure.axes[0].set_title(grid.title)
 
-    size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
-    content = Plot("heat_map", grid.title, "", draw, size).png()
+    content = Plot("heat_map", grid.title, "", draw, grid_size(grid)).png()
     try:
-        Path(path).write_bytes(content)
+        with replace_file(Path(path)) as file:  # a link in the run may lead to another file
+            file.write(content)
     except OSError as error:
         raise InputError(
             f"cannot write {os.fspath(path)}: {error.strerror or error}; choose another path"
@@ -70,6 +71,11 @@ def _cell(value: float | None, shades: str) -> str:
     # Only a full cell is solid and only an empty one is blank.
     step = 0 if value <= 0 else 4 if value >= 1 else 1 + min(2, int(value * 3))
     return f"{shades[step] * 2}{100 * value:4.0f}"
+
+
+def grid_size(grid: Grid) -> tuple[float, float]:
+    """Return the width and height of the picture of a grid in inches."""
+    return 2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels)
 
 
 def draw_grid(figure: Any, grid: Grid) -> None:

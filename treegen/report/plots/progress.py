@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from treegen.report.curves import (
-    FATES,
     INVALID,
+    OUTCOMES,
     RIGHT,
     SOLVED,
-    UNJUDGED,
+    UNSCORED,
     UNSOLVED,
     WRONG,
     finish_counts,
@@ -36,7 +36,7 @@ _COLOURS: Final = {
     RIGHT: GREEN,
     WRONG: ORANGE,
     INVALID: GREY,
-    UNJUDGED: SKY,
+    UNSCORED: SKY,
     SOLVED: GREEN,
     UNSOLVED: ORANGE,
 }
@@ -51,7 +51,7 @@ def finish_plot(view: RunView) -> Plot:
         axes = figure.subplots()
         reasons = list(counts)
         starts = [0] * len(reasons)
-        for name in FATES:
+        for name in OUTCOMES:
             values = [counts[reason][name] for reason in reasons]
             if any(values):
                 axes.barh(
@@ -152,8 +152,8 @@ def _rate(before: Mapping[str, Any], after: Mapping[str, Any]) -> float:
     return (after["tokens"] - before["tokens"]) / seconds if seconds > 0 else 0.0
 
 
-def sharing_plot(usage: Mapping[str, Any]) -> Plot:
-    """Return the plot of tokens computed and read with and without sharing."""
+def sharing_plot(usage: Mapping[str, Any]) -> Plot | None:
+    """Return the plot of tokens with and without sharing; None before the first sample ended."""
     pairs = [
         (
             "prompt tokens computed",
@@ -166,17 +166,19 @@ def sharing_plot(usage: Mapping[str, Any]) -> Plot:
             usage.get("key_tokens_unshared", 0),
         ),
     ]
-    pairs = [(name, shared, apart) for name, shared, apart in pairs if shared and apart]
+    pairs = [(name, shared, unshared) for name, shared, unshared in pairs if shared and unshared]
+    if not pairs:
+        return None
     description = "; ".join(f"{name}: {a:,} instead of {b:,}" for name, a, b in pairs)
 
     def draw(figure: "Figure") -> None:
         from matplotlib.ticker import EngFormatter
 
         axes = figure.subplots()
-        for index, (_, shared, apart) in enumerate(pairs):
+        for index, (_, shared, unshared) in enumerate(pairs):
             for offset, value, colour, label in (
                 (-0.2, shared, GREEN, "with sharing"),
-                (0.2, apart, GREY, "without sharing"),
+                (0.2, unshared, GREY, "without sharing"),
             ):
                 bar = axes.barh(
                     index + offset,

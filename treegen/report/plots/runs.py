@@ -1,9 +1,11 @@
 """The plots of one run, and those that show several runs together or compare two."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from treegen.common.lifetimes import pause_gc
+from treegen.errors import InputError
 from treegen.evals.statistics.tables import GROUP_COLUMNS, Grid, Table
 from treegen.report.compare import Comparison
 from treegen.report.curves import Curve, VoteShares, k_curves, vote_shares
@@ -19,13 +21,13 @@ from treegen.report.plots.figures import (
     PlotLink,
     draw_band,
     draw_legend,
+    make_link,
     plain_label,
-    spot,
 )
-from treegen.report.plots.heat_map import draw_grid
+from treegen.report.plots.heat_map import draw_grid, grid_size
 from treegen.report.plots.progress import finish_plot, lengths_plot, sharing_plot, timeline_plot
 from treegen.report.plots.searches import solved_plot
-from treegen.report.stopping_savings import Savings, get_replay_problems, has_stopped, savings
+from treegen.report.stopping_savings import Savings, get_replay_problems, savings
 from treegen.report.view import RunView
 
 if TYPE_CHECKING:
@@ -53,11 +55,10 @@ def run_plots(view: RunView) -> list[Plot]:
         if curves := k_curves(fixed, votes=votes, problems=view.problems):
             plots.append(curves_plot({plain_label(headline): curves}))
         max_k = max(map(len, verdicts.values()), default=0)
-        has_all_votes = max_k == view.num_samples >= _MIN_VOTERS
-        if votes and has_all_votes and not has_stopped(view):
-            plots.append(
-                _savings_plot(savings(get_replay_problems(view, headline), problems=view.problems))
-            )
+        if votes and max_k == view.num_samples >= _MIN_VOTERS:
+            with suppress(InputError):  # the run stopped early, or lacks numbers of tokens
+                replay_problems = get_replay_problems(view, headline)
+                plots.append(_savings_plot(savings(replay_problems, problems=view.problems)))
         plots += [
             _table_plot(i, table) for i, table in enumerate(view.report.tables) if _has_bars(table)
         ]
@@ -77,8 +78,8 @@ def run_plots(view: RunView) -> list[Plot]:
         plots.append(lengths_plot(view))
     if len(view.timeline) > 2:
         plots.append(timeline_plot(view.timeline))
-    if view.usage.get("plan"):
-        plots.append(sharing_plot(view.usage))
+    if view.usage.get("plan") and (sharing := sharing_plot(view.usage)) is not None:
+        plots.append(sharing)
     return plots
 
 
@@ -206,7 +207,6 @@ def _draw_bars(axes: "Axes", rows: Sequence[_Bar]) -> None:
 
 
 def _grid_plot(index: int, grid: Grid) -> Plot:
-    size = (2.5 + 0.7 * len(grid.column_labels), 1.8 + 0.4 * len(grid.row_labels))
     values = [v for row in grid.values for v in row if v is not None]
     description = (
         f"{len(values):,} cells from {min(values, default=0):.2f} to {max(values, default=0):.2f}"
@@ -216,7 +216,7 @@ def _grid_plot(index: int, grid: Grid) -> Plot:
         plain_label(grid.title, 80),
         description,
         lambda figure: draw_grid(figure, grid),
-        size,
+        grid_size(grid),
     )
 
 
@@ -225,12 +225,12 @@ def _votes_plot(shares: Sequence[VoteShares], index_of: Mapping[str, int], *, vo
     tied = sum(s.won and s.tied for s in shares)
     parts = [
         ("right", [s.right for s in shares], GREEN),
-        ("most frequent wrong answer", [s.leading for s in shares], ORANGE),
-        ("other wrong answers", [s.other for s in shares], YELLOW),
+        ("most frequent wrong answer", [s.top_wrong for s in shares], ORANGE),
+        ("other wrong answers", [s.other_wrong for s in shares], YELLOW),
         ("no answer", [s.invalid for s in shares], GREY),
     ]
     if not votes:  # no two programs are the same, so no wrong one is most frequent
-        wrong = [s.leading + s.other for s in shares]
+        wrong = [s.top_wrong + s.other_wrong for s in shares]
         parts[1:3] = [("wrong", wrong, ORANGE)]
 
     def draw(figure: "Figure") -> None:
@@ -268,13 +268,13 @@ def _votes_plot(shares: Sequence[VoteShares], index_of: Mapping[str, int], *, vo
     if votes:
         description += f"; a right answer has the most votes in {won:,} and ties in {tied:,}"
 
-    def spots(figure: "Figure") -> list[PlotLink]:
+    def find_links(figure: "Figure") -> list[PlotLink]:
         return [
-            spot(figure, (at - 0.5, 0), (at + 0.5, 1), index_of[share.problem_id])
+            make_link(figure, (at - 0.5, 0), (at + 0.5, 1), index_of[share.problem_id])
             for at, share in enumerate(shares)
         ]
 
-    return Plot("votes", "Answers per problem", description, draw, (6.4, 4.4), spots)
+    return Plot("votes", "Answers per problem", description, draw, (6.4, 4.4), find_links)
 
 
 def _solved_plot(right: Sequence[float]) -> Plot:
@@ -291,17 +291,20 @@ def _solved_plot(right: Sequence[float]) -> Plot:
 
     description = f"{never:,} of {len(right):,} problems are never solved, {always:,} always"
 
-    def spots(figure: "Figure") -> list[PlotLink]:
+    def find_links(figure: "Figure") -> list[PlotLink]:
         top = figure.axes[0].get_ylim()[1]
         names = [
             f"accuracy>={i / 10:g}" + (f" accuracy<{(i + 1) / 10:g}" if i < 9 else "")
             for i in range(10)
         ]
         return [
-            spot(figure, (i / 10, 0), ((i + 1) / 10, top), name) for i, name in enumerate(names)
+            make_link(figure, (i / 10, 0), ((i + 1) / 10, top), name)
+            for i, name in enumerate(names)
         ]
 
-    return Plot("difficulty", "How hard the problems are", description, draw, (6.4, 3.0), spots)
+    return Plot(
+        "difficulty", "How hard the problems are", description, draw, (6.4, 3.0), find_links
+    )
 
 
 def comparison_plots(comparison: Comparison) -> list[Plot]:
@@ -341,14 +344,16 @@ def comparison_plots(comparison: Comparison) -> list[Plot]:
         axes.set(ylabel=f"{first.metric}: difference", ylim=(-1.02, 1.02))
         axes.legend()
 
-    def spots(figure: "Figure") -> list[PlotLink]:
+    def find_links(figure: "Figure") -> list[PlotLink]:
         return [
-            spot(figure, (at - 0.5, -1), (at + 0.5, 1), comparison.problem_indices[i])
+            make_link(figure, (at - 0.5, -1), (at + 0.5, 1), comparison.problem_indices[i])
             for at, i in enumerate(order)
         ]
 
     description = f"{first.better:,} problems better, {first.worse:,} worse"
-    plots = [Plot("by_problem", f"{names}, by problem", description, by_problem, spots=spots)]
+    plots = [
+        Plot("by_problem", f"{names}, by problem", description, by_problem, find_links=find_links)
+    ]
     if rows:
         description = "; ".join(f"{row.metric} ({row.filter}): {row.value:+.3f}" for row in rows)
         size = (6.4, 1.2 + 0.35 * len(rows))

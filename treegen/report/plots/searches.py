@@ -1,11 +1,12 @@
 """Results of searches against their cost: a table of runs, and curves over tokens."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from treegen.evals.statistics.estimators import Estimate, estimate
+from treegen.evals.statistics.metrics import HasGroup, clusters_of
 from treegen.report.plots.figures import CYCLE, Plot, draw_band, draw_legend, plain_label
 from treegen.report.tables import PrintableTable, interval, number
 from treegen.report.view import RunView, StoredTree, settings_group
@@ -57,17 +58,29 @@ def budget_of(view: RunView) -> str:
     return ", ".join(texts) or "none"
 
 
-def solved_share(trees: Sequence[StoredTree], tokens: float = math.inf) -> Estimate | None:
-    """Return the share of searches solved within some tokens, as a mean over problems.
+def solved_share(
+    trees: Sequence[StoredTree],
+    max_tokens: float = math.inf,
+    *,
+    problems: Iterable[HasGroup] = (),
+) -> Estimate | None:
+    """Return the share of searches solved within a number of tokens, as a mean over problems.
 
     Several searches of a problem count by their mean. None if nothing is scored.
+
+    Args:
+        trees: The searches.
+        max_tokens: The largest number of decoded tokens of a search that counts as solved.
+        problems: The problems, for intervals clustered by their groups; empty for no clusters.
     """
-    groups: dict[str, list[bool]] = {}
+    solved_of: dict[str, list[bool]] = {}
     for tree in trees:
         if tree.solved is not None:
-            within = tree.solved and tree.num_tokens <= tokens
-            groups.setdefault(tree.problem_id, []).append(within)
-    return estimate([sum(solved) / len(solved) for solved in groups.values()]) if groups else None
+            solved = tree.solved and tree.num_tokens <= max_tokens
+            solved_of.setdefault(tree.problem_id, []).append(solved)
+    if not solved_of:
+        return None
+    return estimate(list(map(fmean, solved_of.values())), clusters_of(problems, list(solved_of)))
 
 
 def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
@@ -77,7 +90,7 @@ def cost_listing(views: Sequence[RunView]) -> PrintableTable | None:
         return None
     rows = []
     for view, method in zip(searched, methods_of(searched), strict=True):
-        solved = solved_share(view.trees)
+        solved = solved_share(view.trees, problems=view.problems)
         tokens = [tree.num_tokens for tree in view.trees]
         num_solved = sum(bool(tree.solved) for tree in view.trees)
         rows.append(
@@ -129,14 +142,18 @@ def _cost(trees: Sequence[StoredTree], name: str) -> str:
 def solved_plot(view: RunView) -> Plot | None:
     """Return the plot of searches solved within a number of tokens; None if none is solved."""
     costs = sorted({tree.num_tokens for tree in view.trees if tree.solved})
-    solved = solved_share(view.trees)
+    solved = solved_share(view.trees, problems=view.problems)
     if not costs or solved is None:
         return None
     # Limit the number of steps in the picture.
     steps = costs if len(costs) <= 200 else [costs[i * len(costs) // 200] for i in range(200)]
-    max_tokens = max(tree.num_tokens for tree in view.trees)
-    at = sorted({0, *steps, costs[-1], max_tokens})
-    shares = [share for tokens in at if (share := solved_share(view.trees, tokens)) is not None]
+    largest = max(tree.num_tokens for tree in view.trees)
+    at = sorted({0, *steps, costs[-1], largest})
+    shares = [
+        share
+        for max_tokens in at
+        if (share := solved_share(view.trees, max_tokens, problems=view.problems)) is not None
+    ]
 
     def draw(figure: "Figure") -> None:
         axes = figure.subplots()
@@ -170,7 +187,7 @@ def methods_plot(views: Sequence[RunView]) -> Plot | None:
     curves: dict[str, list[tuple[float, Estimate]]] = {}
     searched = [view for view in views if view.searched and view.trees]
     for view, method in zip(searched, methods_of(searched), strict=True):
-        if (solved := solved_share(view.trees)) is not None:
+        if (solved := solved_share(view.trees, problems=view.problems)) is not None:
             tokens = fmean([float(tree.num_tokens) for tree in view.trees])
             curves.setdefault(method, []).append((tokens, solved))
     if sum(map(len, curves.values())) < 2:
