@@ -19,6 +19,7 @@ from killed_ranks import kill_ranks
 from treegen.errors import ModelError, WorkerError
 from treegen.model import rank_processes
 from treegen.model.model import Model
+from treegen.model.parallel import ranks as parallel_ranks
 from treegen.model.parallel.ranks import RankLeader, Ranks, abort, join, leave
 from treegen.model.rank_processes import RankGroup
 
@@ -100,6 +101,37 @@ def test_an_abort_ends_once_no_cuda_graph_has_collectives(
         assert not reset.is_set() and dist.is_initialized()
     leave(leader)
     assert reset.is_set() and not dist.is_initialized()
+
+
+def test_a_group_is_left_although_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python starts no thread during exit, in which a rank may have to be killed."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    leader = Alone()
+    join(0, 1, torch.device("cpu"), tmp_path, leader)
+    monkeypatch.setattr(parallel_ranks, "run_in_daemon", fail)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        abort(leader)
+    leave(leader)
+    assert not dist.is_initialized()
+
+
+def test_a_group_is_left_that_fails_while_it_shares_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Ranks) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    leader = Alone()
+    monkeypatch.setattr(parallel_ranks, "_share_memory", fail)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        join(0, 1, torch.device("cpu"), tmp_path, leader)
+    leave(leader)
+    assert not dist.is_initialized()
 
 
 def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,20 +250,21 @@ def join(
                 timeout=timedelta(seconds=TIMEOUT),
                 **options,
             )
-            if device.type == "cuda":
-                ranks.shared = _share_memory(ranks)
+            _joined.append(ranks)  # so that the group is aborted if sharing memory fails
+            ranks.shared = _share_memory(ranks)
 
     if leader is None:
         begin()
     else:
         _run_while_working(begin, leader)
-    _joined.append(ranks)
     ranks.check()  # `leave` did not see this group if a rank died before
     return ranks
 
 
 def _share_memory(ranks: Ranks) -> SharedBuffer | None:
     """Return memory that all ranks share, or None if a rank cannot share its own. A collective."""
+    if ranks.device.type != "cuda":
+        return None
     own = ranks.device.index
     able = ranks.size in _SHARING_SIZES and not _shared
     able = able and all(_has_atomics(own, peer) for peer in range(ranks.size) if peer != own)
@@ -271,6 +272,7 @@ def _share_memory(ranks: Ranks) -> SharedBuffer | None:
         return None
     with suppress(RuntimeError):  # such as a driver without virtual memory management
         _shared.append(SharedBuffer(ranks.rank, ranks.size, ranks.device))
+    ranks.check()  # the group of a dead rank may be gone, and another group in its place
     return _shared[0] if _all_reduce_min(len(_shared)) else None
 
 
@@ -345,11 +347,12 @@ def abort(leader: RankLeader) -> None:
         leader: The leader that `join` was given. A group of another leader is left alone.
     """
     with _abort_lock:
-        if (ranks := _pop_joined(leader)) is not None:
+        if _joined and (ranks := _joined[0]).leader is leader:
             if ranks.shared is not None:
                 run_in_daemon("treegen-release", ranks.shared.release)
             ranks.abort = run_in_daemon("treegen-abort", _abort_group)
-            _aborted[:] = [ranks]
+            # Only now, so that `leave` aborts the group if no thread can be started, as during exit.
+            _aborted[:] = [_joined.pop()]
 
 
 def leave(leader: RankLeader) -> None:
@@ -362,19 +365,14 @@ def leave(leader: RankLeader) -> None:
         leader: As in `abort`.
     """
     with _abort_lock:
-        if (ranks := _pop_joined(leader)) is not None:
-            _reset_graphs(ranks)
+        if _joined and _joined[0].leader is leader:
+            _reset_graphs(_joined.pop())  # pop, because two aborts end the process
             _abort_group()  # in this thread, because no thread can be started during exit
             return
     for ranks in [ranks for ranks in _aborted if ranks.leader is leader]:
         _reset_graphs(ranks)
         assert ranks.abort is not None
         wait([ranks.abort], _ABORT_SECONDS)
-
-
-def _pop_joined(leader: RankLeader) -> Ranks | None:
-    """Remove and return a leader's ranks; None if they have left. Two aborts end the process."""
-    return _joined.pop() if _joined and _joined[0].leader is leader else None
 
 
 def _reset_graphs(ranks: Ranks) -> None:
