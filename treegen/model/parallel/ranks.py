@@ -351,7 +351,7 @@ def abort(leader: RankLeader) -> None:
             if ranks.shared is not None:
                 run_in_daemon("treegen-release", ranks.shared.release)
             ranks.abort = run_in_daemon("treegen-abort", _abort_group)
-            # Only now, so that `leave` aborts the group if no thread can be started, as during exit.
+            # Only now, so that `leave` aborts the group if no thread can be started (during exit).
             _aborted[:] = [_joined.pop()]
 
 
