@@ -134,6 +134,26 @@ def test_a_group_is_left_that_fails_while_it_shares_memory(
     assert not dist.is_initialized()
 
 
+def test_memory_that_could_not_be_shared_is_not_shared_by_a_later_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its new followers would number the exchange otherwise, and rank 0 would wait for them."""
+    attempts = []
+
+    def fail(*where: object) -> None:
+        attempts.append(where)
+        raise RuntimeError("pidfd_getfd: operation not permitted")
+
+    monkeypatch.setattr(parallel_ranks, "SharedBuffer", fail)
+    monkeypatch.setattr(parallel_ranks, "_shared", [])
+    monkeypatch.setattr(parallel_ranks, "_has_atomics", lambda device, peer: True)
+    monkeypatch.setattr(parallel_ranks, "_all_reduce_min", int)
+    for _ in range(2):
+        ranks = Ranks(0, 2, torch.device("cuda", 0), Alone())
+        assert parallel_ranks._share_memory(ranks) is None
+    assert len(attempts) == 1
+
+
 def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 would wait for it until gloo's or NCCL's own time limit; the next ranks can join."""
     with monkeypatch.context() as patched:

@@ -49,7 +49,8 @@ _NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 _SHARED_BYTES: Final = 64 << 20
 _ONE_SHOT_BYTES: Final = 512 << 10  # larger sums are faster if each rank adds up a part
 _SHARING_SIZES: Final = (2,)  # numbers of ranks whose sums were tested in shared memory
-_shared: list[SharedBuffer] = []  # the buffer of this process; at most one, which is never freed
+# The buffer of this process, which is never freed; None if the only attempt to make one has failed.
+_shared: list[SharedBuffer | None] = []
 
 
 class RankLeader(Protocol):
@@ -82,9 +83,9 @@ class SharedBuffer:
     """GPU memory in every rank that all ranks have mapped, for sums by torch's kernels.
 
     torch's symmetric memory numbers the exchanges of a process, and later groups of rank 0 have new
-    followers, which count from 0. So only the first group of a process has a buffer. The kernels
-    wait for signals of the other ranks and cannot be aborted, so `release` sends these signals
-    after a rank has died.
+    followers, which count from 0. So only one group of a process exchanges memory. The kernels wait
+    for signals of the other ranks and cannot be aborted, so `release` sends these signals after a
+    rank has died.
     """
 
     dtypes: Final = (torch.bfloat16, torch.float32)
@@ -270,10 +271,11 @@ def _share_memory(ranks: Ranks) -> SharedBuffer | None:
     able = able and all(_has_atomics(own, peer) for peer in range(ranks.size) if peer != own)
     if not _all_reduce_min(able):
         return None
+    _shared.append(None)
     with suppress(RuntimeError):  # such as a driver without virtual memory management
-        _shared.append(SharedBuffer(ranks.rank, ranks.size, ranks.device))
+        _shared[0] = SharedBuffer(ranks.rank, ranks.size, ranks.device)
     ranks.check()  # the group of a dead rank may be gone, and another group in its place
-    return _shared[0] if _all_reduce_min(len(_shared)) else None
+    return _shared[0] if _all_reduce_min(_shared[0] is not None) else None
 
 
 def _has_atomics(device: int, peer: int) -> bool:
