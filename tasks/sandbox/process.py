@@ -42,6 +42,7 @@ _STDERR_FACTOR = 64
 # half a pipe to read, this process pauses before each read, so that output gathers. A pipe need not
 # become full in this time.
 _MAX_SMALL_READS, _GATHER_SECONDS = 64, 0.005
+_MAX_WAIT_SECONDS = 1e6  # the system's calls take no timeout of more than 24 days
 # A right answer may be longer than the expected one, because of white space and decimals: by this
 # factor, plus `Limits.output` bytes.
 _EXPECTED_FACTOR = 4
@@ -195,7 +196,7 @@ class SandboxProcess(Closeable):
             for handle in received:
                 selector.register(handle, selectors.EVENT_READ)
             while exit_info is None:
-                events = selector.select(deadline - time.monotonic())
+                events = selector.select(min(deadline - time.monotonic(), _MAX_WAIT_SECONDS))
                 if not events:
                     raise SandboxError(f"the sandbox helper does not respond; {_RETRY_HINT}")
                 largest_read = 0

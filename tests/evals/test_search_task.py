@@ -489,6 +489,22 @@ def test_a_run_with_an_invalid_argument_says_how_to_resume_it(
     assert resolve_search_settings({"extra": extra}, stored).options.extra == extra
 
 
+def test_only_an_argument_that_is_stored_is_named_as_stored(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from treegen.errors import InputError\n"
+        "from treegen.tasks.gsm8k import GSM8K\n"
+        "class Own(GSM8K):\n"
+        "    arguments = {**GSM8K.arguments, 'depth': 'steps'}\n"
+        "    def configure(self, arguments):\n"
+        "        if 'depth' not in arguments:\n"
+        "            raise InputError('set the task argument depth')\n"
+    )
+    choices = {"task": f"{tmp_path}/own.py:Own", "model": "toy", "method": "beam"}
+    for stored in (None, {**choices, "extra": {"form": "self-consistency"}}):
+        with pytest.raises(InputError, match=r"^set the task argument depth$"):
+            resolve_search_settings(choices, stored)
+
+
 def test_a_search_configures_the_task(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from dataclasses import replace\n"

@@ -19,6 +19,7 @@ from killed_ranks import kill_ranks
 from treegen.errors import ModelError, WorkerError
 from treegen.model import rank_processes
 from treegen.model.model import Model
+from treegen.model.parallel import ranks as parallel_ranks
 from treegen.model.parallel.ranks import RankLeader, Ranks, abort, join, leave
 from treegen.model.rank_processes import RankGroup
 
@@ -100,6 +101,57 @@ def test_an_abort_ends_once_no_cuda_graph_has_collectives(
         assert not reset.is_set() and dist.is_initialized()
     leave(leader)
     assert reset.is_set() and not dist.is_initialized()
+
+
+def test_a_group_is_left_although_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python starts no thread during exit, in which a rank may have to be killed."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    leader = Alone()
+    join(0, 1, torch.device("cpu"), tmp_path, leader)
+    monkeypatch.setattr(parallel_ranks, "run_in_daemon", fail)
+    with pytest.raises(RuntimeError, match="shutdown"):
+        abort(leader)
+    leave(leader)
+    assert not dist.is_initialized()
+
+
+def test_a_group_is_left_that_fails_while_it_shares_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Ranks) -> None:
+        raise RuntimeError("connection closed by peer")
+
+    leader = Alone()
+    monkeypatch.setattr(parallel_ranks, "_share_memory", fail)
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        join(0, 1, torch.device("cpu"), tmp_path, leader)
+    leave(leader)
+    assert not dist.is_initialized()
+
+
+def test_memory_that_could_not_be_shared_is_not_shared_by_a_later_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its new followers would number the exchange otherwise, and rank 0 would wait for them."""
+    attempts = []
+
+    def fail(*where: object) -> None:
+        attempts.append(where)
+        raise RuntimeError("pidfd_getfd: operation not permitted")
+
+    monkeypatch.setattr(parallel_ranks, "SharedBuffer", fail)
+    monkeypatch.setattr(parallel_ranks, "_shared", [])
+    monkeypatch.setattr(parallel_ranks, "_has_atomics", lambda device, peer: True)
+    monkeypatch.setattr(parallel_ranks, "_all_reduce_min", int)
+    for _ in range(2):
+        ranks = Ranks(0, 2, torch.device("cuda", 0), Alone())
+        assert parallel_ranks._share_memory(ranks) is None
+    assert len(attempts) == 1
 
 
 def test_a_rank_that_is_killed_while_it_joins(monkeypatch: pytest.MonkeyPatch) -> None:

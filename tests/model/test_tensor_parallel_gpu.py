@@ -318,7 +318,7 @@ def test_gpus_that_are_not_there_are_refused(tmp_path: Path) -> None:
     tiny_models.save_tiny_model(tmp_path)
     with pytest.raises(InputError, match="requires 999 GPUs, but only"):
         LLM(str(tmp_path), tensor_parallel_size=999)
-    with pytest.raises(InputError, match=r"'cuda:1' is one GPU, .* CUDA_VISIBLE"):
+    with pytest.raises(InputError, match=r"'cuda:1' selects one GPU, .* CUDA_VISIBLE"):
         LLM(str(tmp_path), device="cuda:1", tensor_parallel_size=2)
 
 

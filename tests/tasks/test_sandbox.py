@@ -203,6 +203,11 @@ def test_a_fault_of_ours_is_no_verdict_and_ends_nothing(
     assert "IndexError: none there" in result.tests[0].detail
 
 
+def test_a_time_limit_may_be_longer_than_the_system_can_wait() -> None:
+    with SandboxPool("none", limits=replace(LIMITS, cpu_seconds=1e15, wall_seconds=1e18)) as judge:
+        assert judge.run(ADD, [TestCase("1 2", expected="3")], compare).accepted
+
+
 def test_too_many_open_files_leave_none_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

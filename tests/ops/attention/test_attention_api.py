@@ -214,6 +214,8 @@ def test_an_implementation_that_cannot_be_imported_is_not_chosen(
         (ImportError("undefined symbol: cuFly"), "cannot be imported: undefined symbol: cuFly"),
         (ModuleNotFoundError("No module named 'triton'", name="triton"), "triton is not installed"),
         (AttributeError("no 'jit'\nin it"), "cannot be imported: AttributeError: no 'jit' in it"),
+        (AssertionError(), "cannot be imported: AssertionError"),
+        (ImportError(), "cannot be imported: ImportError"),
     ],
 )
 def test_a_gpu_without_a_usable_triton_warns_once(

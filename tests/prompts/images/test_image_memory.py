@@ -14,6 +14,8 @@ import pytest
 from tiny_images import picture, save_tiny_vision_model
 
 from treegen import LLM, SamplingParams
+from treegen.errors import InputError
+from treegen.llm.async_llm import AsyncLLM
 from treegen.model.config import read_config
 from treegen.model.tokenizer import load_tokenizer
 from treegen.model.vision import load_processor
@@ -85,12 +87,17 @@ def test_a_server_holds_only_images_that_are_in_use(
     serving = pytest.importorskip("serving")
     clients = pytest.importorskip("node_clients")
     limits = pytest.importorskip("treegen.integrations.server.node_params").NodeLimits()
+    app = pytest.importorskip("treegen.integrations.server.app")
     assert PromptIndex.__init__.__kwdefaults__ is not None
     monkeypatch.setitem(PromptIndex.__init__.__kwdefaults__, "max_recent", 4)
     save_tiny_vision_model(tmp_path, "qwen2_vl", seed=1)
     llm, reference = (
         LLM(str(tmp_path), images=True, device="cpu", memory="16MiB") for _ in range(2)
     )
+
+    with AsyncLLM(llm) as served, pytest.raises(InputError, match="API key"):
+        app.Server(served, name="m", weights_dir=tmp_path)
+    assert llm.images is not None and llm.images.keeps_all  # no server uses it
 
     def messages(seed: int, key: str = "image_url") -> list[dict[str, Any]]:
         image: dict[str, Any] = {"type": key, key.removesuffix("_url"): url(seed)}
@@ -115,7 +122,7 @@ def test_a_server_holds_only_images_that_are_in_use(
         asyncio.run(clients.evict_all(running.served))
         (node,) = client.sample(root, 1)
         client.http.close()
-    assert llm.images is not None and llm.images.keeps_all
+    assert llm.images.keeps_all
     chats = [messages(seed, "image") for seed in [*seeds, 0]]
     params = SamplingParams(**greedy)
     want = [result.outputs[0].token_ids for result in reference.generate(chats, params)]

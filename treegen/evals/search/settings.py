@@ -222,7 +222,11 @@ def _configure(task: SearchTask, arguments: Mapping[str, str], *, is_stored: boo
     try:
         task.configure(arguments)
     except InputError as error:
-        required = [f"{name}={value}" for name, value in task.search_defaults.arguments.items()]
+        required = [
+            f"{name}={value}"
+            for name, value in task.search_defaults.arguments.items()
+            if arguments.get(name, value) != value
+        ]
         if not is_stored or not required:
             raise
         raise InputError(

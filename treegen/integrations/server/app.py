@@ -124,8 +124,6 @@ class Server:
             InputError: there is a `weights_dir`, and no key or no such folder.
         """
         self._served, self._name = served, name
-        if served.llm.images is not None:
-            served.llm.images.keeps_all = False  # clients cannot refer to images by token ids
         self._api_keys = [api_key] if isinstance(api_key, str) else list(api_key or ())
         self._weights = WeightUpdater(served, weights_dir) if weights_dir is not None else None
         if self._weights is not None and not self._api_keys:
@@ -157,6 +155,8 @@ class Server:
                 limits=search_limits or SearchLimits(),
             )
         self._metrics = Metrics(served, self._nodes.store if self._nodes is not None else None)
+        if served.llm.images is not None:
+            served.llm.images.keeps_all = False  # clients cannot refer to images by token ids
 
     def app(self) -> Starlette:
         """Return the ASGI application."""

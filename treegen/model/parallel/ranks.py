@@ -49,7 +49,8 @@ _NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 _SHARED_BYTES: Final = 64 << 20
 _ONE_SHOT_BYTES: Final = 512 << 10  # larger sums are faster if each rank adds up a part
 _SHARING_SIZES: Final = (2,)  # numbers of ranks whose sums were tested in shared memory
-_shared: list[SharedBuffer] = []  # the buffer of this process; at most one, which is never freed
+# The buffer of this process, which is never freed; None if the only attempt to make one has failed.
+_shared: list[SharedBuffer | None] = []
 
 
 class RankLeader(Protocol):
@@ -82,9 +83,9 @@ class SharedBuffer:
     """GPU memory in every rank that all ranks have mapped, for sums by torch's kernels.
 
     torch's symmetric memory numbers the exchanges of a process, and later groups of rank 0 have new
-    followers, which count from 0. So only the first group of a process has a buffer. The kernels
-    wait for signals of the other ranks and cannot be aborted, so `release` sends these signals
-    after a rank has died.
+    followers, which count from 0. So only one group of a process exchanges memory. The kernels wait
+    for signals of the other ranks and cannot be aborted, so `release` sends these signals after a
+    rank has died.
     """
 
     dtypes: Final = (torch.bfloat16, torch.float32)
@@ -250,28 +251,31 @@ def join(
                 timeout=timedelta(seconds=TIMEOUT),
                 **options,
             )
-            if device.type == "cuda":
-                ranks.shared = _share_memory(ranks)
+            _joined.append(ranks)  # so that the group is aborted if sharing memory fails
+            ranks.shared = _share_memory(ranks)
 
     if leader is None:
         begin()
     else:
         _run_while_working(begin, leader)
-    _joined.append(ranks)
     ranks.check()  # `leave` did not see this group if a rank died before
     return ranks
 
 
 def _share_memory(ranks: Ranks) -> SharedBuffer | None:
     """Return memory that all ranks share, or None if a rank cannot share its own. A collective."""
+    if ranks.device.type != "cuda":
+        return None
     own = ranks.device.index
     able = ranks.size in _SHARING_SIZES and not _shared
     able = able and all(_has_atomics(own, peer) for peer in range(ranks.size) if peer != own)
     if not _all_reduce_min(able):
         return None
+    _shared.append(None)
     with suppress(RuntimeError):  # such as a driver without virtual memory management
-        _shared.append(SharedBuffer(ranks.rank, ranks.size, ranks.device))
-    return _shared[0] if _all_reduce_min(len(_shared)) else None
+        _shared[0] = SharedBuffer(ranks.rank, ranks.size, ranks.device)
+    ranks.check()  # the group of a dead rank may be gone, and another group in its place
+    return _shared[0] if _all_reduce_min(_shared[0] is not None) else None
 
 
 def _has_atomics(device: int, peer: int) -> bool:
@@ -345,11 +349,12 @@ def abort(leader: RankLeader) -> None:
         leader: The leader that `join` was given. A group of another leader is left alone.
     """
     with _abort_lock:
-        if (ranks := _pop_joined(leader)) is not None:
+        if _joined and (ranks := _joined[0]).leader is leader:
             if ranks.shared is not None:
                 run_in_daemon("treegen-release", ranks.shared.release)
             ranks.abort = run_in_daemon("treegen-abort", _abort_group)
-            _aborted[:] = [ranks]
+            # Only now, so that `leave` aborts the group if no thread can be started (during exit).
+            _aborted[:] = [_joined.pop()]
 
 
 def leave(leader: RankLeader) -> None:
@@ -362,19 +367,14 @@ def leave(leader: RankLeader) -> None:
         leader: As in `abort`.
     """
     with _abort_lock:
-        if (ranks := _pop_joined(leader)) is not None:
-            _reset_graphs(ranks)
+        if _joined and _joined[0].leader is leader:
+            _reset_graphs(_joined.pop())  # pop, because two aborts end the process
             _abort_group()  # in this thread, because no thread can be started during exit
             return
     for ranks in [ranks for ranks in _aborted if ranks.leader is leader]:
         _reset_graphs(ranks)
         assert ranks.abort is not None
         wait([ranks.abort], _ABORT_SECONDS)
-
-
-def _pop_joined(leader: RankLeader) -> Ranks | None:
-    """Remove and return a leader's ranks; None if they have left. Two aborts end the process."""
-    return _joined.pop() if _joined and _joined[0].leader is leader else None
 
 
 def _reset_graphs(ranks: Ranks) -> None:

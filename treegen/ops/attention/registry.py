@@ -34,7 +34,7 @@ def _load_own(module: str, name: str) -> Implementation:
     except ImportError:
         raise
     except Exception as error:  # a Triton that does not fit torch or the driver may raise anything
-        raise ImportError(f"{type(error).__name__}: {error}") from error
+        raise ImportError(f"{type(error).__name__}: {error}".removesuffix(": ")) from error
     return kind()
 
 
@@ -113,7 +113,7 @@ def _import(name: str) -> Implementation | str:
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name:
             return f"{error.name} is not installed"
-        return f"cannot be imported: {' '.join(str(error).split())}"
+        return f"cannot be imported: {' '.join(str(error).split()) or type(error).__name__}"
 
 
 @cache
