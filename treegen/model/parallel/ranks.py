@@ -49,7 +49,8 @@ _NATIVE_ATOMICS: Final = 3  # CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 _SHARED_BYTES: Final = 64 << 20
 _ONE_SHOT_BYTES: Final = 512 << 10  # larger sums are faster if each rank adds up a part
 _SHARING_SIZES: Final = (2,)  # numbers of ranks whose sums were tested in shared memory
-_shared: list[SharedBuffer] = []  # the buffer of this process; at most one, which is never freed
+# The buffer of this process, or None if it could not be made; at most one item, never removed.
+_shared: list[SharedBuffer | None] = []
 
 
 class RankLeader(Protocol):
@@ -155,8 +156,8 @@ class Ranks:
     """CUDA graphs that contain collectives of these ranks."""
     shared: SharedBuffer | None = None
     """Memory that all ranks have mapped; None if NCCL or gloo computes all sums."""
-    abort: Future[None] | None = None
-    """The end of an abort in the background; None before."""
+    abort_done: Future[None] | None = None
+    """Done when an abort in the background has ended; None before one has begun."""
 
     def check(self) -> None:
         """Raise WorkerError if a follower of this rank has failed."""
@@ -269,9 +270,11 @@ def _share_memory(ranks: Ranks) -> SharedBuffer | None:
     able = able and all(_has_atomics(own, peer) for peer in range(ranks.size) if peer != own)
     if not _all_reduce_min(able):
         return None
+    buffer = None
     with suppress(RuntimeError):  # such as a driver without virtual memory management
-        _shared.append(SharedBuffer(ranks.rank, ranks.size, ranks.device))
-    return _shared[0] if _all_reduce_min(len(_shared)) else None
+        buffer = SharedBuffer(ranks.rank, ranks.size, ranks.device)
+    _shared.append(buffer)
+    return buffer if _all_reduce_min(buffer is not None) else None
 
 
 def _has_atomics(device: int, peer: int) -> bool:
@@ -348,7 +351,7 @@ def abort(leader: RankLeader) -> None:
         if (ranks := _pop_joined(leader)) is not None:
             if ranks.shared is not None:
                 run_in_daemon("treegen-release", ranks.shared.release)
-            ranks.abort = run_in_daemon("treegen-abort", _abort_group)
+            ranks.abort_done = run_in_daemon("treegen-abort", _abort_group)
             _aborted[:] = [ranks]
 
 
@@ -368,8 +371,8 @@ def leave(leader: RankLeader) -> None:
             return
     for ranks in [ranks for ranks in _aborted if ranks.leader is leader]:
         _reset_graphs(ranks)
-        assert ranks.abort is not None
-        wait([ranks.abort], _ABORT_SECONDS)
+        assert ranks.abort_done is not None
+        wait([ranks.abort_done], _ABORT_SECONDS)
 
 
 def _pop_joined(leader: RankLeader) -> Ranks | None:
