@@ -2,8 +2,8 @@
 
 The first table has the microseconds of a sum of bfloat16 numbers over the GPUs, in CUDA graphs: by
 NCCL, and by torch's kernels over symmetric memory, which treegen uses on two GPUs (without
-multicast; their numbers are in this memory already). The second table has tokens/s of `treegen bench decode`. On two
-GPUs or more:
+multicast; their numbers are in this memory already). The second table has tokens/s of `treegen
+bench decode`. On two GPUs or more:
 
     python examples/benchmarks/tensor_parallel.py
 """
