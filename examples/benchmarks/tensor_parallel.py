@@ -1,9 +1,9 @@
 """What sums over GPUs cost, and what tensor parallelism gains.
 
 The first table has the microseconds of a sum of bfloat16 numbers over the GPUs, in CUDA graphs: by
-NCCL, which treegen uses, and by torch's kernels over symmetric memory (without multicast; their
-numbers are in this memory already). The second table has tokens/s of `treegen bench decode`. On two
-GPUs or more:
+NCCL, and by torch's kernels over symmetric memory, which treegen uses on two GPUs (without
+multicast; their numbers are in this memory already). The second table has tokens/s of `treegen
+bench decode`. On two GPUs or more:
 
     python examples/benchmarks/tensor_parallel.py
 """

@@ -24,13 +24,7 @@ def plan_document(job: "Job", model_info: "ModelInfo", plan: "Plan") -> dict[str
     """
     spec, token_bytes = model_info.spec, plan.token_bytes
     longest = max(len(request.tokens) for request in plan.requests)
-    unshared = plan.unshared_tokens
-    if job.choices:
-        # Even without sharing, a prompt counts once for all its choices.
-        tokens_of: dict[str, list[Tokens]] = {}
-        for request in plan.requests:
-            tokens_of.setdefault(request.id.rpartition("/")[0], []).append(request.tokens)
-        unshared = sum(map(num_distinct, tokens_of.values()))
+    unshared = _count_choice_tokens(plan) if job.choices else plan.unshared_tokens
     return {
         "task": job.task.name,
         "source": job.data.source,
@@ -82,6 +76,14 @@ def plan_document(job: "Job", model_info: "ModelInfo", plan: "Plan") -> dict[str
         ),
         "max_rows": model_info.max_rows,
     }
+
+
+def _count_choice_tokens(plan: "Plan") -> int:
+    """Return the prompt tokens without sharing; a prompt counts once for all its choices."""
+    tokens_of: dict[str, list[Tokens]] = {}
+    for request in plan.requests:
+        tokens_of.setdefault(request.id.rpartition("/")[0], []).append(request.tokens)
+    return sum(map(num_distinct, tokens_of.values()))
 
 
 def plan_text(document: Mapping[str, Any], levels: "Sequence[LevelSummary]") -> str:

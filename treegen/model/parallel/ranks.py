@@ -156,8 +156,8 @@ class Ranks:
     """CUDA graphs that contain collectives of these ranks."""
     shared: SharedBuffer | None = None
     """Memory that all ranks have mapped; None if NCCL or gloo computes all sums."""
-    abort: Future[None] | None = None
-    """The end of an abort in the background; None before."""
+    abort_done: Future[None] | None = None
+    """Done when an abort in the background has ended; None before one has begun."""
 
     def check(self) -> None:
         """Raise WorkerError if a follower of this rank has failed."""
@@ -352,7 +352,7 @@ def abort(leader: RankLeader) -> None:
         if _joined and (ranks := _joined[0]).leader is leader:
             if ranks.shared is not None:
                 run_in_daemon("treegen-release", ranks.shared.release)
-            ranks.abort = run_in_daemon("treegen-abort", _abort_group)
+            ranks.abort_done = run_in_daemon("treegen-abort", _abort_group)
             # Only now, so that `leave` aborts the group if no thread can be started (during exit).
             _aborted[:] = [_joined.pop()]
 
@@ -373,8 +373,8 @@ def leave(leader: RankLeader) -> None:
             return
     for ranks in [ranks for ranks in _aborted if ranks.leader is leader]:
         _reset_graphs(ranks)
-        assert ranks.abort is not None
-        wait([ranks.abort], _ABORT_SECONDS)
+        assert ranks.abort_done is not None
+        wait([ranks.abort_done], _ABORT_SECONDS)
 
 
 def _reset_graphs(ranks: Ranks) -> None:

@@ -270,18 +270,23 @@ def _compare_run(
         how = "as the stored verdicts give; --allow-code-execution runs the programs again"
         scored = PartCheck("scores", None, how)
     yield scored
-    if (stored := stored_report(run)) is None:
-        yield PartCheck("results.json", False, "results.json has no scores")
-    else:
-        names = find_changed_report(run, recomputed["report"])
-        changed = list_changed_scores(stored, recomputed["report"])
-        lines = [f"{name}: stored {a}, now {b}" for name, a, b in changed] or names
-        detail = _join_first(lines, max(len(names), len(lines))) or "the same scores"
-        yield PartCheck("results.json", not names, detail)
+    yield _compare_stored_report(run, recomputed["report"])
     differences = list(find_differences(libraries[0], libraries[1]))
     if differences:
         versions = ", ".join(f"{name} {a} / {b}" for name, a, b in differences)
         yield PartCheck("libraries", None, f"other versions here: {versions}")
+
+
+def _compare_stored_report(run: RunDir, report: dict[str, Any]) -> PartCheck:
+    """Compare the report that treegen computes from a run now with that in `results.json`."""
+    stored = stored_report(run)
+    if stored is None:
+        return PartCheck("results.json", False, "results.json has no scores")
+    names = find_changed_report(run, report)
+    changed = list_changed_scores(stored, report)
+    lines = [f"{name}: stored {a}, now {b}" for name, a, b in changed] or names
+    detail = _join_first(lines, max(len(names), len(lines))) or "the same scores"
+    return PartCheck("results.json", not names, detail)
 
 
 def _list_pass_hat_ks(part: RunPart, job: Job) -> str:
