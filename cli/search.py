@@ -183,7 +183,7 @@ def command(
         errors = list(result.results["errors"].items())[:_SHOWN_ERRORS]
         for problem, error in errors:
             render.tell(f"{result.method}: the search of {problem!r} failed: {error}")
-        if num := result.results["num_failed"] - len(errors):
+        if num := result.results.get("num_failed", 0) - len(errors):
             more = "1 more search" if num == 1 else f"{num:,} more searches"
             render.tell(f"{result.method}: {more} failed")
     render.echo("\n" + cost_table([result.results for result in results]))

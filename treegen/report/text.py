@@ -112,7 +112,7 @@ def cost_table(results: Sequence[Mapping[str, Any]]) -> str:
             f"{result['num_solved']}/{result['done']}",
             *_format_share(result["solved"]),
             *(_format_mean(result["cost"][name]["mean"]) for name in costs.values()),
-            str(result["num_failed"]),
+            str(result.get("num_failed", 0)),
             f"{result['seconds']:,.1f}",
         ]
         for result in results

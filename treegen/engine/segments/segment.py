@@ -88,7 +88,7 @@ _Phase = TypeVar("_Phase", SegmentPhase, RequestPhase)
 
 def check_transition(now: _Phase, to: _Phase) -> _Phase:
     """Return the phase `to`, after asserting that it may follow `now`."""
-    assert to in _NEXT[now], f"{now.value} may not be followed by {to.value}"
+    assert to in _NEXT[now], f"{now.value} may not become {to.value}"
     return to
 
 

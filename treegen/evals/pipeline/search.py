@@ -254,7 +254,7 @@ def _check(job: SearchJob, facts: "ModelInfo") -> None:
 def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
     """Return sentences on the searches that failed, and on those that are missing."""
     complaints: list[str] = []
-    if failed := sum(result.results["num_failed"] for result in results):
+    if failed := sum(result.results.get("num_failed", 0) for result in results):
         searches = "1 search" if failed == 1 else f"{failed:,} searches"
         complaints.append(f"{searches} failed; see the errors above")
     missing = sum(result.missing for result in results)

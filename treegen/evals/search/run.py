@@ -321,7 +321,7 @@ def write_search_results(job: SearchJob, run: SearchRunDir) -> dict[str, Any]:
         "solved": asdict(solved) if solved else None,
         "num_solved": tally.num_right,
         **_pass_at(solved_of, job),
-        "num_failed": len(failed),
+        **({"num_failed": len(failed)} if failed else {}),
         "errors": errors,
         "stopped": dict(sorted(stopped.items(), key=lambda item: (-item[1], item[0]))),
         **({"cut_off": dict(sorted(cut_off.items()))} if cut_off else {}),

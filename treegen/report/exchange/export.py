@@ -236,8 +236,9 @@ def export_with_notices(
     write: Callable[[ExportedRun, Path], list[Path]] = import_module(module).write
     if target is None:
         target = directory / default.format(name=full_run.view.name)
-        for path_in_run in (target, *target.rglob("*")):  # folders of an earlier export
-            check_no_link(directory, path_in_run)
+        earlier = (path for path in target.rglob("*") if path.is_dir())  # files are replaced
+        for folder in (target, *earlier):
+            check_no_link(directory, folder)
     try:
         return write(full_run, target), full_run.view.notices
     except OSError as error:
