@@ -178,6 +178,7 @@ class SandboxPool(Closeable):
         self._local = threading.local()
         self._processes: set[SandboxProcess] = set()
         self._lock = threading.Lock()
+        self._closed = False
 
     def submit(
         self,
@@ -199,9 +200,11 @@ class SandboxPool(Closeable):
             stop_at_failure: Whether to skip the tests after the first failure.
 
         Raises:
-            InputError: There are no tests, or they do not fit the program.
+            InputError: There are no tests, they do not fit the program, or the pool is closed.
         """
         check_program(program, tests)
+        if self._closed:
+            raise InputError("this SandboxPool is closed; create a new SandboxPool")
         return self._executor.submit(self._judge, program, tuple(tests), compare, stop_at_failure)
 
     def run(
@@ -234,6 +237,7 @@ class SandboxPool(Closeable):
 
     def close(self) -> None:
         """Drop programs that have not started, wait for running ones, and end all sandboxes."""
+        self._closed = True
         self._executor.shutdown(cancel_futures=True)
         with self._lock:
             for process in self._processes:

@@ -313,11 +313,15 @@ def _make_one_way_channel() -> tuple[int, int]:
 def _make_sealed_file(data: bytes) -> int:
     """Return a descriptor that reads `data` and that no process can write to, even if reopened."""
     handle = os.memfd_create("data", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(handle, "wb", closefd=False) as file:
-        file.write(data)
-    os.lseek(handle, 0, os.SEEK_SET)
-    seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(handle, fcntl.F_ADD_SEALS, seals)
+    try:
+        with open(handle, "wb", closefd=False) as file:
+            file.write(data)
+        os.lseek(handle, 0, os.SEEK_SET)
+        seals = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, seals)
+    except BaseException:  # such as an OSError if no memory is left
+        os.close(handle)
+        raise
     return handle
 
 

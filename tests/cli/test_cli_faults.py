@@ -120,7 +120,7 @@ def test_a_search_that_lacks_memory_is_not_stored_and_done_with_more(
     assert done.code == 1, done.err
     last = done.err.splitlines()[-1]
     assert last.startswith(
-        "Error: 3 problems were not searched, 3 of them because memory ran out (node 'countdown-"
+        "Error: 3 searches are missing, 3 of them because memory ran out (node 'countdown-"
     )
     assert last.endswith("use a larger --memory; continue with: treegen search --resume run")
     assert not done.document["runs"][0]["complete"] and done.document["runs"][0]["errors"] == {}

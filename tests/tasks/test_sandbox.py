@@ -36,7 +36,7 @@ from treegen.tasks.sandbox import (
 )
 from treegen.tasks.sandbox.isolation import TIERS, SandboxTier
 from treegen.tasks.sandbox.pool import _ExclusiveGate, _is_starved
-from treegen.tasks.sandbox.process import SandboxProcess
+from treegen.tasks.sandbox.process import SandboxProcess, _make_sealed_file
 from treegen.tasks.sandbox.programs import HelperKilledError
 from treegen.tasks.sandbox.runtime import find_runtime
 
@@ -248,6 +248,21 @@ def test_nothing_passes_without_tests() -> None:
             judge.submit(Program("", fn_name="f", may_return=True), [TestCase()], compare)
         with pytest.raises(InputError, match="plain data"):
             judge.run(Program("", fn_name="f"), [TestCase(args=[object()])], compare)
+    with pytest.raises(InputError, match="this SandboxPool is closed"):
+        judge.submit(ADD, [TestCase("1 2", expected="3")], compare)
+
+
+def test_no_descriptor_stays_if_the_data_of_a_program_cannot_be_sealed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr("treegen.tasks.sandbox.process.fcntl.fcntl", fail)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="no memory"):
+        _make_sealed_file(b"data")
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_no_sandbox_must_be_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -260,8 +260,7 @@ def describe_missing(results: Sequence[SearchRunResult]) -> list[str]:
     missing = sum(result.missing for result in results)
     if not missing:
         return complaints
-    message = "1 problem was" if missing == 1 else f"{missing:,} problems were"
-    message += " not searched"
+    message = "1 search is missing" if missing == 1 else f"{missing:,} searches are missing"
     if errors := [error for result in results for error in result.no_room]:
         message += (
             f", {len(errors):,} of them because memory ran out "
