@@ -354,7 +354,7 @@ def drain(scheduler: Scheduler, *, check: bool = True) -> list[Completion]:
         assert done, "a step did nothing"
         if check:
             scheduler.check()
-    assert not scheduler.has_work, "the scheduler does not come to an end"
+    assert not scheduler.has_work, "the scheduler still has work"
     return finished
 
 

@@ -231,7 +231,7 @@ class MixedRun:
             self.session.step()
             self.scheduler.check()
             steps += 1
-            assert steps < _MAX_STEPS, "the run does not come to an end"
+            assert steps < _MAX_STEPS, "the run does not end"
         self.session.step()  # of what was stopped last
         self._check_plan()
         for call in self.calls:

@@ -475,7 +475,7 @@ def _mean_metric(metric: str, verdicts: Sequence[Verdict]) -> float:
     """Return the mean of a metric over the samples of a problem.
 
     Args:
-        metric: A metric of the task; any other name stands for correctness.
+        metric: The name of a metric of the task. Any other name selects correctness.
         verdicts: The verdicts on the samples.
     """
     return fmean(

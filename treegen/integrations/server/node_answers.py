@@ -21,7 +21,7 @@ from treegen.integrations.server.requests import RequestError
 from treegen.search.budgeted_search import BudgetedSearch
 
 _MAX_LOGPROBS: Final = 2**21  # log-probabilities of the scores of one answer, with alternatives
-_MIN_LOGPROB: Final = -9999.0  # stands for minus infinity, which JSON cannot express
+_MIN_LOGPROB: Final = -9999.0  # replaces minus infinity, for which JSON has no number
 
 
 def describe_node(node: ServedNode, text: str = "") -> NodeAnswer:
