@@ -31,10 +31,9 @@ from treegen.cli.bench.options import DEVICE, bounded_option, count, counts
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
-from treegen.common.formatting import format_bytes
+from treegen.common.formatting import format_bytes, summarize_error
 from treegen.common.spec import LatentSpec
 from treegen.errors import CapacityError, NumericsError
-from treegen.model.checkpoint.files import summarize_error
 from treegen.model.memory import empty_device_cache
 from treegen.ops.attention import HostLevel, attend, prepare_host
 from treegen.ops.attention.latent import attend_latents, write_expanded

@@ -34,8 +34,8 @@ from treegen.cli.bench.options import DEVICE, bounded_option, count, counts
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
+from treegen.common.formatting import summarize_error
 from treegen.errors import InputError, arg
-from treegen.model.checkpoint.files import summarize_error
 from treegen.model.linear.blocks import rows_of_block
 from treegen.report.tables import PrintableTable
 

@@ -28,10 +28,9 @@ from treegen.cli.bench.options import RUNS, count, counts, shape_or_model, some_
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import json_line
-from treegen.common.formatting import format_bytes
+from treegen.common.formatting import format_bytes, summarize_error
 from treegen.errors import CapacityError, InputError
 from treegen.model.attention_hook import ATTENTION
-from treegen.model.checkpoint.files import summarize_error
 from treegen.model.memory import empty_device_cache
 from treegen.prompts.tree import prompts_of
 

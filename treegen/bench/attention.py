@@ -27,9 +27,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from treegen.bench.ceilings import Ceilings, kernels_for
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
-from treegen.common.formatting import format_bytes
+from treegen.common.formatting import format_bytes, summarize_error
 from treegen.errors import CapacityError, InputError, NumericsError
-from treegen.model.checkpoint.files import summarize_error
 from treegen.model.memory import empty_device_cache
 from treegen.ops.attention import Level, attend, prepare
 from treegen.ops.attention.registry import LOADERS, load

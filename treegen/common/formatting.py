@@ -1,4 +1,4 @@
-"""Formats sizes and tables for people, and parses sizes. No torch here."""
+"""Formats sizes, tables and errors for people, and parses sizes. No torch here."""
 
 from __future__ import annotations
 
@@ -123,3 +123,13 @@ def format_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
 def safe_line(text: str) -> str:
     """Return a text in one line, safe to display as by `safe_text`."""
     return safe_text(text).replace("\n", " ")
+
+
+def summarize_error(error: BaseException) -> str:
+    """Return the first meaningful line of an error's text, at most 300 characters.
+
+    A line that ends in a colon is joined with the next line.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    last = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines))
+    return (" ".join(lines[: last + 1]) if lines else type(error).__name__)[:300]

@@ -19,6 +19,7 @@ from transformers import AutoConfig, PretrainedConfig, __version__
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from treegen.common.checks import device_name
+from treegen.common.formatting import summarize_error
 from treegen.common.spec import LayerSpec, ModelSpec
 from treegen.errors import InputError, ModelError, ModelWarning, arg
 from treegen.model.checkpoint.families import dense_length, has_loops, refuse_family, selects_keys
@@ -27,7 +28,6 @@ from treegen.model.checkpoint.files import (
     locate,
     read_object,
     read_raw_config,
-    summarize_error,
     weight_files,
 )
 from treegen.model.checkpoint.fp4 import read_quant_config

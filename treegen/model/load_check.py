@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from treegen.common.device import without_autocast
+from treegen.common.formatting import summarize_error
 from treegen.common.version import tested_versions
 from treegen.errors import ModelError, ModelWarning, arg
 from treegen.model.attention_hook import ATTENTION
 from treegen.model.batch import Batch
 from treegen.model.checkpoint.families import is_tested
-from treegen.model.checkpoint.files import summarize_error
 from treegen.model.checkpoint.small_config import (
     build_random_model,
     find_boundaries,

@@ -17,12 +17,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from transformers import PreTrainedModel
 
 from treegen.common.device import use_device, without_autocast
-from treegen.common.formatting import format_bytes
+from treegen.common.formatting import format_bytes, summarize_error
 from treegen.common.spec import ModelSpec
 from treegen.errors import CapacityError, InputError, ModelError, arg
 from treegen.model.batch import Batch, use_batch
 from treegen.model.checkpoint.families import has_loops
-from treegen.model.checkpoint.files import summarize_error
 from treegen.model.latent import get_up_projection, is_latent_layer
 from treegen.model.linear.batch_invariant import BatchInvariantLayers
 from treegen.model.linear.experts import GroupedLayers

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.integrations import hub_kernels
 
+from treegen.common.formatting import summarize_error
 from treegen.common.spec import DeltaSpec, StateSpec
 from treegen.errors import ModelError, arg
 from treegen.model.attention_hook import NO_NUMBER, PROBE, AttentionCall, Probe
@@ -30,7 +31,6 @@ from treegen.model.checkpoint.families import (
     has_loops,
     recurrent_types,
 )
-from treegen.model.checkpoint.files import summarize_error
 from treegen.model.checkpoint.text_part import (
     attention_of_text,
     auto_class,

@@ -16,14 +16,9 @@ from typing import Any, Final
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from treegen.common.files import read_text
+from treegen.common.formatting import summarize_error
 from treegen.errors import InputError, ModelError, arg
-from treegen.model.checkpoint.files import (
-    TOKENIZER_FILES,
-    check_trust,
-    locate,
-    read_object,
-    summarize_error,
-)
+from treegen.model.checkpoint.files import TOKENIZER_FILES, check_trust, locate, read_object
 from treegen.model.checkpoint.gguf_file import gguf_arguments
 from treegen.model.config import read_config
 from treegen.model.options import EngineOptions

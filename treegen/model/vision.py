@@ -30,10 +30,11 @@ from transformers import (
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from treegen.common.device import use_device, without_autocast
+from treegen.common.formatting import summarize_error
 from treegen.errors import ModelError
 from treegen.model.batch import ImageRows
 from treegen.model.checkpoint.families import refuse_images, sees_ahead
-from treegen.model.checkpoint.files import read_object, summarize_error
+from treegen.model.checkpoint.files import read_object
 from treegen.prompts.images.table import Ahead, ImageTable
 
 _COUNTS: Final = ("num_additional_image_tokens", "image_seq_len", "image_seq_length")

@@ -67,7 +67,8 @@ def load_verifier(
     where: dict[str, Any] = {"revision": revision, "device": device, "form": form}
     if not share:
         return Verifier(scorer=load_scorer(name, **where), **settings)
-    from treegen.model.checkpoint.files import check_weights, fingerprint, locate, summarize_error
+    from treegen.common.formatting import summarize_error
+    from treegen.model.checkpoint.files import check_weights, fingerprint, locate
     from treegen.model.config import resolve_device
 
     resolve_device("auto" if device is None else device)  # raises before files are read

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from treegen.common.device import StagingBuffer
+from treegen.common.formatting import summarize_error
 from treegen.model.batch import Batch
-from treegen.model.checkpoint.files import summarize_error
 from treegen.ops.attention.types import Implementation, can_capture
 
 if TYPE_CHECKING:

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 
 from treegen.common.bounded.patterns import first_matches
 from treegen.common.checks import is_finite
+from treegen.common.formatting import summarize_error
 from treegen.errors import InputError, ModelError, install
-from treegen.model.checkpoint.files import locate, read_object, summarize_error
+from treegen.model.checkpoint.files import locate, read_object
 
 CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"

@@ -23,6 +23,7 @@ from treegen.common.files import (
     read_bytes,
     read_text,
 )
+from treegen.common.formatting import summarize_error
 from treegen.errors import InputError, ModelError, arg
 from treegen.model.checkpoint.gguf_file import is_gguf, read_header
 
@@ -158,16 +159,6 @@ def _check_regular(directory: Path) -> None:
         raise ModelError(describe_read_error(directory, error)) from None
     if irregular:
         raise ModelError(f"{irregular[0]} is not a regular file but a pipe or a device; remove it")
-
-
-def summarize_error(error: BaseException) -> str:
-    """Return the first meaningful line of an error's text, at most 300 characters.
-
-    A line that ends in a colon is joined with the next line.
-    """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    last = next((i for i, line in enumerate(lines) if not line.endswith(":")), len(lines))
-    return (" ".join(lines[: last + 1]) if lines else type(error).__name__)[:300]
 
 
 def read_object(file: Path) -> dict[str, Any]:

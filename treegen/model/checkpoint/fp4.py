@@ -25,8 +25,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from treegen.common.formatting import summarize_error
 from treegen.errors import ModelError
-from treegen.model.checkpoint.files import read_object, summarize_error, weight_files
+from treegen.model.checkpoint.files import read_object, weight_files
 
 GROUP: Final = 16
 """Inputs that share an e4m3 scale in NVFP4."""

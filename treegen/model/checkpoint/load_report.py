@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from transformers.utils import logging as transformers_logging
 
+from treegen.common.formatting import summarize_error
 from treegen.errors import ModelError, ModelWarning
-from treegen.model.checkpoint.files import summarize_error
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 _SHOWN: Final = 3

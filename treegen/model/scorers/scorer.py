@@ -172,7 +172,7 @@ def _read(
     import torch
     import transformers
 
-    from treegen.model.checkpoint.files import summarize_error
+    from treegen.common.formatting import summarize_error
     from treegen.model.checkpoint.load_report import quiet_loading
     from treegen.model.config import resolve_dtype
 

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig
 
+from treegen.common.formatting import summarize_error
 from treegen.errors import InputError, ModelError, arg
-from treegen.model.checkpoint.files import check_weights, fingerprint, locate, summarize_error
+from treegen.model.checkpoint.files import check_weights, fingerprint, locate
 from treegen.model.checkpoint.load_report import quiet_loading
 from treegen.model.checkpoint.quantization import quantization_of
 from treegen.model.checkpoint.text_part import drop_parts
