@@ -3,19 +3,22 @@
 import gc
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Iterator
 
 import pytest
 
-from treegen.common.lifetimes import freeze_gc, pause_gc
+from treegen.common import lifetimes
+from treegen.common.lifetimes import CloseableRun, freeze_gc, pause_gc
 
 
 @pytest.fixture(autouse=True)
-def unfrozen() -> Iterator[None]:
+def unfrozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Unfreeze what the tests themselves have frozen."""
     frozen = gc.get_freeze_count()
     gc.unfreeze()
+    monkeypatch.setattr(lifetimes, "_freezer", lifetimes._Freezer())
     yield
     if frozen:
         gc.freeze()
@@ -29,13 +32,76 @@ def test_what_was_read_counts_as_old() -> None:
     assert not gc.get_freeze_count()
 
 
-def test_what_is_frozen_is_not_counted_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It takes a tenth of a second where much is frozen, and small runs are read very often."""
-    monkeypatch.setattr(gc, "get_freeze_count", lambda: pytest.fail("it was counted"))
-    gc.collect()
-    with pause_gc():
-        made = [[number] for number in range(100)]
-    assert gc.isenabled() and made
+def test_objects_that_a_program_has_frozen_are_counted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counting takes a tenth of a second where much is frozen, and small runs are very frequent."""
+    with freeze_gc():
+        pass
+    gc.freeze()
+    with freeze_gc():
+        pass
+    assert gc.get_freeze_count() > 10_000
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: pytest.fail("they were counted again"))
+    with freeze_gc():
+        pass
+
+
+def test_objects_that_python_has_frozen_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 starts with 375 frozen objects."""
+    frozen: list[int] = []
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 375)
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(1))
+    with freeze_gc():
+        pass
+    assert frozen == [1]
+
+
+class Run(CloseableRun):
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_the_block_of_a_run_leaves_out_older_objects_and_nothing_else() -> None:
+    run, other = Run(), Run()
+    before = gc.get_freeze_count()
+    with run:
+        assert gc.get_freeze_count() > 10_000
+        with pytest.raises(ZeroDivisionError), other, other:
+            assert gc.get_freeze_count() > 10_000
+            raise ZeroDivisionError
+        assert gc.get_freeze_count() > 10_000
+    assert (run.closed, other.closed, gc.get_freeze_count()) == (1, 2, before)
+
+
+def test_cycles_between_blocks_are_collected_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks reset the counts that start a collection, so a loop of runs would never have one."""
+    collected: list[float] = []
+    now = 0.0
+
+    def collect() -> None:
+        nonlocal now
+        now += 0.25
+        collected.append(now)
+
+    monkeypatch.setattr(gc, "collect", collect)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    for _ in range(100):
+        with freeze_gc(), freeze_gc():
+            now += 2
+    # The first interval is 100 times half a second, the others 100 times a quarter of a second.
+    assert len(collected) == 6
+    gc.disable()
+    try:
+        for _ in range(100):
+            with freeze_gc():
+                now += 2
+    finally:
+        gc.enable()
+    assert len(collected) == 6
 
 
 def test_what_is_set_apart_is_left_alone_and_newer_cycles_are_not() -> None:

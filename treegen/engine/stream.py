@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from treegen.common.checks import as_int
-from treegen.common.lifetimes import Closeable
+from treegen.common.lifetimes import CloseableRun
 from treegen.common.outputs import Completion, LevelRows, Score, Status, Usage, WorkerStatus
 from treegen.common.progress import show_progress
 from treegen.common.spelling import did_you_mean
@@ -26,7 +26,7 @@ from treegen.prompts.plan.plan import Plan
 _MAX_NAMED: Final = 8  # maximum number of ids that an error lists
 
 
-class Stream(Iterator[Completion], Closeable, Synchronized):
+class Stream(Iterator[Completion], CloseableRun, Synchronized):
     """Completions of one run as they finish; closing it frees its memory. Threads may share it.
 
     Attributes:
@@ -197,7 +197,7 @@ class Stream(Iterator[Completion], Closeable, Synchronized):
         self.close()
 
 
-class ScoreStream(Iterator[tuple[int, Score]], Closeable, Synchronized):
+class ScoreStream(Iterator[tuple[int, Score]], CloseableRun, Synchronized):
     """Scores of one run as they become known: (index of the pair, score) tuples; `close` ends it.
 
     Attributes:

@@ -159,6 +159,7 @@ class StopConditionsCache:
 
     def __init__(self) -> None:
         self._cache = functools.lru_cache(maxsize=_MAX_CACHED)(_make)
+        self._last: tuple[SamplingParams, tuple[Any, ...], StopConditions] | None = None
 
     def of(
         self, params: SamplingParams, tokenizer: Any, eos_token_ids: Sequence[int], vocab_size: int
@@ -174,6 +175,11 @@ class StopConditionsCache:
         Raises:
             InputError: a bad word has no tokens, or a thinking budget has no known tags.
         """
+        # The length is part of the key, because tokens may be added to a tokenizer later.
+        key = tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size
+        last = self._last
+        if last is not None and last[0] is params and last[1] == key:
+            return last[2]  # all nodes of a search have the same parameters
         stops = SamplingParams(
             stop=params.stops,
             stop_token_ids=params.stop_token_ids,
@@ -188,8 +194,9 @@ class StopConditionsCache:
             bad_words=params.banned,
             **_structure(params),
         )
-        # The length is part of the key, because tokens may be added to a tokenizer later.
-        return self._cache(stops, tokenizer, len(tokenizer), tuple(eos_token_ids), vocab_size)
+        stopping = self._cache(stops, *key)
+        self._last = params, key, stopping
+        return stopping
 
 
 def _structure(params: SamplingParams) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from treegen.common.lifetimes import Closeable
+from treegen.common.lifetimes import CloseableRun
 from treegen.common.outputs import LevelRows, Status, Usage, WorkerStatus
 from treegen.common.params import SamplingParams
 from treegen.common.synchronization import ExclusiveSection
@@ -197,7 +197,7 @@ class RunBackend(Backend, Protocol):
         ...
 
 
-class SearchResults(Iterator[SearchResult], Closeable):
+class SearchResults(Iterator[SearchResult], CloseableRun):
     """Results of searches as they finish; closing it ends unfinished searches.
 
     Attributes:

@@ -7,14 +7,13 @@ completions have been reported.
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 
+from treegen.common.lifetimes import pause_gc
 from treegen.common.outputs import Completion, Thinking
 from treegen.engine.compute.levels import Ints
 from treegen.engine.features import Features
@@ -42,18 +41,6 @@ class GeneratedSegment:
     """The token ids of the segment."""
     num_generated: int
     """Number of leading tokens that the sample has generated itself."""
-
-
-@contextmanager
-def pause_gc() -> Iterator[None]:
-    """Switch the garbage collector off in the block, where many new tuples would start it often."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class OutputProcessor:

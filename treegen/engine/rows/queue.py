@@ -338,9 +338,8 @@ class RowQueue:
                 first = int(rows.base[row_slots[0]]) - segment.base + full * size
                 page = segment.table[min(first // size, len(segment.table) - 1)]
                 source[part] = int(page) * size + first % size
-                for _ in row_slots:
-                    pool.share(segment.table[:full])
-                rows.add_pages(row_slots, np.tile(segment.table[:full], len(row_slots)), full)
+                shared = pool.share(segment.table[:full], len(row_slots))
+                rows.add_pages(row_slots, np.tile(shared, len(row_slots)), full)
         fresh = -(-(above + rows.count[slots] - 1) // size) - num_shared
         rows.add_pages(slots, pool.allocate(int(fresh.sum())), fresh)
         at = np.flatnonzero(num_copied)

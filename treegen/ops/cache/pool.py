@@ -163,10 +163,10 @@ class PagePool:
         for name in list(self._loans):
             self.end_loan(name)
 
-    def share(self, pages: Pages) -> Pages:
-        """Add one reference to each of some distinct pages; returns the pages."""
+    def share(self, pages: Pages, count: int = 1) -> Pages:
+        """Add `count` references to each of some distinct pages; returns the pages."""
         assert (self._refs[pages] > 0).all(), "shared a free page"
-        self._refs[pages] += 1
+        self._refs[pages] += count
         return pages
 
     def free(self, pages: Pages) -> None:

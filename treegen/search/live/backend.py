@@ -223,7 +223,9 @@ class LiveBackend:
                 num: Number of samples.
                 max_tokens: Maximum number of tokens of each.
             """
-            part = replace(spec, samples=num, rows=min(rows, num), max_tokens=max_tokens)
+            part = spec
+            if (num, max_tokens) != (spec.samples, spec.max_tokens):
+                part = replace(spec, samples=num, rows=min(rows, num), max_tokens=max_tokens)
             self._submit(ticket, part, segment, param_set, indices[first : first + num], indices)
 
         try:
