@@ -388,7 +388,7 @@ def test_what_the_dense_kernel_leaves_is_merged_with_it(
     ):
         slow_dense.setattr(dense, name, value)
     processors = int(rng.choice([2, 40]))
-    slow_dense.setattr(triton_state, "_processors", lambda _: processors)
+    slow_dense.setattr(triton_state, "count_processors", lambda _: processors)
     rows, trunk = int(rng.choice([1, 7, 70])), int(rng.integers(24, 400))
     groups = [
         [Group(0, rows, trunk)],

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -71,10 +73,10 @@ def compiled(
 )
 def test_units_fit_the_card(card: str, dtype: torch.dtype, width: int) -> None:
     capability, memory = CARDS[card]
-    for height in HEIGHTS:
+    for height, few in [*((height, False) for height in HEIGHTS), (1, True), (HEIGHTS[1], True)]:
         if height > find_max_height(width, dtype, memory):
             continue
-        chosen = choose_tuning(height, width, dtype, memory)
+        chosen = choose_tuning(height, width, dtype, memory, few=few)
         constants = FLAGS | {
             "H": 32,
             "PER_HEAD": min(height, 4),
@@ -132,9 +134,9 @@ def test_what_is_chosen_fits_or_shrinks(dtype: torch.dtype, width: int) -> None:
     heights = []
     for memory in (99 * KIB, 163 * KIB, 227 * KIB, 1 << 30):
         top = find_max_height(width, dtype, memory)
-        for height in HEIGHTS:
+        for height, few in product(HEIGHTS, (False, True)):
             if height <= top:
-                chosen = choose_tuning(height, width, dtype, memory)
+                chosen = choose_tuning(height, width, dtype, memory, few=few)
                 assert chosen["num_stages"] >= 1
                 assert chosen["BLOCK_N"] >= (8 if height == 1 else 16)
         heights.append(top)
@@ -145,6 +147,22 @@ def test_what_is_chosen_fits_or_shrinks(dtype: torch.dtype, width: int) -> None:
 def test_too_little_memory_says_so() -> None:
     with pytest.raises(InputError, match="head width of 512 need more shared memory"):
         choose_tuning(128, 512, torch.float32, 99 * KIB)
+
+
+def test_splits_of_few_rows_need_few_graphs() -> None:
+    """Each number of splits is another launch, which another CUDA graph records."""
+    shape = WorkShape(1, 8, 4, 64, False)
+
+    def splits_of(keys: int, rows: int = 1) -> int:
+        case = make_case([[Group(0, rows, keys)]], [keys] * rows, heads=(4, 1))
+        host = [to_host(level) for level in paged(case, torch.float32, 64)[2]]
+        work = build_work_list(host, replace(shape, num_rows=rows), rows, 132)
+        return max(work.num_parts, 1)
+
+    found = {keys: splits_of(keys) for keys in (1, 255, 256, 511, 512, 1_100, 2_047, 2_048, 9_000)}
+    assert list(found.values()) == [1, 1, 2, 2, 4, 8, 8, 16, 16]
+    assert splits_of(9_000, rows=33) == 8
+    assert splits_of(9_000, rows=34) == 11  # 34 rows of 8 key heads are more than 264 programs
 
 
 def test_units_are_no_taller_than_asked() -> None:

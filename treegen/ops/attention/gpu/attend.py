@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
@@ -27,7 +27,7 @@ from treegen.ops.attention.gpu.dense import attend_dense, can_attend_dense
 from treegen.ops.attention.gpu.fold_kernels import fold_units, merge_sums
 from treegen.ops.attention.gpu.kernels import attend_units, merge_parts
 from treegen.ops.attention.gpu.launch import LayerCall, width_of
-from treegen.ops.attention.gpu.state import TritonState
+from treegen.ops.attention.gpu.state import TritonState, count_processors
 from treegen.ops.attention.gpu.tuning import (
     choose_tuning,
     find_max_height,
@@ -35,7 +35,7 @@ from treegen.ops.attention.gpu.tuning import (
     latent_tuning,
     shared_memory,
 )
-from treegen.ops.attention.gpu.work_units import HEIGHTS, WorkShape
+from treegen.ops.attention.gpu.work_units import HEIGHTS, WorkShape, are_few
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.types import NEEDS_AMPERE, AttentionOptions, KVPairs, PreparedLevels
 
@@ -214,13 +214,14 @@ def _launch(
     height = max(HEIGHTS[kind], HEIGHTS[1]) if call.is_latent else HEIGHTS[kind]
     if height > 1:
         height = max(height, triton.next_power_of_2(call.per_head))
+    few = are_few(len(units) * call.keys.shape[2], kind, count_processors(call.keys.device))
     call.launch_units(
         attend_units,
         units,
         height,
         arrays,
         counts,
-        latent_tuning if call.is_latent else choose_tuning,
+        latent_tuning if call.is_latent else partial(choose_tuning, few=few),
         LATENT=call.is_latent,
         **merging,
     )

@@ -54,6 +54,7 @@ def merge_partials(
     V: tl.constexpr,
     BLOCK_V: tl.constexpr,
     FOLD: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     """Return the running softmax of M rows over parts and dense chunks (Hydragen, eq. 5).
 
@@ -74,6 +75,7 @@ def merge_partials(
         V: Value dimension.
         BLOCK_V: Width of the block that holds a value.
         FOLD: Query heads that the dense kernel folded into rows.
+        STAGES: Number of parts, or chunks, that are loaded at the same time.
 
     Returns:
         Maximum in base 2 [M], sum of weights [M], and weighted sum of results [M, V].
@@ -85,7 +87,7 @@ def merge_partials(
     sum_MV = tl.zeros([BLOCK_M, BLOCK_V], tl.float32)
     size = num_rows.to(tl.int64) * H
     at = row.to(tl.int64) * H + head
-    for p in range(num_parts):
+    for p in tl.range(0, num_parts, num_stages=STAGES):
         lse = tl.load(part_lses + p * size + at, mask=live, other=float("-inf")) * LOG2E
         part_MV = tl.load(
             parts + (p * size + at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
@@ -96,7 +98,7 @@ def merge_partials(
     dense_size = dense_rows.to(tl.int64) * H
     dense_at = row.to(tl.int64) * H + head % FOLD * (H // FOLD) + head // FOLD
     lse_at = (head // FOLD * dense_rows + row) * FOLD + head % FOLD
-    for c in range(num_chunks):
+    for c in tl.range(0, num_chunks, num_stages=STAGES):
         lse = tl.load(dense_lses + c * dense_size + lse_at, mask=live, other=float("-inf")) * LOG2E
         part_MV = tl.load(
             dense + (c * dense_size + dense_at)[:, None] * V + e[None, :], mask=there_MV, other=0.0
@@ -336,6 +338,7 @@ def attend_units(
             V,
             BLOCK_V,
             FOLD,
+            1,
         )
     else:
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -452,6 +455,7 @@ def merge_parts(
         V,
         BLOCK_V,
         FOLD,
+        4,
     )
     store_merged(top, total, sum_MV, row, head, live, sinks, out, lses, H, V, BLOCK_V, HAS_SINKS)
 

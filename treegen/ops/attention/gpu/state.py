@@ -103,7 +103,7 @@ class TritonState:
         return self._plans[key]
 
     def _make_plan(self, shape: WorkShape, live_rows: int) -> tuple[WorkList, DenseRun | None]:
-        levels, processors = self.levels, _processors(self.device)
+        levels, processors = self.levels, count_processors(self.device)
         if self.invariant:
             return build_fold_list(levels, shape, processors), None
         if are_ragged(levels):
@@ -217,7 +217,7 @@ def _copy(work: WorkList, target: DeviceWork, staging: StagingBuffer) -> None:
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def count_processors(device: torch.device) -> int:
     """Return the number of multiprocessors of a device."""
     if device.type != "cuda":
         return 2

@@ -15,7 +15,9 @@ _ACCUMULATORS: Final = 128 << 10  # largest float32 results of a unit in bytes: 
 _MIN_KEYS: Final = 16  # smallest block of keys of a matrix product
 
 
-def choose_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> dict[str, Any]:
+def choose_tuning(
+    height: int, width: int, dtype: torch.dtype, memory: int, *, few: bool = False
+) -> dict[str, Any]:
     """Return the block of keys, warps and stages for a height and head width; see performance.md.
 
     The fastest choice on an H200 is reduced until it fits into shared memory.
@@ -25,11 +27,12 @@ def choose_tuning(height: int, width: int, dtype: torch.dtype, memory: int) -> d
         width: Width of the widest block of a head.
         dtype: Type of the queries.
         memory: Shared memory per program in bytes (`shared_memory`).
+        few: Whether the launch has few programs (`work_units.are_few`).
 
     Raises:
         InputError: nothing fits.
     """
-    chosen = _fastest(height, width, dtype)
+    chosen = _fastest(height, width, dtype, few)
     while height > HEIGHTS[0] and not _fits(height, width, dtype, memory, chosen):
         if chosen["num_stages"] > 1:
             chosen["num_stages"] -= 1
@@ -133,13 +136,17 @@ def _fits(height: int, width: int, dtype: torch.dtype, memory: int, chosen: dict
     return bool(need + 1024 <= memory)
 
 
-def _fastest(height: int, width: int, dtype: torch.dtype) -> dict[str, Any]:
+def _fastest(height: int, width: int, dtype: torch.dtype, few: bool) -> dict[str, Any]:
     large = width > 128 or dtype == torch.float32
     if height == HEIGHTS[0]:
+        if few and not large:
+            return {"BLOCK_N": 32, "num_warps": 2, "num_stages": 3}
         return {"BLOCK_N": 8, "num_warps": 1, "num_stages": 3}
     if height == HEIGHTS[1]:
         if large:
             return {"BLOCK_N": 32, "num_warps": 2, "num_stages": 2}
+        if few:
+            return {"BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
         # Fewer registers, so that more programs can wait for memory at the same time.
         return {"BLOCK_N": 16, "num_warps": 1, "num_stages": 3, "maxnreg": 168}
     if large:

@@ -17,7 +17,9 @@ from treegen.ops.attention.level import HostLevel, IntArray
 HEIGHTS = (1, 16, 64, 128)
 _COSTS = (1.0, 1.6, 2.5)  # approximate relative cost of a key in a unit of the last three heights
 _PROGRAMS = (4, 4, 2, 2)  # programs of each height that keep a multiprocessor busy
-KEYS_PER_SPLIT = 256  # smallest number of keys in a split
+KEYS_PER_SPLIT = 128  # smallest number of keys in a split of few rows
+_KEYS_PER_SPLIT = 256  # the same with more rows
+_MAX_SPLITS = 16  # of the keys of few rows; a power of two
 KEY_BLOCK = 64  # units start at multiples of this, so that blocks of keys do not straddle pages
 # The numbers that describe a unit, in the order in which kernels load them: part, first row, end of
 # rows, offset of the page table, first key, end of keys, position of key 0, whether the level is
@@ -26,6 +28,8 @@ PART_AT, START, STOP, TABLE, LOW, HIGH, ORIGIN, CAUSAL, PAGE = range(9)
 UNIT = 9
 NO_UNITS = np.empty((0, UNIT), dtype=np.int64)
 _MAX_MERGED = 4  # largest number of parts that the last launch merges
+_MAX_MERGED_FEW = 16  # the same with few rows
+_FEW_PROGRAMS = (8, 2)  # largest number of programs of a multiprocessor that are few, by height
 _STREAM_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)  # few, so that long runs need few CUDA graphs
 _KEYS_TO_START = 128  # keys that a stream could read while it starts and writes its results
 
@@ -51,6 +55,10 @@ class WorkShape:
     streamed: bool = False
     """Whether units are streams of latents; see `stream_kernels`."""
 
+    def has_few_rows(self, processors: int) -> bool:
+        """Return whether single rows would be few programs, see `are_few`."""
+        return not self.streamed and are_few(self.num_rows * self.kv_heads, 1, processors)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
@@ -73,6 +81,19 @@ class WorkList:
     complete: bool = False
     """Whether every part that is merged is written, so that none needs to be marked empty
     beforehand."""
+
+
+def are_few(programs: int, kind: int, processors: int) -> bool:
+    """Return whether each program of a launch has to be fast by itself, with large blocks of keys.
+
+    With more programs, each multiprocessor computes one while others wait for memory.
+
+    Args:
+        programs: Number of programs.
+        kind: Index of the units' height in HEIGHTS.
+        processors: Multiprocessors of the GPU.
+    """
+    return kind < len(_FEW_PROGRAMS) and programs <= _FEW_PROGRAMS[kind] * processors
 
 
 def build_work_list(
@@ -99,7 +120,8 @@ def build_work_list(
     for index, level in enumerate(levels):
         first_key = elsewhere[1] if index == elsewhere[0] else 0
         cut = _cut_of(level, first_key, shape, processors)
-        max_merged = 0 if shape.streamed else _MAX_MERGED
+        max_merged = _MAX_MERGED_FEW if shape.has_few_rows(processors) else _MAX_MERGED
+        max_merged = 0 if shape.streamed else max_merged
         may_merge = cut.splits == 1 and part <= max_merged and shape.per_head <= shape.merges
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
@@ -146,8 +168,9 @@ class _LevelTiling:
 
 
 def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _LevelTiling:
-    per_head = shape.per_head
-    key = "cut", first_key, shape.kv_heads, per_head, processors, shape.max_height, shape.streamed
+    per_head, few = shape.per_head, shape.has_few_rows(processors)
+    sizes = shape.kv_heads, per_head, processors, shape.max_height
+    key = "cut", first_key, *sizes, shape.streamed, few
     if key in level.memo:
         tiling: _LevelTiling = level.memo[key]
         return tiling
@@ -168,6 +191,8 @@ def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int)
 def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, processors: int) -> int:
     """Return the number of splits of the keys that keeps all processors busy.
 
+    With few rows, the number is a power of two, so that long runs need few CUDA graphs.
+
     Args:
         rows: Number of query rows of each group.
         keys: Number of keys of each group.
@@ -182,7 +207,12 @@ def splits_of(rows: IntArray, keys: IntArray, kind: int, shape: WorkShape, proce
     if shape.streamed:
         return _stream_splits(programs, int(keys.max()), processors)
     num_splits = _PROGRAMS[kind] * processors // programs
-    return max(1, min(num_splits, int(keys.max()) // KEYS_PER_SPLIT))
+    if not shape.has_few_rows(processors):
+        return max(1, min(num_splits, int(keys.max()) // _KEYS_PER_SPLIT))
+    if kind == 1:
+        num_splits = processors // programs
+    num_splits = max(1, min(num_splits, int(keys.max()) // KEYS_PER_SPLIT, _MAX_SPLITS))
+    return 1 << (num_splits.bit_length() - 1)
 
 
 def _stream_splits(units: int, keys: int, processors: int) -> int:
