@@ -32,6 +32,7 @@ from treegen.ops.attention.gpu.tuning import (
     choose_tuning,
     find_max_height,
     fold_tuning,
+    is_large,
     latent_tuning,
     shared_memory,
 )
@@ -161,6 +162,7 @@ class Triton:
             highest,
             HEIGHTS[2] if is_latent else HEIGHTS[1],
             streamed,
+            not (is_latent or is_large(width, q_THD.dtype)),
         )
 
     def fill(self, call: LayerCall) -> None:

@@ -124,6 +124,11 @@ def shared_memory(device: torch.device) -> int:
     return int(driver.active.utils.get_device_properties(device.index)["max_shared_mem"])
 
 
+def is_large(width: int, dtype: torch.dtype) -> bool:
+    """Return whether the numbers of a key or value need blocks of few keys."""
+    return width > 128 or dtype == torch.float32
+
+
 def _fits(height: int, width: int, dtype: torch.dtype, memory: int, chosen: dict[str, Any]) -> bool:
     """Return whether queries, blocks in flight and the weights of one block fit into shared memory.
 
@@ -137,7 +142,7 @@ def _fits(height: int, width: int, dtype: torch.dtype, memory: int, chosen: dict
 
 
 def _fastest(height: int, width: int, dtype: torch.dtype, few: bool) -> dict[str, Any]:
-    large = width > 128 or dtype == torch.float32
+    large = is_large(width, dtype)
     if height == HEIGHTS[0]:
         if few and not large:
             return {"BLOCK_N": 32, "num_warps": 2, "num_stages": 3}

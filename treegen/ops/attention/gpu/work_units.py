@@ -54,10 +54,12 @@ class WorkShape:
     """Largest number of query heads per key head with which the last launch merges parts."""
     streamed: bool = False
     """Whether units are streams of latents; see `stream_kernels`."""
+    tunes_few: bool = True
+    """Whether launches of few programs have a tuning of their own; see `choose_tuning`."""
 
     def has_few_rows(self, processors: int) -> bool:
-        """Return whether single rows would be few programs, see `are_few`."""
-        return not self.streamed and are_few(self.num_rows * self.kv_heads, 1, processors)
+        """Return whether single rows are few programs, for which there is a tuning."""
+        return self.tunes_few and are_few(self.num_rows * self.kv_heads, 1, processors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +170,9 @@ class _LevelTiling:
 
 
 def _cut_of(level: HostLevel, first_key: int, shape: WorkShape, processors: int) -> _LevelTiling:
-    per_head, few = shape.per_head, shape.has_few_rows(processors)
+    per_head = shape.per_head
     sizes = shape.kv_heads, per_head, processors, shape.max_height
-    key = "cut", first_key, *sizes, shape.streamed, few
+    key = "cut", first_key, *sizes, shape.streamed, shape.has_few_rows(processors)
     if key in level.memo:
         tiling: _LevelTiling = level.memo[key]
         return tiling
