@@ -80,7 +80,7 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
 def max_prefill_logits(device: torch.device) -> int:
     """Return how many logits a prefill pass may have, which bounds how many tokens it scores.
 
-    On a GPU this depends on the memory beside the cache. With few logits, scoring would need many
+    On a GPU this depends on the memory that the cache leaves free. With few logits, scoring would need many
     passes, and the host takes longer to launch a short pass than the GPU to compute it.
 
     Args:
@@ -213,6 +213,24 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
     """
     if not spec.states:
         return CacheSize(count_pages(memory, spec, page_size), None)
+    size = _divide_memory(memory, spec, page_size, max_rows)
+    if _is_enough(size):
+        return size
+    min_memory = max(memory, 1)
+    while not _is_enough(_divide_memory(min_memory, spec, page_size, max_rows)):
+        min_memory += -(-min_memory // 16)
+    raise CacheFullError(
+        f"{format_bytes(memory)} can hold only {max(size.states or 0, 0):,} recurrent states of "
+        f"{format_bytes(spec.state_bytes)} and {max(size.pages, 0):,} pages of keys; set "
+        f"{arg('memory')} to at least {min_memory:,} bytes"
+    )
+
+
+def _divide_memory(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> CacheSize:
+    """Return the sizes of a cache with recurrent states; they may be too small or negative.
+
+    The arguments are those of `cache_size`.
+    """
     windows = 0
     if spec.delta is not None:
         window = sum(conv_state.num_bytes for layer in spec.states for conv_state in layer[:1])
@@ -221,15 +239,17 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
     state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
     max_states = 2 * max_rows + _SPARE_STATES
     states = min(max(memory * state // row, memory // 4) // state - 1, max_states)
-    if states < _MIN_STATES:
-        min_memory = (_MIN_STATES + 1) * min(row, 4 * state)
-        raise CacheFullError(
-            f"{format_bytes(memory)} can hold only {max(states, 0):,} recurrent states of "
-            f"{format_bytes(state)} in addition to the keys; set {arg('memory')} to at "
-            f"least {format_bytes(min_memory)}"
-        )
-    remaining = memory - (states + 1) * state
-    return CacheSize(count_pages(remaining, spec, page_size), states, windows)
+    pages = _num_pages(memory - (states + 1) * state, spec, page_size)
+    return CacheSize(pages, states, windows)
+
+
+def _is_enough(size: CacheSize) -> bool:
+    return size.pages > 0 and (size.states or 0) >= _MIN_STATES
+
+
+def _num_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
+    """Return the number of pages in addition to the padding page; below 1 if none fits."""
+    return int(memory // (page_size * spec.kv_bytes_per_token)) - 1
 
 
 def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
@@ -243,15 +263,14 @@ def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
     Raises:
         CacheFullError: not one page fits.
     """
-    page_bytes = page_size * spec.kv_bytes_per_token
-    pages = memory // page_bytes - 1
+    pages = _num_pages(memory, spec, page_size)
     if pages < 1:
         raise CacheFullError(
             f"{format_bytes(memory)} cannot hold a page of {page_size} tokens at "
             f"{spec.kv_bytes_per_token:,} bytes per token; set {arg('memory')} to at least "
-            f"{2 * page_bytes:,} bytes"
+            f"{2 * page_size * spec.kv_bytes_per_token:,} bytes"
         )
-    return int(pages)
+    return pages
 
 
 def subtract_draft_cache(size: int, spec: ModelSpec, draft_token_bytes: int) -> int:
