@@ -80,8 +80,8 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
 def max_prefill_logits(device: torch.device) -> int:
     """Return how many logits a prefill pass may have, which bounds how many tokens it scores.
 
-    On a GPU this depends on the memory that the cache leaves free. With few logits, scoring would need many
-    passes, and the host takes longer to launch a short pass than the GPU to compute it.
+    On a GPU this depends on the memory that the cache leaves free. With few logits, scoring would
+    need many passes, and the host takes longer to launch a short pass than the GPU to compute it.
 
     Args:
         device: The device of the model.

@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig
 
 from treegen.common.formatting import summarize_error
@@ -31,6 +30,7 @@ from treegen.model.linear.fp8 import Fp8Linear, quantize_in_chunks
 from treegen.model.linear.fp8_experts import Fp8Experts
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks
+from treegen.model.training.trainable import strip_wrappers
 from treegen.model.weights import LoadPlan, load_weights
 
 NewWeights = (
@@ -321,9 +321,7 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
 
 def _unwrap(module: nn.Module) -> Any:
     """Return a module without its wrappers; adapters stay in its layers."""
-    part: Any = getattr(module, "_orig_mod", module)  # torch.compile
-    if isinstance(part, DistributedDataParallel):
-        part = part.module
+    part = strip_wrappers(module)
     if hasattr(part, "get_base_model"):
         if any(config.is_prompt_learning for config in part.peft_config.values()):
             raise InputError("prompt learning adapters have no weights to merge; use LoRA")
