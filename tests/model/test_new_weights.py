@@ -55,7 +55,9 @@ def in_ddp(module: Any) -> DistributedDataParallel:
     return wrapped
 
 
-@pytest.mark.parametrize("form", ["module", "wrapped", "pairs", "dict", "path", "bfloat16", "checkpoint"])
+@pytest.mark.parametrize(
+    "form", ["module", "wrapped", "pairs", "dict", "path", "bfloat16", "checkpoint"]
+)
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_every_form_of_weights_gives_a_freshly_loaded_model(
     form: str, family: str, tmp_path: Path

@@ -1,6 +1,6 @@
 """Which recurrent states a pass reads and writes: the tokens of a pass, split by sequence.
 
-Other layers take the tokens of a pass as one row. A recurrent layer takes sequences side by side,
+Other layers take the tokens of a pass as one row. A recurrent layer takes a batch of sequences,
 each from its own state. So the pass is cut into pieces (consecutive tokens of one sequence), and
 pieces of equal length run together. A piece that starts from the final state of another piece of
 the pass runs in a later stage. treegen's operators compute the runs of a pass on windows and states
@@ -105,16 +105,16 @@ class StateBatch:
     rows: RowSlots | None = None
     """The state slots of a decode step's rows; None for other passes."""
     in_order: bool = False
-    """Whether a token's sums have the same order in every pass. Rows then have no lists."""
+    """Whether a token's sums have the same order in every pass. Rows then have no update lists."""
 
-    def with_rows(self, missing: int) -> StateBatch:
-        """Return this pass in order, with `missing` more rows that write to the spare slot."""
+    def with_rows(self, padding: int) -> StateBatch:
+        """Return this pass in order, with `padding` more rows that write to the spare slot."""
         rows = self.rows
-        if rows is not None and missing:
+        if rows is not None and padding:
             read_slots_T, write_slots_T = rows.inputs_RT
             ends = (
-                pad(read_slots_T, (0, missing), value=-1),
-                pad(write_slots_T, (0, missing), value=NO_STATE),
+                pad(read_slots_T, (0, padding), value=-1),
+                pad(write_slots_T, (0, padding), value=NO_STATE),
             )
             rows = RowSlots(torch.stack(ends))
         return replace(self, rows=rows, in_order=True)
@@ -225,21 +225,21 @@ def _max_together(length: int, layers: Sequence[Sequence[Tensor]]) -> int:
 
 def _stages(pieces: Sequence[Piece]) -> list[int]:
     """Return for each piece how many pieces of the pass must be computed before it, in sequence."""
-    made_by = {piece.write_slot: at for at, piece in enumerate(pieces)}
+    writers = {piece.write_slot: index for index, piece in enumerate(pieces)}
     stages: dict[int, int] = {}
     for first in range(len(pieces)):
         path = [first]
         while path[-1] not in stages:
             read_slot = pieces[path[-1]].read_slot
-            above = made_by.get(read_slot, path[-1]) if read_slot != NO_STATE else path[-1]
+            above = writers.get(read_slot, path[-1]) if read_slot != NO_STATE else path[-1]
             if above == path[-1]:  # its state exists already, maybe in the slot it writes
                 stages[above] = 0
             else:
-                assert above not in path, "states are made of one another"
+                assert above not in path, "pieces read each other's states"
                 path.append(above)
         for above, below in zip(path[:0:-1], path[-2::-1], strict=True):
             stages[below] = stages[above] + 1
-    return [stages[at] for at in range(len(pieces))]
+    return [stages[index] for index in range(len(pieces))]
 
 
 def _run(group: Sequence[Piece], length: int, is_first: bool, device: torch.device) -> StateRun:

@@ -1,4 +1,4 @@
-"""Load models that judge, and compute their outputs on whole texts."""
+"""Load reward models, and compute their outputs on whole texts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _in_use: WeakValueDictionary[tuple[str, str, str, str], Any] = WeakValueDictiona
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A loaded model that judges."""
+    """A loaded reward model."""
 
     model: Any
     """The transformers model."""
@@ -89,7 +89,7 @@ def load_scorer(
     form: str | None = None,
     separate: bool = False,
 ) -> Scorer:
-    """Load a model that judges, from safetensors only.
+    """Load a reward model, from safetensors only.
 
     Args:
         name: A directory or a hub name.
