@@ -17,7 +17,7 @@ D = R + P.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Unpack
 
@@ -32,6 +32,7 @@ from treegen.ops.attention.key_selection import read_slots
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.merge import merge
 from treegen.ops.attention.types import PreparedLevels
+from treegen.ops.kernel_modules import import_kernels
 
 _PIECE: Final = 2**26  # largest number of elements in the keys and values of a chunk
 
@@ -73,8 +74,11 @@ def attend_latents(
     if levels.copies is not None:
         keys, values = view_expanded(pool, form, q_THK.dtype)
         part = attend(q_THK, keys, values, levels.copies, return_lse=True, **options)
-        if not split.pieces and (in_one := _merge_kernel(q_THK)) is not None:
-            return in_one(out_THV, lse_TH, *part)
+        if not split.pieces and q_THK.device.type == "cuda" and q_THK.dtype != torch.float64:
+            kernels = import_kernels("treegen.ops.attention.gpu.latent_kernels")
+            if kernels is not None:  # one launch merges the two results
+                merged: Tensor = kernels.merge_pair(out_THV, lse_TH, *part)
+                return merged
         out_THV, lse_TH = merge((out_THV.to(wide), part[0].to(wide)), (lse_TH, part[1]))
     out_THV = out_THV.to(wide)
     for piece in split.pieces:
@@ -85,17 +89,6 @@ def attend_latents(
         both = (out_THV[rows], part[0].to(wide)), (lse_TH[rows], part[1])
         out_THV[rows], lse_TH[rows] = merge(*both)
     return out_THV.to(q_THK.dtype)
-
-
-def _merge_kernel(q_THK: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    """Return the function that merges two results in one launch; None if it is unavailable."""
-    if q_THK.device.type != "cuda" or q_THK.dtype == torch.float64:
-        return None
-    try:
-        from treegen.ops.attention.gpu.latent_kernels import merge_pair
-    except ImportError:  # Triton is not installed
-        return None
-    return merge_pair
 
 
 def _attend_absorbed(

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from treegen.common.device import to_device, without_autocast
 from treegen.ops.attention.types import AttentionOptions, Window
+from treegen.ops.kernel_modules import import_kernels
 
 _KEYS: Final = 512
 """Maximum number of keys of a block."""
@@ -189,12 +189,10 @@ def attend_tree(
         The attention output [H, T, V], in the type of the values.
     """
     operator: Any = _Levels(layout, options)
-    if find_spec("triton") is not None:
-        from treegen.ops.attention.gpu.tree_attend import TreeKernels, can_attend
-
-        if can_attend(q_HTK, v_GTV):
-            q_HTK, k_GTK, v_GTV = (x.contiguous() for x in (q_HTK, k_GTK, v_GTV))
-            operator = TreeKernels(layout, options)
+    kernels = import_kernels("treegen.ops.attention.gpu.tree_attend")
+    if kernels is not None and kernels.can_attend(q_HTK, v_GTV):
+        q_HTK, k_GTK, v_GTV = (x.contiguous() for x in (q_HTK, k_GTK, v_GTV))
+        operator = kernels.TreeKernels(layout, options)
     out: Tensor = _TreeAttention.apply(q_HTK, k_GTK, v_GTV, options.sinks_H, operator)  # type: ignore[no-untyped-call]
     return out
 
