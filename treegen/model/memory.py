@@ -16,7 +16,7 @@ from treegen.common.spec import ModelSpec, sum_bytes
 from treegen.errors import CacheFullError, CapacityError, arg
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
 from treegen.model.recurrent.state_batch import state_bytes_together
-from treegen.ops.attention.key_selection import PIECE
+from treegen.ops.attention.key_selection import MAX_ELEMENTS
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import StateCache
 
@@ -169,7 +169,7 @@ def selection_bytes(spec: ModelSpec, num_rows: int, itemsize: int) -> int:
     if spec.index_pool > 1:  # what the tokens of a block store, and two numbers in float32 for each
         width = max(layer.index_dim for layer in spec.layers)
         row += spec.index_pool * width * (itemsize + 8)
-    return _SELECTION_TENSORS * PIECE * 4 + num_rows * row
+    return _SELECTION_TENSORS * MAX_ELEMENTS * 4 + num_rows * row
 
 
 def empty_device_cache(device: torch.device) -> None:

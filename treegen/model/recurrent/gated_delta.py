@@ -155,9 +155,11 @@ def gated_delta(
         strength: The maximum update strength.
     """
     _, v_heads, k_dim, v_dim = states.shape
-    on = DeltaStates(windows, states, DeltaSpec(k_heads, v_heads, k_dim, v_dim, windows.itemsize))
+    cache = DeltaStates(
+        windows, states, DeltaSpec(k_heads, v_heads, k_dim, v_dim, windows.itemsize)
+    )
     inputs = DeltaInputs(mixed_TC, a_TH, b_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, strength)
-    return delta_pass(inputs, on, _rule)
+    return delta_pass(inputs, cache, _rule)
 
 
 def _rule(

@@ -154,11 +154,11 @@ def mamba2(  # noqa: PLR0913 -- a custom operator takes tensors and numbers
     """
     heads, v_dim, k_dim = states.shape[1:]
     spec = DeltaSpec(groups, heads, k_dim, v_dim, windows.itemsize, corrects=False)
-    on = DeltaStates(windows, states.view(-1, heads, k_dim, v_dim), spec)
+    cache = DeltaStates(windows, states.view(-1, heads, k_dim, v_dim), spec)
     inputs = DeltaInputs(
         mixed_TC, dt_TH, dt_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, 1.0, conv_bias_C, skip_H
     )
-    return delta_pass(inputs, on, partial(_scan, limits=(dt_min, dt_max)))
+    return delta_pass(inputs, cache, partial(_scan, limits=(dt_min, dt_max)))
 
 
 def _scan(

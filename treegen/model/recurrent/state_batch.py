@@ -291,32 +291,32 @@ def has_state_shapes(
     ] == expected
 
 
-def delta_pass(inputs: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
+def delta_pass(inputs: DeltaInputs, cache: DeltaStates, rule: Rule) -> Tensor:
     """Return what the tokens of this pass read from their states, [T, H, V].
 
     Args:
         inputs: The inputs of the layer.
-        on: Its windows and states in their slots.
+        cache: Its windows and states in their slots.
         rule: Computes runs of several tokens.
     """
     batch = states_of_pass()
-    out_THV = inputs.mixed_TC.new_empty(len(inputs.mixed_TC), on.spec.v_heads, on.spec.v_dim)
+    out_THV = inputs.mixed_TC.new_empty(len(inputs.mixed_TC), cache.spec.v_heads, cache.spec.v_dim)
     if batch.in_order:
         return batch.in_sequences(
-            out_THV, lambda sequences: scan(inputs.rows(sequences.rows), on, *sequences[1:])
+            out_THV, lambda sequences: scan(inputs.rows(sequences.rows), cache, *sequences[1:])
         )
     if batch.rows is not None:
-        return step(inputs, on, batch.rows).contiguous()
+        return step(inputs, cache, batch.rows).contiguous()
     for run in batch.runs:
         rows = inputs.rows(run.rows)
         if (slots := run.one_token) is not None:
-            out_THV[run.rows] = step(rows, on, slots)
+            out_THV[run.rows] = step(rows, cache, slots)
             continue
         weights_C1W = inputs.conv_CW[:, None]
-        out = convolve_run(rows.mixed_TC, weights_C1W, inputs.conv_bias_C, on.windows, run)
-        state = None if run.read_slots_N is None else on.states[run.read_slots_N]
-        out_NLHV, last = rule(rows, on.spec, silu(out), state, run)
-        on.states[run.write_slots_N] = last.to(on.states.dtype)
+        out = convolve_run(rows.mixed_TC, weights_C1W, inputs.conv_bias_C, cache.windows, run)
+        state = None if run.read_slots_N is None else cache.states[run.read_slots_N]
+        out_NLHV, last = rule(rows, cache.spec, silu(out), state, run)
+        cache.states[run.write_slots_N] = last.to(cache.states.dtype)
         out_THV[run.rows] = out_NLHV.flatten(0, 1)
     return out_THV
 

@@ -188,10 +188,10 @@ def _run(
         lse = lse.reshape(num_units, kv_heads, n, per_head).transpose(1, 2)
     else:
         out, lse = out.transpose(1, 2), lse.transpose(1, 2)
-    if job.dead_BN is not None:
+    if job.keyless_BN is not None:
         # The kernel gives rows without any visible key an LSE of 0.
-        dead = job.dead_BN.view(num_units, n, *[1] * (lse.dim() - 2))
-        out, lse = out.masked_fill(dead[..., None], 0), lse.masked_fill(dead, -torch.inf)
+        keyless = job.keyless_BN.view(num_units, n, *[1] * (lse.dim() - 2))
+        out, lse = out.masked_fill(keyless[..., None], 0), lse.masked_fill(keyless, -torch.inf)
     return out, lse
 
 

@@ -86,8 +86,8 @@ def attend_latents(
         keys, values = (tensor.unflatten(0, (-1, pool.shape[1])) for tensor in expanded)
         rows = piece.rows
         part = attend(q_THK[rows], keys, values, piece.level, return_lse=True, **options)
-        both = (out_THV[rows], part[0].to(wide)), (lse_TH[rows], part[1])
-        out_THV[rows], lse_TH[rows] = merge(*both)
+        outs, lses = (out_THV[rows], part[0].to(wide)), (lse_TH[rows], part[1])
+        out_THV[rows], lse_TH[rows] = merge(outs, lses)
     return out_THV.to(q_THK.dtype)
 
 
@@ -179,8 +179,8 @@ def expand_stored(stored_LD: Tensor, up_HXR: Tensor, form: LatentSpec) -> tuple[
         form: Sizes of the latents and heads.
     """
     latent_LR, rotated_LP = stored_LD.split([form.rank, form.rope], -1)
-    made_LHX = (latent_LR @ up_HXR.flatten(0, 1).T).unflatten(-1, (form.heads, -1))
-    nope_LHN, v_LHV = made_LHX.split([form.nope, form.v_dim], -1)
+    expanded_LHX = (latent_LR @ up_HXR.flatten(0, 1).T).unflatten(-1, (form.heads, -1))
+    nope_LHN, v_LHV = expanded_LHX.split([form.nope, form.v_dim], -1)
     k_LHK = torch.cat([nope_LHN, rotated_LP[:, None].expand(-1, form.heads, -1)], -1)
     return k_LHK, v_LHV
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from treegen.common.device import to_device
 from treegen.common.spec import LatentSpec
 from treegen.ops.attention.key_selection import (
-    PIECE,
+    MAX_ELEMENTS,
     Group,
     LevelKeys,
     RowKeys,
@@ -245,7 +245,7 @@ def _pieces(group: Group, selected: SelectedKeys, num_heads: int) -> list[tuple[
     inside_NS = (offsets_NS >= 0) & (offsets_NS < num_keys)
     mask_NL = offsets_NS.new_zeros((num_rows, num_keys + 1), dtype=torch.bool)
     mask_NL.scatter_(1, offsets_NS.masked_fill(~inside_NS, num_keys), True)
-    size = max(PIECE // (num_rows * num_heads), 1)
+    size = max(MAX_ELEMENTS // (num_rows * num_heads), 1)
     masks = mask_NL[:, :num_keys].split(size, 1)
     return list(zip(group.slots_L.split(size), masks, strict=True))
 
@@ -257,7 +257,7 @@ def _gathers(
     num_rows, page_size = len(selected.own_slot_T), pool.shape[1]
     if not reads.max_gathered:
         return []
-    size = max(PIECE // (reads.max_gathered * pool[0, 0].numel()), 1)
+    size = max(MAX_ELEMENTS // (reads.max_gathered * pool[0, 0].numel()), 1)
     gathers = []
     for start in range(0, num_rows, size):
         rows = slice(start, min(start + size, num_rows))

@@ -38,12 +38,12 @@ _SCORES: Final = {"cpu": 2**19, "cuda": 2**26}
 
 
 class _Tile(NamedTuple):
-    """Keys in a row: a part of a long segment, or whole small subtrees and short segments."""
+    """Consecutive keys: a part of a long segment, or whole small subtrees and short segments."""
 
     start: int
     stop: int
-    keys: NDArray[np.int64]  # those that tokens behind the tile see
-    below: int  # the end of the tokens that see them
+    keys: NDArray[np.int64]  # the keys that tokens after the tile see
+    rows_stop: int  # the end of the tokens that see these keys
 
 
 class _Block(NamedTuple):
@@ -129,8 +129,8 @@ class TreeLayout:
             if end > segment:
                 stop = int(starts[end])
                 keys = [np.arange(starts[at], starts[at + 1]) for at in short]
-                below = int(self.stops[short].max(initial=stop))
-                yield _Tile(start, stop, np.concatenate([*keys, np.arange(0)]), below)
+                rows_stop = int(self.stops[short].max(initial=stop))
+                yield _Tile(start, stop, np.concatenate([*keys, np.arange(0)]), rows_stop)
                 segment = end
                 continue
             stop = int(starts[segment + 1])
@@ -144,7 +144,7 @@ class TreeLayout:
     ) -> Iterator[_Block]:
         positions_T, stops_T = self.positions(), self._repeat(self.stops)
         indices_T = torch.arange(self.num_tokens, device=device)
-        for start, stop, keys_L, below in self._iter_tiles():
+        for start, stop, keys_L, rows_stop in self._iter_tiles():
             step = max(1, max_scores // max(1, stop - start))
             for at in range(start, stop, step):
                 keys = slice(start, min(at + step, stop))
@@ -152,10 +152,10 @@ class TreeLayout:
                 yield _Block(rows, keys, (indices_T[rows], indices_T[keys]))
             if not len(keys_L):
                 continue
-            rows_N = np.arange(stop, below)
+            rows_N = np.arange(stop, rows_stop)
             if window is not None:
                 rows_N = rows_N[window.start(positions_T[rows_N]) <= positions_T[keys_L].max()]
-            is_seen = (stops_T[keys_L] >= below).all()
+            is_seen = (stops_T[keys_L] >= rows_stop).all()
             key_indices = torch.from_numpy(keys_L).to(device)
             for part in np.split(rows_N, range(step, len(rows_N), step)) if len(rows_N) else ():
                 is_whole = is_seen and (
