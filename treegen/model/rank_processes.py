@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -171,9 +172,10 @@ class FollowerProcesses:
 
     def describe_death(self) -> str:
         """Return which follower a signal has ended, and which signal; empty if none has."""
+        deadline = time.monotonic() + _REPORT_SECONDS  # for all of them together
         for rank, process in enumerate(self._processes, start=1):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_REPORT_SECONDS)
+                process.wait(max(deadline - time.monotonic(), 0.0))
             if (process.returncode or 0) < 0:
                 return self._describe_exit(rank)
         return ""
