@@ -72,12 +72,11 @@ def _is_number(value: Any) -> bool:
 
 def _are_patterns(value: Any) -> bool:
     try:
-        for pattern, alpha in value.items():
+        for pattern in value:
             re.compile(pattern)
-            float(alpha)
+        return all(is_finite(float(alpha)) for alpha in value.values())
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError, re.error):
         return False
-    return True
 
 
 _SWITCHES: Final = ("use_rslora", "use_dora", "fan_in_fan_out")
