@@ -149,7 +149,7 @@ class ModelDrafter(SingleRateDrafter):
         offsets, indices = np.arange(num + 1), np.arange(num)
         levels = build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
         # Tokens that a grammar forbids are removed before the drafts are verified.
-        same = replace(build_step_rows(self._run, slots, levels), masked=False)
+        step_rows = replace(build_step_rows(self._run, slots, levels), masked=False)
         base, pages = rows.base[slots], rows.table[slots, : int(rows.num_pages[slots].max())]
         tokens_of_steps = []
         for step in range(max_drafts + 1):
@@ -174,7 +174,12 @@ class ModelDrafter(SingleRateDrafter):
             )
             draws, _ = self._runner.decode(
                 StepInputs(
-                    inputs, own_level, same, uses_previous_draws=step > 0, states=None, graphs=True
+                    inputs,
+                    own_level,
+                    step_rows,
+                    uses_previous_draws=step > 0,
+                    states=None,
+                    graphs=True,
                 )
             )
             assert isinstance(draws, Draws)
