@@ -201,9 +201,11 @@ class SpeculativeDecoder:
             num_R = np.ones(len(slots), dtype=np.int64)
         else:
             accepted_R = verify_input.num_accepted(tokens_N)
-            tried_R = np.minimum(accepted_R + 1, verify_input.num_R)
-            some = verify_input.num_R > 0
-            self._acceptance.append((verify_input.kind_R[some], tried_R[some], accepted_R[some]))
+            tried_R, kind_R = np.minimum(accepted_R + 1, verify_input.num_R), verify_input.kind_R
+            has_drafts = verify_input.num_R > 0
+            self._acceptance.append(
+                (kind_R[has_drafts], tried_R[has_drafts], accepted_R[has_drafts])
+            )
             first = verify_input.offsets[:-1]
             alive_R = alive_N[first]
             num_R, first = accepted_R[alive_R] + 1, first[alive_R]

@@ -327,8 +327,8 @@ def inputs_of(model_type: str) -> tuple[str, ...]:
     """Return the inputs that a family takes (text, images, sound); empty if it is refused."""
     if refusal(model_type):
         return ()
-    more = (("images", IMAGES), ("sound", SOUND))
-    return ("text", *(name for name, families in more if model_type in families))
+    families_of = {"images": IMAGES, "sound": SOUND}
+    return ("text", *(name for name, names in families_of.items() if model_type in names))
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,10 +197,10 @@ def _run(
 
 def _should_copy_heads(q_BKMD: Tensor, k_BKLD: Tensor) -> bool:
     """Return whether copying each head's keys costs less than it saves."""
-    apart, threads = k_BKLD.stride(2) * k_BKLD.itemsize, torch.get_num_threads()
+    key_stride, threads = k_BKLD.stride(2) * k_BKLD.itemsize, torch.get_num_threads()
     rows = FAR_ROWS if threads == 1 else BUSY_ROWS * threads
-    many = q_BKMD.shape[2] >= rows and k_BKLD.shape[2] >= FAR_KEYS
-    return many and apart >= FAR_BYTES and k_BKLD.shape[1] > 1
+    is_long = q_BKMD.shape[2] >= rows and k_BKLD.shape[2] >= FAR_KEYS
+    return is_long and key_stride >= FAR_BYTES and k_BKLD.shape[1] > 1
 
 
 def _attend_by_head(

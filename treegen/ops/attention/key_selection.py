@@ -255,8 +255,8 @@ def _block_slots(
     for level in keys_by_row(levels, len(slots_T), page_size).levels:
         offsets_TB = at_TB - level.first_T[:, None]
         inside_TB = is_last_T1 & (offsets_TB >= 0) & (offsets_TB < level.len_T[:, None])
-        found_TB = find_slots(level, slice(None), offsets_TB, page_size)
-        slots_TB = torch.where(inside_TB, found_TB, slots_TB)
+        level_slots_TB = find_slots(level, slice(None), offsets_TB, page_size)
+        slots_TB = torch.where(inside_TB, level_slots_TB, slots_TB)
     return slots_TB
 
 

@@ -84,10 +84,10 @@ def cut_level(
         array[has_keys] for array in (run_N, row_N, offset_N, low_N, high_N)
     )
     # Which keys of the same run the next row sees: 1 the same keys; 2 one key more; 0 otherwise.
-    near = (np.diff(run_N) == 0) & (np.diff(row_N) == 1)
+    is_next = (np.diff(run_N) == 0) & (np.diff(row_N) == 1)
     lower, higher = np.diff(low_N), np.diff(high_N)
-    step = near & (np.diff(offset_N) == 1) & (higher == 1) & (high_N[1:] == offset_N[1:] + 1)
-    kind = 2 * (step if bands else step & (lower == 0)) + (near & (lower == 0) & (higher == 0))
+    step = is_next & (np.diff(offset_N) == 1) & (higher == 1) & (high_N[1:] == offset_N[1:] + 1)
+    kind = 2 * (step if bands else step & (lower == 0)) + (is_next & (lower == 0) & (higher == 0))
     ends = kind == 0
     ends[1:] |= (kind[1:] != kind[:-1]) & (kind[:-1] != 0)
     first_U = np.flatnonzero(np.append(True, ends)[: len(row_N)])

@@ -266,8 +266,8 @@ def _gathers(
         for level, len_T in reads.gathered:
             offsets_NS = positions_NS - level.first_T[rows][:, None]
             inside_NS = (offsets_NS >= 0) & (offsets_NS < len_T[rows][:, None])
-            found_NS = find_slots(level, rows, offsets_NS, page_size)
-            slots_NS = torch.where(inside_NS, found_NS, slots_NS)
+            level_slots_NS = find_slots(level, rows, offsets_NS, page_size)
+            slots_NS = torch.where(inside_NS, level_slots_NS, slots_NS)
         if reads.max_gathered < slots_NS.shape[1]:
             order_NS = (slots_NS < 0).to(torch.uint8).argsort(dim=1, stable=True)
             slots_NS = slots_NS.gather(1, order_NS[:, : reads.max_gathered])
