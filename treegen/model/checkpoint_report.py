@@ -42,7 +42,7 @@ _WIDTH: Final = 100  # columns of a line
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """How treegen would run a checkpoint."""
+    """A report on how treegen would run a checkpoint."""
 
     name: str
     """The name that the user gave."""
@@ -392,7 +392,7 @@ def _latent_bytes(config: PretrainedConfig, spec: ModelSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FamilyReport:
-    """Which model families run and how, and which are refused and why."""
+    """A report on which model families run and how, and which are refused and why."""
 
     families: Sequence[Family]
     """The families of the installed transformers."""

@@ -31,7 +31,7 @@ _COMPILED_ROWS: Final = 1024
 
 
 RECURRENT_IN_TRANSFORMERS: Final = "its recurrent layers run on transformers' code"
-"""Why a model with recurrent layers lacks what treegen's own operators make possible."""
+"""The reason why a model with recurrent layers is not compiled and not reproducible."""
 
 
 def check_reproducible(device: torch.device, impl: str, page_size: int) -> None:

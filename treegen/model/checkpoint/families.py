@@ -1,4 +1,4 @@
-"""Which model families are known to be exact, which cannot be used, and why."""
+"""Support of model families: which are tested, which cannot be used, and why."""
 
 import logging
 from dataclasses import dataclass

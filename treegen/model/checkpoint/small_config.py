@@ -26,7 +26,7 @@ _ROPE: Final = "rope_parameters"
 _ALL_ITEMS: Final = "*"
 """The step of a path that stands for all items of a list, such as one item for each layer."""
 _LAYER_AFFIX: Final = re.compile(r"^(per_)?layers?_|_(per|of)_layers?$|_by_layers?$")
-"""What the name of a list with an item for each layer adds to the name of the setting."""
+"""Affixes of the names of lists that have an item for each layer."""
 _BLOCK_COUNT: Final = re.compile(r"top_?k_blocks|local_blocks")
 """Numbers of blocks, not of tokens."""
 

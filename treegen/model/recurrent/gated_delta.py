@@ -140,7 +140,7 @@ def gated_delta(
     k_heads: int,
     strength: float,
 ) -> Tensor:
-    """Return what the tokens of this pass read from their states, [T, H, V].
+    """Return the recurrence's output at each token of a pass, [T, H, V], and update its states.
 
     Args:
         mixed_TC: Queries, keys and values of all heads before the convolution [T, C].

@@ -135,7 +135,7 @@ def mamba2(  # noqa: PLR0913 -- a custom operator takes tensors and numbers
     dt_min: float,
     dt_max: float,
 ) -> Tensor:
-    """Return what the tokens of a pass read from their states, [T, H, V].
+    """Return the recurrence's output at each token of a pass, [T, H, V], and update its states.
 
     Args:
         mixed_TC: Values, keys and queries of all heads before the convolution [T, C].
@@ -202,7 +202,7 @@ def chunk_scan(
     queries_NLGK: Tensor,
     state_NGKRV: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return what each token reads, and the states after the last token.
+    """Return the output at each token, and the states after the last token.
 
     A token turns a state S into exp(decay) S + key x', and then reads it with its query. All
     tensors are float32.
@@ -215,7 +215,8 @@ def chunk_scan(
         state_NGKRV: States before the first token [N, G, K, R, V].
 
     Returns:
-        What each token reads [N, L, G, R, V], and the states after the last token [N, G, K, R, V].
+        The output at each token [N, L, G, R, V], and the states after the last token
+            [N, G, K, R, V].
     """
     num, length = x_NLGRV.shape[:2]
     size = min(_CHUNK, 1 << max(length - 1, 0).bit_length())

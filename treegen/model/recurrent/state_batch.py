@@ -1,4 +1,4 @@
-"""Which recurrent states a pass reads and writes: the tokens of a pass, split by sequence.
+"""The recurrent states that a pass reads and writes, and its tokens by sequence.
 
 Other layers take the tokens of a pass as one row. A recurrent layer takes a batch of sequences,
 each from its own state. So the pass is cut into pieces (consecutive tokens of one sequence), and
@@ -262,7 +262,7 @@ def _run(group: Sequence[Piece], length: int, is_first: bool, device: torch.devi
 
 
 Rule = Callable[[DeltaInputs, DeltaSpec, Tensor, Tensor | None, StateRun], tuple[Tensor, Tensor]]
-"""Computes what N sequences read, [N, L, H, V], and their new states, for many tokens at once.
+"""Computes the outputs of N sequences, [N, L, H, V], and their new states, many tokens at once.
 
 Its arguments are the layer's inputs and sizes, the convolution's outputs [N, L, C], the states
 before (None at the start of texts), and the run.
@@ -292,7 +292,7 @@ def has_state_shapes(
 
 
 def delta_pass(inputs: DeltaInputs, cache: DeltaStates, rule: Rule) -> Tensor:
-    """Return what the tokens of this pass read from their states, [T, H, V].
+    """Return the recurrence's output at each token of this pass, [T, H, V], and update its states.
 
     Args:
         inputs: The inputs of the layer.

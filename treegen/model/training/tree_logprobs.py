@@ -134,7 +134,7 @@ class PackedTree:
     positions: NDArray[np.int64]
     """The position of each token in its texts [T]."""
     layout: TreeLayout
-    """Where the segments are among the packed tokens."""
+    """The location of the segments among the packed tokens."""
     samples: tuple[NDArray[np.int64], ...]
     """For each sample, the indices of its tokens among the packed ones [N]."""
 

@@ -39,7 +39,7 @@ MIN_WIDE_ROWS: Final = 8
 
 
 class IndexForm(NamedTuple):
-    """Which keys an indexer selects."""
+    """The selection rule of an indexer."""
 
     num: int
     """Maximum blocks of keys that a row selects by their scores."""
@@ -222,7 +222,7 @@ def read_blocks(
     size: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return what a pool stores for the tokens of the block that each row's token completes.
+    """Return the stored numbers of the block that each row's token completes.
 
     Args:
         pool: Stored numbers [num_pages, page_size, X].
@@ -266,7 +266,7 @@ def completes_block(positions_T: Tensor, size: int) -> Tensor:
 
 
 def read_slots(pool: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what a pool stores in some cache slots.
+    """Return the stored numbers of some cache slots.
 
     Args:
         pool: Stored numbers [num_pages, page_size, ...].

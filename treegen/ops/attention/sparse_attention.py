@@ -57,7 +57,7 @@ class SelectedKeys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reads:
-    """How the groups of a pass are read."""
+    """The plan by which the groups of a pass are read."""
 
     masked: tuple[Group, ...]
     """The groups that are read as a whole."""

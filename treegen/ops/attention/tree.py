@@ -56,7 +56,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeLayout:
-    """Where the segments of a tree are among its packed tokens.
+    """The location of a tree's segments among its packed tokens.
 
     Segments are numbered in packed order.
     """

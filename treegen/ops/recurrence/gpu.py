@@ -48,7 +48,7 @@ def step(layer: DeltaInputs, cache: DeltaStates, rows: RowSlots) -> Tensor:
         rows: Where each row's window and its state or update list are.
 
     Returns:
-        What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
+        The output of each row [T, H, V], in the type of `mixed_TC`.
     """
     spec, inputs, num_rows = cache.spec, rows.inputs_RT, rows.num_rows
     columns = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READ_SLOTS, WRITE_SLOTS)

@@ -35,7 +35,7 @@ def step(layer: DeltaInputs, cache: DeltaStates, rows: RowSlots) -> Tensor:
         rows: Where each row's window and its state or update list are.
 
     Returns:
-        What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
+        The output of each row [T, H, V], in the type of `mixed_TC`.
     """
     inputs = rows.inputs_RT
     window_at = (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[0], inputs[1])
@@ -93,7 +93,7 @@ def scan(
         num_tokens: Tokens per sequence.
 
     Returns:
-        What each sequence reads from its state after each token [T, H, V], T = N * num_tokens.
+        The output at each token [T, H, V], with T = N * num_tokens.
     """
     _begin((cache.windows, cache.states), read_slots_N, write_slots_N)
     rows = RowSlots(torch.stack([write_slots_N, write_slots_N]))

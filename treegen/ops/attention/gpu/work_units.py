@@ -129,7 +129,7 @@ def build_work_list(
 
 @dataclass(frozen=True, slots=True)
 class _LevelTiling:
-    """How a level is cut into units."""
+    """The division of a level into units."""
 
     kind: int
     """Index of the units' height in HEIGHTS."""
