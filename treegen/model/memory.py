@@ -195,7 +195,9 @@ class CacheSize(NamedTuple):
     """Additional slots of convolution windows, for rows that keep update lists."""
 
 
-def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> CacheSize:
+def cache_size(
+    memory: int, spec: ModelSpec, page_size: int, max_rows: int, draft_token_bytes: int = 0
+) -> CacheSize:
     """Return how many pages and state slots a cache of `memory` bytes can hold.
 
     With recurrent layers a row takes a state slot in addition to its keys, and a search node takes
@@ -203,16 +205,19 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
     memory, or the share that the state has in a row of 512 tokens if that is more.
 
     Args:
-        memory: Bytes of the cache.
+        memory: Bytes of the cache, with that of a draft model.
         spec: The model's shape.
         page_size: Tokens per page.
         max_rows: Maximum samples decoded at once.
+        draft_token_bytes: Bytes of a token's keys and values in the draft model's cache. A model
+            with recurrent layers has no draft model.
 
     Raises:
         CacheFullError: not one page fits, or too few state slots to work with.
     """
     if not spec.states:
-        return CacheSize(count_pages(memory, spec, page_size), None)
+        token_bytes = spec.kv_bytes_per_token + draft_token_bytes
+        return CacheSize(_count_pages(memory, token_bytes, page_size), None)
     size = _divide_memory(memory, spec, page_size, max_rows)
     if _is_enough(size):
         return size
@@ -239,7 +244,7 @@ def _divide_memory(memory: int, spec: ModelSpec, page_size: int, max_rows: int) 
     state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
     max_states = 2 * max_rows + _SPARE_STATES
     states = min(max(memory * state // row, memory // 4) // state - 1, max_states)
-    pages = _num_pages(memory - (states + 1) * state, spec, page_size)
+    pages = _num_pages(memory - (states + 1) * state, spec.kv_bytes_per_token, page_size)
     return CacheSize(pages, states, windows)
 
 
@@ -247,28 +252,19 @@ def _is_enough(size: CacheSize) -> bool:
     return size.pages > 0 and (size.states or 0) >= _MIN_STATES
 
 
-def _num_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
+def _num_pages(memory: int, token_bytes: int, page_size: int) -> int:
     """Return the number of pages in addition to the padding page; below 1 if none fits."""
-    return int(memory // (page_size * spec.kv_bytes_per_token)) - 1
+    return memory // (page_size * token_bytes) - 1
 
 
-def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
-    """Return how many pages fit into `memory` bytes in addition to the padding page.
-
-    Args:
-        memory: Bytes for keys and values.
-        spec: The model's shape.
-        page_size: Tokens per page.
-
-    Raises:
-        CacheFullError: not one page fits.
-    """
-    pages = _num_pages(memory, spec, page_size)
+def _count_pages(memory: int, token_bytes: int, page_size: int) -> int:
+    """Return how many pages fit into `memory` bytes; raise CacheFullError if not one fits."""
+    pages = _num_pages(memory, token_bytes, page_size)
     if pages < 1:
         raise CacheFullError(
             f"{format_bytes(memory)} cannot hold a page of {page_size} tokens at "
-            f"{spec.kv_bytes_per_token:,} bytes per token; set {arg('memory')} to at least "
-            f"{2 * page_size * spec.kv_bytes_per_token:,} bytes"
+            f"{token_bytes:,} bytes per token; set {arg('memory')} to at least "
+            f"{2 * page_size * token_bytes:,} bytes"
         )
     return pages
 
@@ -306,8 +302,9 @@ def make_cache(model: Model, options: EngineOptions, draft_token_bytes: int = 0)
         activations += scratch_bytes(model.module, num_rows)
         activations += selection_bytes(model.spec, num_rows, model.dtype.itemsize)
         size = default_bytes(model.device, activations)
-    size = subtract_draft_cache(size, model.spec, draft_token_bytes)
-    num_pages, num_states, num_windows = cache_size(size, model.spec, page_size, max_rows)
+    num_pages, num_states, num_windows = cache_size(
+        size, model.spec, page_size, max_rows, draft_token_bytes
+    )
     if model.ranks is not None:
         num_pages = model.ranks.all_reduce_min(num_pages)
     states = None

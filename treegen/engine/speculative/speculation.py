@@ -42,7 +42,7 @@ from treegen.engine.speculative.draft_model import (
     inspect_draft_model,
 )
 from treegen.engine.speculative.ngrams import NgramDrafter
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.options import DRAFT_TOKENS, EngineOptions
@@ -54,9 +54,10 @@ _CERTAIN: Final = 0.95  # assumed acceptance rate of tokens that a grammar force
 def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
     """Raise InputError if a model cannot verify draft tokens."""
     if options.speculates and spec.states:
+        option = arg("speculate" if options.draft_model is None else "draft_model")
         raise InputError(
-            f"speculate is not supported with {spec.name}, because the states of recurrent layers "
-            "cannot be reset after a rejected draft token; remove speculate"
+            f"{option} is not supported with {spec.name}, because the states of recurrent layers "
+            f"cannot be reset after a rejected draft token; remove {option}"
         )
 
 
