@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,6 +20,9 @@ from transformers import AutoModelForCausalLM
 
 from treegen import LLM, Node, SamplingParams
 from treegen.common.outputs import Completion
+from treegen.engine.segments.page_tables import PrefixMatcher
+from treegen.engine.segments.prefix_cache import CachedPrefix
+from treegen.engine.segments.segment import SegmentStates
 from treegen.engine.stream import ScoreStream, Stream
 from treegen.errors import CapacityError, InputError, ModelError, NumericsError
 from treegen.model.tokenizer import load_tokenizer
@@ -186,6 +189,21 @@ def test_flat_prompts_share_what_they_have_in_common(llm: LLM) -> None:
     by_ids = llm.generate(ids, params)
     assert [tokens_of(c) for c in by_ids] == [tokens_of(c) for c in flat]
     assert llm.generate([], params) == []
+
+
+def test_a_new_segment_reads_its_path_once_for_all_kept_prefixes() -> None:
+    tokens, reads = np.arange(8, dtype=np.int32), []
+
+    def path_tokens() -> Any:
+        reads.append(tokens)
+        return tokens
+
+    prefixes = [CachedPrefix(str(num), tokens[:num], None) for num in (2, 5, 3)]
+    segment: Any = SimpleNamespace(start=0, reuse=None, path_tokens=path_tokens)
+    PrefixMatcher(cast(Any, prefixes), SegmentStates()).match_one(segment)
+    assert segment.reuse == (prefixes[1], 5) and len(reads) == 1
+    PrefixMatcher(cast(Any, []), SegmentStates()).match_one(segment)
+    assert len(reads) == 1
 
 
 def test_a_kept_prefix_is_not_computed_again(llm: LLM) -> None:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from treegen.engine.features.expanded_kv import ExpandedKVCache
 from treegen.errors import ModelWarning
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.ops.attention import latent as latents
+from treegen.ops.cache.pool import PagePool
 from treegen.prompts.plan.cost_model import CostModel
 from treegen.prompts.plan.requests import build_sample_requests
 from treegen.search import SearchNode
@@ -199,6 +201,27 @@ def test_copies_are_the_first_to_go(
     assert not stream.usage.preemptions and few.cache.pool.num_taken_back
     assert copied == [num] and lent[0] and not all(lent)
     few.cache.pool.check([*few.engine.prefix_cache.tables()])
+
+
+def test_copies_of_freed_segments_are_forgotten() -> None:
+    """A server's run has new segments for as long as the server runs."""
+    pages, segments = np.arange(1, 5, dtype=np.int32), dict[int, None]()
+    cache: Any = SimpleNamespace(pool=PagePool(64), page_size=4)
+    store: Any = SimpleNamespace(segments=segments, keys_of=lambda index: (pages, 16, 0))
+    spec = SimpleNamespace(latent=object(), copy_pages=2, itemsize=2, index_topk=0)
+    options: Any = SimpleNamespace(spec=spec, cost=SimpleNamespace(should_expand=lambda *_: True))
+    runner: Any = SimpleNamespace(write_copies=lambda *_: None)
+    copies = ExpandedKVCache(cache, store, runner, options)
+    for index in range(100):
+        segments[index] = None
+        assert copies.get_or_expand(index, 8) is not None
+        cache.pool.end_loan(index)
+        assert copies.get_or_expand(index, 8) is not None  # made again after it was lost
+        if index >= 4:
+            cache.pool.end_loan(index - 4)
+            del segments[index - 4]
+    assert len(copies._copies) + len(copies._times_lost) <= 20
+    assert all(index in copies._copies for index in segments)
 
 
 @pytest.mark.parametrize("form", ["expanded", "chosen"])

@@ -59,7 +59,7 @@ def test_likewise_with_selected_keys(
     wide: int, loaded: Callable[[str], LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (key_selection, sparse_attention):
-        monkeypatch.setattr(module, "WIDE", wide, raising=False)
+        monkeypatch.setattr(module, "MIN_WIDE_ROWS", wide, raising=False)
     monkeypatch.setattr(sparse_attention, "MAX_MASKED", 99)
     Mixed(loaded("glm_moe_dsa"), wide, monkeypatch).run()
 
@@ -68,7 +68,7 @@ def test_likewise_with_selected_keys(
 def test_likewise_with_selected_blocks(
     family: str, loaded: Callable[[str], LLM], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_selection, "WIDE", 2)
+    monkeypatch.setattr(key_selection, "MIN_WIDE_ROWS", 2)
     monkeypatch.setattr(sparse_attention, "MAX_MASKED", 99)
     Mixed(loaded(family), 2, monkeypatch).run()
 

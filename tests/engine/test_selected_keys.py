@@ -61,9 +61,9 @@ PARAMS = SamplingParams(temperature=0, max_tokens=STEPS, ignore_eos=True)
 WAYS: dict[str, dict[str, Any]] = {
     "chosen": {},
     "gathered": {"MAX_MASKED": 0},
-    "masked": {"WIDE": 1, "MAX_MASKED": 10**9, "_reads_whole": lambda *_: True},
-    "expanded": {"WIDE": 2, "MAX_MASKED": 10**9, "rows_to_expand": lambda _: 1},
-    "in_pieces": {"WIDE": 2, "PIECE": 500},
+    "masked": {"MIN_WIDE_ROWS": 1, "MAX_MASKED": 10**9, "_reads_whole": lambda *_: True},
+    "expanded": {"MIN_WIDE_ROWS": 2, "MAX_MASKED": 10**9, "rows_to_expand": lambda _: 1},
+    "in_pieces": {"MIN_WIDE_ROWS": 2, "MAX_ELEMENTS": 500},
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from treegen.common.drafter import DraftContext
 from treegen.engine.passes.decode import DecodeSteps
 from treegen.engine.requests.output_processor import OutputProcessor
 from treegen.engine.requests.pass_results import PassResultProcessor
-from treegen.errors import InputError
+from treegen.errors import CacheFullError, InputError
 
 FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
 QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
@@ -304,5 +305,15 @@ def test_what_cannot_be_guessed_is_refused(tmp_path: Path, checkpoint: Path) -> 
         InputError, match="recurrent layers, which are not supported in a draft model"
     ):
         load(checkpoint, draft_model=str(tmp_path))
-    with pytest.raises(InputError, match="states of recurrent layers cannot be reset"):
-        load(tmp_path, speculate="ngram")
+    for options in ({"speculate": "ngram"}, {"draft_model": str(tmp_path)}):
+        (name,) = options
+        with pytest.raises(InputError, match=f"^{name} is not supported .*; remove {name}$"):
+            load(tmp_path, **options)
+
+
+def test_the_size_that_an_error_names_is_enough_for_both_caches(checkpoint: Path) -> None:
+    with pytest.raises(CacheFullError, match="cannot hold a page") as caught:
+        load(checkpoint, draft_model=str(checkpoint), memory=1000)
+    named = re.search(r"at least ([\d,]+) bytes", str(caught.value))
+    assert named is not None
+    load(checkpoint, draft_model=str(checkpoint), memory=int(named[1].replace(",", ""))).close()

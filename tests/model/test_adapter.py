@@ -340,6 +340,7 @@ def test_runs_of_several_adapters_are_those_of_each_and_are_compared(
         {"alpha_pattern": [5]},
         {"alpha_pattern": {"(": 1}},
         {"alpha_pattern": {"q": "x"}},
+        {"alpha_pattern": {"q": float("nan")}},
         {"use_rslora": "no"},
         {"use_dora": {}},
         {"fan_in_fan_out": 5},

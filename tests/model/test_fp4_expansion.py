@@ -82,7 +82,7 @@ class TestKernels:
         """To the bit if sums are exact in float32 in any order."""
         from treegen.model.linear import fp4_expansion, fp4_kernels
 
-        monkeypatch.setattr(fp4_expansion, "_AT_ONCE", 16)
+        monkeypatch.setattr(fp4_expansion, "_MAX_ROWS_AT_ONCE", 16)
         torch.manual_seed(rows)
         weight, _, factor = stored("nvfp4", 40, 96)
         assert factor is not None

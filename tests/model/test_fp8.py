@@ -116,7 +116,7 @@ def test_the_device_never_holds_more_than_the_quantized_weights(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     piece = 2**13
-    monkeypatch.setattr(fp8, "_PIECE", piece)
+    monkeypatch.setattr(fp8, "_CHUNK_NUMBERS", piece)
     config = AutoConfig.for_model(
         "llama",
         vocab_size=256,
@@ -141,7 +141,7 @@ def test_the_device_never_holds_more_than_the_quantized_weights(
 def test_a_matrix_is_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     part = nn.Linear(48, 32)
     whole = quantize_rows(part.weight.data)
-    monkeypatch.setattr(fp8, "_PIECE", 5 * 48)
+    monkeypatch.setattr(fp8, "_CHUNK_NUMBERS", 5 * 48)
     quantize_linears(nn.Sequential(part), torch.device("cpu"))
     assert isinstance(part, Fp8Linear)
     assert part.weight.float().equal(whole[0].float()) and part.scale.equal(whole[1])

@@ -74,17 +74,17 @@ def test_gated_layers_are_found_and_give_the_same(compiled: bool, device: str) -
     x = torch.randn(3, 5, 32, generator=torch.Generator().manual_seed(2)).to(device)
     quantize_linears(stack, x.device)
     want = stack(x)
-    joined = MergedLinears(stack, lambda: stack(x[:1]))
+    merged = MergedLinears(stack, lambda: stack(x[:1]))
     gated = GatedLinears(stack, lambda: stack(x[:1]))
     downs = [block.down for block in stack.blocks]
     assert all(type(down) is not Fp8Linear for down in downs)
     call = torch.compile(stack, backend="aot_eager", fullgraph=True) if compiled else stack
     for _ in range(2):
         assert close(call(x), want)
-    assert all(cast(Any, down).joint.product is None for down in downs)
+    assert all(cast(Any, down).merged.product is None for down in downs)
     gated.undo()
     assert all(type(down) is Fp8Linear for down in downs)
-    joined.undo()
+    merged.undo()
     assert stack(x).equal(want)
 
 

@@ -1,4 +1,4 @@
-"""Linear layers of one input, joined: the same numbers, whoever is called when with what."""
+"""Linear layers of one input, merged: the same numbers, whoever is called when with what."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_joined_layers_compute_the_same_until_they_are_undone(bias: bool) -> Non
     want = [module[1](module[0](x)) for x in inputs]
     together = MergedLinears(module, lambda: module[1](module[0](inputs[0])))
     for layer in module:
-        assert len({id(vars(part)["joint"]) for part in (layer.q, layer.k, layer.v)}) == 1
+        assert len({id(vars(part)["merged"]) for part in (layer.q, layer.k, layer.v)}) == 1
         assert all(type(part) is nn.Linear for part in (layer.other, layer.out, layer.twice))
     for x, y in zip(inputs, want, strict=True):
         torch.testing.assert_close(module[1](module[0](x)), y, atol=1e-6, rtol=1e-5)
@@ -120,8 +120,8 @@ def test_families_have_siblings(family: str, names: list[str], tmp_path: Path) -
     model.compile_layers(model.new_cache(4, 16), backend="aot_eager")
     model.compile_layers(model.new_cache(4, 16), backend="aot_eager")
     assert not model.uncompiled_because
-    found = [name for name, part in model.module.named_modules() if hasattr(part, "joint")]
+    found = [name for name, part in model.module.named_modules() if hasattr(part, "merged")]
     layers = model.module.config.num_hidden_layers
     assert [name.split(".")[-1] for name in found] == names * layers
     model.reset()
-    assert not [name for name, part in model.module.named_modules() if hasattr(part, "joint")]
+    assert not [name for name, part in model.module.named_modules() if hasattr(part, "merged")]

@@ -434,7 +434,7 @@ def test_layers_without_a_number_are_refused_unless_some_are_recurrent(
 
     monkeypatch.setattr(model_attention, "read_call", unnumbered)
     probe._probe_stock.cache_clear()
-    with pytest.raises(ModelError, match=r"LlamaAttention has no layer number \(layer_idx\)"):
+    with pytest.raises(ModelError, match=r"LlamaAttention has no layer index \(layer_idx\)"):
         load_spec(copy)
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_models import save_tiny_model, tiny_tokenizer
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from treegen import LLM, SamplingParams
 from treegen.bench.shapes import build_model, shape_of
@@ -46,7 +47,17 @@ def stock_of(path: Path) -> Any:
     return load_model(path, check=False, device="cpu").module
 
 
-@pytest.mark.parametrize("form", ["module", "pairs", "dict", "path", "bfloat16", "checkpoint"])
+def in_ddp(module: Any) -> DistributedDataParallel:
+    """A module in DDP, without other processes."""
+    wrapped = DistributedDataParallel.__new__(DistributedDataParallel)
+    nn.Module.__init__(wrapped)
+    wrapped.module = module
+    return wrapped
+
+
+@pytest.mark.parametrize(
+    "form", ["module", "wrapped", "pairs", "dict", "path", "bfloat16", "checkpoint"]
+)
 @pytest.mark.parametrize("family", ["llama", "mixtral"])
 def test_every_form_of_weights_gives_a_freshly_loaded_model(
     form: str, family: str, tmp_path: Path
@@ -56,6 +67,7 @@ def test_every_form_of_weights_gives_a_freshly_loaded_model(
     stock: Any = stock_of(new)
     weights: Any = {
         "module": stock,
+        "wrapped": in_ddp(torch.compile(stock)),
         "pairs": stock.named_parameters(),
         "dict": dict(stock.state_dict()),
         "path": new,

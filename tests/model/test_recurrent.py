@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from treegen import LLM, SamplingParams
-from treegen.common.spec import LayerSpec, ModelSpec, StateSpec
+from treegen.common.spec import DeltaSpec, LayerSpec, ModelSpec, StateSpec
 from treegen.errors import CacheFullError, ModelError
 from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.config import load_spec
@@ -212,6 +214,24 @@ def test_the_memory_is_shared_out_between_keys_and_states() -> None:
     assert cache_size(1 << 20, spec_of(0, 1 << 10), 16, 8) == (63, None, 0)
     with pytest.raises(CacheFullError, match=r"recurrent states of 60\.0 MiB"):
         cache_size(128 << 20, large, 64, 256)
+
+
+@pytest.mark.parametrize("kv_bytes", [256, 64 << 10])
+@pytest.mark.parametrize("state_bytes", [1 << 10, 1 << 20])
+@pytest.mark.parametrize("delta", [None, DeltaSpec(1, 1, 16, 16, 2)])
+def test_the_size_that_an_error_names_is_enough(
+    kv_bytes: int, state_bytes: int, delta: DeltaSpec | None
+) -> None:
+    spec = spec_of(state_bytes, kv_bytes)
+    window = StateSpec("conv", 0, (4096,), "bfloat16", 2)
+    spec = replace(spec, states=((window, *spec.states[0]),), delta=delta)
+    for memory in (0, 1000, state_bytes):
+        with pytest.raises(CacheFullError) as caught:
+            cache_size(memory, spec, 64, 256)
+        named = re.search(r"at least ([\d,]+) bytes", str(caught.value))
+        assert named is not None
+        size = cache_size(int(named[1].replace(",", "")), spec, 64, 256)
+        assert size.pages >= 1 and (size.states or 0) >= 4
 
 
 def test_a_text_may_have_as_many_tokens_as_a_state_has_heads(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import tiny_models
@@ -20,6 +22,7 @@ from processes import descendants, living
 
 from treegen import LLM, Node, SamplingParams
 from treegen.errors import WorkerError
+from treegen.model import rank_processes
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.rank_processes import FollowerProcesses, RankGroup
@@ -83,6 +86,31 @@ def test_a_rank_that_is_killed_while_it_starts() -> None:
 def test_an_error_of_one_rank_is_told(what: Callable[..., Model], message: str) -> None:
     with forked_group(2) as group, pytest.raises(WorkerError, match=message):
         group.load(what)
+
+
+def test_no_rank_that_lives_is_waited_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of rank 0 is raised after a few seconds, however many ranks still load."""
+    clock = [0.0]
+
+    class Loading:
+        returncode: int | None = None
+
+        def wait(self, timeout: float) -> None:
+            clock[0] += timeout
+            raise subprocess.TimeoutExpired("rank", timeout)
+
+    class Killed(Loading):
+        returncode = -9
+
+        def wait(self, timeout: float) -> None:
+            pass
+
+    monkeypatch.setattr(rank_processes, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    followers = FollowerProcesses.__new__(FollowerProcesses)
+    followers._processes = cast(Any, [Loading() for _ in range(7)])
+    assert followers.describe_death() == "" and clock[0] <= 3
+    followers._processes = cast(Any, [Loading(), Loading(), Killed()])
+    assert followers.describe_death() == "rank 3 has died by signal 9"
 
 
 def test_processes_end_with_the_model(tmp_path: Path) -> None:

@@ -51,6 +51,19 @@ def save(folder: Path, form: str, *, labels: int = 2, chat: bool = False) -> Any
     return model.eval()
 
 
+def test_a_model_larger_than_the_free_memory_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tmp_path, "sequence")
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(LlamaForSequenceClassification, "to", fail)
+    with pytest.raises(ModelError, match=r"requires 0.0 GiB, which exceeds the free memory of cpu"):
+        load_scorer(tmp_path, device="cpu")
+
+
 def logits_after(model: Any, text: str, *, special: bool = True) -> torch.Tensor:
     """The model's last logits on a text alone."""
     ids = tiny_tokenizer()(text, add_special_tokens=special)["input_ids"]

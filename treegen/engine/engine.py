@@ -129,7 +129,7 @@ class Engine:
         return None if self.cache.states is None else self.cache.states.num_slots
 
     def facts(self, options: EngineOptions, tokenizer: Any) -> ModelInfo:
-        """Return the facts about the loaded model that plans and reports use."""
+        """Return the properties of the loaded model that plans and reports use."""
         model, pool = self.model, self.cache.pool
         return ModelInfo(
             engine=options,

@@ -1,4 +1,4 @@
-"""A run that does only the work added to it, at any time; cluster workers use it."""
+"""A run that computes only the work that is added to it; cluster workers use it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Work = tuple[int, list[int]]
 
 
 class OnDemandStream(Stream):
-    """Draws samples of a plan as they are added, in any order and any parts.
+    """Draws samples of a plan as they are added, in any order.
 
     A segment of the plan is in the scheduler's tree while added work needs it. A segment that
     several prompts share stays there.

@@ -1,4 +1,4 @@
-"""Sampling parameters, with the biases and stop conditions that follow from them; a run's table."""
+"""Sampling parameters with their biases and stop conditions, and the table of those of a run."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from treegen.errors import InputError, ModelError
 
 
 class UpdateGate:
-    """Steps and updates of one model, of which one at a time runs.
+    """Lets only one step, or one update of the weights, of a model run at a time.
 
     Attributes:
         version: Number of updates so far, which is the version of the weights.

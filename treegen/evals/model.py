@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PretrainedConfig
 
-    from treegen.common.spec import ModelSpec
     from treegen.llm.base import BaseLLM
     from treegen.llm.cluster.placement import Placement
     from treegen.model.model_info import ModelInfo
@@ -124,8 +123,18 @@ def load_model_facts(engine: EngineOptions, placement: "Placement | None" = None
         images = processor.enable_images(
             tokenizer, spec.vocab_size, keep_template=engine.chat_template is not None
         )
-    size = _cache_bytes(engine, spec, device, tokenizer, dtype)
-    room = None if size is None else memory.cache_size(size, spec, page_size, max_rows)
+    draft_token_bytes = 0
+    if engine.draft_model is not None:
+        from treegen.engine.speculative.draft_model import inspect_draft_model
+
+        # This raises an error for a model that cannot be used.
+        draft_token_bytes = inspect_draft_model(engine, tokenizer, dtype).kv_bytes_per_token
+    size, room = engine.cache_bytes, None
+    if size is None and device.type == "cpu":
+        size = memory.default_bytes(device)
+    if size is not None:
+        room = memory.cache_size(size, spec, page_size, max_rows, draft_token_bytes)
+        size = memory.subtract_draft_cache(size, spec, draft_token_bytes)
     return ModelInfo(
         engine=engine,
         spec=spec,
@@ -141,33 +150,6 @@ def load_model_facts(engine: EngineOptions, placement: "Placement | None" = None
         align=ALIGN if engine.reproducible and device.type == "cuda" else 1,
         quantization=numbers.quantization,
     )
-
-
-def _cache_bytes(
-    engine: EngineOptions, spec: "ModelSpec", device: "torch.device", tokenizer: Any, dtype: Any
-) -> int | None:
-    """Return the bytes of the cache without the draft model's part; None if not known yet.
-
-    Args:
-        engine: The engine options.
-        spec: The model's specification.
-        device: The device of the model.
-        tokenizer: The model's tokenizer.
-        dtype: The type that the model computes in.
-    """
-    from treegen.model import memory
-
-    size = engine.cache_bytes
-    if size is None and device.type == "cpu":
-        size = memory.default_bytes(device)
-    if engine.draft_model is None:
-        return size
-    from treegen.engine.speculative.draft_model import inspect_draft_model
-
-    draft = inspect_draft_model(engine, tokenizer, dtype)  # raises for an unusable model
-    if size is None:
-        return None
-    return memory.subtract_draft_cache(size, spec, draft.kv_bytes_per_token)
 
 
 def check_machine(engine: EngineOptions, placement: "Placement | None" = None) -> None:

@@ -38,13 +38,13 @@ from treegen.ops.cache.pool import write_kv
 
 ATTENTION, PROBE = TREEGEN_ATTENTION
 NO_NUMBER: Final = -1
-"""The layer number of a module without one, such as a module that several layers share."""
+"""The layer index of a module without one, such as a module that several layers share."""
 KEYS: Final = "treegen_keys"
 VALUES: Final = "treegen_values"
 """Names of the buffers that represent the page pool in a compiled attention module."""
 CHUNK: Final = "treegen_chunk"
-"""Attribute of a compiled attention module: its `chunk_of`, which depends on the layer number. Code
-that reads the layer number is compiled anew for each layer."""
+"""Attribute of a compiled attention module: its `chunk_of`, which depends on the layer index. Code
+that reads the layer index is compiled anew for each layer."""
 
 _OTHER: Final = "the results would be wrong; use another model"
 
@@ -62,7 +62,7 @@ class AttentionCall:
     """The inputs and options of one call of the attention function."""
 
     layer: int
-    """The number of the layer."""
+    """The index of the layer."""
     q_THK: Tensor
     """Its queries [T, H, K]."""
     k_TGK: Tensor
@@ -312,12 +312,11 @@ def write_and_attend_latents(
     write_kv(keys[..., :rank], keys[..., rank:], batch.slots_T, latent_TGR, rotated_TGP)
     heads, nope = q_THK.shape[1], q_THK.shape[2] - rope
     form = LatentSpec(heads, rank, rope, nope, up_HXR.shape[1] - nope)
-    if options["scale"] is None:
-        options["scale"] = form.k_dim**-0.5
+    scale = form.k_dim**-0.5 if options["scale"] is None else options["scale"]
     if (selected := _get_selection(batch, selected_TS)) is not None:
-        scale = options["scale"] or form.k_dim**-0.5
         sinks = options.get("sinks")
         return attend_selected_latents(q_THK, keys, up_HXR, form, selected, scale, sinks)
+    options["scale"] = scale
     levels = batch.levels_of(options.get("window"))
     return attend_latents(q_THK, keys, up_HXR, form, levels, **options)
 

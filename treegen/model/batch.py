@@ -24,7 +24,7 @@ from treegen.ops.cache.pool import LayerKV
 class ImageRows:
     """The embeddings of images in a pass."""
 
-    at_I: Tensor
+    indices_I: Tensor
     """int64 [I], the indices of image tokens among the tokens of the pass."""
     rows_ID: Tensor
     """[I, D], the embeddings of these tokens."""
@@ -34,7 +34,7 @@ class ImageRows:
     def on(self, device: torch.device) -> ImageRows:
         """Return a copy on a device."""
         added = tuple(tensor.to(device) for tensor in self.added)
-        return ImageRows(self.at_I.to(device), self.rows_ID.to(device), added)
+        return ImageRows(self.indices_I.to(device), self.rows_ID.to(device), added)
 
 
 @dataclass(frozen=True, slots=True)

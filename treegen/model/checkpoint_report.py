@@ -42,7 +42,7 @@ _WIDTH: Final = 100  # columns of a line
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """How treegen would run a checkpoint."""
+    """A report on how treegen would run a checkpoint."""
 
     name: str
     """The name that the user gave."""
@@ -88,16 +88,18 @@ class CheckpointReport:
         title = f"{self.name}: {self.model_type or 'of no known family'}, {self.support}"
         if (spec := self.spec) is None:
             return safe_text(f"{title}\nrefused: {self.refused}")
-        inside = {kind: f", matrices in {kind}" for kind in ("fp8", "nvfp4")}
-        inside["mxfp4"] = ", experts in mxfp4"
-        kind = self.dtype + inside.get(self.quantization, "")
+        quantized = {form: f", matrices in {form}" for form in ("fp8", "nvfp4")}
+        quantized["mxfp4"] = ", experts in mxfp4"
+        kind = self.dtype + quantized.get(self.quantization, "")
         stored = f"; stored in {self.stored or self.stored_dtype or 'an unnamed type'}"
         stored += f", {format_bytes(self.stored_bytes)} in files" if self.stored_bytes else ""
         attending = f"{len(spec.layers)} layers attend"
         windows = sorted({window for window in spec.windows if window is not None})
         if windows:
-            within = sum(window is not None for window in spec.windows)
-            attending += f", {within} of them to the last {' or '.join(map(str, windows))} tokens"
+            num_windowed = sum(window is not None for window in spec.windows)
+            attending += (
+                f", {num_windowed} of them to the last {' or '.join(map(str, windows))} tokens"
+            )
         if spec.chunk:
             attending += f", some of them within chunks of {spec.chunk:,} tokens"
         if spec.states:
@@ -108,12 +110,12 @@ class CheckpointReport:
         cached = f"keys and values: {format_bytes(size)} a token"
         if spec.latent is not None:
             cached = (
-                f"latents: {format_bytes(size)} a token, of which keys and values of "
-                f"{format_bytes(expanded)} are made ({expanded / size:,.1f} times)"
+                f"latents: {format_bytes(size)} a token, which expand to keys and values of "
+                f"{format_bytes(expanded)} ({expanded / size:,.1f} times)"
             )
         if self.latent_bytes:
             times = size / self.latent_bytes
-            cached += f", {times:,.1f} times its latents, which its layers do not hand on"
+            cached += f", {times:,.1f} times its latents, which its layers do not pass to attention"
         if index:
             cached += (
                 f"; index keys: {format_bytes(index)} a token, by which a token selects "
@@ -138,7 +140,9 @@ class CheckpointReport:
         if spec.recommended_note:
             lines.append(spec.recommended_note)
         if spec.unreached:
-            why = "without --images" if "images" in self.takes else "for text does not reach them"
+            why = (
+                "without --images" if "images" in self.takes else "because text does not reach them"
+            )
             lines.append(f"left out, {why}: {', '.join(spec.unreached)}")
         return safe_text("\n".join(lines))
 
@@ -158,7 +162,7 @@ class CheckpointReport:
     @property
     def _images(self) -> str:
         if self.no_images:
-            return f"; images not here: {self.no_images}"
+            return f"; images cannot be used: {self.no_images}"
         if not self.image_tokens:
             return ""
         sizes = (f"{w} x {h} pixels {num:,}" for (w, h), num in self.image_tokens.items())
@@ -314,7 +318,7 @@ def _find_quantization(
     files, matrices = weight_files(directory), dict[str, StoredSizes]()
     if files and all(file.is_file() for file in files):
         matrices = check_fp4(directory, config).sizes(kept_formats, dtype.itemsize)
-    if four_bits and not matrices:  # weights are not here
+    if four_bits and not matrices:  # the weight files are not on this machine
         small, small_bytes = spec.num_in_linears, spec.num_in_linears * 9 // 16
     elif quantization != "fp8":
         saved = [size for key, size in matrices.items() if key.endswith("kept")]
@@ -324,7 +328,7 @@ def _find_quantization(
 
 
 def _stored_bytes(directory: Path) -> int:
-    """Return the bytes of a checkpoint's weight files; 0 if one of them is not here."""
+    """Return the bytes of a checkpoint's weight files; 0 if one of them is missing."""
     files = [directory] if is_gguf(directory) else weight_files(directory)
     return sum(f.stat().st_size for f in files) if all(f.is_file() for f in files) else 0
 
@@ -388,7 +392,7 @@ def _latent_bytes(config: PretrainedConfig, spec: ModelSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FamilyReport:
-    """Which model families run and how, and which are refused and why."""
+    """A report on which model families run and how, and which are refused and why."""
 
     families: Sequence[Family]
     """The families of the installed transformers."""

@@ -1,4 +1,4 @@
-"""What the layers of Llama 4 do by position: attention within chunks, and scaled queries.
+"""Position-dependent parts of Llama 4's layers: attention within chunks, and scaled queries.
 
 Some layers attend only to the keys of a token's own chunk. The layers without rotary positions
 scale queries by their position. They count positions from the start of a pass, so treegen's

@@ -70,7 +70,7 @@ class _SelectingIndexer(_DenseIndexer):
     head_dim: int
     index_topk: int
     treegen_pool: int
-    """The number of the layer among those with pages."""
+    """The index of the layer among those with pages."""
 
     def get_form(self) -> IndexForm:
         """Return which keys the indexer selects."""
@@ -90,8 +90,8 @@ class _SelectingIndexer(_DenseIndexer):
         """Return the positions of the selected keys [T, S]; the arguments are the indexer's."""
         products = _IndexProducts(type(self).__name__)
         indexer: Any = super(_DenseIndexer, self)
-        everything = hidden_states.new_ones((1, 1, 1), dtype=torch.bool)
-        args = tuple(everything if _is_empty_tensor(value) else value for value in args)
+        full_mask = hidden_states.new_ones((1, 1, 1), dtype=torch.bool)
+        args = tuple(full_mask if _is_empty_tensor(value) else value for value in args)
         with products:
             indexer.forward(hidden_states, *args, **kwargs)
         return self._write_and_select(*products.read())
@@ -203,11 +203,11 @@ class _LargestIndexer(_SelectingIndexer):
 
 def _rotate(x_1THD: Tensor, cos_1TP: Tensor, sin_1TP: Tensor) -> Tensor:
     """Return queries or keys whose first P numbers are rotated."""
-    turned, unrotated = x_1THD.tensor_split([cos_1TP.shape[-1]], -1)
-    first, second = turned.chunk(2, -1)
+    rotated, unrotated = x_1THD.tensor_split([cos_1TP.shape[-1]], -1)
+    first, second = rotated.chunk(2, -1)
     half = torch.cat([-second, first], -1)
-    turned = turned * cos_1TP[:, :, None] + half * sin_1TP[:, :, None]
-    return torch.cat([turned, unrotated], -1)
+    rotated = rotated * cos_1TP[:, :, None] + half * sin_1TP[:, :, None]
+    return torch.cat([rotated, unrotated], -1)
 
 
 class _IndexProducts(TorchFunctionMode):

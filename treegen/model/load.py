@@ -37,7 +37,7 @@ from treegen.model.vision import VisionTower, placeholder_of
 from treegen.model.weights import LoadPlan, load_weights, prepare
 from treegen.ops.attention.registry import choose
 
-_PADDING: Final = "warn_if_padding_and_no_attention_mask"
+_PADDING_CHECK: Final = "warn_if_padding_and_no_attention_mask"
 _ABSENT: Final = object()
 
 
@@ -248,7 +248,9 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
     """
     training = [(part, part.training) for part in module.modules()]
     needs = [(weight, weight.requires_grad) for weight in module.parameters()]
-    attributes = [(part, _PADDING, vars(part).get(_PADDING, _ABSENT)) for part in module.modules()]
+    attributes = [
+        (part, _PADDING_CHECK, vars(part).get(_PADDING_CHECK, _ABSENT)) for part in module.modules()
+    ]
     attributes.append((module, "forward", vars(module).pop("forward", _ABSENT)))
     try:
         with restoring_attention_names(configs_of(module)):
@@ -271,12 +273,12 @@ def patch_module(module: PreTrainedModel) -> Iterator[None]:
 def configs_of(module: nn.Module) -> list[Any]:
     """Return the configurations of a model's parts and their sub-configurations, each once."""
     configs: dict[int, Any] = {}
-    waiting = [part.config for part in module.modules() if isinstance(part, PreTrainedModel)]
-    while waiting:
-        config = waiting.pop()
+    stack = [part.config for part in module.modules() if isinstance(part, PreTrainedModel)]
+    while stack:
+        config = stack.pop()
         if config is not None and id(config) not in configs:
             configs[id(config)] = config
-            waiting += [getattr(config, name, None) for name in config.sub_configs]
+            stack += [getattr(config, name, None) for name in config.sub_configs]
     return list(configs.values())
 
 

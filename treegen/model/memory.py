@@ -16,7 +16,7 @@ from treegen.common.spec import ModelSpec, sum_bytes
 from treegen.errors import CacheFullError, CapacityError, arg
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
 from treegen.model.recurrent.state_batch import state_bytes_together
-from treegen.ops.attention.key_selection import PIECE
+from treegen.ops.attention.key_selection import MAX_ELEMENTS
 from treegen.ops.cache.pool import PagedCache
 from treegen.ops.cache.state_cache import StateCache
 
@@ -80,8 +80,8 @@ def default_bytes(device: torch.device, activations: int = 0) -> int:
 def max_prefill_logits(device: torch.device) -> int:
     """Return how many logits a prefill pass may have, which bounds how many tokens it scores.
 
-    On a GPU this depends on the memory beside the cache. With few logits, scoring would need many
-    passes, and the host takes longer to launch a short pass than the GPU to compute it.
+    On a GPU this depends on the memory that the cache leaves free. With few logits, scoring would
+    need many passes, and the host takes longer to launch a short pass than the GPU to compute it.
 
     Args:
         device: The device of the model.
@@ -169,7 +169,7 @@ def selection_bytes(spec: ModelSpec, num_rows: int, itemsize: int) -> int:
     if spec.index_pool > 1:  # what the tokens of a block store, and two numbers in float32 for each
         width = max(layer.index_dim for layer in spec.layers)
         row += spec.index_pool * width * (itemsize + 8)
-    return _SELECTION_TENSORS * PIECE * 4 + num_rows * row
+    return _SELECTION_TENSORS * MAX_ELEMENTS * 4 + num_rows * row
 
 
 def empty_device_cache(device: torch.device) -> None:
@@ -195,7 +195,9 @@ class CacheSize(NamedTuple):
     """Additional slots of convolution windows, for rows that keep update lists."""
 
 
-def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> CacheSize:
+def cache_size(
+    memory: int, spec: ModelSpec, page_size: int, max_rows: int, draft_token_bytes: int = 0
+) -> CacheSize:
     """Return how many pages and state slots a cache of `memory` bytes can hold.
 
     With recurrent layers a row takes a state slot in addition to its keys, and a search node takes
@@ -203,16 +205,37 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
     memory, or the share that the state has in a row of 512 tokens if that is more.
 
     Args:
-        memory: Bytes of the cache.
+        memory: Bytes of the cache, with that of a draft model.
         spec: The model's shape.
         page_size: Tokens per page.
         max_rows: Maximum samples decoded at once.
+        draft_token_bytes: Bytes of a token's keys and values in the draft model's cache. A model
+            with recurrent layers has no draft model.
 
     Raises:
         CacheFullError: not one page fits, or too few state slots to work with.
     """
     if not spec.states:
-        return CacheSize(count_pages(memory, spec, page_size), None)
+        token_bytes = spec.kv_bytes_per_token + draft_token_bytes
+        return CacheSize(_count_pages(memory, token_bytes, page_size), None)
+    size = _divide_memory(memory, spec, page_size, max_rows)
+    if _is_enough(size):
+        return size
+    min_memory = max(memory, 1)
+    while not _is_enough(_divide_memory(min_memory, spec, page_size, max_rows)):
+        min_memory += -(-min_memory // 16)
+    raise CacheFullError(
+        f"{format_bytes(memory)} can hold only {max(size.states or 0, 0):,} recurrent states of "
+        f"{format_bytes(spec.state_bytes)} and {max(size.pages, 0):,} pages of keys; set "
+        f"{arg('memory')} to at least {min_memory:,} bytes"
+    )
+
+
+def _divide_memory(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> CacheSize:
+    """Return the sizes of a cache with recurrent states; they may be too small or negative.
+
+    The arguments are those of `cache_size`.
+    """
     windows = 0
     if spec.delta is not None:
         window = sum(conv_state.num_bytes for layer in spec.states for conv_state in layer[:1])
@@ -221,37 +244,29 @@ def cache_size(memory: int, spec: ModelSpec, page_size: int, max_rows: int) -> C
     state, row = spec.state_bytes, spec.state_bytes + _ROW_TOKENS * spec.kv_bytes_per_token
     max_states = 2 * max_rows + _SPARE_STATES
     states = min(max(memory * state // row, memory // 4) // state - 1, max_states)
-    if states < _MIN_STATES:
-        min_memory = (_MIN_STATES + 1) * min(row, 4 * state)
-        raise CacheFullError(
-            f"{format_bytes(memory)} can hold only {max(states, 0):,} recurrent states of "
-            f"{format_bytes(state)} in addition to the keys; set {arg('memory')} to at "
-            f"least {format_bytes(min_memory)}"
-        )
-    remaining = memory - (states + 1) * state
-    return CacheSize(count_pages(remaining, spec, page_size), states, windows)
+    pages = _num_pages(memory - (states + 1) * state, spec.kv_bytes_per_token, page_size)
+    return CacheSize(pages, states, windows)
 
 
-def count_pages(memory: int, spec: ModelSpec, page_size: int) -> int:
-    """Return how many pages fit into `memory` bytes in addition to the padding page.
+def _is_enough(size: CacheSize) -> bool:
+    return size.pages > 0 and (size.states or 0) >= _MIN_STATES
 
-    Args:
-        memory: Bytes for keys and values.
-        spec: The model's shape.
-        page_size: Tokens per page.
 
-    Raises:
-        CacheFullError: not one page fits.
-    """
-    page_bytes = page_size * spec.kv_bytes_per_token
-    pages = memory // page_bytes - 1
+def _num_pages(memory: int, token_bytes: int, page_size: int) -> int:
+    """Return the number of pages in addition to the padding page; below 1 if none fits."""
+    return memory // (page_size * token_bytes) - 1
+
+
+def _count_pages(memory: int, token_bytes: int, page_size: int) -> int:
+    """Return how many pages fit into `memory` bytes; raise CacheFullError if not one fits."""
+    pages = _num_pages(memory, token_bytes, page_size)
     if pages < 1:
         raise CacheFullError(
             f"{format_bytes(memory)} cannot hold a page of {page_size} tokens at "
-            f"{spec.kv_bytes_per_token:,} bytes per token; set {arg('memory')} to at least "
-            f"{2 * page_bytes:,} bytes"
+            f"{token_bytes:,} bytes per token; set {arg('memory')} to at least "
+            f"{2 * page_size * token_bytes:,} bytes"
         )
-    return int(pages)
+    return pages
 
 
 def subtract_draft_cache(size: int, spec: ModelSpec, draft_token_bytes: int) -> int:
@@ -287,8 +302,9 @@ def make_cache(model: Model, options: EngineOptions, draft_token_bytes: int = 0)
         activations += scratch_bytes(model.module, num_rows)
         activations += selection_bytes(model.spec, num_rows, model.dtype.itemsize)
         size = default_bytes(model.device, activations)
-    size = subtract_draft_cache(size, model.spec, draft_token_bytes)
-    num_pages, num_states, num_windows = cache_size(size, model.spec, page_size, max_rows)
+    num_pages, num_states, num_windows = cache_size(
+        size, model.spec, page_size, max_rows, draft_token_bytes
+    )
     if model.ranks is not None:
         num_pages = model.ranks.all_reduce_min(num_pages)
     states = None

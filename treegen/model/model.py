@@ -374,8 +374,8 @@ class Model:
             with use_batch(batch):
                 return self._run(batch, batch)
         by_operators, states = self._by_operators, batch.states
-        on = SlotPass(states) if by_operators else StatePass(states, self.spec.states)
-        with use_states(on), use_batch(batch):
+        state_pass = SlotPass(states) if by_operators else StatePass(states, self.spec.states)
+        with use_states(state_pass), use_batch(batch):
             return self._run(batch, replace(batch, layers=_PoolIterator(batch.layers)))
 
     def _run(self, batch: Batch, passed: Batch | None) -> Tensor:

@@ -53,16 +53,16 @@ class ModelInfo:
         return plan
 
     def plans_like(self, other: ModelInfo) -> bool:
-        """Return whether these facts and others give equal plans of the same requests."""
+        """Return whether both models give equal plans of the same requests."""
         first, second = (
             (
-                replace(facts.spec, eos_token_ids=()),
-                facts.device_type,
-                facts.engine.sharing,
-                facts.max_rows,
-                facts.align,
+                replace(info.spec, eos_token_ids=()),
+                info.device_type,
+                info.engine.sharing,
+                info.max_rows,
+                info.align,
             )
-            for facts in (self, other)
+            for info in (self, other)
         )
         return first == second
 

@@ -368,7 +368,7 @@ def _check_layers(config: PretrainedConfig, probe: Probe) -> None:
     elif not layers:
         reason = OWN_ATTENTION
     elif NO_NUMBER in layers:
-        reason = f"{type(probe.modules[0]).__name__} has no layer number (layer_idx)"
+        reason = f"{type(probe.modules[0]).__name__} has no layer index (layer_idx)"
     elif times > 1:
         reason = (
             f"each layer must call attention once in a forward pass, but layer {layer} calls "

@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
@@ -38,9 +39,6 @@ from treegen.model.parallel.ranks import abort, check_free, join, leave
 from treegen.model.reproducible import check_reproducible
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.ops.attention.registry import check_reads_fp8, choose
-
-if TYPE_CHECKING:
-    import torch
 
 # exit_with_parent comes first, because importing torch may take a minute on a busy machine.
 _START_CODE: Final = (
@@ -174,9 +172,10 @@ class FollowerProcesses:
 
     def describe_death(self) -> str:
         """Return which follower a signal has ended, and which signal; empty if none has."""
+        deadline = time.monotonic() + _REPORT_SECONDS  # for all of them together
         for rank, process in enumerate(self._processes, start=1):
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_REPORT_SECONDS)
+                process.wait(max(deadline - time.monotonic(), 0.0))
             if (process.returncode or 0) < 0:
                 return self._describe_exit(rank)
         return ""
@@ -266,7 +265,7 @@ class RankGroup(Closeable):
         first = devices_of(size, device)
         check_free()
         self._followers = FollowerProcesses(size, first.type)
-        with self._failing():
+        with self._end_followers_on_error():
             self._ranks = join(0, size, first, self._followers.folder, self._followers)
 
     @property
@@ -285,12 +284,12 @@ class RankGroup(Closeable):
             WorkerError: a rank fails.
             TreegenError: any error that `make` raises.
         """
-        with self._failing():
+        with self._end_followers_on_error():
             self._followers.call_followers("load", make)
             return make(device=self._ranks.device, ranks=self._ranks)
 
     @contextlib.contextmanager
-    def _failing(self) -> Iterator[None]:
+    def _end_followers_on_error(self) -> Iterator[None]:
         """If this rank fails, end the followers.
 
         Raises:
@@ -351,9 +350,9 @@ def load_tensor_parallel(path: str, size: int, *, device: str = "auto", **loadin
         TreegenError: as `load_model` and `load_with_ranks` do.
     """
     names = ("dtype", "revision", "trust_remote_code")
-    shape = {name: loading[name] for name in names if name in loading}
+    spec_options = {name: loading[name] for name in names if name in loading}
     devices_of(size, device)
-    load_spec(path, device=device, ranks=size, **shape)
+    load_spec(path, device=device, ranks=size, **spec_options)
     return load_with_ranks(functools.partial(load_model, path, **loading), size, device)
 
 
@@ -381,9 +380,9 @@ def prepare_loaded(model: Model, tokenizer: Any, options: EngineOptions) -> Any:
     Raises:
         InputError: an option is only for loading, or the chat template cannot be read.
     """
-    usual = EngineOptions(model=options.model)
+    defaults = EngineOptions(model=options.model)
     for name in LOADING:
-        if getattr(options, name) != getattr(usual, name):
+        if getattr(options, name) != getattr(defaults, name):
             raise InputError(
                 f"{arg(name + '=')} has an effect only when a model is loaded, but this model "
                 "is already loaded; remove the argument"
@@ -411,7 +410,7 @@ def check_machine(options: EngineOptions, device: torch.device) -> None:
     """Check options before any model is read.
 
     Raises:
-        InputError: the device supports an option with no model.
+        InputError: the device does not support an option, whatever the model.
         CapacityError: the device has less memory than the cache takes.
     """
     choose(options.impl, device)

@@ -31,7 +31,7 @@ _COMPILED_ROWS: Final = 1024
 
 
 RECURRENT_IN_TRANSFORMERS: Final = "its recurrent layers run on transformers' code"
-"""Why a model with recurrent layers lacks what treegen's own operators make possible."""
+"""The reason why a model with recurrent layers is not compiled and not reproducible."""
 
 
 def check_reproducible(device: torch.device, impl: str, page_size: int) -> None:
@@ -161,27 +161,27 @@ def pad_batch(batch: Batch) -> Batch:
 
     Recurrent layers of the batch compute one token at a time.
     """
-    missing = max(_MIN_ROWS - len(batch.tokens_T), 0)
+    padding = max(_MIN_ROWS - len(batch.tokens_T), 0)
     if batch.states is not None:
-        batch = replace(batch, states=batch.states.with_rows(missing))
-    if not missing:
+        batch = replace(batch, states=batch.states.with_rows(padding))
+    if not padding:
         return batch
 
-    def longer(tensor_T: Tensor) -> Tensor:
-        return torch.nn.functional.pad(tensor_T, (0, missing))
+    def pad_rows(tensor_T: Tensor) -> Tensor:
+        return torch.nn.functional.pad(tensor_T, (0, padding))
 
-    positions_T = longer(batch.positions_T)
+    positions_T = pad_rows(batch.positions_T)
     levels = batch.levels
     if levels.positions_T is not None:
         levels = replace(levels, positions_T=positions_T)
     rotary_AT = batch.rotary_AT
     return replace(
         batch,
-        tokens_T=longer(batch.tokens_T),
+        tokens_T=pad_rows(batch.tokens_T),
         positions_T=positions_T,
-        slots_T=longer(batch.slots_T),
+        slots_T=pad_rows(batch.slots_T),
         levels=levels,
-        rotary_AT=None if rotary_AT is None else longer(rotary_AT),
+        rotary_AT=None if rotary_AT is None else pad_rows(rotary_AT),
     )
 
 

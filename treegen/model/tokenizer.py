@@ -2,7 +2,7 @@
 
 The library of fast tokenizers aborts the whole process when memory runs out. A few replacements in
 a row can make a short text larger than any memory, so they are checked before the tokenizer is
-used. If a tokenizer fails, the field of its settings with an invalid value is named.
+used. If a tokenizer fails, the error names the field of its settings with an invalid value.
 """
 
 import base64
@@ -70,7 +70,7 @@ def load_tokenizer(
             **gguf,
         )
         if tokenizer.is_fast:
-            tokenizer("a", verbose=False)  # also applies what tokenizer.json adds to a text
+            tokenizer("a", verbose=False)  # also runs the post-processor, which may fail
     except BaseException as error:
         # A panic in the library of fast tokenizers is not raised as an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
@@ -144,7 +144,7 @@ def _are_tokens(value: Any) -> bool:
     return value is None or (isinstance(tokens, list) and all(t and _is_token(t) for t in tokens))
 
 
-def _are_added(value: Any) -> bool:
+def _are_added_tokens(value: Any) -> bool:
     if not isinstance(value, dict) or not all(key.isdecimal() for key in value):
         return False
     return all(isinstance(token, dict) and _is_token(token) for token in value.values())
@@ -165,13 +165,13 @@ def is_template(value: Any) -> bool:
 _TOKEN: Final = ("a token or an object with its content", _is_token)
 _TOKENS: Final = ("a list or an object of tokens", _are_tokens)
 _SIDE: Final = ('"left" or "right"', lambda value: value in ("left", "right"))
-_ENDS: Final = {
+_SPECIAL_TOKENS: Final = {
     f"{name}_token": _TOKEN for name in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")
 }
 _FIELDS: Final[dict[str, tuple[str, _Check]]] = {
-    **_ENDS,
+    **_SPECIAL_TOKENS,
     "model_max_length": ("a number of tokens", is_length),
-    "added_tokens_decoder": ("an object that maps ids to tokens", _are_added),
+    "added_tokens_decoder": ("an object that maps ids to tokens", _are_added_tokens),
     "additional_special_tokens": (
         "a list of tokens",
         lambda value: not isinstance(value, dict) and _are_tokens(value),
@@ -200,17 +200,17 @@ def check_fields(directory: Path) -> None:
         settings: dict[str, Any] = {}
         with suppress(ModelError):  # no such file, or its error is reported elsewhere
             settings = read_object(directory / name)
-        for field, (what, is_right) in _FIELDS.items():
-            if field in settings and not is_right(settings[field]):
+        for field, (what, is_valid) in _FIELDS.items():
+            if field in settings and not is_valid(settings[field]):
                 raise ModelError(
                     f"{directory / name}: {field} must be {what}, got {settings[field]!r:.60}; "
                     "fix the file, or download the file again"
                 )
 
 
-MAX_TIMES: Final = 256
+MAX_GROWTH_FACTOR: Final = 256
 """Maximum factor by which normalizing or decoding may lengthen a text, apart from Unicode's own."""
-MAX_ADDED: Final = 4096
+MAX_ADDED_CHARS: Final = 4096
 """Maximum characters that normalizing may prepend, and in a prefix or suffix of word parts."""
 _MAX_COPIES: Final = 8  # of a text in the result with special tokens
 _PARTS: Final = ("normalizers", "decoders", "processors")
@@ -234,12 +234,12 @@ def check_growth(directory: Path) -> None:
     except ModelError:  # the library's own error is clearer
         return
     for name in ("normalizer", "decoder"):
-        times, added = _bound_growth(settings.get(name))
-        if times > MAX_TIMES or added > MAX_ADDED:
+        factor, added = _bound_growth(settings.get(name))
+        if factor > MAX_GROWTH_FACTOR or added > MAX_ADDED_CHARS:
             raise ModelError(
-                f"{file}: the {name} may lengthen a text {times:,.3g} times and add "
-                f"{added:,.3g} characters, but at most {MAX_TIMES} times and {MAX_ADDED:,} "
-                "characters are supported; use another tokenizer"
+                f"{file}: the {name} may lengthen a text {factor:,.3g} times and add "
+                f"{added:,.3g} characters, but at most {MAX_GROWTH_FACTOR} times and "
+                f"{MAX_ADDED_CHARS:,} characters are supported; use another tokenizer"
             )
     copies = max((_copies(step) for step in _steps(settings.get("post_processor"))), default=1)
     if copies > _MAX_COPIES:
@@ -250,9 +250,9 @@ def check_growth(directory: Path) -> None:
     model = settings.get("model")
     affixes = {name: model.get(name) for name in _AFFIXES} if isinstance(model, Mapping) else {}
     for name, text in affixes.items():
-        if isinstance(text, str) and len(text) > MAX_ADDED:
+        if isinstance(text, str) and len(text) > MAX_ADDED_CHARS:
             raise ModelError(
-                f"{file}: {name} must have at most {MAX_ADDED:,} characters, got "
+                f"{file}: {name} must have at most {MAX_ADDED_CHARS:,} characters, got "
                 f"{len(text):,}; use another tokenizer"
             )
 
@@ -275,13 +275,13 @@ def _steps(settings: Any) -> Iterator[Mapping[str, Any]]:
 
 def _bound_growth(settings: Any) -> tuple[float, float]:
     """Return the maximum factor by which a text may grow, and how many characters are added."""
-    times, added = 1.0, 0.0
+    factor, added = 1.0, 0.0
     for step in _steps(settings):
-        factor = _factor(step)
-        times, added = times * factor, added * factor
+        step_factor = _factor(step)
+        factor, added = factor * step_factor, added * step_factor
         prepended = step.get("prepend")
         added += len(prepended) if isinstance(prepended, str) else 0
-    return times, added
+    return factor, added
 
 
 def _factor(step: Mapping[str, Any]) -> float:

@@ -38,8 +38,8 @@ from treegen.model.checkpoint.files import read_object
 from treegen.prompts.images.table import Ahead, ImageTable
 
 _COUNTS: Final = ("num_additional_image_tokens", "image_seq_len", "image_seq_length")
-_NOT_MODEL: Final = ("num_img_tokens",)
-"""Outputs of processors for themselves."""
+_NOT_FOR_MODEL: Final = ("num_img_tokens",)
+"""Outputs of processors that are no inputs of the model."""
 _MAX_TOKENS: Final = 2**16
 """Maximum tokens per image in settings, because placeholders are made before images are read."""
 
@@ -107,7 +107,7 @@ def placeholder_of(config: PretrainedConfig) -> int:
 def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> Any:
     kind: Any = PROCESSOR_MAPPING[type(config)]
 
-    class OfImages(kind):  # type: ignore[misc]
+    class ImageProcessor(kind):  # type: ignore[misc]
         """The family's own processor without its part for videos, which needs other packages."""
 
         @classmethod
@@ -123,7 +123,7 @@ def _load(directory: Path, config: PretrainedConfig, tokenizer: PreTrainedTokeni
 
     _check_counts(directory)
     try:
-        processor = OfImages.from_pretrained(directory, local_files_only=True)
+        processor = ImageProcessor.from_pretrained(directory, local_files_only=True)
         # Copy the tokenizer, because its settings while encoding are not thread-safe.
         processor.tokenizer = copy.deepcopy(tokenizer)
         return processor
@@ -203,7 +203,7 @@ class VisionTower:
             placeholder: The token id of image placeholders.
         """
         self._module, self._placeholder = module, placeholder
-        self._of_images: ImageRows | None = None
+        self._images: ImageRows | None = None
         self._captures = False
         self.num_encoded = 0
         base = module.base_model
@@ -266,14 +266,14 @@ class VisionTower:
 
     def set_images(self, images: ImageRows | None) -> None:
         """Set the images of the next pass; None for none."""
-        self._of_images = images
+        self._images = images
 
     def _prepare_inputs(self, inputs: Mapping[str, Any], num: int) -> dict[str, Any]:
         device, dtype = self._module.device, self._module.dtype
         ids = torch.full((1, num), self._placeholder, device=device)
         prepared: dict[str, Any] = {"input_ids": ids}
         for name, value in inputs.items():
-            if name in _NOT_MODEL:
+            if name in _NOT_FOR_MODEL:
                 continue
             if isinstance(value, Tensor):
                 value = value.to(device, dtype if value.is_floating_point() else None)
@@ -288,14 +288,14 @@ class VisionTower:
         """Capture the inputs of the language model, or insert images into them."""
         if self._captures:
             raise _StopForward(kwargs)
-        images = self._of_images
+        images = self._images
         if images is None:
             return None
         embeds_1TD = _insert(kwargs["inputs_embeds"], images)
         changed = {**kwargs, "inputs_embeds": embeds_1TD}
         if images.added:
             mask_1T = torch.zeros(embeds_1TD.shape[:2], dtype=torch.bool, device=embeds_1TD.device)
-            mask_1T[0, images.at_I] = True
+            mask_1T[0, images.indices_I] = True
             changed["visual_pos_masks"] = mask_1T
             changed["deepstack_visual_embeds"] = list(images.added)
         return args, changed
@@ -306,11 +306,11 @@ class VisionTower:
         """Capture embeddings with an image, or insert images into them."""
         if self._captures:
             raise _StopForward({"inputs_embeds": embeds_1TD})
-        return None if self._of_images is None else _insert(embeds_1TD, self._of_images)
+        return None if self._images is None else _insert(embeds_1TD, self._images)
 
 
 def _insert(embeds_1TD: Tensor, images: ImageRows) -> Tensor:
-    """Return a copy of the embeddings of tokens with images in their places."""
+    """Return a copy of token embeddings with those of image tokens replaced."""
     changed = embeds_1TD.clone()
-    changed[0, images.at_I] = images.rows_ID.to(embeds_1TD.dtype)
+    changed[0, images.indices_I] = images.rows_ID.to(embeds_1TD.dtype)
     return changed

@@ -170,9 +170,9 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
     """
     directory, stored = plan.directory, plan.stored
     keeps_fp8, four_bits = plan.keeps_fp8, plan.four_bits
-    is_one_file = is_gguf(directory)
-    if stored is None and not is_one_file:
-        _refuse_bare_fp8(directory)
+    from_gguf = is_gguf(directory)
+    if stored is None and not from_gguf:
+        _check_scales_described(directory)
     key = None
     if plan.adapter is not None:
         key = (directory, fingerprint(directory), plan.dtype, plan.images)
@@ -180,7 +180,7 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
     kept_matrices = KeptMatrices() if four_bits == "nvfp4" else None
     module = _load_base(key, lambda: _read_checkpoint(plan, four_bits == "mxfp4", kept_matrices))
     prepare(module)
-    if plan.dtype == torch.float32 or stored is not None or is_one_file:
+    if plan.dtype == torch.float32 or stored is not None or from_gguf:
         _cast(module, plan.dtype)
     if plan.adapter is not None:
         merge(module, plan.adapter, plan.dropped)
@@ -190,7 +190,7 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
     if plan.device.type == "cuda":
         empty_device_cache(plan.device)
     restored = _move_to_device(module, plan, keeps_fp8, kept_matrices)
-    if is_one_file and not (header := read_header(directory)).is_plain:
+    if from_gguf and not (header := read_header(directory)).is_plain:
         stored = QuantizationInfo("gguf", f"{header.stores} (GGUF)")
     if four_bits:
         numbers = num_in_experts(plan.config) if kept_matrices is None else kept_matrices.numbers
@@ -203,7 +203,7 @@ def load_weights(plan: LoadPlan) -> PreTrainedModel:
     elif stored is not None and plan.is_first_rank:
         if restored is not None:
             expanded_bytes = _sum_bytes(module)
-        files = [directory] if is_one_file else weight_files(directory)
+        files = [directory] if from_gguf else weight_files(directory)
         sizes = sum(file.stat().st_size for file in files), expanded_bytes
         _warn_converted(plan, stored, restored, sizes)
     return module
@@ -221,33 +221,33 @@ def _read_checkpoint(
     """
     directory, stored = plan.directory, plan.stored
     config = copy.deepcopy(plan.config)  # loading writes into it
-    in_one = gguf_arguments(directory)
-    if in_one:
-        in_one["quantization_config"] = GgufConfig(dequantize=True)
-    names = {}
+    gguf = gguf_arguments(directory)
+    if gguf:
+        gguf["quantization_config"] = GgufConfig(dequantize=True)
+    key_mapping = {}
     if keeps_mxfp4:
         keep_on_load(config)
     elif stored is not None and stored.packing is not None:
         dequantize_packed_on_load(config, stored.packing, kept_matrices)
     elif stored is not None:
-        names = configure_dequantization(config, stored)
+        key_mapping = configure_dequantization(config, stored)
     # transformers does not control GGUF's progress bars.
-    bars = contextlib.redirect_stderr(io.StringIO()) if in_one else contextlib.nullcontext()
+    bars = contextlib.redirect_stderr(io.StringIO()) if gguf else contextlib.nullcontext()
     with quiet_loading() as report_lines, bars:
         try:
             loaded, info = auto_class(config, images=plan.images).from_pretrained(
-                directory.parent if in_one else directory,
+                directory.parent if gguf else directory,
                 config=config,
                 dtype=plan.dtype,
                 attn_implementation=attention_of_text(config, ATTENTION),
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=plan.trust_remote_code,
-                key_mapping=names or None,
+                key_mapping=key_mapping or None,
                 # check_complete refuses them below, with names and shapes.
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
-                **in_one,
+                **gguf,
             )
         except Exception as error:
             raise loading_error(directory, error, report_lines) from None
@@ -400,7 +400,7 @@ def stays_fp8(
     )
 
 
-def _refuse_bare_fp8(directory: Path) -> None:
+def _check_scales_described(directory: Path) -> None:
     """Raise ModelError for FP8 weights whose scales config.json does not describe.
 
     Files that cannot be read are left to transformers, whose errors are reported.

@@ -59,11 +59,11 @@ def pool_of(slots: list[list[int]], num_pages: int, shape: tuple[int, ...], seed
 
 SETTINGS: list[dict[str, Any]] = [
     {},
-    {"WIDE": 1},
-    {"WIDE": 2, "PIECE": 60},
-    {"WIDE": 99},
-    {"WIDE": 3, "MAX_MASKED": 0},
-    {"WIDE": 1, "_reads_whole": lambda *_: True},
+    {"MIN_WIDE_ROWS": 1},
+    {"MIN_WIDE_ROWS": 2, "MAX_ELEMENTS": 60},
+    {"MIN_WIDE_ROWS": 99},
+    {"MIN_WIDE_ROWS": 3, "MAX_MASKED": 0},
+    {"MIN_WIDE_ROWS": 1, "_reads_whole": lambda *_: True},
 ]
 
 

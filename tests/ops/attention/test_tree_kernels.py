@@ -43,7 +43,9 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Choose tiles so small that trees have many, and kernels for all types and devices."""
     tiles = TileSizes(16, 32, 4, 2), TileSizes(32, 16, 4, 2), TileSizes(16, 32, 4, 1)
     monkeypatch.setattr(tree_attend, "_TILES", dict.fromkeys((128, 256, 512), tiles))
-    monkeypatch.setattr(tree_attend, "_MANY", 1 if request.param == "one program" else 10**9)
+    monkeypatch.setattr(
+        tree_attend, "_MIN_PROGRAMS", 1 if request.param == "one program" else 10**9
+    )
     monkeypatch.setattr(tree_attend, "can_attend", lambda q, v: q.dtype != torch.float64)
 
 

@@ -78,7 +78,7 @@ def test_a_checkpoint_without_its_processor_says_so(tmp_path: Path, treegen: Com
     document = inspect_model(treegen, tmp_path)
     assert document["takes"] == ["text"] and document["image_tokens"] == []
     assert "processor" in document["no_images"]
-    assert "images not here" in treegen("models", tmp_path).out
+    assert "images cannot be used" in treegen("models", tmp_path).out
 
 
 @pytest.mark.parametrize("value", [2**31, -1, 2.5, "many", True])

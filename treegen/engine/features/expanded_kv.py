@@ -3,8 +3,8 @@
 A model with latent attention stores latents. With many rows below a segment, reading keys and
 values expanded from the latents is faster (`CostModel.should_expand`). These copies use pages that
 the pool lends: the pages count as free, and the pool takes them back when something else needs
-them. So copies are lost first. They are made again by one product once there is room, and are not
-read while few rows are left.
+them, before anything is evicted. Copies are made again by one product once there is room, and are
+not read while few rows are left.
 """
 
 from __future__ import annotations
@@ -100,4 +100,13 @@ class ExpandedKVCache:
             table_slots(table, 0, num_keys, page_size), table_slots(blocks, 0, num_keys, page_size)
         )
         self._copies[index] = _ExpandedKV(blocks, table.copy(), num_keys)
+        self._forget_freed_segments()
         return blocks
+
+    def _forget_freed_segments(self) -> None:
+        """Drop entries of segments that do not exist any more, once these are the majority."""
+        segments = self._store.segments
+        for entries in (self._copies, self._times_lost):
+            if len(entries) > 2 * len(segments):
+                for index in entries.keys() - segments.keys():
+                    del entries[index]

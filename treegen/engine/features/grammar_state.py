@@ -149,7 +149,7 @@ def extend_hash(text_hash: _Hash, tokens: Iterable[_Hash]) -> _Hash:
 
 
 def find_distinct(keys: Ints) -> tuple[Ints, Ints]:
-    """Return where each distinct key stands first, ascending, and each key's position in that."""
+    """Return the first index of each distinct key, ascending, and each key's index there."""
     _, firsts, positions = np.unique(keys, return_index=True, return_inverse=True)
     order = np.argsort(firsts)
     return firsts[order], np.argsort(order)[positions]

@@ -79,13 +79,13 @@ class RowGrammars:
             slots_PN: Slots of the rows, [requests, rows of each].
         """
         matchers: list[LLMatcher | None] = []
-        extra: list[Sequence[int]] = []
+        opening_tokens: list[Sequence[int]] = []
         for request, slots in zip(requests, slots_PN.tolist(), strict=True):
             param_set = self._run.param_sets[request.params]
             grammar = param_set.stopping.grammar
             if grammar is None:
                 matchers.append(None)
-                extra.append(())
+                opening_tokens.append(())
                 continue
             self.used, self._words = True, grammar.num_words
             lanes = self._assign_lanes(grammar, len(slots))
@@ -98,12 +98,12 @@ class RowGrammars:
                 self._states[slot] = int(self._run.rows.serial[slot]), starts[lane].copy()
             state = starts[lanes[0]]
             matchers.append(state.matcher if state.is_bound else None)
-            extra.append(get_opening_tokens(state, param_set))
+            opening_tokens.append(get_opening_tokens(state, param_set))
         if self.used:
             num_missing = len(self._run.rows.phase) - len(self._failed)
             self._failed = np.pad(self._failed, (0, num_missing), constant_values=-1)
             self._failed[slots_PN] = -1
-        return self._build_first_masks(matchers, extra)
+        return self._build_first_masks(matchers, opening_tokens)
 
     def change_endings(
         self,
@@ -295,15 +295,20 @@ class RowGrammars:
         return [at // _ROWS_OF_LANE % grammar.num_lanes for at in range(begun, begun + num)]
 
     def _build_first_masks(
-        self, matchers: Sequence[LLMatcher | None], extra: Sequence[Sequence[int]]
+        self, matchers: Sequence[LLMatcher | None], opening_tokens: Sequence[Sequence[int]]
     ) -> Masks | None:
         bound = [matcher for matcher in matchers if matcher is not None]
         if not bound:
             return None
         index = np.full(len(matchers), _NO_MASK)
         index[[matcher is not None for matcher in matchers]] = np.arange(len(bound))
-        more = [(int(index[row]), token) for row, tokens in enumerate(extra) for token in tokens]
-        bits = self._build_masks(bound, more=[pair for pair in more if pair[0] >= 0])
+        extra_pairs = [
+            (int(index[row]), token)
+            for row, tokens in enumerate(opening_tokens)
+            for token in tokens
+            if index[row] >= 0
+        ]
+        bits = self._build_masks(bound, extra_pairs=extra_pairs)
         if failed := [matcher for matcher in bound if matcher.is_error()]:
             raise InputError(
                 f"the structure allows no first token: {describe_failure(failed[0])}; correct the "
@@ -315,7 +320,7 @@ class RowGrammars:
         self,
         matchers: Sequence[LLMatcher],
         drafts: Sequence[list[int]] | None = None,
-        more: Sequence[tuple[int, int]] = (),
+        extra_pairs: Sequence[tuple[int, int]] = (),
         slots: Sequence[int] = (),
     ) -> torch.Tensor:
         """Build the masks after each matcher's text and each of its drafts: int32 [masks, words].
@@ -323,7 +328,7 @@ class RowGrammars:
         Args:
             matchers: The matchers.
             drafts: Draft tokens of each matcher's row; None without drafts.
-            more: (index of a mask, token) pairs of further allowed tokens.
+            extra_pairs: (index of a mask, token) pairs of further allowed tokens.
             slots: Slots of the matchers' rows, to record failures; empty for new rows.
         """
         num = len(matchers) + (sum(map(len, drafts)) if drafts is not None else 0)
@@ -334,7 +339,7 @@ class RowGrammars:
             _fill_bitmasks(matchers, drafts, table)
             if slots:
                 self._record_failures(slots, matchers, drafts, table)
-            for row, token in more:
+            for row, token in extra_pairs:
                 table[row, token >> 5] |= np.int32(np.uint32(1 << (token & 31)).astype(np.int32))
 
         return self._staging.send(shape, torch.int32, self._run.model.device, write)

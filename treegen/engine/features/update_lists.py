@@ -51,9 +51,9 @@ class RowUpdateLists(RecurrentRowStates):
         super().__init__(rows, cache)
         assert cache.delta is not None
         self._spec = cache.delta
-        nothing = np.zeros(0, dtype=np.int64)
-        self.base = self.listed = self.fold_at = self.owned = nothing
-        self.window = self.window_at = self.inputs = self.num_pages = nothing
+        empty = np.zeros(0, dtype=np.int64)
+        self.base = self.listed = self.fold_at = self.owned = empty
+        self.window = self.window_at = self.inputs = self.num_pages = empty
         self.pages = np.zeros((0, self._spec.pages + self._spec.own_pages), dtype=np.int64)
 
     def _count_required(self, slots: Ints, siblings: Ints) -> tuple[Ints, Ints]:
@@ -252,9 +252,9 @@ class RowUpdateLists(RecurrentRowStates):
         target = cache.allocate_one()
         inputs = np.array([[self.base[slot]], [target], [listed]])
         fold_lists(cache, [np.concatenate([inputs, self.pages[slot, :, None]])])
-        behind = int(self.listed[slot]) - listed
+        num_later = int(self.listed[slot]) - listed
         for windows, _ in cache.layers:
             # The first column of a window does not affect later tokens.
             window = windows[int(self.window_at[slot])]
-            windows[target].copy_(window.roll(behind, -1) if behind else window)
+            windows[target].copy_(window.roll(num_later, -1) if num_later else window)
         return target

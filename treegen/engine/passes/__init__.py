@@ -1,1 +1,1 @@
-"""What the next pass computes: spans of prompts, decode steps, verification of draft tokens."""
+"""Passes: spans of prompts, decode steps, and verification of draft tokens."""

@@ -122,7 +122,7 @@ class DecodeSteps:
         """
         run, usage = self._run, self._run.usage
         rows, page_size = run.rows, run.cache.page_size
-        same, shared_keys = self._get_step_rows(order)
+        step_rows, shared_keys = self._get_step_rows(order)
         ends, base = rows.stop[order] + counts, rows.base[order]
         pages = rows.table[order, : int(rows.num_pages[order].max())]
         index = np.arange(len(order) + 1)
@@ -137,7 +137,7 @@ class DecodeSteps:
             StepInputs(
                 inputs=inputs,
                 own_level=own_level,
-                rows=same,
+                rows=step_rows,
                 uses_previous_draws=before is not None,
                 states=self._queue.states.step(order),
                 graphs=self._graphs is not None and self._graphs.eager_because is None,
@@ -179,8 +179,8 @@ class DecodeSteps:
         slots_T, base, first = order[row_T], rows.base[order], rows.stop[order] + counts - 1
         keys_R = first + verify_input.num_R + 1 - base
         pages = rows.table[order, : int(rows.num_pages[order].max())]
-        same, shared_keys = self._get_step_rows(order)
-        levels = [expand_level(level, offsets) for level in same.levels]
+        step_rows, shared_keys = self._get_step_rows(order)
+        levels = [expand_level(level, offsets) for level in step_rows.levels]
         bounds = np.arange(len(order) + 1)
         own_level = make_level(bounds[:-1], bounds[1:], pages, keys_R, base, causal=True)
         columns_T = np.stack([first, first - base, counts, rows.seed[order]])[:, row_T]
@@ -197,18 +197,20 @@ class DecodeSteps:
         inputs[FORCED, :num] = self._features.budgets.get_forced_tokens(slots_T, counts_T)
         inputs[ROTARY, :num] = positions_T + rows.shift[slots_T]
         index = np.zeros(inputs.shape[1], dtype=np.int64)
-        index[:num] = same.index[row_T]
+        index[:num] = step_rows.index[row_T]
         generated_spans = None
-        if same.generated_spans is not None:
+        if step_rows.generated_spans is not None:
             generated_spans = np.zeros(
-                (len(index), *same.generated_spans.shape[1:]), dtype=np.int64
+                (len(index), *step_rows.generated_spans.shape[1:]), dtype=np.int64
             )
-            generated_spans[:num] = same.generated_spans[row_T]
+            generated_spans[:num] = step_rows.generated_spans[row_T]
         draws, prepared = run.model_runner.decode(
             StepInputs(
                 inputs=inputs,
                 own_level=expand_level(own_level, offsets, self._own_level_memo),
-                rows=replace(same, levels=levels, index=index, generated_spans=generated_spans),
+                rows=replace(
+                    step_rows, levels=levels, index=index, generated_spans=generated_spans
+                ),
                 uses_previous_draws=False,
                 states=None,
                 graphs=graphs,
@@ -261,9 +263,9 @@ class DecodeSteps:
         if (
             self._cached_rows is not None and self._cached_rows[0] is order
         ):  # see `RowQueue.live_slots`
-            _, version, same, read = self._cached_rows
+            _, version, step_rows, read = self._cached_rows
             if version == run.pool.num_taken_back:  # otherwise an expanded copy may be gone
-                return same, read
+                return step_rows, read
         chains = run.rows.chain[order]
         expanded = self._features.expanded
         copy_of = expanded.get_or_expand if expanded is not None else None

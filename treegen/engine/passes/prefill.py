@@ -150,14 +150,14 @@ class InFlightPrefill:
     spans: Sequence[Span]
     """The spans of tokens that it computes."""
     lse: AsyncHostCopy | None
-    """Log-sum-exp of the logits at each wanted position; None if `first` draws from all of them."""
+    """Log-sum-exp of each row of logits; None if `first` draws from all rows."""
     scored: Sequence[PendingScores]
     """Scores of tokens of segments."""
     first: Sequence[FirstDraws]
     """Draws of first tokens."""
 
     def wait(self) -> NDArray[np.float32]:
-        """Wait for the pass; return log-sum-exp of the logits at each wanted position."""
+        """Wait for the pass; return the log-sum-exp of each row of logits."""
         if self.lse is not None:
             (lse,) = self.lse.wait()
             return lse
@@ -261,7 +261,7 @@ class PrefillPasses:
 
         Args:
             prompts: Each request, and the row of the logits from which its first tokens are drawn.
-            logits_SV: Logits of the pass, [wanted positions, vocabulary].
+            logits_SV: Logits of the pass, [S, vocabulary].
         """
         by_rows: dict[int, list[tuple[LiveRequest, int]]] = {}
         for request, row in prompts:

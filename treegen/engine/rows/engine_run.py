@@ -144,7 +144,7 @@ class RowStates:
         return 0
 
     def take(self, slots: Ints, source: int, count_siblings: CountSiblings) -> None:
-        """Allocate what rows of one request need.
+        """Allocate the state slots of rows of one request.
 
         Args:
             slots: Row slots.
@@ -153,14 +153,14 @@ class RowStates:
         """
 
     def release(self, slots: Ints) -> None:
-        """Free what rows own that leave."""
+        """Free the state slots of rows that leave."""
 
     def can_leave_segments(self, slots: Ints) -> bool:
         """Return whether the slots suffice for `leave_segments`; `slots` are active rows."""
         return True
 
     def leave_segments(self, slots: Ints, segments: Sequence[LiveSegment]) -> None:
-        """Keep what rows have read of the states of segments that are about to be computed again.
+        """Keep the states that rows have read from segments that are about to be computed again.
 
         Args:
             slots: Slots of the active rows.
@@ -168,7 +168,7 @@ class RowStates:
         """
 
     def clear(self) -> None:
-        """Drop all rows; the caller has freed what they own."""
+        """Drop all rows; the caller has freed their slots."""
 
     def step(self, order: Ints) -> StateInputs | None:
         """Return the state inputs of a decode step of rows."""

@@ -72,14 +72,15 @@ class PageDemandEstimator:
         above = rows.stop[active] - rows.base[active]
         num_owned = rows.num_pages[active] - above // self._page_size
         taken_MR = np.where(is_running_MR[:, :num], new_pages_MR[:, :num], -num_owned)
-        room_M = num_free - taken_MR.sum(axis=1)
+        free_M = num_free - taken_MR.sum(axis=1)
         needs_MR = np.where(is_running_MR[:, num:], new_pages_MR[:, num:], 0)
-        chosen = _count_fitting(needs_MR, room_M)
+        chosen = _count_fitting(needs_MR, free_M)
         if chosen < len(ready) and (max_passing := self._may_pass(int(rows.serial[ready[chosen]]))):
-            room_M -= needs_MR[:, :chosen].sum(axis=1)
-            fits = (needs_MR <= room_M[:, None]).all(axis=0)
-            behind = np.flatnonzero(fits & (np.arange(len(ready)) > chosen))
-            passing = behind[: min(_count_fitting(needs_MR[:, behind], room_M), max_passing)]
+            free_M -= needs_MR[:, :chosen].sum(axis=1)
+            fits = (needs_MR <= free_M[:, None]).all(axis=0)
+            later_fitting = np.flatnonzero(fits & (np.arange(len(ready)) > chosen))
+            num_fitting = _count_fitting(needs_MR[:, later_fitting], free_M)
+            passing = later_fitting[: min(num_fitting, max_passing)]
             self._passed_over = self._passed_over[0], self._passed_over[1] + len(passing)
             return np.concatenate([ready[:chosen], ready[passing]])
         return ready[:chosen]
@@ -125,9 +126,9 @@ def _sample_sorted(values: Ints) -> Ints:
     return sample
 
 
-def _count_fitting(needs_MR: Ints, room_M: Ints) -> int:
-    """Return how many rows, from the first on, together fit into the room at every moment."""
-    fits = np.asarray((needs_MR.cumsum(axis=1) <= room_M[:, None]).all(axis=0))
+def _count_fitting(needs_MR: Ints, free_M: Ints) -> int:
+    """Return how many rows, from the first on, together fit into the free pages at every moment."""
+    fits = np.asarray((needs_MR.cumsum(axis=1) <= free_M[:, None]).all(axis=0))
     return len(fits) if fits.all() else int(fits.argmin())
 
 
@@ -226,14 +227,14 @@ class RowQueue:
         slots_PN = rows.add(len(requests) * num_rows).reshape(len(requests), num_rows)
         self._move(slots_PN, DRAWN)
         samples = [request.samples[:num_rows] for request in requests]
-        of_each = {
+        columns = {
             "request": [request.index for request in requests],
             "params": [request.params for request in requests],
             "stop": [request.segment.stop for request in requests],
             "limit": [request.spec.max_tokens for request in requests],
             "shift": [self._run.store.shift_after(request.segment) for request in requests],
         }
-        for name, values in of_each.items():
+        for name, values in columns.items():
             getattr(rows, name)[slots_PN] = np.array(values)[:, None]
         ranks = np.array([request.rank for request in requests])
         rows.sample[slots_PN] = samples
@@ -393,14 +394,14 @@ class RowQueue:
         """
         rows, size = self._run.rows, self._page_size
         used = rows.stop[order] + counts - rows.base[order]
-        lacking = np.maximum(-(-(used + more) // size) - rows.num_pages[order], 0)
-        need = np.flatnonzero(lacking)
+        missing_R = np.maximum(-(-(used + more) // size) - rows.num_pages[order], 0)
+        need = np.flatnonzero(missing_R)
         if len(need):
-            total = int(lacking.sum())
+            total = int(missing_R.sum())
             if 2 * total > self._pool.num_free:
                 room: Ints = np.minimum(more, rows.num_pages[order] * size - used)
                 return room
-            rows.add_pages(order[need], self._pool.allocate(total), lacking[need])
+            rows.add_pages(order[need], self._pool.allocate(total), missing_R[need])
         return more
 
     def preempt_last(self) -> bool:

@@ -272,6 +272,6 @@ class VerifyInput:
 
     def find_accepted_rows(self, drawn_T: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Return the query rows whose draws count, and whether each is the last of its row."""
-        left_T = self.num_accepted(drawn_T)[self.row_T] - self.index_T
-        draws = np.flatnonzero(left_T >= 0)
-        return draws, left_T[draws] == 0
+        remaining_T = self.num_accepted(drawn_T)[self.row_T] - self.index_T
+        draws = np.flatnonzero(remaining_T >= 0)
+        return draws, remaining_T[draws] == 0

@@ -184,10 +184,10 @@ class TokenStore:
 
     def _allocate_blocks(self, slots: _Ints, column: _Ints) -> None:
         """Give each slot one more block, at index `column` of the slot's blocks."""
-        lacking = len(slots) - len(self._free)
-        if lacking > 0:
+        num_missing = len(slots) - len(self._free)
+        if num_missing > 0:
             old = len(self.tokens)
-            new = old + max(lacking, old // 2)
+            new = old + max(num_missing, old // 2)
             for name in self._PER_TOKEN:
                 array = getattr(self, name)
                 setattr(self, name, grow_array(array, new, *array.shape[1:]))

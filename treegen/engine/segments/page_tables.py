@@ -35,10 +35,10 @@ class PrefixMatcher:
 
     def match_one(self, segment: LiveSegment) -> None:
         """Record the longest matching prefix of one segment below other segments."""
-        for prefix in self._prefix_cache:
-            self._record_if_longer(
-                prefix, segment, common_prefix(prefix.tokens, segment.path_tokens())
-            )
+        if prefixes := list(self._prefix_cache):
+            tokens = segment.path_tokens()
+            for prefix in prefixes:
+                self._record_if_longer(prefix, segment, common_prefix(prefix.tokens, tokens))
 
     def find_match(self, segment: LiveSegment) -> tuple[CachedPrefix | None, int]:
         """Return the cached prefix that supplies a segment's first tokens, and the last position.

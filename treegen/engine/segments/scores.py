@@ -133,7 +133,7 @@ def score_tokens(
 def _score_rows(
     logits_PV: Tensor, lse_P: Tensor, rows_N: Ints, tokens_N: NDArray[Any], top: int
 ) -> list[Tensor]:
-    """Return what `PendingScores.fetches` describes for tokens after some rows of logits.
+    """Return the tensors that `PendingScores.fetches` copies, for tokens after some rows of logits.
 
     Args:
         logits_PV: Logits, float32.

@@ -97,7 +97,7 @@ class LiveSegment:
     """Tokens that all rows and segments below share; see `PlanSegment`."""
 
     index: int
-    """Its number in the run."""
+    """Its index in the run."""
     parent: LiveSegment | None
     """The segment above it; None for a root."""
     start: int
@@ -220,7 +220,7 @@ class LiveRequest:
     """An unfinished request and its state."""
 
     index: int
-    """Its number in the run."""
+    """Its index in the run."""
     rank: int
     """Sort key of requests: depth first, or in a search by order of arrival."""
     spec: Request
@@ -283,7 +283,7 @@ class SegmentStates:
     """
 
     exist = False
-    """Whether segments have states. Then a text can be continued only where one was kept."""
+    """Whether segments have states. If so, texts can be continued only where a state was kept."""
 
     def fits(self, depth: int, requests: Sequence[LiveRequest]) -> bool:
         """Return whether each request alone has enough slots, at the end of `depth` segments."""

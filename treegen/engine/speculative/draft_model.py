@@ -56,8 +56,8 @@ def inspect_draft_model(options: EngineOptions, tokenizer: Any, dtype: torch.dty
     """
     name = options.draft_model
     assert name is not None
-    other = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
-    if tokenizer.get_vocab() != other.get_vocab():
+    draft_tokenizer = load_tokenizer(name, trust_remote_code=options.trust_remote_code)
+    if tokenizer.get_vocab() != draft_tokenizer.get_vocab():
         raise InputError(
             f"{arg('draft_model')} {name} and the model have different tokenizers; use a draft "
             "model with the same tokenizer"
@@ -149,7 +149,7 @@ class ModelDrafter(SingleRateDrafter):
         offsets, indices = np.arange(num + 1), np.arange(num)
         levels = build_shared_levels(rows.chain[slots], offsets, self._run.store.keys_of)
         # Tokens that a grammar forbids are removed before the drafts are verified.
-        same = replace(build_step_rows(self._run, slots, levels), masked=False)
+        step_rows = replace(build_step_rows(self._run, slots, levels), masked=False)
         base, pages = rows.base[slots], rows.table[slots, : int(rows.num_pages[slots].max())]
         tokens_of_steps = []
         for step in range(max_drafts + 1):
@@ -174,7 +174,12 @@ class ModelDrafter(SingleRateDrafter):
             )
             draws, _ = self._runner.decode(
                 StepInputs(
-                    inputs, own_level, same, uses_previous_draws=step > 0, states=None, graphs=True
+                    inputs,
+                    own_level,
+                    step_rows,
+                    uses_previous_draws=step > 0,
+                    states=None,
+                    graphs=True,
                 )
             )
             assert isinstance(draws, Draws)
@@ -185,9 +190,9 @@ class ModelDrafter(SingleRateDrafter):
     def _catch_up(self, slots: Ints) -> None:
         """Compute the missing keys of tokens that rows have generated before their last tokens."""
         rows = self._run.rows
-        more = len(rows.serial) - len(self._serials)
-        self._serials = np.pad(self._serials, (0, more), constant_values=-1)
-        self._num_computed = np.pad(self._num_computed, (0, more))
+        num_new = len(rows.serial) - len(self._serials)
+        self._serials = np.pad(self._serials, (0, num_new), constant_values=-1)
+        self._num_computed = np.pad(self._num_computed, (0, num_new))
         fresh = slots[self._serials[slots] != rows.serial[slots]]
         self._serials[fresh], self._num_computed[fresh] = rows.serial[fresh], rows.stop[fresh]
         num_needed = rows.stop[slots] + rows.count[slots] - 1

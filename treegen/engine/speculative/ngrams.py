@@ -89,9 +89,9 @@ class NgramDrafter:
         # By request: the last tokens of the prompt, and the entry of the last one.
         self._prompts: dict[int, tuple[Ints, int]] = {}
         chances = np.array([key.chance for key in _KEYS])[:, None]
-        more = np.linspace(0.0, 0.5, _NUM_GRADES)
+        gains = np.linspace(0.0, 0.5, _NUM_GRADES)  # of grades, as shares of the remaining rate
         # By kind: how many first and further draft tokens were accepted, and how many were tried.
-        first = ((1 - (1 - chances) * (1 - more)) * _PRIOR_WEIGHT).reshape(-1)
+        first = ((1 - (1 - chances) * (1 - gains)) * _PRIOR_WEIGHT).reshape(-1)
         self._accepted_2K = np.stack([first, np.full(first.shape, _LATER_RATE * _PRIOR_WEIGHT)])
         self._tried_2K = np.full(self._accepted_2K.shape, _PRIOR_WEIGHT)
         self._chance_2K = self._accepted_2K / self._tried_2K
@@ -248,12 +248,12 @@ class NgramDrafter:
         return buckets, hash_NS.astype(np.uint32) | np.uint32(1)
 
     def _ensure_capacity(self, num_slots: int, num_tokens: int) -> None:
-        more = num_slots - len(self._last)
-        if more > 0:
-            more = max(more, len(self._last))
-            self._recent = np.pad(self._recent, ((0, more), (0, 0)), constant_values=NOTHING)
-            self._last = np.pad(self._last, (0, more))
-            self._scope = np.pad(self._scope, (0, more))
+        num_new = num_slots - len(self._last)
+        if num_new > 0:
+            num_new = max(num_new, len(self._last))
+            self._recent = np.pad(self._recent, ((0, num_new), (0, 0)), constant_values=NOTHING)
+            self._last = np.pad(self._last, (0, num_new))
+            self._scope = np.pad(self._scope, (0, num_new))
         needed = self._size + num_tokens
         if needed > _MAX_ENTRIES:
             self._entry[:] = self._last[:] = self._fingerprints[:] = 0

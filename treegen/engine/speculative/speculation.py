@@ -42,7 +42,7 @@ from treegen.engine.speculative.draft_model import (
     inspect_draft_model,
 )
 from treegen.engine.speculative.ngrams import NgramDrafter
-from treegen.errors import InputError
+from treegen.errors import InputError, arg
 from treegen.model.load import load_model
 from treegen.model.model import Model
 from treegen.model.options import DRAFT_TOKENS, EngineOptions
@@ -54,9 +54,10 @@ _CERTAIN: Final = 0.95  # assumed acceptance rate of tokens that a grammar force
 def check_speculation(options: EngineOptions, spec: ModelSpec) -> None:
     """Raise InputError if a model cannot verify draft tokens."""
     if options.speculates and spec.states:
+        option = arg("speculate" if options.draft_model is None else "draft_model")
         raise InputError(
-            f"speculate is not supported with {spec.name}, because the states of recurrent layers "
-            "cannot be reset after a rejected draft token; remove speculate"
+            f"{option} is not supported with {spec.name}, because the states of recurrent layers "
+            f"cannot be reset after a rejected draft token; remove {option}"
         )
 
 
@@ -201,9 +202,11 @@ class SpeculativeDecoder:
             num_R = np.ones(len(slots), dtype=np.int64)
         else:
             accepted_R = verify_input.num_accepted(tokens_N)
-            tried_R = np.minimum(accepted_R + 1, verify_input.num_R)
-            some = verify_input.num_R > 0
-            self._acceptance.append((verify_input.kind_R[some], tried_R[some], accepted_R[some]))
+            tried_R, kind_R = np.minimum(accepted_R + 1, verify_input.num_R), verify_input.kind_R
+            has_drafts = verify_input.num_R > 0
+            self._acceptance.append(
+                (kind_R[has_drafts], tried_R[has_drafts], accepted_R[has_drafts])
+            )
             first = verify_input.offsets[:-1]
             alive_R = alive_N[first]
             num_R, first = accepted_R[alive_R] + 1, first[alive_R]

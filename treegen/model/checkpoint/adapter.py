@@ -72,23 +72,22 @@ def _is_number(value: Any) -> bool:
 
 def _are_patterns(value: Any) -> bool:
     try:
-        for pattern, alpha in value.items():
+        for pattern in value:
             re.compile(pattern)
-            float(alpha)
+        return all(is_finite(float(alpha)) for alpha in value.values())
     except (AttributeError, TypeError, ValueError, OverflowError, RecursionError, re.error):
         return False
-    return True
 
 
 _SWITCHES: Final = ("use_rslora", "use_dora", "fan_in_fan_out")
-_TYPES: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
+_FIELD_CHECKS: Final[dict[str, tuple[str, Callable[[Any], bool]]]] = {
     "lora_alpha": ("a number", _is_number),
     "alpha_pattern": ("an object that maps module patterns to numbers", _are_patterns),
     **dict.fromkeys(_SWITCHES, ("true or false", lambda value: isinstance(value, bool))),
 }
 # Initialisations that leave the base weights unchanged.
 _PLAIN_INITS: Final = (None, True, False, "gaussian", "eva", "orthogonal")
-_INSTEAD: Final = (
+_ADVICE: Final = (
     "merge the adapter with peft (merge_and_unload), save the model, and pass the saved model"
 )
 
@@ -112,7 +111,7 @@ class Adapter:
             ModelError: `alpha_pattern` has no regular expressions, or they take too long.
         """
         stored = self.config.get("lora_alpha")
-        usual = 8.0 if stored is None else float(stored)
+        default_alpha = 8.0 if stored is None else float(stored)
         overrides = self.config.get("alpha_pattern") or {}
         patterns = [rf"(.*\.)?({pattern})$" for pattern in overrides]
         try:
@@ -123,7 +122,7 @@ class Adapter:
             raise ModelError(str(error)) from None
         values = [float(value) for value in overrides.values()]
         return {
-            module: usual if match is None else values[match]
+            module: default_alpha if match is None else values[match]
             for module, match in zip(modules, matches, strict=True)
         }
 
@@ -160,20 +159,20 @@ def read_adapter(directory: Path, *, weights: bool = True) -> Adapter:
     if kind != "LORA":
         raise ModelError(
             f"the adapter in {directory} has peft_type {kind}, but only LORA is supported; "
-            f"{_INSTEAD}"
+            f"{_ADVICE}"
         )
     other = sorted(name for name, value in config.items() if value and name not in _MERGEABLE)
     if other:
         raise ModelError(
-            f"the adapter in {directory} uses unsupported settings: {', '.join(other)}; {_INSTEAD}"
+            f"the adapter in {directory} uses unsupported settings: {', '.join(other)}; {_ADVICE}"
         )
     if (init := config.get("init_lora_weights")) not in _PLAIN_INITS:
         raise ModelError(
             f"the adapter in {directory} was initialized with init_lora_weights={init!r:.20}, "
-            f"which changes the weights of the base model; {_INSTEAD}"
+            f"which changes the weights of the base model; {_ADVICE}"
         )
-    for name, (what, is_right) in _TYPES.items():
-        if config.get(name) is not None and not is_right(config[name]):
+    for name, (what, is_valid) in _FIELD_CHECKS.items():
+        if config.get(name) is not None and not is_valid(config[name]):
             raise ModelError(
                 f"{directory / CONFIG}: {name} must be {what}, got {config[name]!r:.60}; fix "
                 "the file, or save the adapter again with peft"
@@ -260,7 +259,7 @@ def _replace_parameter(
     if old.shape != tensor.shape:
         raise ModelError(
             f"{name} in {adapter.directory} has shape {list(tensor.shape)}, but the model "
-            f"expects {list(old.shape)}; {_INSTEAD}"
+            f"expects {list(old.shape)}; {_ADVICE}"
         )
     value = tensor.to(old.device, old.dtype).contiguous()
     setattr(modules[owner], kind, nn.Parameter(value, requires_grad=False))

@@ -72,7 +72,7 @@ class Keeper(Protocol):
         Args:
             name: The name of the weight in the model.
             matrices: The matrices of each expert, for each tensor that is merged into the weight;
-                one of one for a linear layer.
+                one list with one matrix for a linear layer.
         """
 
     def __deepcopy__(self, memo: Any) -> Keeper:
@@ -108,11 +108,11 @@ def dequantize(
         ValueError: the tensors do not fit together.
     """
     if packing.layout == "awq":
-        stored_KN, zeros_GN = _outputs(qweight, _AWQ_ORDER), _outputs(qzeros, _AWQ_ORDER)
+        stored_KN, zeros_GN = _unpack_words(qweight, _AWQ_ORDER), _unpack_words(qzeros, _AWQ_ORDER)
     else:
-        stored_KN = _outputs(qweight.T, range(8)).T
+        stored_KN = _unpack_words(qweight.T, range(8)).T
         # GPTQ subtracted 1 from whole words, so a zero of 0 borrows from the next one.
-        zeros_GN = _outputs(qzeros + (_ONES if packing.layout == "gptq" else 0), range(8))
+        zeros_GN = _unpack_words(qzeros + (_ONES if packing.layout == "gptq" else 0), range(8))
     inputs, outputs = stored_KN.shape
     size = packing.group_size if packing.group_size > 0 else inputs
     if g_idx is None:
@@ -133,18 +133,18 @@ def dequantize(
     return (stored_KN - zeros_GN[group_K]) * scales.float()[group_K]
 
 
-def _outputs(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
+def _unpack_words(words: Tensor, order: range | tuple[int, ...]) -> Tensor:
     """Unpack words [R, W] into integers [R, 8 W]; `order` has their positions in a word."""
     shifts = 4 * torch.tensor([*order], dtype=torch.int32, device=words.device)
     return ((words[:, :, None] >> shifts) & 15).flatten(1)
 
 
-def _parts(packing: Packing) -> tuple[str, ...]:
+def _suffixes(packing: Packing) -> tuple[str, ...]:
     """Return the name suffixes of the tensors that may store a matrix."""
     return {"bnb-4": PARTS_4, "bnb-8": PARTS_8, "nvfp4": fp4.PARTS}.get(packing.layout, _PARTS)
 
 
-def _matrix(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
+def _dequantize_matrix(packing: Packing, parts: Mapping[str, Tensor]) -> Tensor:
     """Return the stored matrix [K, N] in float32.
 
     Raises:
@@ -196,14 +196,14 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
         """
         packing = self.hf_quantizer.quantization_config.packing
         dtype = model.get_parameter_or_buffer(full_layer_name).dtype
-        stays = isinstance(model.get_submodule(full_layer_name.rpartition(".")[0]), Conv1D)
+        is_conv1d = isinstance(model.get_submodule(full_layer_name.rpartition(".")[0]), Conv1D)
         by_matrix: dict[str, dict[str, list[Tensor]]] = defaultdict(dict)
         for pattern, value in input_dict.items():
             name = pattern.removesuffix("$")
-            part = next(part for part in _parts(packing) if f".{name}".endswith(f".{part}"))
+            part = next(part for part in _suffixes(packing) if f".{name}".endswith(f".{part}"))
             by_matrix[name[: -len(part)]][part] = value if isinstance(value, list) else [value]
         weights: dict[str, Any] = {}
-        is_kept = not stays and self._keep(full_layer_name, by_matrix)
+        is_kept = not is_conv1d and self._keep(full_layer_name, by_matrix)
         for start, parts in by_matrix.items():
             if parts.keys() == {"weight"} and parts["weight"][0].dtype not in (torch.uint8, FP8):
                 weights[f"{start}weight"] = parts["weight"]
@@ -217,9 +217,9 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
                 continue
             columns = zip(*parts.values(), strict=True)
             stored = (dict(zip(parts, column, strict=True)) for column in columns)
-            matrices = (_matrix(packing, tensors).to(dtype) for tensors in stored)
+            matrices = (_dequantize_matrix(packing, tensors).to(dtype) for tensors in stored)
             weights[f"{start}weight"] = [
-                matrix if stays else matrix.T.contiguous() for matrix in matrices
+                matrix if is_conv1d else matrix.T.contiguous() for matrix in matrices
             ]
         if not all(
             matrix.is_floating_point() for matrices in weights.values() for matrix in matrices
@@ -252,7 +252,10 @@ class _DequantizeOp(ConversionOps):  # type: ignore[misc]
 
 # transformers before 5.21 takes many sources and many targets for its own classes only.
 class _WeightsOp(ErnieFuseAndSplitTextVisionExperts):  # type: ignore[misc]
-    """An operation that wants all patterns of its converter, without those of expanded tensors."""
+    """Runs an operation that requires the patterns of all its inputs, on dequantized weights.
+
+    The patterns of the packed tensors are left out, because those were dequantized before.
+    """
 
     supports_many_to_many = True
 
@@ -297,7 +300,7 @@ class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @property
     def serialized_names(self) -> dict[str, list[str]]:
-        return {"weight": [*_parts(self.quantization_config.packing)]}
+        return {"weight": [*_suffixes(self.quantization_config.packing)]}
 
     def _process_model_before_weight_loading(
         self, model: PreTrainedModel, **_settings: Any
@@ -323,7 +326,7 @@ class _PackedQuantizer(HfQuantizer):  # type: ignore[misc]
     else:  # transformers before 5.21
 
         def get_weight_conversions(self) -> list[WeightConverter]:
-            parts = [f"{part}$" for part in _parts(self.quantization_config.packing)]
+            parts = [f"{part}$" for part in _suffixes(self.quantization_config.packing)]
             return [WeightConverter(parts, "weight", [_DequantizeOp(self)])]
 
         def update_weight_conversions(
@@ -343,7 +346,7 @@ def _dequantize_first(quantizer: _PackedQuantizer, converter: Any) -> Any:
     sources = converter.source_patterns
     if not all(source.endswith(".weight") for source in sources):
         return converter
-    parts = _parts(quantizer.quantization_config.packing)
+    parts = _suffixes(quantizer.quantization_config.packing)
     return WeightConverter(
         [f"{source.removesuffix('weight')}{part}$" for source in sources for part in parts],
         converter._original_target_patterns,
@@ -361,22 +364,22 @@ def _after_expansion(operations: Sequence[ConversionOps]) -> list[ConversionOps]
     ]
 
 
-_STATE: Final = "weight.quant_state.bitsandbytes__"
+_QUANT_STATE: Final = "weight.quant_state.bitsandbytes__"
 PARTS_4: Final = (
     "weight",
     "weight.absmax",
     "weight.quant_map",
     "weight.nested_absmax",
     "weight.nested_quant_map",
-    f"{_STATE}nf4",
-    f"{_STATE}fp4",
+    f"{_QUANT_STATE}nf4",
+    f"{_QUANT_STATE}fp4",
 )
 """Name suffixes of the tensors that store a matrix in 4 bits."""
 PARTS_8: Final = ("weight", "SCB", "weight_format")
 """Name suffixes of the tensors that store a matrix in 8 bits."""
-_ROWS: Final = 0
-"""The only `weight_format` without a byte order for old GPUs."""
-_OVER_127: Final = 7.874015718698502e-3
+_ROW_MAJOR: Final = 0
+"""The only supported `weight_format`; others reorder bytes for old GPUs."""
+_INVERSE_127: Final = 7.874015718698502e-3
 
 
 def dequantize_4bit(parts: Mapping[str, Tensor]) -> Tensor:
@@ -385,7 +388,8 @@ def dequantize_4bit(parts: Mapping[str, Tensor]) -> Tensor:
     Raises:
         ValueError: the tensors do not fit together.
     """
-    state = _state(next((v for k, v in parts.items() if k.startswith(_STATE)), None))
+    stored = next((part for name, part in parts.items() if name.startswith(_QUANT_STATE)), None)
+    state = _read_quant_state(stored)
     shape = [int(size) for size in state["shape"]]
     if len(shape) != 2 or min(shape) < 0:
         raise ValueError(f"expected a matrix, got shape {shape}")
@@ -421,25 +425,25 @@ def dequantize_8bit(parts: Mapping[str, Tensor]) -> Tensor:
             f"{[*stored_NK.shape]}"
         )
     order = parts.get("weight_format")
-    if order is not None and int(order) != _ROWS:
+    if order is not None and int(order) != _ROW_MAJOR:
         raise ValueError(f"weight_format {int(order)} is not supported")
-    return stored_NK * largest_N[:, None] * _OVER_127
+    return stored_NK * largest_N[:, None] * _INVERSE_127
 
 
 def _dequantize_blocks(
-    named: Tensor, numbers: Tensor, scales: Tensor, size: Any, count: int
+    indices: Tensor, numbers: Tensor, scales: Tensor, size: Any, count: int
 ) -> Tensor:
     """Look up indices in `numbers` [count] and multiply by the scale of each block of `size`."""
-    blocks = -(-len(named) // max(int(size), 1))
+    blocks = -(-len(indices) // max(int(size), 1))
     if int(size) < 1 or numbers.shape != (count,) or scales.shape != (blocks,):
         raise ValueError(
             f"expected {blocks} scales and {count} numbers, got {len(scales)} and {len(numbers)}"
         )
-    scale = scales.float().repeat_interleave(int(size))[: len(named)]
-    return numbers.float()[named.long()] * scale
+    scale = scales.float().repeat_interleave(int(size))[: len(indices)]
+    return numbers.float()[indices.long()] * scale
 
 
-def _state(stored: Tensor | None) -> dict[str, Any]:
+def _read_quant_state(stored: Tensor | None) -> dict[str, Any]:
     if stored is None:
         raise ValueError("quant_state is missing")
     state = json.loads(bytes(stored.tolist()))

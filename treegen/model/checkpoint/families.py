@@ -1,4 +1,4 @@
-"""Which model families are known to be exact, which cannot be used, and why."""
+"""Support of model families: which are tested, which cannot be used, and why."""
 
 import logging
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ _OWN_STATE: Final = "its recurrent layers keep their states in the modules, not 
 NO_ATTENTION: Final = "none of its layers computes attention, but treegen requires attention layers"
 OWN_ATTENTION: Final = "its layers compute attention without transformers' attention interface"
 OTHERS: Final = "see `treegen models` for supported families"
-_DISTANCES: Final = "its attention adds biases that depend on the distance between tokens"
-_DROPS: Final = "its layers do not pass keyword arguments to attention"
+_DISTANCE_BIASES: Final = "its attention adds biases that depend on the distance between tokens"
+_NO_KEYWORDS: Final = "its layers do not pass keyword arguments to attention"
 
 # Families that cannot be used although their configurations do not show it. `refusal` excludes
 # those that the installed transformers has changed since. Other families are judged by their layer
@@ -46,18 +46,18 @@ REFUSED: Final = {
     "xglm": OWN_ATTENTION,
     "xlm": OWN_ATTENTION,
     "xlnet": OWN_ATTENTION,
-    "blt": _DROPS,
-    "stablelm": _DROPS,
-    "nemotron": _DROPS,
+    "blt": _NO_KEYWORDS,
+    "stablelm": _NO_KEYWORDS,
+    "nemotron": _NO_KEYWORDS,
     "doge": "its attention adds a bias to each key, and its experts mix the tokens of a pass",
     "deepseek_v4": "its layers compress blocks of tokens into keys, and a block may continue in "
     "other nodes",
-    "inkling2": _DISTANCES,
-    "inkling2_text": _DISTANCES,
-    "inkling2_loop": _DISTANCES,
-    "inkling2_loop_text": _DISTANCES,
-    "inkling_mm_model": _DISTANCES,
-    "inkling_text": _DISTANCES,
+    "inkling2": _DISTANCE_BIASES,
+    "inkling2_text": _DISTANCE_BIASES,
+    "inkling2_loop": _DISTANCE_BIASES,
+    "inkling2_loop_text": _DISTANCE_BIASES,
+    "inkling_mm_model": _DISTANCE_BIASES,
+    "inkling_text": _DISTANCE_BIASES,
     "diffllama": "each layer subtracts two attention outputs (differential attention)",
     "falcon_mamba": NO_ATTENTION,
     "mamba": NO_ATTENTION,
@@ -75,12 +75,12 @@ NOT_TENSOR_PARALLEL: Final = {
 """Families whose tensor-parallel plan in transformers gives wrong numbers, and why."""
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _split_names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
 # Families that are tested against transformers, model by model; see docs/models.md.
-EXACT: Final = _names(
+EXACT: Final = _split_names(
     """
     afmoe apertus arcee aria_text axk1 axk2 beam biogpt bitnet codegen cohere cohere2
     cohere2_moe ctrl cwm dbrx deepseek_v2 deepseek_v3 deepseek_v32 dory dots1 ernie4_5
@@ -96,7 +96,7 @@ EXACT: Final = _names(
     """
 )
 """Families of text models that run compiled."""
-ON_TEXT: Final = _names(
+ON_TEXT: Final = _split_names(
     """
     apertus1p5 aria aya_vision cohere2_vision cohere_compass cosmos3_edge cosmos3_omni
     deepseek_vl deepseek_vl_hybrid dots3_note ernie4_5_vl_moe exaone4_5 fuyu gemma3 gemma4
@@ -109,7 +109,7 @@ ON_TEXT: Final = _names(
     """
 )
 """Families of multimodal models that run compiled, with text inputs."""
-IMAGES: Final = _names(
+IMAGES: Final = _split_names(
     """
     aya_vision gemma3 gemma4 idefics3 internvl llava llava_next llava_onevision mistral3
     phi4_multimodal qwen2_5_vl qwen2_vl qwen3_5 qwen3_vl smolvlm
@@ -123,15 +123,15 @@ NO_IMAGES: Final = {
 SOUND: Final[tuple[str, ...]] = ()
 """Families that take sound, each tested against transformers."""
 RECURRENT: Final = {
-    "gated delta rule": _names(
+    "gated delta rule": _split_names(
         "lara_mini olmo_hybrid qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_next "
         "qwen4_exp qwen4_exp_text"
     ),
-    "delta rule with a gate for each channel": _names("bailing_hybrid glm5_next kimi_linear"),
-    "Mamba2": _names("bamba falcon_h1 granitemoehybrid nemotron_h zamba2"),
-    "Mamba": _names("jamba zamba"),
-    "linear attention": _names("minimax"),
-    "short convolutions": _names("lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"),
+    "delta rule with a gate for each channel": _split_names("bailing_hybrid glm5_next kimi_linear"),
+    "Mamba2": _split_names("bamba falcon_h1 granitemoehybrid nemotron_h zamba2"),
+    "Mamba": _split_names("jamba zamba"),
+    "linear attention": _split_names("minimax"),
+    "short convolutions": _split_names("lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl zaya"),
 }
 """Families with recurrent layers, by the kind of recurrence."""
 SUPPORT_LEVELS: Final = {
@@ -157,7 +157,7 @@ _SPARSE: Final = frozenset(
 _BY_LAYER_TYPE: Final = frozenset({"dots3_note_text", "minimax_m3_vl_text"})
 """Families whose layers select keys only if their layer type says so."""
 SELECTING: Final = frozenset(
-    _names(
+    _split_names(
         """
         axk2 deepseek_v32 dots3_note_text glm5_next_text glm_moe_dsa hy_v4 hy_v4_vl_text
         minimax_m3_vl_text mistral_large4_text qwen4_exp_text
@@ -327,8 +327,8 @@ def inputs_of(model_type: str) -> tuple[str, ...]:
     """Return the inputs that a family takes (text, images, sound); empty if it is refused."""
     if refusal(model_type):
         return ()
-    more = (("images", IMAGES), ("sound", SOUND))
-    return ("text", *(name for name, families in more if model_type in families))
+    families_of = {"images": IMAGES, "sound": SOUND}
+    return ("text", *(name for name, names in families_of.items() if model_type in names))
 
 
 @dataclass(frozen=True, slots=True)

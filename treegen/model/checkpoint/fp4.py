@@ -33,7 +33,10 @@ GROUP: Final = 16
 """Inputs that share an e4m3 scale in NVFP4."""
 PARTS: Final = ("weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_global_scale")
 """Name suffixes of the tensors that may store a matrix."""
-_REFUSED: Final = ("pre_quant_scale", "svdquant_lora_a", "svdquant_lora_b", "weight_zero_point")
+_UNSUPPORTED_PARTS: Final = (
+    *("pre_quant_scale", "weight_zero_point"),
+    *("svdquant_lora_a", "svdquant_lora_b"),
+)
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _LAYOUTS: Final = {"weight_packed": "weight_global_scale", "weight": "weight_scale_2"}
 """The tensor of numbers of each layout, and that of the scale of a whole matrix."""
@@ -159,7 +162,7 @@ def _describe_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     names = ", ".join(sorted(kinds))
     whole_names = [global_scale for global_scale in _LAYOUTS.values() if global_scale in kinds]
     if not whole_names and "weight_packed" not in kinds and kinds["weight"][0] != "U8":
-        return _wrong_fp8(kinds)
+        return _describe_fp8_mismatch(kinds)
     for numbers, global_scale in _LAYOUTS.items():
         if kinds.keys() == {numbers, "weight_scale", global_scale}:
             break
@@ -177,7 +180,7 @@ def _describe_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     return ""
 
 
-def _wrong_fp8(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
+def _describe_fp8_mismatch(kinds: Mapping[str, tuple[str, Sequence[int]]]) -> str:
     if kinds.keys() != {"weight", "weight_scale"}:
         return f"expected the two tensors of an FP8 matrix, got {', '.join(sorted(kinds))}"
     (kind, shape), (scale_kind, scale_shape) = kinds["weight"], kinds["weight_scale"]
@@ -259,14 +262,14 @@ def read_headers(directory: Path) -> StoredMatrices:
             with safe_open(file, "pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
                     module, _, part = name.rpartition(".")
-                    if part in _REFUSED:
+                    if part in _UNSUPPORTED_PARTS:
                         raise ModelError(
                             f"{directory}: {name} is not supported with NVFP4 weights; use a "
                             f"checkpoint without {name}"
                         )
                     if part in PARTS:
-                        one = tensors.get_slice(name)
-                        modules[module][part] = (one.get_dtype(), tuple(one.get_shape()))
+                        header = tensors.get_slice(name)
+                        modules[module][part] = (header.get_dtype(), tuple(header.get_shape()))
         except ModelError:
             raise
         except Exception as error:

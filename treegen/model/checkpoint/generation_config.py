@@ -20,11 +20,11 @@ NAMES: Final = (
     "presence_penalty",
     "frequency_penalty",
 )
-_OF_DRAWS: Final = ("temperature", "top_p", "top_k", "min_p")
+_SAMPLING_ONLY: Final = ("temperature", "top_p", "top_k", "min_p")  # no effect on greedy decoding
 
 
 # Other settings that change the samples of `generate`, with their neutral values.
-_LEFT_OUT: Final[dict[str, tuple[Any, ...]]] = {
+_IGNORED: Final[dict[str, tuple[Any, ...]]] = {
     "typical_p": (1,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
@@ -64,13 +64,13 @@ def difference_from_generate(directory: Path | None) -> str:
         return ""
     settings = read_object(directory / "generation_config.json")
     differences = []
-    left_out = [
+    ignored = [
         name
-        for name, neutral in _LEFT_OUT.items()
+        for name, neutral in _IGNORED.items()
         if settings.get(name) is not None and settings[name] not in neutral
     ]
-    if left_out:
-        differences.append(f"treegen ignores {', '.join(left_out)}")
+    if ignored:
+        differences.append(f"treegen ignores {', '.join(ignored)}")
     if settings.get("do_sample") is None and recommended.get("temperature"):
         differences.append("without do_sample, transformers decodes greedily")
     elif recommended.get("temperature") and "top_k" not in recommended:
@@ -108,13 +108,15 @@ def recommended_sampling(directory: Path | None) -> tuple[tuple[str, Any], ...]:
             recommended = {"temperature": 1.0, **recommended}
         case False:
             remaining = {
-                name: value for name, value in recommended.items() if name not in _OF_DRAWS
+                name: value for name, value in recommended.items() if name not in _SAMPLING_ONLY
             }
             recommended = {"temperature": 0.0, **remaining}
     if recommended.get("top_k") == -1:  # means that all tokens are kept
         recommended["top_k"] = 0
-    cold = recommended.get("temperature")
-    if isinstance(cold, float) and 0 < cold < MIN_TEMPERATURE:  # means greedy decoding
+    temperature = recommended.get("temperature")
+    if (
+        isinstance(temperature, float) and 0 < temperature < MIN_TEMPERATURE
+    ):  # means greedy decoding
         recommended["temperature"] = 0.0
     try:
         SamplingParams(**recommended)

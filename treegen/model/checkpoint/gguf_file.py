@@ -137,7 +137,7 @@ def check_lengths(file: Path) -> None:
 
 
 class _HeaderChecker:
-    """A walk over a header that keeps nothing and checks every length before using it."""
+    """Walks over a header, keeps nothing, and checks every length before using it."""
 
     def __init__(self, stream: BinaryIO, size: int) -> None:
         self._stream, self._remaining, self._values = stream, size, 0
@@ -214,8 +214,8 @@ class _HeaderChecker:
         self._stream.seek(size, 1)
 
 
-SLACK: Final = 4
-"""Maximum ratio of declared to numbered layers; above 1, because some layers share weights."""
+MAX_LAYER_RATIO: Final = 4
+"""Maximum ratio of declared layers to numbers in tensor names; some layers share weights."""
 
 
 @dataclass
@@ -258,7 +258,7 @@ def check_sizes(
     """
     for name, size in widths.items():
         if isinstance(size, int) and size > stored.max_dimension * packed:
-            raise _other_model(
+            raise _make_mismatch_error(
                 file,
                 weights_name,
                 name,
@@ -266,17 +266,19 @@ def check_sizes(
                 f"have at most {stored.max_dimension:,} rows or columns",
             )
     for name, size in depths.items():
-        if isinstance(size, int) and size > SLACK * max(1, len(stored.numbers)):
-            raise _other_model(
+        if isinstance(size, int) and size > MAX_LAYER_RATIO * max(1, len(stored.numbers)):
+            raise _make_mismatch_error(
                 file,
                 weights_name,
                 name,
                 size,
-                f"have layer numbers only up to {len(stored.numbers):,}",
+                f"have only {len(stored.numbers):,} different numbers in their names",
             )
 
 
-def _other_model(file: Path, weights_name: str, name: str, size: int, sizes: str) -> ModelError:
+def _make_mismatch_error(
+    file: Path, weights_name: str, name: str, size: int, sizes: str
+) -> ModelError:
     return ModelError(
         f"{file} sets {name} to {size:,}, but {weights_name} {sizes}; the files do not belong "
         "to the same model; download the model again"

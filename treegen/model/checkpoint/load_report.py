@@ -14,7 +14,7 @@ from treegen.common.formatting import summarize_error
 from treegen.errors import ModelError, ModelWarning
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
-_SHOWN: Final = 3
+_MAX_SHOWN: Final = 3
 
 
 class _LogCapture(logging.Handler):
@@ -98,10 +98,10 @@ def warn_unused(directory: Path, names: Iterable[str]) -> None:
     extra = sorted(map(str, names))
     if not extra:
         return
-    more = f" and {len(extra) - _SHOWN:,} more" if len(extra) > _SHOWN else ""
+    more = f" and {len(extra) - _MAX_SHOWN:,} more" if len(extra) > _MAX_SHOWN else ""
     warnings.warn(
         f"{directory}: {len(extra):,} tensors of the checkpoint are not used, because the model "
-        f"that config.json describes does not have them: {', '.join(extra[:_SHOWN])}{more}",
+        f"that config.json describes does not have them: {', '.join(extra[:_MAX_SHOWN])}{more}",
         ModelWarning,
         stacklevel=1,
     )

@@ -1,4 +1,4 @@
-"""How the weights of a checkpoint are quantized, and how treegen loads them.
+"""The quantization of a checkpoint's weights, and how treegen loads them.
 
 transformers expands the formats listed here while it loads. FP8 matrices may then be restored as
 they are stored, see `treegen.model.linear.fp8_checkpoint`. All other formats are refused before a
@@ -224,7 +224,7 @@ _UNPACKED_BITS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How packed matrices are stored; see `treegen.model.checkpoint.dequantization`."""
+    """The storage format of packed matrices; see `treegen.model.checkpoint.dequantization`."""
 
     layout: str
     """"gptq", "gptq_v2", "awq", "bnb-4", "bnb-8" or "nvfp4"."""
@@ -236,7 +236,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationInfo:
-    """How config.json describes quantized weights."""
+    """The quantization that config.json describes."""
 
     method: str
     """The method's name in config.json."""

@@ -18,16 +18,16 @@ _BOUNDARY: Final = re.compile(
     r"window|chunk|block|span|extent|floor|stride|top_?k|budget|pool|compress|segment|landmark"
     r"|local|recent|original_max_position"
 )
-_OTHER: Final = re.compile(
+_NOT_TOKENS: Final = re.compile(
     r"expert|moe|group|router|head|layer|dim|theta|freq|hidden|feed_forward|rank|vocab|token_id"
     r"|mtp|image|audio|vision|conv|interval|pattern|type|multiple|quant"
 )
 _ROPE: Final = "rope_parameters"
-_EACH: Final = "*"
-"""The step of a path that stands for all items of a list, such as one for each layer."""
-_OF_LAYERS: Final = re.compile(r"^(per_)?layers?_|_(per|of)_layers?$|_by_layers?$")
-"""What names of lists say of their items."""
-_COUNT: Final = re.compile(r"top_?k_blocks|local_blocks")
+_ALL_ITEMS: Final = "*"
+"""The step of a path that stands for all items of a list, such as one item for each layer."""
+_LAYER_AFFIX: Final = re.compile(r"^(per_)?layers?_|_(per|of)_layers?$|_by_layers?$")
+"""Affixes of the names of lists that have an item for each layer."""
+_BLOCK_COUNT: Final = re.compile(r"top_?k_blocks|local_blocks")
 """Numbers of blocks, not of tokens."""
 
 _BLOCKS: Final = {
@@ -88,17 +88,17 @@ def _iter_numbers(settings: Any, path: str = "") -> Iterator[tuple[str, int]]:
             yield from _iter_numbers(value, f"{path}.{name}" if path else str(name))
     elif isinstance(settings, list | tuple):
         for value in settings:
-            yield from _iter_numbers(value, f"{path}.{_EACH}")
+            yield from _iter_numbers(value, f"{path}.{_ALL_ITEMS}")
     elif type(settings) is int:
         yield path, settings
 
 
 def _is_boundary(path: str) -> bool:
     """Return whether a path is that of a number of tokens at which a model changes."""
-    names = [_OF_LAYERS.sub("", name) if _EACH in path else name for name in path.split(".")]
+    names = [_LAYER_AFFIX.sub("", name) if _ALL_ITEMS in path else name for name in path.split(".")]
     if names[0] == _ROPE:
         return "original_max_position" in path
-    is_other = any(map(_OTHER.search, names))
+    is_other = any(map(_NOT_TOKENS.search, names))
     return any(map(_BOUNDARY.search, names)) and not is_other
 
 
@@ -148,13 +148,13 @@ def iter_small_copies(
 
 def _lower(text: PretrainedConfig, boundaries: Mapping[str, int]) -> None:
     for path, value in boundaries.items():
-        _set_number(text, path.split("."), min(value, 2) if _COUNT.search(path) else value)
+        _set_number(text, path.split("."), min(value, 2) if _BLOCK_COUNT.search(path) else value)
 
 
 def _set_number(holder: Any, steps: Sequence[str], value: int) -> None:
     """Set the number at the end of a path, or each number above 1 in a list."""
     step, *steps_below = steps
-    if step == _EACH:
+    if step == _ALL_ITEMS:
         keys: Iterable[Any] = range(len(holder))
     elif isinstance(holder, Mapping):
         keys = [key for key in holder if str(key) == step]
@@ -167,7 +167,7 @@ def _set_number(holder: Any, steps: Sequence[str], value: int) -> None:
             _set_number(old, steps_below, value)
         elif is_config:
             setattr(holder, key, value)
-        elif step != _EACH or (type(old) is int and old > 1):
+        elif step != _ALL_ITEMS or (type(old) is int and old > 1):
             holder[key] = value
 
 

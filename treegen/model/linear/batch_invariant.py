@@ -23,8 +23,8 @@ from treegen.model.linear.experts import GroupedExperts
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear
 from treegen.model.linear.fp8 import Fp8Linear
 
-FEW: Final = 512
-"""Maximum outputs of a 16-bit layer that uses the kernel here; in float32 all layers use it."""
+MAX_KERNEL_OUTPUTS: Final = 512
+"""Maximum outputs of a 16-bit layer that uses this module's kernel. All float32 layers use it."""
 
 
 @torch.library.custom_op("treegen::batch_invariant_linear", mutates_args=())
@@ -52,7 +52,7 @@ def _(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def needs_invariant_kernel(weight: Tensor, outputs: int) -> bool:
     """Return whether a product with this many outputs must use `batch_invariant_linear`."""
-    return outputs <= FEW or weight.dtype == torch.float32
+    return outputs <= MAX_KERNEL_OUTPUTS or weight.dtype == torch.float32
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from treegen.model.linear.blocks import num_blocks, rows_of_block
 
-_PAIRS, _LISTED = 256, 32  # pairs, and blocks of pairs, per program
+_PAIRS_PER_PROGRAM, _BLOCKS_PER_PROGRAM = 256, 32  # pairs, and blocks of pairs, per program
 _COLUMNS: Final = 1024  # columns of a weighted sum per program
 
 
@@ -113,11 +113,11 @@ def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tens
     num_pairs, max_blocks = chosen_TX.numel(), blocks_3B.shape[1]
     if not num_pairs:
         return
-    chosen, grid = chosen_TX.contiguous(), (triton.cdiv(num_pairs, _PAIRS),)
+    chosen, grid = chosen_TX.contiguous(), (triton.cdiv(num_pairs, _PAIRS_PER_PROGRAM),)
     counts_E = torch.zeros(experts, dtype=torch.int32, device=chosen.device)
     begins_E = torch.empty_like(counts_E)
-    _count[grid](chosen, counts_E, num_pairs, E=experts, BLOCK=_PAIRS)
-    _list_blocks[(triton.cdiv(max_blocks, _LISTED),)](
+    _count[grid](chosen, counts_E, num_pairs, E=experts, BLOCK=_PAIRS_PER_PROGRAM)
+    _list_blocks[(triton.cdiv(max_blocks, _BLOCKS_PER_PROGRAM),)](
         counts_E,
         begins_E,
         blocks_3B,
@@ -125,10 +125,10 @@ def sort_pairs(chosen_TX: Tensor, experts: int, order_S: Tensor, blocks_3B: Tens
         E=experts,
         BLOCK_E=triton.next_power_of_2(experts),
         ROWS=rows_of_block(num_pairs, experts),
-        BLOCK=_LISTED,
+        BLOCK=_BLOCKS_PER_PROGRAM,
         num_warps=8,
     )
-    _sort[grid](chosen, begins_E, order_S, num_pairs, E=experts, BLOCK=_PAIRS)
+    _sort[grid](chosen, begins_E, order_S, num_pairs, E=experts, BLOCK=_PAIRS_PER_PROGRAM)
 
 
 @triton.jit(do_not_specialize=["max_blocks"])

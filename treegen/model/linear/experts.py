@@ -241,9 +241,9 @@ def weighted_sum(pairs_SD: Tensor, chosen_TX: Tensor, weights_TX: Tensor, expert
 
         on_gpu(pairs_SD, chosen_TX, weights_TX, experts, out)
         return out
-    made_TXD = pairs_SD.view(tokens, num_chosen, -1).float() * weights_TX[..., None].float()
-    made_TXD = made_TXD.masked_fill((chosen_TX >= experts)[..., None], 0.0)
-    return out.copy_(made_TXD.sum(1))
+    weighted_TXD = pairs_SD.view(tokens, num_chosen, -1).float() * weights_TX[..., None].float()
+    weighted_TXD = weighted_TXD.masked_fill((chosen_TX >= experts)[..., None], 0.0)
+    return out.copy_(weighted_TXD.sum(1))
 
 
 @weighted_sum.register_fake

@@ -151,7 +151,7 @@ class KeptMatrices:
         Args:
             name: The name of the weight in the model.
             matrices: The matrices of each expert, for each tensor that is merged into the weight;
-                one of one for a linear layer.
+                one list with one matrix for a linear layer.
         """
         if name not in self._shapes:
             return False
@@ -178,7 +178,7 @@ class KeptMatrices:
         """Replace the layers of a loaded module by layers in 4 bits, on a device.
 
         Args:
-            module: The module, which has zeros instead of them. It is changed.
+            module: The module, whose layers have zeros as weights. It is changed.
             device: The device of the matrices.
         """
         for name, part in [*iter_fp8_linears(module)]:
@@ -195,11 +195,11 @@ class KeptMatrices:
                 for matrix, num in sides:
                     self._add(num, matrix)
                 continue
-            for tensor_name, one in zip(experts.tensors, matrices, strict=True):
-                if one is not None:  # only one of the two tensors is in NVFP4
+            for tensor_name, kept in zip(experts.tensors, matrices, strict=True):
+                if kept is not None:  # only one of the two tensors is in NVFP4
                     weight = getattr(experts.module, tensor_name)
-                    weight.data = _expand(one[0]).to(weight.dtype)
-        self._matrices.clear()  # of parts that text never reaches
+                    weight.data = _expand(kept[0]).to(weight.dtype)
+        self._matrices.clear()  # the rest belongs to parts that text never reaches
 
     def _add(self, num: int, matrix: Fp4Matrix) -> None:
         self.count += num
@@ -212,8 +212,8 @@ class KeptMatrices:
             stored: The matrices of the checkpoint.
             num_fp8: Matrices that stay in FP8.
         """
-        all_of_them = len(stored.fp4) + len(stored.fp8) if stored is not None else self.count
-        if not (expanded := all_of_them - self.count - num_fp8):
+        num_stored = len(stored.fp4) + len(stored.fp8) if stored is not None else self.count
+        if not (expanded := num_stored - self.count - num_fp8):
             return ""
         also = f" and {num_fp8:,} in FP8" if num_fp8 else ""
         return f"{self.count:,} matrices stay in NVFP4{also}; {expanded:,} others were expanded"
@@ -275,7 +275,7 @@ def fits_expanded(numbers: int, device: torch.device) -> bool:
 
 
 def replace_with_empty_fp4(module: nn.Module) -> None:
-    """Turn the layers of a module that may run in NVFP4 into such without data."""
+    """Turn the layers of a module that may run in NVFP4 into NVFP4 layers without data."""
     device = torch.device("meta")
     for _, part in [*iter_fp8_linears(module)]:
         _replace_linear(part, _empty(part.weight), device)

@@ -36,9 +36,9 @@ _ROWS: Final = 1.3
 _PAIRS: Final = 1.8
 _FLOPS: Final = {(8, 0): 2048, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192}
 """Operations in bfloat16 of a multiprocessor per clock, by compute capability."""
-_USUAL_FLOPS: Final = 1024
-_USUAL_BALANCE: Final = 200.0
-_AT_ONCE: Final = 1024  # rows whose sums are in memory in float32
+_DEFAULT_FLOPS: Final = 1024
+_DEFAULT_BALANCE: Final = 200.0
+_MAX_ROWS_AT_ONCE: Final = 1024  # maximum rows whose float32 sums are in memory together
 
 
 @triton.jit
@@ -118,8 +118,9 @@ def fp4_linear(quarters: Tensor, matrix: Matrices, out: Tensor) -> None:
     rows = quarters.flatten(1)
     expanded = _scratch(rows, len(weight))
     expand(weight, scale, True, expanded)
-    for some, outputs in zip(rows.split(_AT_ONCE), out.split(_AT_ONCE), strict=True):
-        add_parts(_multiply(some, expanded)[None], factor, bias, outputs)
+    parts = zip(rows.split(_MAX_ROWS_AT_ONCE), out.split(_MAX_ROWS_AT_ONCE), strict=True)
+    for part_rows, outputs in parts:
+        add_parts(_multiply(part_rows, expanded)[None], factor, bias, outputs)
 
 
 def grouped_fp4_product(quarters: Tensor, matrices: Matrices, routes: Routes, out: Tensor) -> None:
@@ -164,19 +165,19 @@ def scratch_bytes(outputs: int, inputs: int, experts: int) -> int:
     """
     if experts:
         return 2 * experts * outputs * inputs
-    return 2 * outputs * inputs + 4 * _AT_ONCE * outputs
+    return 2 * outputs * inputs + 4 * _MAX_ROWS_AT_ONCE * outputs
 
 
 @cache
 def _balance(device: torch.device) -> float:
     """Return how many operations in bfloat16 a device does while it moves a byte."""
     if INTERPRETED.value:
-        return _USUAL_BALANCE
+        return _DEFAULT_BALANCE
     properties = torch.cuda.get_device_properties(device)
-    per_clock = _FLOPS.get((properties.major, properties.minor), _USUAL_FLOPS)
+    per_clock = _FLOPS.get((properties.major, properties.minor), _DEFAULT_FLOPS)
     flops = properties.multi_processor_count * per_clock * properties.clock_rate
     moved = 2 * properties.memory_clock_rate * properties.memory_bus_width / 8
-    return flops / moved if moved else _USUAL_BALANCE
+    return flops / moved if moved else _DEFAULT_BALANCE
 
 
 def _scratch(rows: Tensor, *shape: int) -> Tensor:

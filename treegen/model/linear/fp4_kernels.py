@@ -193,7 +193,7 @@ def _add_parts(
 
 
 class Tiles(NamedTuple):
-    """How a product is divided among programs. All sizes are powers of two."""
+    """The division of a product among programs. All sizes are powers of two."""
 
     rows: int
     """Rows per program."""

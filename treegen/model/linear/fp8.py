@@ -26,10 +26,10 @@ E4M3_MAX: Final = 448.0  # the largest number in e4m3
 MIN_AMAX: Final = 1e-12  # a row of zeros must not be divided by zero
 MULTIPLE: Final = 16  # the GPU's product needs multiples of this many inputs and outputs
 _CAPABILITY: Final = (8, 9)
-_PIECE: Final = 2**24  # numbers of a matrix quantized at once
-_TYPED: Final = ("indexer.weights_proj",)
-"""Layers whose inputs transformers casts to the type of their weights. Some families do not say
-that these stay in float32."""
+_CHUNK_NUMBERS: Final = 2**24  # numbers of a matrix quantized at once
+_CAST_TO_WEIGHT: Final = ("indexer.weights_proj",)
+"""Layers whose inputs transformers casts to the type of their weights. Some families do not list
+them among the modules that stay in float32."""
 
 
 class Fp8Linear(nn.Linear):
@@ -86,8 +86,8 @@ def can_multiply(device: torch.device) -> bool:
     """Return whether a device multiplies FP8 fast; assumed of CUDA devices if none is available."""
     if device.type != "cuda":
         return False
-    here = torch.cuda.is_available()
-    return not here or torch.cuda.get_device_capability(device) >= _CAPABILITY
+    has_gpu = torch.cuda.is_available()
+    return not has_gpu or torch.cuda.get_device_capability(device) >= _CAPABILITY
 
 
 def iter_fp8_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
@@ -98,7 +98,7 @@ def iter_fp8_linears(module: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     results are multiplied by these. Fused experts are handled by
     `treegen.model.linear.fp8_experts`.
     """
-    head, num_experts, float32_names = None, None, set(_TYPED)
+    head, num_experts, float32_names = None, None, set(_CAST_TO_WEIGHT)
     if isinstance(module, PreTrainedModel):
         head, config = module.get_output_embeddings(), module.config.get_text_config(decoder=True)
         num_experts = getattr(config, "num_experts", getattr(config, "num_local_experts", None))
@@ -132,7 +132,7 @@ def quantize_in_chunks(weight: Tensor, device: torch.device) -> tuple[Tensor, Te
     """Quantize rows as `quantize_rows` does, for a matrix [N, K] that may be on another device."""
     rounded = torch.empty(weight.shape, dtype=FP8, device=device)
     scale_N = torch.empty(len(weight), dtype=torch.float32, device=device)
-    step = max(_PIECE // weight.shape[1], 1)
+    step = max(_CHUNK_NUMBERS // weight.shape[1], 1)
     for at in range(0, len(weight), step):
         rows = slice(at, at + step)
         rounded[rows], scale_N[rows] = quantize_rows(weight[rows].to(device))

@@ -28,7 +28,7 @@ from treegen.ops.attention.types import FP8
 
 _SCALES: Final = ("weight_scale_inv", "weight_scale", "qscale_weight", "scale")
 _EXPERTS: Final = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
-_CHECKED: Final = 8  # rows of a matrix that are compared with transformers' expanded weight
+_NUM_CHECKED_ROWS: Final = 8  # rows that are compared with transformers' dequantized weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> Res
     count = rounded = 0
     before = after = torch.zeros((), dtype=torch.float64)
 
-    def put(matrix_and_grid: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def requantize(matrix_and_grid: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Return a matrix with one scale per output, on the device, and update the counts."""
         nonlocal count, rounded, before, after
         weight, scale_N, changed, total = requantize_per_row(
@@ -75,11 +75,11 @@ def restore_fp8(module: nn.Module, directory: Path, device: torch.device) -> Res
     for name, part in iter_fp8_linears(module):
         matrix_and_grid = stored.read(f"{name}.weight", part.weight)
         if matrix_and_grid is not None:
-            replace_weight(part, *put(matrix_and_grid))
+            replace_weight(part, *requantize(matrix_and_grid))
     for name, experts in [*rounding_experts(module)]:
         sides = _experts(stored, name, experts)
         if sides is not None:
-            install_experts(experts, *(_stack_experts(side, put) for side in sides))
+            install_experts(experts, *(_stack_experts(side, requantize) for side in sides))
     error = float(after / before) ** 0.5 if rounded else 0.0
     return RestoreReport(count, rounded, error, stored.num_matrices - count)
 
@@ -93,12 +93,12 @@ def _experts(stored: _Stored, name: str, experts: FusedExperts) -> list[list[_Gr
     Each list has, for every expert, its matrices from top to bottom.
     """
     up, down = (getattr(experts.module, tensor_name) for tensor_name in experts[1:])
-    halves = 2 if experts.module.has_gate else 1
+    num_up_parts = 2 if experts.module.has_gate else 1
     for above in _EXPERTS:
-        names = above[2 - halves :]
+        names = above[2 - num_up_parts :]
         sides: list[list[_Grids]] = [[], []]
         for at in range(len(up)):
-            parts = [*up[at].chunk(halves), down[at]]
+            parts = [*up[at].chunk(num_up_parts), down[at]]
             read = [
                 stored.read(f"{name}.{at}.{matrix_name}.weight", part)
                 for matrix_name, part in zip(names, parts, strict=True)
@@ -114,10 +114,10 @@ def _experts(stored: _Stored, name: str, experts: FusedExperts) -> list[list[_Gr
 
 
 def _stack_experts(
-    side: list[_Grids], put: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
+    side: list[_Grids], requantize: Callable[[tuple[Tensor, Tensor]], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Return the matrices of experts as one tensor [E, N, K], and its scales [E, N]."""
-    parts_of_experts = [[put(stored) for stored in parts] for parts in side]
+    parts_of_experts = [[requantize(stored) for stored in parts] for parts in side]
     weights = torch.stack(
         [torch.cat([weight for weight, _ in parts]) for parts in parts_of_experts]
     )
@@ -146,9 +146,9 @@ def requantize_per_row(weight: Tensor, grid: Tensor) -> tuple[Tensor, Tensor, fl
     exact = weight.float()
     exact *= (grid_Nk / scale_N[:, None]).repeat_interleave(width // grid.shape[1], dim=1)
     rounded = exact.to(FP8)
-    off = ((rounded.float() - exact) * scale_N[:, None]).double().square().sum()
+    squared_error = ((rounded.float() - exact) * scale_N[:, None]).double().square().sum()
     total = (exact * scale_N[:, None]).double().square().sum()
-    return rounded, scale_N, float(off), float(total)
+    return rounded, scale_N, float(squared_error), float(total)
 
 
 def fp8_tensors(directory: Path) -> dict[str, Path]:
@@ -172,9 +172,9 @@ class _Stored:
         for file in weight_files(directory):
             names = self._open_file(file).keys()
             self._scales |= {name: file for name in names if name.endswith(_SCALES)}
-        self._ends: dict[str, list[str]] = defaultdict(list)
+        self._names_by_suffix: dict[str, list[str]] = defaultdict(list)
         for name in self._files:
-            self._ends[_end(name)].append(name)
+            self._names_by_suffix[_shared_suffix(name)].append(name)
         self.num_matrices = len(self._files)
 
     def read(self, name: str, loaded: Tensor) -> tuple[Tensor, Tensor] | None:
@@ -183,7 +183,7 @@ class _Stored:
         Models and files may use different names above a layer's number. The stored matrix must
         match what transformers expanded; otherwise the result is None.
         """
-        matches = [name] if name in self._files else self._ends[_end(name)]
+        matches = [name] if name in self._files else self._names_by_suffix[_shared_suffix(name)]
         if len(matches) != 1:
             return None
         weight = self._open_file(self._files[matches[0]]).get_tensor(matches[0])
@@ -193,9 +193,10 @@ class _Stored:
         rows, width = (size // n for size, n in zip(weight.shape, grid.shape, strict=True))
         if weight.shape != (rows * grid.shape[0], width * grid.shape[1]):
             return None
-        wide = grid.repeat_interleave(rows, dim=0)[:_CHECKED].repeat_interleave(width, dim=1)
-        expanded = (weight[:_CHECKED].float() * wide).to(loaded.dtype)
-        same = torch.allclose(expanded.float(), loaded[:_CHECKED].float(), rtol=2**-6, atol=0.0)
+        first = slice(_NUM_CHECKED_ROWS)
+        scales = grid.repeat_interleave(rows, dim=0)[first].repeat_interleave(width, dim=1)
+        expanded = (weight[first].float() * scales).to(loaded.dtype)
+        same = torch.allclose(expanded.float(), loaded[first].float(), rtol=2**-6, atol=0.0)
         return (weight, grid) if same else None
 
     def _grid(self, prefix: str) -> Tensor | None:
@@ -214,7 +215,7 @@ class _Stored:
         return self._open[file]
 
 
-def _end(name: str) -> str:
+def _shared_suffix(name: str) -> str:
     """Return the part of a tensor's name that models and files share, from its layer's number on.
 
     The layer's name for the part with experts is left out.

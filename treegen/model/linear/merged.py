@@ -74,15 +74,15 @@ class GatedLinears:
             ):
                 down[0].__class__ = _Gated
                 part = cast(_Gated, down[0])
-                part.joint = cast(MergedLinearPart, up[0]).joint
-                part.joint.keeps = True
+                part.merged = cast(MergedLinearPart, up[0]).merged
+                part.merged.keeps = True
                 self._parts.append(part)
 
     def undo(self) -> None:
         """Make each layer round its own input again."""
         for part in self._parts:
-            part.joint.keeps = False
-            del part.joint
+            part.merged.keeps = False
+            del part.merged
             cast(nn.Module, part).__class__ = Fp8Linear
         self._parts.clear()
 
@@ -90,10 +90,10 @@ class GatedLinears:
 class _Gated(Fp8Linear):
     """An FP8 layer that recomputes its input from the merged product of gate and up."""
 
-    joint: MergedLinear
+    merged: MergedLinear
 
     def forward(self, input: Tensor) -> Tensor:
-        product, self.joint.product = self.joint.product, None
+        product, self.merged.product = self.merged.product, None
         if product is None:
             return super().forward(input)
         rows, scale_M = silu_mul_quantize(product.reshape(-1, 2 * self.in_features))
@@ -105,10 +105,10 @@ def _are_pair(gate: nn.Module, up: nn.Module) -> bool:
     if not (
         isinstance(gate, MergedLinearPart)
         and isinstance(up, MergedLinearPart)
-        and gate.joint is up.joint
+        and gate.merged is up.merged
     ):
         return False
-    return len(gate.joint.sizes) == 2 and (gate.index, up.index) == (0, 1)
+    return len(gate.merged.sizes) == 2 and (gate.index, up.index) == (0, 1)
 
 
 _Call = tuple[nn.Module, Tensor, Tensor]  # a layer, its input, and its output
@@ -164,19 +164,19 @@ class MergedLinears:
         """
         self._parts: list[nn.Linear] = []
         for siblings in _find_mergeable(module, run):
-            joint = _build_merged(siblings)
-            if joint is None:
+            merged = _build_merged(siblings)
+            if merged is None:
                 break
             for index, part in enumerate(siblings):
                 part.__class__ = _PARTS[type(part)]
-                joined = cast(MergedLinearPart, part)
-                joined.joint, joined.index = joint, index
+                merged_part = cast(MergedLinearPart, part)
+                merged_part.merged, merged_part.index = merged, index
                 self._parts.append(part)
 
     def undo(self) -> None:
         """Make each layer compute by itself again."""
         for part in self._parts:
-            del part.joint, part.index
+            del part.merged, part.index
             part.__class__ = _UNMERGED[type(part)]
         self._parts.clear()
 
@@ -256,12 +256,12 @@ def _build_merged(parts: Sequence[nn.Linear]) -> MergedLinear | None:
 class MergedLinearPart(nn.Linear):
     """A linear layer that is computed together with others."""
 
-    joint: MergedLinear
+    merged: MergedLinear
     index: int
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input @ weight.T + bias, [..., out_features]."""
-        output = self.joint.output(input, self.index)
+        output = self.merged.output(input, self.index)
         return super().forward(input) if output is None else output
 
 
@@ -283,18 +283,18 @@ _PARTS: Final[dict[type, type]] = {
     Fp4Linear: _Fp4Part,
     BatchInvariantLinear: _FixedPart,
 }
-_UNMERGED: Final = {joined: unmerged for unmerged, joined in _PARTS.items()}
+_UNMERGED: Final = {merged_type: unmerged for unmerged, merged_type in _PARTS.items()}
 
 
 @torch.no_grad()
 def _merge_parameters(parts: Sequence[Tensor]) -> nn.Parameter:
     """Copy parameters one after another into new memory, and make them views of it."""
     sizes = [len(part) for part in parts]
-    joined = nn.Parameter(parts[0].data.new_empty(sum(sizes), *parts[0].shape[1:]), False)
-    for part, data in zip(parts, joined.data.split(sizes), strict=True):
+    merged = nn.Parameter(parts[0].data.new_empty(sum(sizes), *parts[0].shape[1:]), False)
+    for part, data in zip(parts, merged.data.split(sizes), strict=True):
         data.copy_(part.data)
         part.data = data
-    return joined
+    return merged
 
 
 def _find_mergeable(module: nn.Module, run: Callable[[], object]) -> list[list[nn.Linear]]:

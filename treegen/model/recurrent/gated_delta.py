@@ -35,19 +35,19 @@ class Projected(NamedTuple):
 # Linear layers are called in transformers' order, so that those with the same input are merged.
 
 
-def _of_qwen3_next(layer: Any, hidden_TD: Tensor) -> Projected:
+def _project_qwen3_next(layer: Any, hidden_TD: Tensor) -> Projected:
     qkvz, ba = layer.in_proj_qkvz(hidden_TD[None]), layer.in_proj_ba(hidden_TD[None])
     q, k, v, z, b, a = layer.fix_query_key_value_ordering(qkvz, ba)
     mixed = torch.cat([part.flatten(2) for part in (q, k, v)], -1)
     return Projected(mixed[0], z[0], b[0], a[0])
 
 
-def _of_qwen3_5(layer: Any, hidden_TD: Tensor) -> Projected:
+def _project_qwen3_5(layer: Any, hidden_TD: Tensor) -> Projected:
     mixed, z = layer.in_proj_qkv(hidden_TD), layer.in_proj_z(hidden_TD)
     return Projected(mixed, z, layer.in_proj_b(hidden_TD), layer.in_proj_a(hidden_TD))
 
 
-def _of_olmo(layer: Any, hidden_TD: Tensor) -> Projected:
+def _project_olmo(layer: Any, hidden_TD: Tensor) -> Projected:
     mixed = [layer.q_proj(hidden_TD), layer.k_proj(hidden_TD), layer.v_proj(hidden_TD)]
     b, a = layer.b_proj(hidden_TD), layer.a_proj(hidden_TD)
     return Projected(torch.cat(mixed, -1), layer.g_proj(hidden_TD), b, a)
@@ -55,12 +55,12 @@ def _of_olmo(layer: Any, hidden_TD: Tensor) -> Projected:
 
 # For each class of layers: its projections, and the names of its norm and its last projection.
 KNOWN: Final[dict[str, tuple[Callable[[Any, Tensor], Projected], str, str]]] = {
-    "Qwen3NextGatedDeltaNet": (_of_qwen3_next, "norm", "out_proj"),
-    "Qwen3_5GatedDeltaNet": (_of_qwen3_5, "norm", "out_proj"),
-    "Qwen3_5MoeGatedDeltaNet": (_of_qwen3_5, "norm", "out_proj"),
-    "OlmoHybridGatedDeltaNet": (_of_olmo, "o_norm", "o_proj"),
+    "Qwen3NextGatedDeltaNet": (_project_qwen3_next, "norm", "out_proj"),
+    "Qwen3_5GatedDeltaNet": (_project_qwen3_5, "norm", "out_proj"),
+    "Qwen3_5MoeGatedDeltaNet": (_project_qwen3_5, "norm", "out_proj"),
+    "OlmoHybridGatedDeltaNet": (_project_olmo, "o_norm", "o_proj"),
 }
-_NEEDED: Final = (
+_REQUIRED_ATTRIBUTES: Final = (
     "conv1d",
     "A_log",
     "dt_bias",
@@ -71,7 +71,7 @@ _NEEDED: Final = (
 )
 
 
-def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
+def make_spec(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
     """Return the layout of rows' update lists; None for a layer that the operator does not support.
 
     Args:
@@ -79,7 +79,7 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
         states: The states that it keeps.
         dtype: The type of its convolution window.
     """
-    if not all(hasattr(layer, name) for name in _NEEDED):
+    if not all(hasattr(layer, name) for name in _REQUIRED_ATTRIBUTES):
         return None
     spec = DeltaSpec(
         layer.num_k_heads, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim, dtype.itemsize
@@ -140,7 +140,7 @@ def gated_delta(
     k_heads: int,
     strength: float,
 ) -> Tensor:
-    """Return what the tokens of this pass read from their states, [T, H, V].
+    """Return the recurrence's output at each token of a pass, [T, H, V], and update its states.
 
     Args:
         mixed_TC: Queries, keys and values of all heads before the convolution [T, C].
@@ -155,9 +155,11 @@ def gated_delta(
         strength: The maximum update strength.
     """
     _, v_heads, k_dim, v_dim = states.shape
-    on = DeltaStates(windows, states, DeltaSpec(k_heads, v_heads, k_dim, v_dim, windows.itemsize))
+    cache = DeltaStates(
+        windows, states, DeltaSpec(k_heads, v_heads, k_dim, v_dim, windows.itemsize)
+    )
     inputs = DeltaInputs(mixed_TC, a_TH, b_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, strength)
-    return delta_pass(inputs, on, _rule)
+    return delta_pass(inputs, cache, _rule)
 
 
 def _rule(

@@ -106,8 +106,10 @@ class LayerStates:
         if before is not None:
             inputs = torch.cat([before, conv_states], dim=-1)
         else:
-            lacking = max(width - conv_states.shape[-1], 0)
-            inputs = nn.functional.pad(conv_states, (lacking, 0)) if lacking else conv_states
+            num_missing = max(width - conv_states.shape[-1], 0)
+            inputs = (
+                nn.functional.pad(conv_states, (num_missing, 0)) if num_missing else conv_states
+            )
         self.values[key] = inputs[..., -width:]
         return inputs
 

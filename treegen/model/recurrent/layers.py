@@ -2,9 +2,9 @@
 
 A layer with a recurrent state or a convolution reads its state from the cache that the model was
 called with, and stores the state after its tokens there. treegen calls the model without a cache.
-Instead, it wraps each such layer and calls it once per run of a pass, with the tokens of N
-sequences side by side and an object in place of the cache; the N states are gathered from slots
-before the call and scattered into slots after it.
+Instead, it wraps each such layer and calls it once per run of a pass, with a batch of N sequences
+of equal length and an object in place of the cache; the N states are gathered from slots before the
+call and scattered into slots after it.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class _UseRecorder(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         leaves = tree_leaves((args, kwargs or {}))
-        if getattr(func, "__name__", "") != "__get__":  # reading its shape or type is no use of it
+        if getattr(func, "__name__", "") != "__get__":  # reading a shape or type does not count
             self.used |= {id(leaf) for leaf in leaves} & self._watched
         return func(*args, **(kwargs or {}))
 

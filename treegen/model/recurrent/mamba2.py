@@ -37,7 +37,7 @@ KNOWN: Final = frozenset(
         "Zamba2MambaMixer",
     }
 )
-_NEEDED: Final = (
+_REQUIRED_ATTRIBUTES: Final = (
     "in_proj",
     "conv1d",
     "A_log",
@@ -55,7 +55,7 @@ _NEEDED: Final = (
 )
 
 
-def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
+def make_spec(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
     """Return the layout of rows' update lists; None for a layer that the operator does not support.
 
     Args:
@@ -63,7 +63,7 @@ def sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaS
         states: The states that it keeps.
         dtype: The type of its convolution window.
     """
-    if not all(hasattr(layer, name) for name in _NEEDED):
+    if not all(hasattr(layer, name) for name in _REQUIRED_ATTRIBUTES):
         return None
     spec = DeltaSpec(
         layer.n_groups,
@@ -92,9 +92,9 @@ def forward(
         states: States in state slots [slots, H, V, K].
         operator: `mamba2`, or its custom operator.
     """
-    by = getattr(layer, "ssm_in_multiplier", None)  # only in Falcon-H1
-    projected = layer.in_proj(hidden_1TD if by is None else hidden_1TD * by)
-    if by is not None:
+    multiplier = getattr(layer, "ssm_in_multiplier", None)  # only in Falcon-H1
+    projected = layer.in_proj(hidden_1TD if multiplier is None else hidden_1TD * multiplier)
+    if multiplier is not None:
         projected = projected * layer.mup_vector
     inner = layer.num_heads * layer.head_dim
     gate, mixed, dt = projected.split(
@@ -135,7 +135,7 @@ def mamba2(  # noqa: PLR0913 -- a custom operator takes tensors and numbers
     dt_min: float,
     dt_max: float,
 ) -> Tensor:
-    """Return what the tokens of a pass read from their states, [T, H, V].
+    """Return the recurrence's output at each token of a pass, [T, H, V], and update its states.
 
     Args:
         mixed_TC: Values, keys and queries of all heads before the convolution [T, C].
@@ -154,11 +154,11 @@ def mamba2(  # noqa: PLR0913 -- a custom operator takes tensors and numbers
     """
     heads, v_dim, k_dim = states.shape[1:]
     spec = DeltaSpec(groups, heads, k_dim, v_dim, windows.itemsize, corrects=False)
-    on = DeltaStates(windows, states.view(-1, heads, k_dim, v_dim), spec)
+    cache = DeltaStates(windows, states.view(-1, heads, k_dim, v_dim), spec)
     inputs = DeltaInputs(
         mixed_TC, dt_TH, dt_TH, conv_C1W[:, 0], a_log_H, dt_bias_H, 1.0, conv_bias_C, skip_H
     )
-    return delta_pass(inputs, on, partial(_scan, limits=(dt_min, dt_max)))
+    return delta_pass(inputs, cache, partial(_scan, limits=(dt_min, dt_max)))
 
 
 def _scan(
@@ -202,7 +202,7 @@ def chunk_scan(
     queries_NLGK: Tensor,
     state_NGKRV: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Return what each token reads, and the states after the last token.
+    """Return the output at each token, and the states after the last token.
 
     A token turns a state S into exp(decay) S + key x', and then reads it with its query. All
     tensors are float32.
@@ -215,7 +215,8 @@ def chunk_scan(
         state_NGKRV: States before the first token [N, G, K, R, V].
 
     Returns:
-        What each token reads [N, L, G, R, V], and the states after the last token [N, G, K, R, V].
+        The output at each token [N, L, G, R, V], and the states after the last token
+            [N, G, K, R, V].
     """
     num, length = x_NLGRV.shape[:2]
     size = min(_CHUNK, 1 << max(length - 1, 0).bit_length())
@@ -240,10 +241,10 @@ def _chunks(
     size: int,
 ) -> tuple[Tensor, Tensor]:
     num, length, groups, heads, width = x_NLGRV.shape
-    missing = -length % size  # tokens that change nothing
+    padding = -length % size  # tokens that do not change the state
 
     def split_chunks(tensor: Tensor) -> Tensor:
-        padded = pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing))
+        padded = pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, padding))
         parts: Tensor = padded.unflatten(1, (-1, size))
         return parts
 
@@ -251,25 +252,31 @@ def _chunks(
     keys_NBGSK = split_chunks(keys_NLGK).transpose(2, 3)
     queries_NBGSK = split_chunks(queries_NLGK).transpose(2, 3)
     # Use float64, because differences of long sums may be much smaller than the sums.
-    until_NBGRS = split_chunks(decay_NLGR).permute(0, 1, 3, 4, 2).double().cumsum(-1)
-    between_NBGRSS = (until_NBGRS[..., :, None] - until_NBGRS[..., None, :]).float()
+    log_decay_NBGRS = split_chunks(decay_NLGR).permute(0, 1, 3, 4, 2).double().cumsum(-1)
+    log_decay_between_NBGRSS = (
+        log_decay_NBGRS[..., :, None] - log_decay_NBGRS[..., None, :]
+    ).float()
     is_later_SS = torch.ones(size, size, dtype=torch.bool, device=x_NLGRV.device).triu(1)
-    weights_NBGRSS = between_NBGRSS.masked_fill_(is_later_SS, -torch.inf).exp_()
+    weights_NBGRSS = log_decay_between_NBGRSS.masked_fill_(is_later_SS, -torch.inf).exp_()
     weights_NBGRSS *= (queries_NBGSK @ keys_NBGSK.transpose(-1, -2))[:, :, :, None]
-    inner_NBGRSV = weights_NBGRSS @ x_NBGSRV.transpose(3, 4)
+    within_NBGRSV = weights_NBGRSS @ x_NBGSRV.transpose(3, 4)
 
-    rest_NBGSR = (until_NBGRS[..., -1:] - until_NBGRS).float().exp_().transpose(-1, -2)
-    left_NBGSRV = x_NBGSRV * rest_NBGSR[..., None]
-    made_NBGKRV = (keys_NBGSK.transpose(-1, -2) @ left_NBGSRV.flatten(-2)).unflatten(
+    decay_to_end_NBGSR = (
+        (log_decay_NBGRS[..., -1:] - log_decay_NBGRS).float().exp_().transpose(-1, -2)
+    )
+    decayed_NBGSRV = x_NBGSRV * decay_to_end_NBGSR[..., None]
+    chunk_NBGKRV = (keys_NBGSK.transpose(-1, -2) @ decayed_NBGSRV.flatten(-2)).unflatten(
         -1, (heads, width)
     )
-    total_NBGR = until_NBGRS[..., -1].float().exp_()
-    before_NBGKRV = torch.empty_like(made_NBGKRV)
-    for chunk in range(made_NBGKRV.shape[1]):
-        before_NBGKRV[:, chunk] = state_NGKRV
-        state_NGKRV = state_NGKRV * total_NBGR[:, chunk, :, None, :, None] + made_NBGKRV[:, chunk]
+    chunk_decay_NBGR = log_decay_NBGRS[..., -1].float().exp_()
+    initial_NBGKRV = torch.empty_like(chunk_NBGKRV)
+    for chunk in range(chunk_NBGKRV.shape[1]):
+        initial_NBGKRV[:, chunk] = state_NGKRV
+        state_NGKRV = (
+            state_NGKRV * chunk_decay_NBGR[:, chunk, :, None, :, None] + chunk_NBGKRV[:, chunk]
+        )
 
-    earlier_NBGSRV = (queries_NBGSK @ before_NBGKRV.flatten(-2)).unflatten(-1, (heads, width))
-    earlier_NBGSRV *= until_NBGRS.float().exp_().transpose(-1, -2)[..., None]
-    out_NBSGRV = (inner_NBGRSV.transpose(3, 4) + earlier_NBGSRV).transpose(2, 3)
+    across_NBGSRV = (queries_NBGSK @ initial_NBGKRV.flatten(-2)).unflatten(-1, (heads, width))
+    across_NBGSRV *= log_decay_NBGRS.float().exp_().transpose(-1, -2)[..., None]
+    out_NBSGRV = (within_NBGRSV.transpose(3, 4) + across_NBGSRV).transpose(2, 3)
     return out_NBSGRV.reshape(num, -1, groups, heads, width)[:, :length], state_NGKRV

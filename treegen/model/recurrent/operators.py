@@ -113,7 +113,7 @@ def has_operators(
     return all(
         _fits_short_conv(layer, layer_states, dtype)
         if type(layer).__name__ in _SHORT_CONVS
-        else _sizes(layer, layer_states, dtype) is not None
+        else _make_spec(layer, layer_states, dtype) is not None
         for layer, layer_states in zip(layers, states, strict=True)
     )
 
@@ -129,18 +129,18 @@ def make_delta_spec(
         dtype: The type of convolution windows.
     """
     layouts = {
-        _sizes(layer, layer_states, dtype)
+        _make_spec(layer, layer_states, dtype)
         for layer, layer_states in zip(layers, states, strict=True)
     }
     spec = layouts.pop() if len(layouts) == 1 else None
     return spec if spec is not None and spec.page_tokens else None
 
 
-def _sizes(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
+def _make_spec(layer: Any, states: Sequence[StateSpec], dtype: torch.dtype) -> DeltaSpec | None:
     name = type(layer).__name__
     if name in gated_delta.KNOWN:
-        return gated_delta.sizes(layer, states, dtype)
-    return mamba2.sizes(layer, states, dtype) if name in mamba2.KNOWN else None
+        return gated_delta.make_spec(layer, states, dtype)
+    return mamba2.make_spec(layer, states, dtype) if name in mamba2.KNOWN else None
 
 
 def forward(

@@ -1,6 +1,6 @@
-"""Which recurrent states a pass reads and writes: the tokens of a pass, split by sequence.
+"""The recurrent states that a pass reads and writes, and its tokens by sequence.
 
-Other layers take the tokens of a pass as one row. A recurrent layer takes sequences side by side,
+Other layers take the tokens of a pass as one row. A recurrent layer takes a batch of sequences,
 each from its own state. So the pass is cut into pieces (consecutive tokens of one sequence), and
 pieces of equal length run together. A piece that starts from the final state of another piece of
 the pass runs in a later stage. treegen's operators compute the runs of a pass on windows and states
@@ -105,16 +105,16 @@ class StateBatch:
     rows: RowSlots | None = None
     """The state slots of a decode step's rows; None for other passes."""
     in_order: bool = False
-    """Whether a token's sums have the same order in every pass. Rows then have no lists."""
+    """Whether a token's sums have the same order in every pass. Rows then have no update lists."""
 
-    def with_rows(self, missing: int) -> StateBatch:
-        """Return this pass in order, with `missing` more rows that write to the spare slot."""
+    def with_rows(self, padding: int) -> StateBatch:
+        """Return this pass in order, with `padding` more rows that write to the spare slot."""
         rows = self.rows
-        if rows is not None and missing:
+        if rows is not None and padding:
             read_slots_T, write_slots_T = rows.inputs_RT
             ends = (
-                pad(read_slots_T, (0, missing), value=-1),
-                pad(write_slots_T, (0, missing), value=NO_STATE),
+                pad(read_slots_T, (0, padding), value=-1),
+                pad(write_slots_T, (0, padding), value=NO_STATE),
             )
             rows = RowSlots(torch.stack(ends))
         return replace(self, rows=rows, in_order=True)
@@ -225,21 +225,21 @@ def _max_together(length: int, layers: Sequence[Sequence[Tensor]]) -> int:
 
 def _stages(pieces: Sequence[Piece]) -> list[int]:
     """Return for each piece how many pieces of the pass must be computed before it, in sequence."""
-    made_by = {piece.write_slot: at for at, piece in enumerate(pieces)}
+    writers = {piece.write_slot: index for index, piece in enumerate(pieces)}
     stages: dict[int, int] = {}
     for first in range(len(pieces)):
         path = [first]
         while path[-1] not in stages:
             read_slot = pieces[path[-1]].read_slot
-            above = made_by.get(read_slot, path[-1]) if read_slot != NO_STATE else path[-1]
+            above = writers.get(read_slot, path[-1]) if read_slot != NO_STATE else path[-1]
             if above == path[-1]:  # its state exists already, maybe in the slot it writes
                 stages[above] = 0
             else:
-                assert above not in path, "states are made of one another"
+                assert above not in path, "pieces read each other's states"
                 path.append(above)
         for above, below in zip(path[:0:-1], path[-2::-1], strict=True):
             stages[below] = stages[above] + 1
-    return [stages[at] for at in range(len(pieces))]
+    return [stages[index] for index in range(len(pieces))]
 
 
 def _run(group: Sequence[Piece], length: int, is_first: bool, device: torch.device) -> StateRun:
@@ -262,7 +262,7 @@ def _run(group: Sequence[Piece], length: int, is_first: bool, device: torch.devi
 
 
 Rule = Callable[[DeltaInputs, DeltaSpec, Tensor, Tensor | None, StateRun], tuple[Tensor, Tensor]]
-"""Computes what N sequences read, [N, L, H, V], and their new states, for many tokens at once.
+"""Computes the outputs of N sequences, [N, L, H, V], and their new states, many tokens at once.
 
 Its arguments are the layer's inputs and sizes, the convolution's outputs [N, L, C], the states
 before (None at the start of texts), and the run.
@@ -291,32 +291,32 @@ def has_state_shapes(
     ] == expected
 
 
-def delta_pass(inputs: DeltaInputs, on: DeltaStates, rule: Rule) -> Tensor:
-    """Return what the tokens of this pass read from their states, [T, H, V].
+def delta_pass(inputs: DeltaInputs, cache: DeltaStates, rule: Rule) -> Tensor:
+    """Return the recurrence's output at each token of this pass, [T, H, V], and update its states.
 
     Args:
         inputs: The inputs of the layer.
-        on: Its windows and states in their slots.
+        cache: Its windows and states in their slots.
         rule: Computes runs of several tokens.
     """
     batch = states_of_pass()
-    out_THV = inputs.mixed_TC.new_empty(len(inputs.mixed_TC), on.spec.v_heads, on.spec.v_dim)
+    out_THV = inputs.mixed_TC.new_empty(len(inputs.mixed_TC), cache.spec.v_heads, cache.spec.v_dim)
     if batch.in_order:
         return batch.in_sequences(
-            out_THV, lambda sequences: scan(inputs.rows(sequences.rows), on, *sequences[1:])
+            out_THV, lambda sequences: scan(inputs.rows(sequences.rows), cache, *sequences[1:])
         )
     if batch.rows is not None:
-        return step(inputs, on, batch.rows).contiguous()
+        return step(inputs, cache, batch.rows).contiguous()
     for run in batch.runs:
         rows = inputs.rows(run.rows)
         if (slots := run.one_token) is not None:
-            out_THV[run.rows] = step(rows, on, slots)
+            out_THV[run.rows] = step(rows, cache, slots)
             continue
         weights_C1W = inputs.conv_CW[:, None]
-        out = convolve_run(rows.mixed_TC, weights_C1W, inputs.conv_bias_C, on.windows, run)
-        state = None if run.read_slots_N is None else on.states[run.read_slots_N]
-        out_NLHV, last = rule(rows, on.spec, silu(out), state, run)
-        on.states[run.write_slots_N] = last.to(on.states.dtype)
+        out = convolve_run(rows.mixed_TC, weights_C1W, inputs.conv_bias_C, cache.windows, run)
+        state = None if run.read_slots_N is None else cache.states[run.read_slots_N]
+        out_NLHV, last = rule(rows, cache.spec, silu(out), state, run)
+        cache.states[run.write_slots_N] = last.to(cache.states.dtype)
         out_THV[run.rows] = out_NLHV.flatten(0, 1)
     return out_THV
 

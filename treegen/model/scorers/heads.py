@@ -1,4 +1,4 @@
-"""Heads of models that judge: heads that transformers has no class for, and heads of two outputs.
+"""Heads of reward models: heads that transformers has no class for, and heads of two outputs.
 
 Transformers has no class for some reward models whose head is a small network. Qwen's process
 reward models (`ForProcessRewardModel`) and reward models (`ForRewardModel`) come with their own
@@ -6,9 +6,9 @@ code, which is not run: their layers are transformers', and their head is two ma
 in between, named `score.0` and `score.2`. Skywork's process reward models (`ForPrmModel`) have a
 value head with one output, named `v_head.summary`.
 
-A model with a head of two outputs is computed as a language model. After a text, the probabilities
-of its two tokens, 0 and 1, are the model's shares. So any code that scores continuations can read
-them, on shared prefixes and cached pages.
+A model with a head of two outputs runs as a language model with a vocabulary of two tokens. After a
+text, the probability of token 0 is the probability of "right", and that of token 1 is the rest. So
+any code that scores continuations can read them, on shared prefixes and cached pages.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from treegen.model.model import Model
 
 
-_QWENS_MARK: Final = "<extra_0>"
+_QWEN_MARK: Final = "<extra_0>"
 
 
 class RewardModel(nn.Module):
@@ -89,7 +89,7 @@ def read_reward_model(
         config: Its configuration.
         dtype: The type to compute in.
         tokenizer: Its tokenizer, whose vocabulary shows whether it has a mark for steps.
-        pooled: Whether to judge only at the last token.
+        pooled: Whether to compute logits only at the last token.
 
     Raises:
         ModelError: a weight is missing.
@@ -118,12 +118,12 @@ def read_reward_model(
         return RewardModel(body, head, pooled=pooled, read_at=r"mark=\n and separator=\n")
     first = _linear(head_weights, "score.0", directory, dtype)
     second = _linear(head_weights, "score.2", directory, dtype)
-    marked = not pooled and _QWENS_MARK in tokenizer.get_vocab()
+    marked = not pooled and _QWEN_MARK in tokenizer.get_vocab()
     return RewardModel(
         body,
         nn.Sequential(first, nn.ReLU(), second),
         pooled=pooled,
-        read_at=f"mark={_QWENS_MARK}" if marked else "",
+        read_at=f"mark={_QWEN_MARK}" if marked else "",
     )
 
 
@@ -141,18 +141,22 @@ def _linear(
 
 
 RIGHT: Final = 0
-"""The token whose probability is the share of the "right" output."""
+"""The token whose probability is that of the "right" output."""
 
 
 # Neutral values of settings that change a language model's logits but not a classifier's.
-_PLAIN: Final = {"final_logit_softcapping": None, "logits_scaling": 1.0, "logit_scale": 1.0}
+_NEUTRAL_SETTINGS: Final = {
+    "final_logit_softcapping": None,
+    "logits_scaling": 1.0,
+    "logit_scale": 1.0,
+}
 
 
 class _BinaryHead(nn.Module):
     """A head of two outputs: the logit of "right", and that of all other outputs together.
 
-    The softmax share of the first output is then that of the wanted output among all outputs of
-    `head`, or the sigmoid of a single output.
+    The softmax of the first output is then the probability of "right" among all outputs of `head`,
+    or the sigmoid of a single output.
     """
 
     def __init__(self, head: nn.Module, column: int) -> None:
@@ -172,7 +176,7 @@ class _BinaryHead(nn.Module):
 
 
 def slice_head(head: nn.Module, tokens: list[int]) -> nn.Linear:
-    """Return the part of a language model's head that gives the logits of some tokens."""
+    """Return the part of a language model's head that computes the logits of some tokens."""
     weight, bias = getattr(head, "weight", None), getattr(head, "bias", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2:
         raise ModelError(
@@ -230,7 +234,7 @@ def _causal(module: PreTrainedModel) -> PreTrainedModel:
     5.20 would not tell the layers which attention function to use.
     """
     config: Any = module.config
-    for name, value in _PLAIN.items():
+    for name, value in _NEUTRAL_SETTINGS.items():
         if hasattr(config, name):
             setattr(config, name, value)
     with torch.device("meta"):

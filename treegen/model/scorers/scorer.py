@@ -1,4 +1,4 @@
-"""Load models that judge, and compute their outputs on whole texts."""
+"""Load reward models, and compute their outputs on whole texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakValueDictionary
 
-from treegen.errors import InputError, ModelError
+from treegen.errors import InputError, ModelError, arg
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ _in_use: WeakValueDictionary[tuple[str, str, str, str], Any] = WeakValueDictiona
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A loaded model that judges."""
+    """A loaded reward model."""
 
     model: Any
     """The transformers model."""
@@ -89,7 +89,7 @@ def load_scorer(
     form: str | None = None,
     separate: bool = False,
 ) -> Scorer:
-    """Load a model that judges, from safetensors only.
+    """Load a reward model, from safetensors only.
 
     Args:
         name: A directory or a hub name.
@@ -100,7 +100,8 @@ def load_scorer(
 
     Raises:
         InputError: there is no such device or form.
-        ModelError: the model cannot be loaded, or has none of the forms.
+        ModelError: the model cannot be loaded, does not fit into the device's free memory, or has
+            none of the forms.
     """
     from treegen.model.checkpoint.files import (
         check_trust,
@@ -134,10 +135,26 @@ def load_scorer(
     key = str(directory), fingerprint(directory), device_name, form
     model = None if separate else _in_use.get(key)
     if model is None:
-        model = _read(name, directory, raw, form, tokenizer, device_name).to(device_name)
+        model = _read(name, directory, raw, form, tokenizer, device_name)
+        _move(model, device_name, name)
         if not separate:
             _in_use[key] = model
     return Scorer(model, tokenizer, form, getattr(model.config, "max_position_embeddings", None))
+
+
+def _move(model: Any, device: str, name: str | os.PathLike[str]) -> None:
+    """Move a model to a device, or raise ModelError if the device has too little free memory."""
+    import torch
+
+    try:
+        model.to(device)
+        return
+    except torch.OutOfMemoryError:
+        size = sum(weight.nbytes for weight in model.parameters())
+    raise ModelError(
+        f"reward model {name} requires {size / 2**30:.1f} GiB, which exceeds the free memory of "
+        f"{device}; use another device, or give the LLM a smaller cache ({arg('memory=')})"
+    )
 
 
 def _has_own_head(raw: Mapping[str, Any]) -> bool:

@@ -28,12 +28,12 @@ REDUCE: Final[Mapping[str, Callable[[Sequence[float]], float]]] = {
 
 
 class Reader(Protocol):
-    """Computes the shares of "right" its own way; see `treegen.search.live.prefix_scorer`."""
+    """Computes probabilities of "right" on shared prefixes, as `PrefixScorer` does."""
 
     def score_prefixes(
         self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Return, for each text of token ids, the shares of "right" after the tokens at `ends`."""
+        """Return, for each text of token ids, the probabilities of "right" after `ends`."""
         ...
 
 
@@ -128,7 +128,7 @@ class Verifier:
     def read(
         self, rows: Sequence[Sequence[int]], ends: Sequence[Sequence[int]]
     ) -> list[list[float]]:
-        """Return the shares of "right" in texts of token ids, after the tokens at `ends`.
+        """Return the probabilities of "right" in texts of token ids, after the tokens at `ends`.
 
         Raises:
             InputError: a text is too long for the model.
@@ -136,18 +136,18 @@ class Verifier:
         self.scorer.check_length(rows)
         if self.reader is not None:
             return self.reader.score_prefixes(rows, ends)
-        shares: list[list[float]] = [[] for _ in rows]
+        probs: list[list[float]] = [[] for _ in rows]
         for indices in self.scorer.batches(rows, self.batch_size):
             logits = self.scorer.logits([rows[index] for index in indices])
             for row, index in enumerate(indices):
                 pooled = self.scorer.form == SEQUENCE
                 logits_SL = logits[row, None if pooled else ends[index]]
                 if self.scorer.form == CAUSAL:
-                    shares_S = logits_SL[:, self.token_ids()].softmax(dim=-1)[:, 0]
+                    probs_S = logits_SL[:, self.token_ids()].softmax(dim=-1)[:, 0]
                 else:
-                    shares_S = probabilities(logits_SL)[:, self.column]
-                shares[index] = [float(share) for share in shares_S]
-        return shares
+                    probs_S = probabilities(logits_SL)[:, self.column]
+                probs[index] = [float(prob) for prob in probs_S]
+        return probs
 
     @property
     def column(self) -> int:
@@ -170,7 +170,7 @@ class Verifier:
                     f"{text!r} is not in the vocabulary of the verifier's tokenizer; pass other "
                     "tokens"
                 )
-            chosen_ids.append(int(ids[-1]))  # a tokenizer may put a space before it
+            chosen_ids.append(int(ids[-1]))  # a tokenizer may put a space token first
         return chosen_ids
 
     def last(self, ids: Sequence[int]) -> int:
@@ -184,7 +184,7 @@ class Verifier:
         if self.turns:
             return self._encode_turns(question, answer)
         if self.mark.isspace():
-            return self._encode_apart(question, answer)
+            return self._encode_separately(question, answer)
         steps = [answer] if form == SEQUENCE else _steps(answer, self.separator)
         body, ends = "", []
         for number, step in enumerate(steps):
@@ -212,13 +212,13 @@ class Verifier:
         end_indices = [int(np.argmax(stops >= at + end)) for end in ends]
         return list(encoded["input_ids"]), end_indices
 
-    def _encode_apart(self, question: str, answer: str) -> tuple[list[int], list[int]]:
+    def _encode_separately(self, question: str, answer: str) -> tuple[list[int], list[int]]:
         """Tokenize question, steps and marks separately, as Skywork's models are trained."""
         tokenizer, ends = self.scorer.tokenizer, []
         ids = list(tokenizer(f"{question}\n")["input_ids"])
-        first = tokenizer.bos_token_id
-        if first is not None and ids[:1] != [first]:
-            ids.insert(0, first)
+        bos = tokenizer.bos_token_id
+        if bos is not None and ids[:1] != [bos]:
+            ids.insert(0, bos)
         for step in _steps(answer, self.separator):
             for text in (step, self.mark):
                 part_ids = tokenizer(text, add_special_tokens=False)["input_ids"]

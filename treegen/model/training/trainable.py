@@ -28,15 +28,21 @@ _RANDOM: Final = ("drop", "jitter", "noise")
 _specs: WeakKeyDictionary[nn.Module, tuple[int, ModelSpec]] = WeakKeyDictionary()
 
 
+def strip_wrappers(module: Any) -> Any:
+    """Return the module inside of DDP and `torch.compile`, in any order; PEFT adapters stay."""
+    while isinstance(module, DistributedDataParallel) or hasattr(module, "_orig_mod"):
+        is_ddp = isinstance(module, DistributedDataParallel)
+        module = module.module if is_ddp else module.get_submodule("_orig_mod")
+    return module
+
+
 def unwrap(module: Any) -> PreTrainedModel:
     """Return the transformers module inside of DDP, `torch.compile` and PEFT adapters.
 
     Raises:
         InputError: there is none, or an adapter learns prompts.
     """
-    while isinstance(module, DistributedDataParallel) or hasattr(module, "_orig_mod"):
-        is_ddp = isinstance(module, DistributedDataParallel)
-        module = module.module if is_ddp else module.get_submodule("_orig_mod")
+    module = strip_wrappers(module)
     if hasattr(module, "get_base_model"):
         if any(config.is_prompt_learning for config in module.peft_config.values()):
             raise InputError(

@@ -74,7 +74,7 @@ AttentionInterface.register(TREE, torch.compiler.disable(_attention))
 
 @contextmanager
 def use_tree_attention(module: PreTrainedModel) -> Iterator[None]:
-    """While open, let a module attend by levels; also in later recomputations of its layers.
+    """While open, let a module use tree attention; also in later recomputations of its layers.
 
     Args:
         module: The module. Its forward pass gets a `TreeLayout` as `treegen`.
@@ -95,7 +95,7 @@ def use_tree_attention(module: PreTrainedModel) -> Iterator[None]:
     before = [getattr(part, _CHECKPOINTING) for part in parts]
     try:
         for part, checkpoint in zip(parts, before, strict=True):
-            setattr(part, _CHECKPOINTING, _switching(checkpoint, switch))
+            setattr(part, _CHECKPOINTING, _wrap_checkpoint(checkpoint, switch))
         with switch():
             yield
     finally:
@@ -103,8 +103,10 @@ def use_tree_attention(module: PreTrainedModel) -> Iterator[None]:
             setattr(part, _CHECKPOINTING, checkpoint)
 
 
-def _switching(checkpoint: Callable[..., Any], switch: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a checkpoint function that computes by levels whenever it runs a layer."""
+def _wrap_checkpoint(
+    checkpoint: Callable[..., Any], switch: Callable[[], Any]
+) -> Callable[..., Any]:
+    """Return a checkpoint function that uses tree attention whenever it runs a layer."""
 
     def run(layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def call(*inputs: Any, **options: Any) -> Any:
@@ -119,8 +121,8 @@ def _switching(checkpoint: Callable[..., Any], switch: Callable[[], Any]) -> Cal
 # S rows of logits, V vocabulary, T tokens of a tree, N distinct tokens to score, or tokens of a
 # sample
 
-_ROWS: Final = 2**24
-"""Maximum number of logits that are converted to float32 at once."""
+_MAX_LOGITS: Final = 2**24
+"""Maximum number of logits to convert to float32 at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,7 +134,7 @@ class PackedTree:
     positions: NDArray[np.int64]
     """The position of each token in its texts [T]."""
     layout: TreeLayout
-    """Where the segments are among the packed tokens."""
+    """The location of the segments among the packed tokens."""
     samples: tuple[NDArray[np.int64], ...]
     """For each sample, the indices of its tokens among the packed ones [N]."""
 
@@ -142,33 +144,32 @@ def pack_tree(tree: RolloutTree) -> PackedTree:
     num = len(tree.segments)
     children: list[list[int]] = [[] for _ in range(num)]
     roots: list[int] = []
-    for at, segment in enumerate(tree.segments):
-        (roots if segment.parent is None else children[segment.parent]).append(at)
+    for index, segment in enumerate(tree.segments):
+        (roots if segment.parent is None else children[segment.parent]).append(index)
     order: list[int] = []
-    waiting = roots[::-1]
-    while waiting:
-        order.append(waiting.pop())
-        waiting += children[order[-1]][::-1]
+    stack = roots[::-1]
+    while stack:
+        order.append(stack.pop())
+        stack += children[order[-1]][::-1]
     lengths = np.array([len(segment.tokens) for segment in tree.segments], dtype=np.int64)
     totals, depths = lengths.copy(), np.zeros(num, dtype=np.int64)
-    for at in range(num - 1, -1, -1):
-        if (parent := tree.segments[at].parent) is not None:
-            totals[parent] += totals[at]
-    for at, segment in enumerate(tree.segments):
+    for index in range(num - 1, -1, -1):
+        if (parent := tree.segments[index].parent) is not None:
+            totals[parent] += totals[index]
+    for index, segment in enumerate(tree.segments):
         if segment.parent is not None:
-            depths[at] = depths[segment.parent] + lengths[segment.parent]
+            depths[index] = depths[segment.parent] + lengths[segment.parent]
     starts = np.empty(num, dtype=np.int64)
     starts[order] = np.cumsum(lengths[order]) - lengths[order]
     layout = TreeLayout(starts[order], (starts + totals)[order], depths[order], int(lengths.sum()))
-    tokens = [token for at in order for token in tree.segments[at].tokens]
-    path_indices: list[
-        NDArray[np.int64]
-    ] = []  # of the tokens of each segment and of those before it
-    for at, segment in enumerate(tree.segments):
-        here = starts[at] + np.arange(lengths[at])
+    tokens = [token for index in order for token in tree.segments[index].tokens]
+    # For each segment: the packed indices of its own tokens and of those of its ancestors.
+    path_indices: list[NDArray[np.int64]] = []
+    for index, segment in enumerate(tree.segments):
+        own = starts[index] + np.arange(lengths[index])
         before = () if segment.parent is None else (path_indices[segment.parent],)
-        path_indices.append(np.concatenate([*before, here]))
-    samples = tuple(path_indices[at] for at in tree.last)
+        path_indices.append(np.concatenate([*before, own]))
+    samples = tuple(path_indices[index] for index in tree.last)
     return PackedTree(np.array(tokens, dtype=np.int64), layout.positions(), layout, samples)
 
 
@@ -218,8 +219,8 @@ def tree_logprobs(
         for sample, first in zip(packed.samples, lengths, strict=True)
     ]
     if not targets or not len(packed.tokens):
-        needs = torch.is_grad_enabled()
-        return [torch.zeros(0, device=base.device, requires_grad=needs) for _ in targets]
+        requires_grad = torch.is_grad_enabled()
+        return [torch.zeros(0, device=base.device, requires_grad=requires_grad) for _ in targets]
     # Each token has one predecessor, whichever sample it is read from.
     scored_N, first_N, inverse = np.unique(
         np.concatenate(targets), return_index=True, return_inverse=True
@@ -299,7 +300,7 @@ class _SelectedLogprobs(torch.autograd.Function):
             tokens_N: The token ids [N].
             factor: A factor of all logits.
         """
-        parts = logits_SV.split(max(1, _ROWS // logits_SV.shape[1]))
+        parts = logits_SV.split(max(1, _MAX_LOGITS // logits_SV.shape[1]))
         lse_S = torch.cat([_scale(part, factor).logsumexp(-1) for part in parts])
         ctx.save_for_backward(logits_SV, rows_N, tokens_N, lse_S)
         ctx.factor = factor
@@ -310,7 +311,7 @@ class _SelectedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:
         logits_SV, rows_N, tokens_N, lse_S = ctx.saved_tensors
         sums_S = torch.zeros_like(lse_S).index_add_(0, rows_N, grad_N)
-        step = max(1, _ROWS // logits_SV.shape[1])
+        step = max(1, _MAX_LOGITS // logits_SV.shape[1])
         grad_SV = torch.empty_like(logits_SV)
         for at in range(0, len(logits_SV), step):
             part = slice(at, at + step)

@@ -16,7 +16,6 @@ from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from transformers import PretrainedConfig
 
 from treegen.common.formatting import summarize_error
@@ -31,13 +30,14 @@ from treegen.model.linear.fp8 import Fp8Linear, quantize_in_chunks
 from treegen.model.linear.fp8_experts import Fp8Experts
 from treegen.model.model import Model
 from treegen.model.parallel.ranks import Ranks
+from treegen.model.training.trainable import strip_wrappers
 from treegen.model.weights import LoadPlan, load_weights
 
 NewWeights = (
     str | os.PathLike[str] | nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 )
 """A checkpoint's directory, a module, or tensors with their names."""
-_SHOWN: Final = 3
+_MAX_SHOWN: Final = 3
 _BASE: Final = ".base_layer"
 _SAVED: Final = ".original_module"
 """Parts of the names of weights that PEFT has wrapped, and of those that it replaces."""
@@ -74,9 +74,9 @@ def stage_weights(model: Model, weights: NewWeights, *, check_finite: bool = Tru
         InputError: the weights do not fit the model.
         ModelError: the model's weights cannot be updated, or the checkpoint cannot be read.
     """
-    _refuse(model)
+    _check_updatable(model)
     targets, required, scales = _list_targets(model.module)
-    sources, digest = _fit(model, weights, targets, required, model.ranks, check_finite)
+    sources, digest = _match_weights(model, weights, targets, required, model.ranks, check_finite)
     writes: list[tuple[Tensor, Tensor]] = []
     for name, tensor in sources.items():
         target, scale = targets[name], scales.get(id(targets[name]))
@@ -108,12 +108,12 @@ def save_whole(
         InputError: the weights do not fit the model.
         ModelError: the model's weights cannot be updated, or the checkpoint cannot be read.
     """
-    _refuse(model)
+    _check_updatable(model)
     with torch.device("meta"):
-        stock_model = _stock_class(model)._from_config(_plain_config(model), dtype=model.dtype)
+        stock_model = type(model.module)._from_config(_plain_config(model), dtype=model.dtype)
     drop_parts(stock_model, _unloaded_prefixes(model))
     targets, required, _ = _list_targets(stock_model)
-    sources, digest = _fit(model, weights, targets, required, None, check_finite)
+    sources, digest = _match_weights(model, weights, targets, required, None, check_finite)
     if isinstance(weights, str | os.PathLike):
         return digest
     by_target = {id(targets[name]): tensor for name, tensor in sources.items()}
@@ -127,7 +127,7 @@ def save_whole(
     return digest
 
 
-def _fit(
+def _match_weights(
     model: Model,
     weights: NewWeights,
     targets: Mapping[str, Tensor],
@@ -156,12 +156,12 @@ def _fit(
             check_settings(model, config, "the module's config")
         tensors = _tensors_of(part, targets)
     elif isinstance(weights, str | os.PathLike):
-        tensors, digest = _read(model, weights, ranks)
+        tensors, digest = _read_checkpoint(model, weights, ranks)
     else:
         tensors = _collect(weights, targets)
-        if any(name not in targets for name in _used(tensors, targets, model)):
-            tensors = _convert(model, tensors)
-    tensors = {name: tensors[name] for name in _used(tensors, targets, model)}
+        if any(name not in targets for name in _loaded_names(tensors, targets, model)):
+            tensors = _convert_checkpoint_tensors(model, tensors)
+    tensors = {name: tensors[name] for name in _loaded_names(tensors, targets, model)}
     _check_names(tensors, targets, required)
     sources: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -178,7 +178,7 @@ def _fit(
     return dict(sources.values()), digest
 
 
-def _refuse(model: Model) -> None:
+def _check_updatable(model: Model) -> None:
     """Raise ModelError if a model has weights that cannot be updated."""
     if model.fixed_because:
         raise ModelError(model.fixed_because)
@@ -211,8 +211,10 @@ def _list_targets(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tenso
     return targets, required, scales
 
 
-def _used(tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor], model: Model) -> list[str]:
-    """Return the names outside of the parts that the model was loaded without."""
+def _loaded_names(
+    tensors: Mapping[str, Tensor], targets: Mapping[str, Tensor], model: Model
+) -> list[str]:
+    """Return the names of tensors, except those of parts that the model was loaded without."""
     return [
         name
         for name in tensors
@@ -260,16 +262,19 @@ def _check_names(
 ) -> None:
     if unknown := [name for name in tensors if name not in targets]:
         raise InputError(
-            f"the model has no weights with these names: {_list(unknown)}; remove these tensors"
+            f"the model has no weights with these names: {_format_names(unknown)}; remove these "
+            "tensors"
         )
     covered = {id(targets[name]) for name in tensors}
     if missing := [name for name, weight in required.items() if id(weight) not in covered]:
-        raise InputError(f"the new weights have no {_list(missing)}; pass all weights of the model")
+        raise InputError(
+            f"the new weights have no {_format_names(missing)}; pass all weights of the model"
+        )
 
 
-def _list(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+def _format_names(names: list[str]) -> str:
+    more = f" and {len(names) - _MAX_SHOWN:,} more" if len(names) > _MAX_SHOWN else ""
+    return f"{', '.join(names[:_MAX_SHOWN])}{more}"
 
 
 def _check_tensor(name: str, tensor: Any, target: Tensor) -> None:
@@ -321,9 +326,7 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
 
 def _unwrap(module: nn.Module) -> Any:
     """Return a module without its wrappers; adapters stay in its layers."""
-    part: Any = getattr(module, "_orig_mod", module)  # torch.compile
-    if isinstance(part, DistributedDataParallel):
-        part = part.module
+    part = strip_wrappers(module)
     if hasattr(part, "get_base_model"):
         if any(config.is_prompt_learning for config in part.peft_config.values()):
             raise InputError("prompt learning adapters have no weights to merge; use LoRA")
@@ -343,7 +346,7 @@ def _tensors_of(part: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
             for name, tensor in layer_state.items():
                 if name.startswith(f"{path}{_BASE}."):
                     state[name.replace(_BASE, "", 1)] = tensor
-            state[f"{path}.weight"] = _merge(path, layer)
+            state[f"{path}.weight"] = _merge_lora(path, layer)
     for name in state:
         if _BASE in name or _SAVED in name:
             raise _not_plain_error(name.split(_BASE)[0].split(_SAVED)[0])
@@ -351,7 +354,7 @@ def _tensors_of(part: Any, targets: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _merge(path: str, layer: Any) -> Tensor:
+def _merge_lora(path: str, layer: Any) -> Tensor:
     """Return the weight of a layer with the LoRA adapters that are active."""
     is_plain = hasattr(layer, "lora_A") and getattr(layer, "parameter_name", "weight") == "weight"
     weight: Tensor | None = getattr(layer.get_base_layer(), "weight", None)
@@ -374,7 +377,7 @@ def _not_plain_error(path: str) -> InputError:
     )
 
 
-def _read(
+def _read_checkpoint(
     model: Model, path: str | os.PathLike[str], ranks: Ranks | None
 ) -> tuple[dict[str, Tensor], str]:
     """Return the weights of a checkpoint as the model's own were loaded, and their fingerprint.
@@ -404,10 +407,6 @@ def _read(
     return load_weights(plan).state_dict(), fingerprint(directory)
 
 
-def _stock_class(model: Model) -> Any:
-    return type(model.module)
-
-
 def _plain_config(model: Model) -> Any:
     """Return a copy of a model's configuration, without quantization."""
     config = copy.deepcopy(model.module.config)
@@ -416,9 +415,10 @@ def _plain_config(model: Model) -> Any:
     return config
 
 
-def _convert(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _convert_checkpoint_tensors(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the names and shapes of the model's, from those of its checkpoints."""
-    stock, config = _stock_class(model), _plain_config(model)
+    stock: Any = type(model.module)
+    config = _plain_config(model)
     with quiet_loading():
         try:
             loaded, info = stock.from_pretrained(
@@ -438,8 +438,8 @@ def _convert(model: Model, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = sorted(map(str, info[f"{kind}_keys"]))
         if names := [name for name in names if not name.startswith(_unloaded_prefixes(model))]:
             raise InputError(
-                f"the new weights do not fit the model: {kind} {_list(names)}; pass the weights "
-                "of the module or of a checkpoint of the same model"
+                f"the new weights do not fit the model: {kind} {_format_names(names)}; pass the "
+                "weights of the module or of a checkpoint of the same model"
             )
     return cast(dict[str, Tensor], loaded.state_dict())
 
@@ -463,10 +463,10 @@ def check_settings(model: Model, config: Any, name: str) -> None:
         InputError: a setting that decides what layers compute differs.
     """
     own, new = (
-        _settings_of(each.get_text_config(decoder=True).to_dict())
-        for each in (model.module.config, config)
+        _settings_of(whole.get_text_config(decoder=True).to_dict())
+        for whole in (model.module.config, config)
     )
-    for key in ("model_type", *sorted(own)):  # other keys are those of other tools
+    for key in ("model_type", *sorted(own)):  # other tools add further keys
         if not _is_same(own.get(key), new.get(key)):
             raise InputError(
                 f"{name} has {key} {new.get(key)!r:.60}, but the model has "

@@ -188,19 +188,19 @@ def _run(
         lse = lse.reshape(num_units, kv_heads, n, per_head).transpose(1, 2)
     else:
         out, lse = out.transpose(1, 2), lse.transpose(1, 2)
-    if job.dead_BN is not None:
+    if job.keyless_BN is not None:
         # The kernel gives rows without any visible key an LSE of 0.
-        dead = job.dead_BN.view(num_units, n, *[1] * (lse.dim() - 2))
-        out, lse = out.masked_fill(dead[..., None], 0), lse.masked_fill(dead, -torch.inf)
+        keyless = job.keyless_BN.view(num_units, n, *[1] * (lse.dim() - 2))
+        out, lse = out.masked_fill(keyless[..., None], 0), lse.masked_fill(keyless, -torch.inf)
     return out, lse
 
 
 def _should_copy_heads(q_BKMD: Tensor, k_BKLD: Tensor) -> bool:
     """Return whether copying each head's keys costs less than it saves."""
-    apart, threads = k_BKLD.stride(2) * k_BKLD.itemsize, torch.get_num_threads()
+    key_stride, threads = k_BKLD.stride(2) * k_BKLD.itemsize, torch.get_num_threads()
     rows = FAR_ROWS if threads == 1 else BUSY_ROWS * threads
-    many = q_BKMD.shape[2] >= rows and k_BKLD.shape[2] >= FAR_KEYS
-    return many and apart >= FAR_BYTES and k_BKLD.shape[1] > 1
+    is_long = q_BKMD.shape[2] >= rows and k_BKLD.shape[2] >= FAR_KEYS
+    return is_long and key_stride >= FAR_BYTES and k_BKLD.shape[1] > 1
 
 
 def _attend_by_head(

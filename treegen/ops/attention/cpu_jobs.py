@@ -65,8 +65,8 @@ class CpuJob:
     """Whether row n of a unit sees its keys 0 to n only."""
     mask: Tensor | None
     """Added to the logits, [B, 1, 1 or N, L]."""
-    dead_BN: Tensor | None
-    """Which rows see no key because of the mask; None if all rows see some."""
+    keyless_BN: Tensor | None
+    """Which rows see no key because of the mask; None if every row sees a key."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +179,7 @@ def _job(
         rows = slice(int(row_B[0]), int(row_B[0]) + num_units * n)
     else:
         rows = torch.from_numpy((row_B[:, None] + np.arange(n)).ravel())
-    mask, dead_BN = _mask(level, units_B7, positions_T, shape)
+    mask, keyless_BN = _mask(level, units_B7, positions_T, shape)
     single = num_units == 1 and kind == PLAIN
     return CpuJob(
         part=int(units_B7[0, PART]),
@@ -189,7 +189,7 @@ def _job(
         pieces=tuple(_pieces(keys, shape)) if single else (keys,),
         causal=kind == CAUSAL,
         mask=mask,
-        dead_BN=dead_BN,
+        keyless_BN=keyless_BN,
     )
 
 
@@ -228,8 +228,8 @@ def _mask(
         return None, None
     hidden = torch.from_numpy(hidden_BNL)
     mask = torch.zeros(hidden.shape, dtype=shape.dtype).masked_fill_(hidden, -torch.inf)
-    dead_BN = hidden.all(dim=-1)
-    return mask[:, None], dead_BN if bool(dead_BN.any()) else None
+    keyless_BN = hidden.all(dim=-1)
+    return mask[:, None], keyless_BN if bool(keyless_BN.any()) else None
 
 
 # Columns of a unit: first row, number of rows, group, first key, end of keys (exclusive), kind, and

@@ -1,4 +1,4 @@
-"""Selecting the keys that a row attends to, in layers with sparse attention.
+"""Select the keys that a row attends to, in layers with sparse attention.
 
 An indexer gives each token a short key, and each row short queries with a weight for each head. The
 score of a key for a row is the weighted sum, over the heads, of the positive parts of their
@@ -32,14 +32,14 @@ from treegen.common.device import to_device
 from treegen.ops.attention.level import HostLevel, IntArray
 from treegen.ops.attention.types import PreparedLevels
 
-PIECE: Final = 2**25
-"""Maximum numbers in a temporary tensor."""
-WIDE: Final = 8
-"""Minimum rows of a group that is computed by a product of its own."""
+MAX_ELEMENTS: Final = 2**25
+"""Maximum elements of a temporary tensor."""
+MIN_WIDE_ROWS: Final = 8
+"""Minimum rows of a group whose keys are scored by a separate matrix product."""
 
 
 class IndexForm(NamedTuple):
-    """Which keys an indexer selects."""
+    """The selection rule of an indexer."""
 
     num: int
     """Maximum blocks of keys that a row selects by their scores."""
@@ -66,7 +66,7 @@ class IndexForm(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """A group of a level with at least `WIDE` rows."""
+    """A group of a level with at least `MIN_WIDE_ROWS` rows."""
 
     start: int
     """Its first row."""
@@ -175,7 +175,7 @@ def select_keys(
     rows = keys_by_row(levels, num_rows, pool.shape[1])
     queries = _Queries(q_THD, weights_TH, positions_T, form.size if form.is_pooled else 1)
     num_columns = max_keys // queries.stride
-    step = max(PIECE // ((num_columns + 1) * max(heads, default=1)), 1)
+    step = max(MAX_ELEMENTS // ((num_columns + 1) * max(heads, default=1)), 1)
     for start in range(0, num_rows, step):
         stop = min(start + step, num_rows)
         scores_NCL = _score_rows(queries, pool, rows, (start, stop, num_columns))
@@ -222,7 +222,7 @@ def read_blocks(
     size: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """Return what a pool stores for the tokens of the block that each row's token completes.
+    """Return the stored numbers of the block that each row's token completes.
 
     Args:
         pool: Stored numbers [num_pages, page_size, X].
@@ -255,8 +255,8 @@ def _block_slots(
     for level in keys_by_row(levels, len(slots_T), page_size).levels:
         offsets_TB = at_TB - level.first_T[:, None]
         inside_TB = is_last_T1 & (offsets_TB >= 0) & (offsets_TB < level.len_T[:, None])
-        found_TB = find_slots(level, slice(None), offsets_TB, page_size)
-        slots_TB = torch.where(inside_TB, found_TB, slots_TB)
+        level_slots_TB = find_slots(level, slice(None), offsets_TB, page_size)
+        slots_TB = torch.where(inside_TB, level_slots_TB, slots_TB)
     return slots_TB
 
 
@@ -266,7 +266,7 @@ def completes_block(positions_T: Tensor, size: int) -> Tensor:
 
 
 def read_slots(pool: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what a pool stores in some cache slots.
+    """Return the stored numbers of some cache slots.
 
     Args:
         pool: Stored numbers [num_pages, page_size, ...].
@@ -310,7 +310,7 @@ def _by_row(level: HostLevel, values_G: IntArray, num_rows: int) -> IntArray:
 
 def _level_keys(level: HostLevel, num_rows: int, page_size: int, device: torch.device) -> LevelKeys:
     stored_GP = level.pages_GP if level.stored_GP is None else level.stored_GP
-    wide_G = level.stop_G - level.start_G >= WIDE
+    wide_G = level.stop_G - level.start_G >= MIN_WIDE_ROWS
     groups = []
     for group in np.flatnonzero(wide_G & (level.kv_len_G > 0)).tolist():
         num = int(level.kv_len_G[group])
@@ -394,7 +394,7 @@ def _score_group(
 ) -> None:
     """Write the scores of a group's keys for some of its rows."""
     stride = queries.stride
-    size = max(PIECE // ((rows.stop - rows.start) * queries.q_THD.shape[1]), 1)
+    size = max(MAX_ELEMENTS // ((rows.stop - rows.start) * queries.q_THD.shape[1]), 1)
     skipped = (-1 - group.first) % stride
     column = (group.first + skipped) // stride
     for slots_L in group.slots_L[skipped::stride].split(size):
@@ -412,6 +412,6 @@ def _narrow_rows(level: LevelKeys, start: int, stop: int, size: int) -> Iterator
     """Yield rows with keys in narrow groups, in chunks; each key takes `size` numbers."""
     rows = start + np.flatnonzero(level.narrow_T[start:stop])
     if len(rows):
-        step = max(PIECE // (int(level.narrow_T[rows].max()) * size), 1)
+        step = max(MAX_ELEMENTS // (int(level.narrow_T[rows].max()) * size), 1)
         for first in range(0, len(rows), step):
             yield rows[first : first + step]

@@ -17,7 +17,7 @@ D = R + P.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Unpack
 
@@ -32,6 +32,7 @@ from treegen.ops.attention.key_selection import read_slots
 from treegen.ops.attention.level import HostLevel
 from treegen.ops.attention.merge import merge
 from treegen.ops.attention.types import PreparedLevels
+from treegen.ops.kernel_modules import import_kernels
 
 _PIECE: Final = 2**26  # largest number of elements in the keys and values of a chunk
 
@@ -73,8 +74,11 @@ def attend_latents(
     if levels.copies is not None:
         keys, values = view_expanded(pool, form, q_THK.dtype)
         part = attend(q_THK, keys, values, levels.copies, return_lse=True, **options)
-        if not split.pieces and (in_one := _merge_kernel(q_THK)) is not None:
-            return in_one(out_THV, lse_TH, *part)
+        if not split.pieces and q_THK.device.type == "cuda" and q_THK.dtype != torch.float64:
+            kernels = import_kernels("treegen.ops.attention.gpu.latent_kernels")
+            if kernels is not None:  # one launch merges the two results
+                merged: Tensor = kernels.merge_pair(out_THV, lse_TH, *part)
+                return merged
         out_THV, lse_TH = merge((out_THV.to(wide), part[0].to(wide)), (lse_TH, part[1]))
     out_THV = out_THV.to(wide)
     for piece in split.pieces:
@@ -82,20 +86,9 @@ def attend_latents(
         keys, values = (tensor.unflatten(0, (-1, pool.shape[1])) for tensor in expanded)
         rows = piece.rows
         part = attend(q_THK[rows], keys, values, piece.level, return_lse=True, **options)
-        both = (out_THV[rows], part[0].to(wide)), (lse_TH[rows], part[1])
-        out_THV[rows], lse_TH[rows] = merge(*both)
+        outs, lses = (out_THV[rows], part[0].to(wide)), (lse_TH[rows], part[1])
+        out_THV[rows], lse_TH[rows] = merge(outs, lses)
     return out_THV.to(q_THK.dtype)
-
-
-def _merge_kernel(q_THK: Tensor) -> Callable[[Tensor, Tensor, Tensor, Tensor], Tensor] | None:
-    """Return the function that merges two results in one launch; None if it is unavailable."""
-    if q_THK.device.type != "cuda" or q_THK.dtype == torch.float64:
-        return None
-    try:
-        from treegen.ops.attention.gpu.latent_kernels import merge_pair
-    except ImportError:  # Triton is not installed
-        return None
-    return merge_pair
 
 
 def _attend_absorbed(
@@ -186,8 +179,8 @@ def expand_stored(stored_LD: Tensor, up_HXR: Tensor, form: LatentSpec) -> tuple[
         form: Sizes of the latents and heads.
     """
     latent_LR, rotated_LP = stored_LD.split([form.rank, form.rope], -1)
-    made_LHX = (latent_LR @ up_HXR.flatten(0, 1).T).unflatten(-1, (form.heads, -1))
-    nope_LHN, v_LHV = made_LHX.split([form.nope, form.v_dim], -1)
+    expanded_LHX = (latent_LR @ up_HXR.flatten(0, 1).T).unflatten(-1, (form.heads, -1))
+    nope_LHN, v_LHV = expanded_LHX.split([form.nope, form.v_dim], -1)
     k_LHK = torch.cat([nope_LHN, rotated_LP[:, None].expand(-1, form.heads, -1)], -1)
     return k_LHK, v_LHV
 

@@ -48,7 +48,7 @@ _KEYS_PER_SPLIT = 256  # smallest length to which runs are cut
 def cut_level(
     level: HostLevel,
     page_size: int,
-    longest: int,
+    max_pages: int,
     positions_T: IntArray | None,
     window: Window | None,
     *,
@@ -59,14 +59,14 @@ def cut_level(
     Args:
         level: The level.
         page_size: Cache slots per page.
-        longest: Largest number of pages of a unit.
+        max_pages: Largest number of pages of a unit.
         positions_T: Position of each query row [T]; needed if the level is causal or there is a
             window.
         window: The positions that a row sees; None for all.
         bands: Whether a causal unit may have a window that hides keys. If not, each row from which
             the window hides other keys becomes a separate unit.
     """
-    runs_R6 = _runs(level, page_size, longest)
+    runs_R6 = _runs(level, page_size, max_pages)
     if positions_T is None or not (level.causal or window is not None):
         return runs_R6[:, :5]
     row, rows, slot, keys, _, position = runs_R6.T
@@ -84,10 +84,10 @@ def cut_level(
         array[has_keys] for array in (run_N, row_N, offset_N, low_N, high_N)
     )
     # Which keys of the same run the next row sees: 1 the same keys; 2 one key more; 0 otherwise.
-    near = (np.diff(run_N) == 0) & (np.diff(row_N) == 1)
+    is_next = (np.diff(run_N) == 0) & (np.diff(row_N) == 1)
     lower, higher = np.diff(low_N), np.diff(high_N)
-    step = near & (np.diff(offset_N) == 1) & (higher == 1) & (high_N[1:] == offset_N[1:] + 1)
-    kind = 2 * (step if bands else step & (lower == 0)) + (near & (lower == 0) & (higher == 0))
+    step = is_next & (np.diff(offset_N) == 1) & (higher == 1) & (high_N[1:] == offset_N[1:] + 1)
+    kind = 2 * (step if bands else step & (lower == 0)) + (is_next & (lower == 0) & (higher == 0))
     ends = kind == 0
     ends[1:] |= (kind[1:] != kind[:-1]) & (kind[:-1] != 0)
     first_U = np.flatnonzero(np.append(True, ends)[: len(row_N)])
@@ -104,14 +104,14 @@ def cut_level(
     return np.stack(columns, axis=1).astype(np.int64)
 
 
-def _runs(level: HostLevel, page_size: int, longest: int) -> IntArray:
+def _runs(level: HostLevel, page_size: int, max_pages: int) -> IntArray:
     """Return runs of consecutive pages as units, with the position of the first key: [R, 6]."""
     rows_G = level.stop_G - level.start_G
     used_G = np.where(rows_G > 0, -(-level.kv_len_G // page_size), 0)
     group_P = np.repeat(np.arange(len(used_G)), used_G)
     index_P = concat_ranges(np.zeros_like(used_G), used_G)
     page_P = level.pages_GP[group_P, index_P]
-    starts = index_P % longest == 0  # true for the first page of each group too
+    starts = index_P % max_pages == 0  # true for the first page of each group too
     starts[1:] |= np.diff(page_P) != 1
     at_R = np.flatnonzero(starts)
     group_R, low_R = group_P[at_R], index_P[at_R] * page_size
@@ -240,8 +240,10 @@ class LibraryState:
         tables: list[tuple[int, int, IntArray]] = []
         for index, (_, page_size, kv_heads, _) in enumerate(pools):
             level, per_head = self._levels[index], q_heads // kv_heads
-            longest = pages_per_unit(level, page_size, per_head, kv_heads, _programs(self._device))
-            units_U5 = cut_level(level, page_size, longest, positions_T, window, bands=bands)
+            max_pages = pages_per_unit(
+                level, page_size, per_head, kv_heads, _programs(self._device)
+            )
+            units_U5 = cut_level(level, page_size, max_pages, positions_T, window, bands=bands)
             # A kernel's grid has as many blocks for every unit as for the largest one, so units
             # with a single row get separate calls.
             kind_U = np.where(units_U5[:, CAUSAL] == 1, 2, units_U5[:, ROWS] > 1)

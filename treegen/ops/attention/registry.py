@@ -15,7 +15,7 @@ from treegen.errors import InputError, ModelWarning, arg
 from treegen.ops.attention.types import Implementation
 
 # The module and the class of each implementation of treegen.
-_OWN: Final = {
+_BUILT_IN: Final = {
     "cpu": ("cpu_attend", "Cpu"),
     "triton": ("gpu.attend", "Triton"),
     "reference": ("reference", "Reference"),
@@ -27,7 +27,7 @@ _OWN: Final = {
 }
 
 
-def _load_own(module: str, name: str) -> Implementation:
+def _load_built_in(module: str, name: str) -> Implementation:
     """Import a module next to this one, and return a new object of a class in it."""
     try:
         kind: type[Implementation] = getattr(import_module(f"{__package__}.{module}"), name)
@@ -42,7 +42,7 @@ def _load_own(module: str, name: str) -> Implementation:
 # implementation. "auto" takes the first one that does not refuse the device. "reference" refuses no
 # device, so the implementations after it are used only if they are named.
 LOADERS: Final[dict[str, Callable[[], Implementation]]] = {
-    name: partial(_load_own, *module_and_name) for name, module_and_name in _OWN.items()
+    name: partial(_load_built_in, *module_and_name) for name, module_and_name in _BUILT_IN.items()
 }
 _READ_FP8: Final = ("auto", "cpu", "triton", "gluon", "invariant", "reference")
 

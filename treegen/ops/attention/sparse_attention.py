@@ -22,7 +22,7 @@ from torch import Tensor
 from treegen.common.device import to_device
 from treegen.common.spec import LatentSpec
 from treegen.ops.attention.key_selection import (
-    PIECE,
+    MAX_ELEMENTS,
     Group,
     LevelKeys,
     RowKeys,
@@ -57,7 +57,7 @@ class SelectedKeys:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reads:
-    """How the groups of a pass are read."""
+    """The plan by which the groups of a pass are read."""
 
     masked: tuple[Group, ...]
     """The groups that are read as a whole."""
@@ -245,7 +245,7 @@ def _pieces(group: Group, selected: SelectedKeys, num_heads: int) -> list[tuple[
     inside_NS = (offsets_NS >= 0) & (offsets_NS < num_keys)
     mask_NL = offsets_NS.new_zeros((num_rows, num_keys + 1), dtype=torch.bool)
     mask_NL.scatter_(1, offsets_NS.masked_fill(~inside_NS, num_keys), True)
-    size = max(PIECE // (num_rows * num_heads), 1)
+    size = max(MAX_ELEMENTS // (num_rows * num_heads), 1)
     masks = mask_NL[:, :num_keys].split(size, 1)
     return list(zip(group.slots_L.split(size), masks, strict=True))
 
@@ -257,7 +257,7 @@ def _gathers(
     num_rows, page_size = len(selected.own_slot_T), pool.shape[1]
     if not reads.max_gathered:
         return []
-    size = max(PIECE // (reads.max_gathered * pool[0, 0].numel()), 1)
+    size = max(MAX_ELEMENTS // (reads.max_gathered * pool[0, 0].numel()), 1)
     gathers = []
     for start in range(0, num_rows, size):
         rows = slice(start, min(start + size, num_rows))
@@ -266,8 +266,8 @@ def _gathers(
         for level, len_T in reads.gathered:
             offsets_NS = positions_NS - level.first_T[rows][:, None]
             inside_NS = (offsets_NS >= 0) & (offsets_NS < len_T[rows][:, None])
-            found_NS = find_slots(level, rows, offsets_NS, page_size)
-            slots_NS = torch.where(inside_NS, found_NS, slots_NS)
+            level_slots_NS = find_slots(level, rows, offsets_NS, page_size)
+            slots_NS = torch.where(inside_NS, level_slots_NS, slots_NS)
         if reads.max_gathered < slots_NS.shape[1]:
             order_NS = (slots_NS < 0).to(torch.uint8).argsort(dim=1, stable=True)
             slots_NS = slots_NS.gather(1, order_NS[:, : reads.max_gathered])

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from treegen.common.device import to_device, without_autocast
 from treegen.ops.attention.types import AttentionOptions, Window
+from treegen.ops.kernel_modules import import_kernels
 
 _KEYS: Final = 512
 """Maximum number of keys of a block."""
@@ -38,12 +38,12 @@ _SCORES: Final = {"cpu": 2**19, "cuda": 2**26}
 
 
 class _Tile(NamedTuple):
-    """Keys in a row: a part of a long segment, or whole small subtrees and short segments."""
+    """Consecutive keys: a part of a long segment, or whole small subtrees and short segments."""
 
     start: int
     stop: int
-    keys: NDArray[np.int64]  # those that tokens behind the tile see
-    below: int  # the end of the tokens that see them
+    keys: NDArray[np.int64]  # the keys that tokens after the tile see
+    rows_stop: int  # the end of the tokens that see these keys
 
 
 class _Block(NamedTuple):
@@ -56,7 +56,7 @@ class _Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeLayout:
-    """Where the segments of a tree are among its packed tokens.
+    """The location of a tree's segments among its packed tokens.
 
     Segments are numbered in packed order.
     """
@@ -129,8 +129,8 @@ class TreeLayout:
             if end > segment:
                 stop = int(starts[end])
                 keys = [np.arange(starts[at], starts[at + 1]) for at in short]
-                below = int(self.stops[short].max(initial=stop))
-                yield _Tile(start, stop, np.concatenate([*keys, np.arange(0)]), below)
+                rows_stop = int(self.stops[short].max(initial=stop))
+                yield _Tile(start, stop, np.concatenate([*keys, np.arange(0)]), rows_stop)
                 segment = end
                 continue
             stop = int(starts[segment + 1])
@@ -144,7 +144,7 @@ class TreeLayout:
     ) -> Iterator[_Block]:
         positions_T, stops_T = self.positions(), self._repeat(self.stops)
         indices_T = torch.arange(self.num_tokens, device=device)
-        for start, stop, keys_L, below in self._iter_tiles():
+        for start, stop, keys_L, rows_stop in self._iter_tiles():
             step = max(1, max_scores // max(1, stop - start))
             for at in range(start, stop, step):
                 keys = slice(start, min(at + step, stop))
@@ -152,10 +152,10 @@ class TreeLayout:
                 yield _Block(rows, keys, (indices_T[rows], indices_T[keys]))
             if not len(keys_L):
                 continue
-            rows_N = np.arange(stop, below)
+            rows_N = np.arange(stop, rows_stop)
             if window is not None:
                 rows_N = rows_N[window.start(positions_T[rows_N]) <= positions_T[keys_L].max()]
-            is_seen = (stops_T[keys_L] >= below).all()
+            is_seen = (stops_T[keys_L] >= rows_stop).all()
             key_indices = torch.from_numpy(keys_L).to(device)
             for part in np.split(rows_N, range(step, len(rows_N), step)) if len(rows_N) else ():
                 is_whole = is_seen and (
@@ -189,12 +189,10 @@ def attend_tree(
         The attention output [H, T, V], in the type of the values.
     """
     operator: Any = _Levels(layout, options)
-    if find_spec("triton") is not None:
-        from treegen.ops.attention.gpu.tree_attend import TreeKernels, can_attend
-
-        if can_attend(q_HTK, v_GTV):
-            q_HTK, k_GTK, v_GTV = (x.contiguous() for x in (q_HTK, k_GTK, v_GTV))
-            operator = TreeKernels(layout, options)
+    kernels = import_kernels("treegen.ops.attention.gpu.tree_attend")
+    if kernels is not None and kernels.can_attend(q_HTK, v_GTV):
+        q_HTK, k_GTK, v_GTV = (x.contiguous() for x in (q_HTK, k_GTK, v_GTV))
+        operator = kernels.TreeKernels(layout, options)
     out: Tensor = _TreeAttention.apply(q_HTK, k_GTK, v_GTV, options.sinks_H, operator)  # type: ignore[no-untyped-call]
     return out
 

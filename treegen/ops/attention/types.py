@@ -53,8 +53,8 @@ class AttentionOptions:
 class Implementation(Protocol):
     """One way to compute attention over levels.
 
-    To add an implementation, write a class with this interface and name it in `LOADERS` of
-    `treegen.ops.attention.registry`, or call `register`. It computes what `reference` computes,
+    To add an implementation, write a class with this interface and call `register` of
+    `treegen.ops.attention.registry`. It computes what `reference` computes,
     up to rounding. For an argument that it does not support, it raises InputError; it never falls
     back to another implementation.
 
@@ -126,9 +126,10 @@ class PreparedLevels:
     expands: bool = False
     """Whether rows may attend to latents through keys and values that are expanded during the
     pass."""
-    memo: dict[Any, Any] = field(default_factory=dict)  # used by attention to latents
-    # The shapes, types and devices of tensors that were checked before.
+    memo: dict[Any, Any] = field(default_factory=dict)
+    """Values that all layers of the pass use, such as the keys of each row."""
     seen: set[Any] = field(default_factory=set)
+    """The shapes, types and devices of tensors that were checked before."""
 
     def with_positions(self, positions_T: Tensor | None) -> PreparedLevels:
         """Return a copy with other positions of the rows."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -27,6 +26,7 @@ from torch import Tensor
 from treegen.common.device import to_device
 from treegen.ops.attention.types import FP8
 from treegen.ops.cache.state_cache import StateCache
+from treegen.ops.kernel_modules import import_kernels
 
 Pages = NDArray[np.int32]
 
@@ -298,15 +298,17 @@ def write_kv(keys: Tensor, values: Tensor, slots_T: Tensor, k_TGK: Tensor, v_TGV
     """
     # view, not flatten: if a pool is not contiguous, flatten would write into a copy.
     slots_k, slots_v = keys.view(-1, *keys.shape[2:]), values.view(-1, *values.shape[2:])
-    kernel = _kernel() if k_TGK.device.type == "cuda" else None
-    dense = all(tensor.stride(2) == 1 for tensor in (slots_k, slots_v, k_TGK, v_TGV))
-    if kernel is None or not dense:
+    is_dense = all(tensor.stride(2) == 1 for tensor in (slots_k, slots_v, k_TGK, v_TGV))
+    kernels = None
+    if is_dense and k_TGK.device.type == "cuda":
+        kernels = import_kernels("treegen.ops.attention.gpu.kernels")
+    if kernels is None:
         for pool, new in ((keys, k_TGK), (values, v_TGV)):
             write_slots(pool, slots_T, new)
         return
     num_tokens, num_heads, k_dim = k_TGK.shape
     v_dim = v_TGV.shape[2]
-    kernel[(num_tokens,)](
+    kernels.write_slots[(num_tokens,)](
         k_TGK,
         v_TGV,
         slots_k,
@@ -348,16 +350,6 @@ def write_slots(pool: Tensor, slots_T: Tensor, new: Tensor) -> None:
 
 def _next_power_of_2(number: int) -> int:
     return 1 << (number - 1).bit_length()
-
-
-@cache
-def _kernel() -> Any:
-    """Return the kernel that writes keys and values in one launch; None without Triton."""
-    try:
-        from treegen.ops.attention.gpu.kernels import write_slots
-    except ImportError:
-        return None
-    return write_slots
 
 
 _tensors: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # by address

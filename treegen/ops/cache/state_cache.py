@@ -93,9 +93,9 @@ class StateCache:
         Page p of slot s has the number s * delta.pages + p.
         """
         per_slot = self._pages.shape[1]
-        lacking = count - self.num_cut_pages
-        if lacking > 0:
-            self._is_cut[self.allocate(-(-lacking // per_slot))] = True
+        num_missing = count - self.num_cut_pages
+        if num_missing > 0:
+            self._is_cut[self.allocate(-(-num_missing // per_slot))] = True
         pages = np.flatnonzero(self._is_cut[:, None] & ~self._pages)[:count]
         self._pages.reshape(-1)[pages] = True
         return pages

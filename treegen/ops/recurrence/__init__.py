@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from importlib.util import find_spec
 from typing import ParamSpec, TypeVar
 
 from torch import Tensor
 
+from treegen.ops.kernel_modules import import_kernels
 from treegen.ops.recurrence import reference
 from treegen.ops.recurrence.types import DeltaInputs as DeltaInputs
 from treegen.ops.recurrence.types import DeltaStates as DeltaStates
@@ -37,14 +37,13 @@ def _use_kernels(plain: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @wraps(plain)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        on = next(value for value in args if isinstance(value, DeltaStates | Tensor))
-        tensor = on if isinstance(on, Tensor) else on.states
-        if tensor.is_cuda and find_spec("triton") is not None:
-            from treegen.ops.recurrence import gpu
-
-            kernels: Callable[_P, _T] = getattr(gpu, plain.__name__)
-            return kernels(*args, **kwargs)
-        return plain(*args, **kwargs)
+        first = next(value for value in args if isinstance(value, DeltaStates | Tensor))
+        tensor = first if isinstance(first, Tensor) else first.states
+        kernels = import_kernels("treegen.ops.recurrence.gpu") if tensor.is_cuda else None
+        if kernels is None:
+            return plain(*args, **kwargs)
+        on_gpu: Callable[_P, _T] = getattr(kernels, plain.__name__)
+        return on_gpu(*args, **kwargs)
 
     return call
 

@@ -34,39 +34,39 @@ _ROWS: Final = 32  # rows per program that reads shared states; half as many in 
 _KEYS: Final = 128  # largest k_dim at which a program computes _VALUES columns of a state
 _VALUES: Final = 64  # columns of a state per program that computes matrix products
 _OWN_VALUES: Final = 32  # columns of a state per program that updates a row's own state
-_UPDATES: Final = 32  # updates folded at once
-_READ: Final = 4  # updates read at once, by one warp, so that no warp waits for another
-_HELD: Final = 2048  # accumulators of a program that reads lists
+_UPDATES_FOLDED: Final = 32  # updates folded at once
+_UPDATES_READ: Final = 4  # updates read at once, by one warp, so that no warp waits for another
+_MAX_ACCUMULATORS: Final = 2048  # accumulators of a program that reads lists
 
 
-def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
+def step(layer: DeltaInputs, cache: DeltaStates, rows: RowSlots) -> Tensor:
     """Compute one token of each row; see `treegen.ops.recurrence.reference.step`.
 
     Args:
         layer: The layer's inputs for T rows, and its weights.
-        on: Windows and states of the layer.
+        cache: Windows and states of the layer.
         rows: Where each row's window and its state or update list are.
 
     Returns:
-        What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
+        The output of each row [T, H, V], in the type of `mixed_TC`.
     """
-    spec, inputs, num_rows = on.spec, rows.inputs_RT, rows.num_rows
+    spec, inputs, num_rows = cache.spec, rows.inputs_RT, rows.num_rows
     columns = (WINDOW, NEXT_WINDOW) if rows.has_lists else (READ_SLOTS, WRITE_SLOTS)
     at = inputs[columns[0]], inputs[columns[1]]
     mixed_TC = convolve(
-        layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, on.windows, *at, activates=True
+        layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, cache.windows, *at, activates=True
     )
     if not rows.has_lists:
-        return _step_states(layer, on, mixed_TC, inputs[READ_SLOTS], inputs[WRITE_SLOTS], 1)
-    block_k, block_v = _blocks(on)
+        return _step_states(layer, cache, mixed_TC, inputs[READ_SLOTS], inputs[WRITE_SLOTS], 1)
+    block_k, block_v = _blocks(cache)
     parts = triton.cdiv(spec.v_dim, block_v)
-    scale, heads = _scale(on), _heads(on)
+    scale, heads = _scale(cache), _heads(cache)
     out = mixed_TC.new_empty(num_rows, spec.v_heads, spec.v_dim)
     base_reads_2THV = out.new_empty(2, *out.shape, dtype=torch.float32)
     block_t = _ROWS // 2 if mixed_TC.dtype == torch.float32 else _ROWS
     kernels.read_bases[spec.v_heads, triton.cdiv(num_rows, block_t), parts](
         mixed_TC,
-        on.states,
+        cache.states,
         inputs[BASE],
         base_reads_2THV,
         num_rows,
@@ -83,8 +83,8 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         mixed_TC,
         *_gates(layer),
         base_reads_2THV,
-        on.states,
-        on.states.view(on.dtype),
+        cache.states,
+        cache.states.view(cache.dtype),
         inputs[BASE],
         inputs[LISTED],
         inputs[PAGES:],
@@ -93,9 +93,9 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
         scale,
         layer.strength,
         **heads,
-        **_get_page_arguments(on),
+        **_get_page_arguments(cache),
         BLOCK_H=block_h,
-        BLOCK_N=_READ,
+        BLOCK_N=_UPDATES_READ,
         BLOCK_K=block_k,
         BLOCK_V=_next_power_of_2(spec.v_dim),
         num_warps=1,
@@ -105,7 +105,7 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 
 def scan(
     layer: DeltaInputs,
-    on: DeltaStates,
+    cache: DeltaStates,
     read_slots_N: Tensor,
     write_slots_N: Tensor,
     num_tokens: int,
@@ -114,7 +114,7 @@ def scan(
 
     Args:
         layer: Inputs of all tokens of the first sequence, then of the next; and the weights.
-        on: Windows and states of the layer.
+        cache: Windows and states of the layer.
         read_slots_N: Slot of each sequence's state before its first token [N]; -1 for none.
         write_slots_N: Slot for each sequence's state after its last token [N].
         num_tokens: Tokens per sequence.
@@ -123,38 +123,38 @@ def scan(
         layer.mixed_TC,
         layer.conv_CW,
         layer.conv_bias_C,
-        on.windows,
+        cache.windows,
         read_slots_N,
         write_slots_N,
         num_tokens,
         activates=True,
     )
-    return _step_states(layer, on, mixed_TC, read_slots_N, write_slots_N, num_tokens)
+    return _step_states(layer, cache, mixed_TC, read_slots_N, write_slots_N, num_tokens)
 
 
 def _step_states(
     layer: DeltaInputs,
-    on: DeltaStates,
+    cache: DeltaStates,
     mixed_TC: Tensor,
     read_slots_N: Tensor,
     write_slots_N: Tensor,
     num_tokens: int,
 ) -> Tensor:
     """Compute several tokens of each sequence that has a state of its own [T, H, V]."""
-    spec, (block_k, block_v) = on.spec, _blocks(on)
+    spec, (block_k, block_v) = cache.spec, _blocks(cache)
     out = mixed_TC.new_empty(len(mixed_TC), spec.v_heads, spec.v_dim)
     block_v = min(block_v, _OWN_VALUES)
     kernels.step_states[spec.v_heads, len(read_slots_N), triton.cdiv(spec.v_dim, block_v)](
         mixed_TC,
         *_gates(layer),
-        on.states,
+        cache.states,
         read_slots_N,
         write_slots_N,
         out,
         num_tokens,
-        _scale(on),
+        _scale(cache),
         layer.strength,
-        **_heads(on),
+        **_heads(cache),
         BLOCK_K=block_k,
         BLOCK_V=block_v,
     )
@@ -168,9 +168,9 @@ def _gates(layer: DeltaInputs) -> tuple[Any, ...]:
     return a_TH, a_TH.stride(0), b_TH, b_TH.stride(0), layer.a_log_H, layer.dt_bias_H, skip_H
 
 
-def _heads(on: DeltaStates) -> dict[str, Any]:
+def _heads(cache: DeltaStates) -> dict[str, Any]:
     """Return the kernel arguments that describe the heads."""
-    spec = on.spec
+    spec = cache.spec
     return {
         "G": spec.k_heads,
         "H": spec.v_heads,
@@ -181,8 +181,8 @@ def _heads(on: DeltaStates) -> dict[str, Any]:
     }
 
 
-def _scale(on: DeltaStates) -> float:
-    return float(on.spec.k_dim**-0.5) if on.spec.corrects else 1.0
+def _scale(cache: DeltaStates) -> float:
+    return float(cache.spec.k_dim**-0.5) if cache.spec.corrects else 1.0
 
 
 def convolve_runs(
@@ -289,23 +289,23 @@ def convolve(
 
 
 def fold_update_lists(
-    on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
+    cache: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
     """Fold update lists into states; see `reference.fold_update_lists`.
 
     Args:
-        on: Windows and states of the layer.
+        cache: Windows and states of the layer.
         base_F: Slots of the states to which the lists apply [F].
         target_F: Slots for the resulting states [F], which may equal `base_F`.
         listed_F: Number of updates in each list [F].
         pages_PF: Pages of each list [P, F].
     """
-    spec, num_rows = on.spec, len(base_F)
-    block_k, block_v = _blocks(on)
+    spec, num_rows = cache.spec, len(base_F)
+    block_k, block_v = _blocks(cache)
     kernels.fold_lists[spec.v_heads, num_rows, triton.cdiv(spec.v_dim, block_v)](
-        on.states,
-        on.states,
-        on.states.view(on.dtype),
+        cache.states,
+        cache.states,
+        cache.states.view(cache.dtype),
         base_F,
         target_F,
         listed_F,
@@ -315,24 +315,24 @@ def fold_update_lists(
         H=spec.v_heads,
         K=spec.k_dim,
         V=spec.v_dim,
-        **_get_page_arguments(on),
-        BLOCK_N=_UPDATES,
+        **_get_page_arguments(cache),
+        BLOCK_N=_UPDATES_FOLDED,
         BLOCK_K=block_k,
         BLOCK_V=block_v,
-        PRECISION=_precision(on.dtype),
+        PRECISION=_precision(cache.dtype),
         num_warps=8,
     )
 
 
-def _blocks(on: DeltaStates) -> tuple[int, int]:
+def _blocks(cache: DeltaStates) -> tuple[int, int]:
     """Return rows and columns of a state per program; it holds a block of that size at once."""
-    keys = _next_power_of_2(on.spec.k_dim)
-    return keys, min(_next_power_of_2(on.spec.v_dim), _VALUES * _KEYS // max(keys, _KEYS))
+    keys = _next_power_of_2(cache.spec.k_dim)
+    return keys, min(_next_power_of_2(cache.spec.v_dim), _VALUES * _KEYS // max(keys, _KEYS))
 
 
 def _heads_at_once(spec: DeltaSpec) -> int:
     """Return how many heads of one key head a program reads lists for, a power of two."""
-    heads, max_heads = 1, _HELD // (_READ * _next_power_of_2(spec.v_dim))
+    heads, max_heads = 1, _MAX_ACCUMULATORS // (_UPDATES_READ * _next_power_of_2(spec.v_dim))
     while 2 * heads <= max_heads and spec.v_heads // spec.k_heads % (2 * heads) == 0:
         heads *= 2
     return heads
@@ -346,9 +346,9 @@ def _precision(dtype: torch.dtype) -> str:
     return "tf32x3" if dtype == torch.float32 else "tf32"
 
 
-def _get_page_arguments(on: DeltaStates) -> dict[str, Any]:
+def _get_page_arguments(cache: DeltaStates) -> dict[str, Any]:
     """Return the kernel arguments that describe the pages of update lists."""
-    spec = on.spec
+    spec = cache.spec
     keys, values = page_offsets(spec)
     size = spec.state_bytes // (spec.pages * spec.k_heads)
     return {

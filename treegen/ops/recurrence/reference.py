@@ -26,37 +26,37 @@ from treegen.ops.recurrence.types import (
 _NORM = 1e-6
 
 
-def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
+def step(layer: DeltaInputs, cache: DeltaStates, rows: RowSlots) -> Tensor:
     """Compute one token of each row. Windows and states (or update lists) are updated in place.
 
     Args:
         layer: The layer's inputs for T rows, and its weights.
-        on: Windows and states of the layer.
+        cache: Windows and states of the layer.
         rows: Where each row's window and its state or update list are.
 
     Returns:
-        What each row reads from its state after the token [T, H, V], in the type of `mixed_TC`.
+        The output of each row [T, H, V], in the type of `mixed_TC`.
     """
     inputs = rows.inputs_RT
     window_at = (inputs[WINDOW], inputs[NEXT_WINDOW]) if rows.has_lists else (inputs[0], inputs[1])
     mixed_TC = silu(
-        convolve(layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, on.windows, *window_at)
+        convolve(layer.mixed_TC, layer.conv_CW, layer.conv_bias_C, cache.windows, *window_at)
     )
-    q_THK, k_TGK, k_THK, v_THV = _heads(mixed_TC, on)
+    q_THK, k_TGK, k_THK, v_THV = _heads(mixed_TC, cache)
     step_TH = softplus(layer.a_TH.float() + layer.dt_bias_H.float())
     gate_TH = -layer.a_log_H.float().exp() * step_TH
-    corrects = on.spec.corrects
+    corrects = cache.spec.corrects
     b_TH = layer.b_TH.float().sigmoid() * layer.strength if corrects else step_TH
     skipped_THV = 0.0 if layer.skip_H is None else layer.skip_H.float()[:, None] * v_THV
     if not rows.has_lists:
-        s_THKV = on.states[inputs[READ_SLOTS]] * gate_TH.exp()[..., None, None]
+        s_THKV = cache.states[inputs[READ_SLOTS]] * gate_TH.exp()[..., None, None]
         u_THV = b_TH[..., None] * (v_THV - _read(s_THKV, k_THK) if corrects else v_THV)
         s_THKV += k_THK[..., None] * u_THV[..., None, :]
-        on.states[inputs[WRITE_SLOTS]] = s_THKV
+        cache.states[inputs[WRITE_SLOTS]] = s_THKV
         return (_read(s_THKV, q_THK) + skipped_THV).to(layer.mixed_TC.dtype)
-    base_THKV = on.states[inputs[BASE]]
+    base_THKV = cache.states[inputs[BASE]]
     listed_T = inputs[LISTED]
-    k_TNHK, u_TNHV, sum_TNH = _lists(on, inputs[PAGES:], listed_T)
+    k_TNHK, u_TNHV, sum_TNH = _lists(cache, inputs[PAGES:], listed_T)
     sum_TH, weight_TNH = gate_TH, sum_TNH
     if k_TNHK.shape[1]:
         sum_TH, weight_TNH = _decay_weights(sum_TNH, listed_T, gate_TH)
@@ -68,13 +68,13 @@ def step(layer: DeltaInputs, on: DeltaStates, rows: RowSlots) -> Tensor:
 
     u_THV = b_TH[..., None] * (v_THV - read(k_THK) if corrects else v_THV)
     out_THV = read(q_THK) + (k_THK * q_THK).sum(-1, keepdim=True) * u_THV + skipped_THV
-    _add(on, inputs, k_TGK, u_THV, sum_TH)
+    _add(cache, inputs, k_TGK, u_THV, sum_TH)
     return out_THV.to(layer.mixed_TC.dtype)
 
 
 def scan(
     layer: DeltaInputs,
-    on: DeltaStates,
+    cache: DeltaStates,
     read_slots_N: Tensor,
     write_slots_N: Tensor,
     num_tokens: int,
@@ -86,21 +86,21 @@ def scan(
 
     Args:
         layer: Inputs of all tokens of the first sequence, then of the next; and the weights.
-        on: Windows and states of the layer.
+        cache: Windows and states of the layer.
         read_slots_N: Slot of each sequence's state before its first token [N]; -1 at the start of a
             text.
         write_slots_N: Slot for each sequence's state after its last token [N].
         num_tokens: Tokens per sequence.
 
     Returns:
-        What each sequence reads from its state after each token [T, H, V], T = N * num_tokens.
+        The output at each token [T, H, V], with T = N * num_tokens.
     """
-    _begin((on.windows, on.states), read_slots_N, write_slots_N)
+    _begin((cache.windows, cache.states), read_slots_N, write_slots_N)
     rows = RowSlots(torch.stack([write_slots_N, write_slots_N]))
     index_TN = _token_indices(len(write_slots_N), num_tokens, write_slots_N.device)
-    out_THV = layer.mixed_TC.new_empty(index_TN.numel(), on.spec.v_heads, on.spec.v_dim)
+    out_THV = layer.mixed_TC.new_empty(index_TN.numel(), cache.spec.v_heads, cache.spec.v_dim)
     for index_N in index_TN:
-        out_THV[index_N] = step(layer.rows(index_N), on, rows)
+        out_THV[index_N] = step(layer.rows(index_N), cache, rows)
     return out_THV
 
 
@@ -148,24 +148,24 @@ def _token_indices(num: int, num_tokens: int, device: torch.device) -> Tensor:
 
 
 def fold_update_lists(
-    on: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
+    cache: DeltaStates, base_F: Tensor, target_F: Tensor, listed_F: Tensor, pages_PF: Tensor
 ) -> None:
     """Fold F update lists into states.
 
     Args:
-        on: Windows and states of the layer.
+        cache: Windows and states of the layer.
         base_F: Slots of the states to which the lists apply [F].
         target_F: Slots for the resulting states [F], which may equal `base_F`.
         listed_F: Number of updates in each list [F].
         pages_PF: Pages of each list [P, F].
     """
-    k_FNHK, u_FNHV, sum_FNH = _lists(on, pages_PF, listed_F)
-    states_FHKV = on.states[base_F].clone()
+    k_FNHK, u_FNHV, sum_FNH = _lists(cache, pages_PF, listed_F)
+    states_FHKV = cache.states[base_F].clone()
     if k_FNHK.shape[1]:
         sum_FH, weight_FNH = _decay_weights(sum_FNH, listed_F)
         states_FHKV *= sum_FH.exp()[..., None, None]
         states_FHKV += torch.einsum("fnhk,fnhv->fhkv", k_FNHK * weight_FNH[..., None], u_FNHV)
-    on.states[target_F] = states_FHKV
+    cache.states[target_F] = states_FHKV
 
 
 def _decay_weights(
@@ -211,9 +211,9 @@ def convolve(
     return out_TC if bias_C is None else out_TC + bias_C.float()
 
 
-def _heads(mixed_TC: Tensor, on: DeltaStates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _heads(mixed_TC: Tensor, cache: DeltaStates) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Split inputs into queries [T, H, K], keys [T, G, K] and [T, H, K], and values [T, H, V]."""
-    spec = on.spec
+    spec = cache.spec
     sizes = [(spec.k_heads, spec.k_dim)] * 2 + [(spec.v_heads, spec.v_dim)]
     q_TGK, k_TGK, v_THV = (
         mixed_TC.float()[:, at : at + heads * dim].unflatten(-1, (heads, dim))
@@ -234,32 +234,32 @@ def _read(states_THKV: Tensor, x_THK: Tensor) -> Tensor:
     return (x_THK[..., None, :] @ states_THKV).squeeze(-2)
 
 
-def _lists(on: DeltaStates, pages: Tensor, listed_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _lists(cache: DeltaStates, pages: Tensor, listed_T: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return keys [T, N, H, K], values [T, N, H, V] and sums of gates [T, N, H] of lists, float32.
 
     Entries past the end of a list are zeros.
     """
-    spec = on.spec
+    spec = cache.spec
     num = min(int(listed_T.max()) if len(listed_T) else 0, len(pages) * spec.page_tokens)
     used = -(-num // spec.page_tokens)
     pages_TP = pages[:used].T
     gates, keys, values = (
         # [T, P, G, n, ...] becomes [T, P * n, G, ...]
         part[pages_TP].transpose(2, 3).flatten(1, 2)[:, :num].float()
-        for part in on.views()
+        for part in cache.views()
     )
-    dead_TN = torch.arange(num, device=pages.device) >= listed_T[:, None]
+    past_end_TN = torch.arange(num, device=pages.device) >= listed_T[:, None]
     # Memory that stored a state before may hold any bits, including NaN.
     for part in (gates, keys, values):
-        part[dead_TN] = 0.0
+        part[past_end_TN] = 0.0
     per_head = spec.v_heads // spec.k_heads
     return keys.repeat_interleave(per_head, 2), values.flatten(2, 3), gates.flatten(2, 3)
 
 
-def _add(on: DeltaStates, inputs: Tensor, k_TGK: Tensor, u_THV: Tensor, sum_TH: Tensor) -> None:
+def _add(cache: DeltaStates, inputs: Tensor, k_TGK: Tensor, u_THV: Tensor, sum_TH: Tensor) -> None:
     """Append an update to each list."""
-    spec, listed_T = on.spec, inputs[LISTED]
-    gates, keys, values = on.views()
+    spec, listed_T = cache.spec, inputs[LISTED]
+    gates, keys, values = cache.views()
     row = torch.arange(len(listed_T), device=listed_T.device)
     page = inputs[PAGES:][listed_T // spec.page_tokens, row]
     at = listed_T % spec.page_tokens

@@ -107,7 +107,7 @@ def page_offsets(spec: DeltaSpec) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class RowSlots:
-    """Where the states of T rows with one token each are."""
+    """The state slots of T rows with one token each."""
 
     inputs_RT: Tensor
     """int64. If rows have states of their own [2, T]: the slot that a row reads, and the slot that

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from treegen.common.device import AsyncHostCopy
+from treegen.ops.kernel_modules import import_kernels
 from treegen.ops.sampling.batch import SamplingBatch
 from treegen.ops.sampling.logits import Masks, argmax_tokens, log_sum_exp, slice_rows
 from treegen.ops.sampling.token_history import TokenHistory
@@ -100,8 +100,11 @@ def draw(
         texts: The text before the draws. Required with penalties.
         masks: The tokens that may be drawn; None for all.
     """
+    kernels = None
     if logits_PV.device.type == "cuda" and seeds_PN.shape[1] and params.draws_in_blocks:
-        tokens_PN, logprobs_PN, lse_P = _kernels().draw_blocks(
+        kernels = import_kernels("treegen.ops.sampling.kernels")
+    if kernels is not None:
+        tokens_PN, logprobs_PN, lse_P = kernels.draw_blocks(
             logits_PV,
             seeds_PN.contiguous(),
             steps_PN.contiguous(),
@@ -171,7 +174,8 @@ def draw_vocab_parallel(
         gather: Concatenates the tensors of all GPUs along the last dimension, dense.
         total: Sums the tensors of all GPUs.
     """
-    kernels = _kernels()
+    from treegen.ops.sampling import kernels  # requires Triton
+
     tokens_PN, logprobs_PN, lse_P = kernels.draw_blocks(
         logits_PW,
         seeds_PN.contiguous(),
@@ -270,13 +274,6 @@ def _search(cdf: Tensor, share: Tensor) -> Tensor:
     target = share.clamp(min=0.0, max=1 - 2.0**-53) * cdf[..., -1:]
     # The caller rejects NaN weights. Here they must not lead to an index outside the table.
     return torch.searchsorted(cdf, target, right=True).clamp_(max=cdf.shape[-1] - 1)
-
-
-def _kernels() -> ModuleType:
-    """Return the module of GPU kernels, imported when a GPU first draws."""
-    from treegen.ops.sampling import kernels as sampling_kernels
-
-    return sampling_kernels
 
 
 def _weights(logits_PV: Tensor, params: SamplingBatch) -> Tensor:

@@ -135,7 +135,7 @@ def _cut(entries: Sequence[IntArray], offsets_R: IntArray, height: int) -> IntAr
     if not entries:
         return NO_UNITS
     table_E = entries[0] if len(entries) == 1 else np.concatenate(entries)
-    start_E, stop_E = offsets_R[table_E[:, 1]], offsets_R[table_E[:, 2]]
+    start_E, stop_E = offsets_R[table_E[:, START]], offsets_R[table_E[:, STOP]]
     blocks_E = (stop_E - start_E + (height - 1)) // height
     entry_U = np.repeat(np.arange(len(table_E)), blocks_E)
     first_E = start_E - (blocks_E.cumsum() - blocks_E) * height

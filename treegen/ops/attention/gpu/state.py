@@ -109,8 +109,8 @@ class TritonState:
         if are_ragged(levels):
             return build_ragged_list(levels, shape, processors), None
         dense = find_run(levels, shape, live_rows, processors) if shape.may_be_dense else None
-        elsewhere = (-1, 0) if dense is None else (dense.level, dense.num_keys)
-        return build_work_list(levels, shape, live_rows, processors, elsewhere), dense
+        dense_keys = (-1, 0) if dense is None else (dense.level, dense.num_keys)
+        return build_work_list(levels, shape, live_rows, processors, dense_keys), dense
 
     def _name_kernels(self) -> None:
         names = ["invariant" if self.invariant else "triton"] * len(self.levels)

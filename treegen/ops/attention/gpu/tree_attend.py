@@ -21,16 +21,16 @@ from treegen.ops.attention.gpu.tuning import shared_memory
 from treegen.ops.attention.level import IntArray
 from treegen.ops.attention.types import AttentionOptions, Window
 
-_MANY: Final = 1024
+_MIN_PROGRAMS: Final = 1024
 """Number of programs from which one program computes all query heads of a key block."""
 
 
 class PackedTokens(Protocol):
-    """What the kernels need to know of a `TreeLayout`."""
+    """The part of `TreeLayout` that the kernels use."""
 
     @property
     def memo(self) -> dict[Any, Any]:
-        """What layers share."""
+        """Values that all layers use."""
         ...
 
     def positions(self) -> NDArray[np.int64]:
@@ -171,7 +171,7 @@ class TreeKernels:
         self._launch(tree_kernels.differentiate_rows, tiles, grid, arrays)
         blocks = -(-num // key_tiles.keys)
         # Few programs would leave multiprocessors idle while the first keys are computed.
-        together = heads // groups if blocks * groups >= _MANY else 1
+        together = heads // groups if blocks * groups >= _MIN_PROGRAMS else 1
         parts = heads // together
         dtype = k_GTK.dtype if parts == groups else torch.float32
         dk, dv = (x.new_empty(parts, *x.shape[1:], dtype=dtype) for x in (k_GTK, v_GTV))

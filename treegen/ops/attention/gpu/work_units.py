@@ -81,8 +81,8 @@ class WorkList:
     last_kind: int = 0
     """The index of the height of `last`."""
     complete: bool = False
-    """Whether every part that is merged is written, so that none needs to be marked empty
-    beforehand."""
+    """Whether every part that is merged is written, so that none must be marked as empty
+    first."""
 
 
 def are_few(programs: int, kind: int, processors: int) -> bool:
@@ -103,7 +103,7 @@ def build_work_list(
     shape: WorkShape,
     live_rows: int,
     processors: int,
-    elsewhere: tuple[int, int] = (-1, 0),
+    dense_keys: tuple[int, int] = (-1, 0),
 ) -> WorkList:
     """Cut levels into units, and split the keys of few long units to keep all processors busy.
 
@@ -112,15 +112,15 @@ def build_work_list(
         shape: Layer properties on which the list depends.
         live_rows: Number of query rows without padding.
         processors: Multiprocessors of the GPU.
-        elsewhere: Index of a level whose first keys the dense kernel reads, and the number of these
-            keys. Default: no level.
+        dense_keys: Index of the level whose first keys the dense kernel reads, and the number of
+            these keys. Default: no level.
     """
     tables: list[list[IntArray]] = [[] for _ in HEIGHTS]
     last, last_kind = NO_UNITS, 0
     part = offset = 0
     complete = True
     for index, level in enumerate(levels):
-        first_key = elsewhere[1] if index == elsewhere[0] else 0
+        first_key = dense_keys[1] if index == dense_keys[0] else 0
         cut = _cut_of(level, first_key, shape, processors)
         max_merged = _MAX_MERGED_FEW if shape.has_few_rows(processors) else _MAX_MERGED
         max_merged = 0 if shape.streamed else max_merged
@@ -128,7 +128,7 @@ def build_work_list(
         is_last = index == len(levels) - 1 and not first_key
         if is_last and may_merge and cut.is_flat:
             last_kind = 0 if shape.per_head == 1 else 1
-            last = _one_unit_a_row(level, shape.num_rows, live_rows, part, offset)
+            last = _one_unit_per_row(level, shape.num_rows, live_rows, part, offset)
         elif cut.num_rows:
             size = shape.page_size
             key = "units", part, offset, first_key, size, cut.kind, cut.height, cut.splits
@@ -153,7 +153,7 @@ def build_work_list(
 
 @dataclass(frozen=True, slots=True)
 class _LevelTiling:
-    """How a level is cut into units."""
+    """The division of a level into units."""
 
     kind: int
     """Index of the units' height in HEIGHTS."""
@@ -248,7 +248,7 @@ def kind_of(folded_G: IntArray, keys_G: IntArray, max_height: int) -> int:
     return 1 + int(np.argmin(costs))
 
 
-def _one_unit_a_row(
+def _one_unit_per_row(
     level: HostLevel, num_rows: int, live_rows: int, num_parts: int, offset: int
 ) -> IntArray:
     """Return one unit per row, for a level whose groups have at most one row [num_rows, 9].
