@@ -155,6 +155,8 @@ _MAX_LISTED_NAMES = 10_000
 
 def describe_read_error(path: Path | str, error: OSError) -> str:
     """Return one line: which file cannot be read, why, and what to do."""
+    if not os.fspath(path):
+        return "the path is empty; pass the path of a file"
     path = Path(path)
     match error:
         case FileNotFoundError():
