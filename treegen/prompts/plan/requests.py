@@ -325,7 +325,8 @@ def build_score_requests(
             raise InputError(f"pair {index} must be (context, continuation), got {pair!r:.80}")
         context, continuation = pair
         if isinstance(continuation, str) and (chat := _get_messages(context)) is not None:
-            chats += [Node(turns, samples=1) for turns in (chat, _append_reply(chat, continuation))]
+            chats.append(Node(chat, samples=1))  # checks the messages before one is extended
+            chats.append(Node(_append_reply(chat, continuation), samples=1))
             continue
         if isinstance(context, str) != isinstance(continuation, str):
             raise InputError(
