@@ -118,7 +118,7 @@ class SamplingParams:
     In a search both penalties count the tokens generated on the path to a node as the sample's."""
     repetition_penalty: float = 1.0
     """Divides the logit of each token of the prompt or the sample if the logit is positive, and
-    multiplies it if negative, as in transformers. Above 0; 1 changes nothing."""
+    multiplies it if negative, as in transformers. From 0.0001 to 10000; 1 changes nothing."""
     no_repeat_ngram_size: int = 0
     """Never draw a token that completes a sequence of this many tokens which the prompt or the
     sample already contains, as in transformers; 0 allows all."""
@@ -279,8 +279,8 @@ class SamplingParams:
                 )
         if not 1 / MAX_REPETITION <= self.repetition_penalty <= MAX_REPETITION:
             raise InputError(
-                f"{arg('repetition_penalty')} must be above 0, and at most {MAX_REPETITION:g}; got "
-                f"{self.repetition_penalty}"
+                f"{arg('repetition_penalty')} must be above 0 (from {1 / MAX_REPETITION:g} to "
+                f"{MAX_REPETITION:g}), got {self.repetition_penalty}"
             )
         check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, minimum=0, maximum=MAX_COUNT)
         if isinstance(self.bad_words, str):
