@@ -1,6 +1,7 @@
 """A run stopped at any byte ends, after resuming, with the samples of an undisturbed one."""
 
 import errno
+import io
 import json
 import os
 import random
@@ -31,6 +32,7 @@ from treegen.runs import (
     StopFlag,
     graceful_signals,
     open_for_append,
+    record_file,
     versions,
 )
 from treegen.runs.files import Lock, check_directory
@@ -252,6 +254,32 @@ def test_identical_records_are_one(run_path: Path) -> None:
     with RunDir.open(run_path) as run:
         assert list(run.records()) == SAMPLES
         assert run.missing == 0
+
+
+def test_a_file_that_was_appended_to_itself_is_read_in_linear_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read = 0
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any, /) -> int | None:
+            nonlocal num_read
+            num = super().readinto(buffer)
+            num_read += num or 0
+            return num
+
+    def open_counted(fd: int, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(Counted(fd))
+
+    path = tmp_path / "samples.jsonl"
+    lines = b"".join(
+        encode_record({"problem_id": "a", "sample_index": i, "text": "x" * 10_000})
+        for i in range(100)
+    )
+    path.write_bytes(2 * lines)
+    monkeypatch.setattr(record_file, "open", open_counted, raising=False)
+    assert len(RecordFile(path, writable=False).keys) == 100
+    assert num_read < 10 * len(lines)
 
 
 @pytest.mark.parametrize("change", [{"text": "other"}, {"logprob": None}, {"extra": 1}])

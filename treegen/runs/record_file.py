@@ -295,20 +295,25 @@ class RecordFile:
 
     def _check_same(self, key: Key, line: bytes, first: int, number: int) -> None:
         with open(open_regular(self.path), "rb") as file:
-            first_number = file.read(first).count(b"\n") + 1
+            file.seek(first)
             earlier = file.readline()
         texts = []
-        for at, line_read in ((first_number, earlier), (number, line)):
+        for offset, line_read in ((first, earlier), (self._end, line)):
             try:
                 # Compare text, because 1, 1.0 and True are equal in Python.
                 texts.append(json.dumps(decode_unchecked(line_read), sort_keys=True))
             except ValueError as error:
-                raise self._damage(at, str(error)) from None
+                raise self._damage(self._line_number(offset), str(error)) from None
         if texts[0] != texts[1]:
             raise RunError(
-                f"{self.path} has two different records for sample {key[1]} of problem "
-                f"{key[0]!r}, in lines {first_number} and {number}; delete the wrong line"
+                f"{self.path} has two different records for sample {key[1]} of problem {key[0]!r}, "
+                f"in lines {self._line_number(first)} and {number}; delete the wrong line"
             )
+
+    def _line_number(self, offset: int) -> int:
+        """Return the number of the line that starts at byte `offset`, from 1."""
+        with open(open_regular(self.path), "rb") as file:
+            return file.read(offset).count(b"\n") + 1
 
     def _damage(self, number: int, why: str) -> RunError:
         return CorruptLineError(self.path, number, why, self._again)
