@@ -21,8 +21,8 @@ import treegen
 from treegen.cli.options.options import CONTEXT
 from treegen.cli.terminal.flags import (
     describe_unknown_option,
-    hint_at_extra_argument,
     rename_arguments,
+    suggest_model_option,
 )
 from treegen.cli.terminal.interrupts import Interrupted, raising_signals
 from treegen.common.formatting import safe_text
@@ -188,7 +188,7 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
         if isinstance(error, click.NoSuchOption):
             message = describe_unknown_option(error)
         else:
-            message = error.format_message().removesuffix(".") + hint_at_extra_argument(error)
+            message = error.format_message().removesuffix(".") + suggest_model_option(error)
         where = f"see {error.ctx.command_path} --help" if error.ctx else ""
         raise Failure(f"{message} ({where})" if where else message) from error
     except TreegenError as error:

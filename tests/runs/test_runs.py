@@ -22,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.common.files import create_held, sweep
+from treegen.common.files import create_locked, sweep
 from treegen.common.signals import SIGNALS
 from treegen.errors import InputError, RunError, RunInUseError
 from treegen.runs import (
@@ -921,8 +921,8 @@ def test_other_versions_are_told_in_one_line(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from treegen.common.files import create_held
-with create_held(Path(sys.argv[1]) / "results.1.tmp"), create_held(Path(sys.argv[1]) / "c-1",
+from treegen.common.files import create_locked
+with create_locked(Path(sys.argv[1]) / "results.1.tmp"), create_locked(Path(sys.argv[1]) / "c-1",
 folder=True):
     print("ready", flush=True)
     time.sleep(60)
@@ -971,7 +971,7 @@ def test_what_is_swept_before_it_is_held_is_made_again(fast: Path) -> None:
         for number in range(300):
             folder = number % 2 == 0
             path = fast / f"x{number % 3}"
-            with create_held(path, folder=folder):
+            with create_locked(path, folder=folder):
                 assert path.exists()
                 shutil.rmtree(path) if folder else path.unlink()
     finally:

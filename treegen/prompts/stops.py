@@ -81,7 +81,7 @@ class StopConditions:
         if self._strings is not None:
             self.may_end |= self._strings.may_end
         self.may_end[list(self.ids)] = True
-        self.bad_words = word_tokens(params.banned, tokenizer, vocab_size)
+        self.bad_words = word_tokens(params.banned_words, tokenizer, vocab_size)
         self.grammar = grammar_of(params.structure, tokenizer, eos_token_ids, vocab_size)
         self.thinking = thinking_of(params, tokenizer)
         if self.thinking is not None and params.max_thinking_tokens is not None:
@@ -185,7 +185,7 @@ class StopConditionsCache:
             max_thinking_tokens=None if params.max_thinking_tokens is None else 0,
             reasoning_tags=params.reasoning_tags,
             thinking_end=params.thinking_end,
-            bad_words=params.banned,
+            bad_words=params.banned_words,
             **_structure(params),
         )
         # The length is part of the key, because tokens may be added to a tokenizer later.
