@@ -405,9 +405,9 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
     images = [image for message in messages for image in extract_images(message, prompt.id, table)]
     last = messages[-1]
-    begun = ""
+    reply_prefix = ""
     if last["role"] == "assistant" and not last.get("tool_calls"):
-        begun = get_reply_prefix(messages.pop()["content"], prompt.id)
+        reply_prefix = get_reply_prefix(messages.pop()["content"], prompt.id)
     arguments = reasoning_arguments(prompt.template, tokenizer)
     # A template may treat an empty list of tools unlike no tools, so an empty list is dropped.
     if not arguments.get("tools"):
@@ -432,7 +432,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
                 f"remove the tools, or load the model with {arg('chat_template', 'TEMPLATE')} and "
                 "a template that renders tools"
             )
-    text = f"{text}{begun}"
+    text = f"{text}{reply_prefix}"
     if table is None:
         return _Text(text, False)
     return _Text(expand_image_markers(text, images, table, prompt.id), False, tuple(images), text)

@@ -297,7 +297,7 @@ class Plan:
         pages = sum(self.table_pages(segment, page_size) for segment in self.path(request))
         return pages + (self.row_pages(request, page_size) if self.requests[request].rows else 0)
 
-    def alone_states(self, request: int) -> int:
+    def get_single_row_states(self, request: int) -> int:
         """Return the recurrent states that one row of a request needs with nothing else in memory.
 
         Each segment above the row has a state at its end, and the row has its own. A row that lists
@@ -364,7 +364,7 @@ class Plan:
                 f"({format_bytes(num_pages * page_size * self.token_bytes)}); increase "
                 f"{arg('memory=')}, shorten the prompt or lower {arg('max_tokens')}"
             )
-        states = [self.alone_states(index) for index in range(len(self.requests))]
+        states = [self.get_single_row_states(index) for index in range(len(self.requests))]
         if num_states is not None and max(states, default=0) > num_states:
             request = self.requests[states.index(max(states))]
             raise CacheFullError(

@@ -24,7 +24,7 @@ from treegen.errors import ContextError, InputError
 from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
-from treegen.prompts.plan.requests import check_vocabulary, token_ids
+from treegen.prompts.plan.requests import as_token_ids, check_vocabulary
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import StopConditions
 from treegen.prompts.token_text import Detokenizer
@@ -106,7 +106,7 @@ class LiveBackend:
         texts = [content for content in contents if isinstance(content, str)]
         encoded = iter(encode_texts(texts, self.tokenizer))
         tokens: list[Tokens] = [
-            next(encoded) if isinstance(content, str) else token_ids(f"prompt {index}", content)
+            next(encoded) if isinstance(content, str) else as_token_ids(f"prompt {index}", content)
             for index, content in enumerate(contents)
         ]
         for index, ids in enumerate(tokens):
