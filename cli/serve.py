@@ -177,7 +177,7 @@ def command(
     _check_limits(max_waiting, max_image_pixels, tool_format)
     body_bytes = parse_bytes(max_body, "max_body")
     name = served_model_name or Path(engine.model).name or engine.model
-    with bind_socket(host, port) as at:
+    with bind_socket(host, port) as listener:
         from treegen.integrations.server.run import serve
         from treegen.llm import LLM
         from treegen.tasks.chat import ChatSearches
@@ -190,7 +190,7 @@ def command(
         click.echo(f"loaded in {time.monotonic() - begin:.0f} s", err=True)
         serve(
             llm,
-            at,
+            listener,
             name=name,
             api_key=keys or None,
             max_waiting=max_waiting,

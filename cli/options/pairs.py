@@ -62,7 +62,7 @@ _KINDS: Final[Mapping[Reader, str]] = {
     float: "a number",
     _bool: "true or false",
 }
-_MANY: Final = ("stop", "stop_token_ids", "bad_words")
+_REPEATABLE: Final = ("stop", "stop_token_ids", "bad_words")
 
 
 def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
             raise InputError(
                 f"{flag}: {name} must be {_KINDS[readers[name]]}, got {value!r}"
             ) from None
-        if name in _MANY:
+        if name in _REPEATABLE:
             values[name] = (*values.get(name, ()), read)
         elif name in values and values[name] != read:
             raise InputError(
