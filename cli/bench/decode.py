@@ -115,7 +115,7 @@ def run_cases(
     Returns:
         The results, and the same with their settings as JSON.
     """
-    check_runs(cases, shape, options)
+    check_runs(cases, options)
     from treegen.bench.shapes import load_or_build
 
     names = ("dtype", "device", "ranks", "quantization", "kv_cache_dtype")
@@ -124,24 +124,21 @@ def run_cases(
     return measure_cases(cases, model, tokenizer, options, title=title, bench_type=bench_type)
 
 
-def check_runs(cases: Sequence[Case], shape: str | None, options: Mapping[str, Any]) -> None:
+def check_runs(cases: Sequence[Case], options: Mapping[str, Any]) -> None:
     """Raise InputError for options that do not go together.
 
     Args:
         cases: The workloads and their modes.
-        shape: The shape of a model with random weights; None for a checkpoint.
         options: The values of the options `RUNS`.
     """
     from treegen.model.options import EngineOptions
 
-    ranks, quantization = options["ranks"], options["quantization"]
-    if ranks > 1 and any(NO_ATTENTION in case.modes for case in cases):
+    if options["ranks"] > 1 and any(NO_ATTENTION in case.modes for case in cases):
         raise InputError("--tp supports only the modes all, one and off; remove the other modes")
-    in_4_bits = shape is not None and quantization in ("mxfp4", "nvfp4")
     EngineOptions(
         model="",
-        quantization=None if in_4_bits else quantization,
-        tensor_parallel_size=ranks,
+        quantization=options["quantization"],
+        tensor_parallel_size=options["ranks"],
         kv_cache_dtype=options["kv_cache_dtype"],
         reproducible=options["reproducible"],
     )

@@ -382,7 +382,7 @@ def main(
         )
     shape = None if path else check_shape(shape or "qwen3-vl-4b")
     cases = decode_cases(rows, prefix, new_tokens, modes=modes)
-    check_runs(cases, shape, options)
+    check_runs(cases, options)
     kind = {name: options[name] for name in ("dtype", "device", "kv_cache_dtype")}
     model, tokenizer = build_vision_model(shape, **kind) if shape else load_checkpoint(path, **kind)
     image = image_of(model, image_tokens)

@@ -104,7 +104,7 @@ def main(
         raise InputError("--tp is not supported by this benchmark; remove --tp")
     shape = shape_or_model(shape, options["model"], "llama3-8b")
     cases = decode_cases(rows, prefix, new_tokens, modes=("all", STRUCTURED))
-    check_runs(cases, shape, options)
+    check_runs(cases, options)
     how = {name: options[name] for name in ("dtype", "device", "quantization", "kv_cache_dtype")}
     model, tokenizer = load_or_build(shape, options["model"], **how)
     if shape:
