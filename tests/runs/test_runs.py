@@ -1112,7 +1112,7 @@ def test_a_file_is_begun_anew_under_the_lock_that_appends_to_it(
         file.append({"problem_id": "a", "sample_index": 0})
         with (
             pytest.raises(RunError, match="in use by process"),
-            open_for_append(path, "notes.lock", anew=True),
+            open_for_append(path, "notes.lock", overwrite=True),
         ):
             pass
         assert list(file.records())
@@ -1134,9 +1134,28 @@ def test_a_file_is_begun_anew_under_the_lock_that_appends_to_it(
 
     monkeypatch.setattr(Path, "unlink", watched)
     monkeypatch.setattr(Lock, "_take", staticmethod(counted))
-    with open_for_append(path, "notes.lock", anew=True) as file:
+    with open_for_append(path, "notes.lock", overwrite=True) as file:
         assert not list(file.records())
     assert seen == [path] and len(taken) == 1
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_that_was_removed_is_not_called_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.touch()
+
+    def fail(path: Path, flags: int = os.O_RDONLY) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("treegen.runs.record_file.open_regular", fail)
+    with (
+        pytest.raises(RunError, match="cannot write") as error,
+        open_for_append(path, "notes.lock", overwrite=overwrite),
+    ):
+        pass
+    assert ("the old file is unchanged" in str(error.value)) == path.exists() != overwrite
 
 
 def test_a_file_system_without_locks_is_told_of_and_left_clean(
