@@ -147,8 +147,8 @@ def build_model(
     if ranks > 1:
         if quantization not in (None, "none"):
             raise InputError(
-                f"quantization {quantization} is not supported for a shape on {ranks} GPUs; use one "
-                "GPU, or no quantization"
+                f"quantization {quantization} is not supported for a shape on {ranks} GPUs; use "
+                "one GPU, or no quantization"
             )
         make = functools.partial(_build, shape, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
         return load_with_ranks(make, ranks, device), byte_tokenizer()
