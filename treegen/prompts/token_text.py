@@ -85,8 +85,9 @@ class Detokenizer:
         if text.startswith(before):
             return text[len(before) :]
         if before.endswith(PARTIAL):
+            seen = tuple(filter(self._is_decoded, context))
             for cut in range(1, MAX_CHARACTER_TOKENS + 1):
-                before = self._decode_cached(context[:-cut])
+                before = self._decode_cached(seen[:-cut])
                 if not before.endswith(PARTIAL) and text.startswith(before):
                     return text[len(before) :]
         # Bytes that never complete a character change how the end of the prompt decodes. In that
@@ -116,10 +117,12 @@ class Detokenizer:
         if self._shows_all:
             return texts
         unfinished = [at for at, text in enumerate(texts) if text.endswith(PARTIAL)]
+        # Skipped tokens are not bytes of the character.
+        seen = {at: tuple(filter(self._is_decoded, sequences[at])) for at in unfinished}
         for cut in range(1, MAX_CHARACTER_TOKENS):
             if not unfinished:
                 break
-            shorter = self.decode_each([sequences[at][:-cut] for at in unfinished])
+            shorter = self.decode_each([seen[at][:-cut] for at in unfinished])
             finished = dict(zip(unfinished, shorter, strict=True))
             unfinished = [at for at, text in finished.items() if text.endswith(PARTIAL)]
             for at in finished.keys() - unfinished:
