@@ -82,7 +82,7 @@ def command(
         "--redraw-seed": redraw_seed,
         "--tolerance": tolerance,
     }
-    _refuse_unused(checking if check is None else writing, is_checking=check is not None)
+    _reject_unused_options(checking if check is None else writing, is_checking=check is not None)
     if check is None:
         _write(run, choices, output_path, sign, execution)
         return
@@ -109,7 +109,7 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _refuse_unused(values: Mapping[str, object], *, is_checking: bool) -> None:
+def _reject_unused_options(values: Mapping[str, object], *, is_checking: bool) -> None:
     """Raise InputError if an option of checking is passed to write a certificate, or vice versa.
 
     Args:

@@ -69,10 +69,10 @@ class _Tour:
             output=str(self.path / task / method),
         )[0]
 
-    def _fill_defaults(self, typed: dict[str, Any], **how: bool) -> tuple[str, dict[str, Any]]:
+    def _fill_defaults(self, typed: dict[str, Any], **kwargs: bool) -> tuple[str, dict[str, Any]]:
         from treegen import demo
 
-        choices = demo.fill_defaults(typed, **how)
+        choices = demo.fill_defaults(typed, **kwargs)
         del choices["model"]  # the model is loaded already
         return choices.pop("task"), choices
 

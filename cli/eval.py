@@ -64,14 +64,14 @@ _LM_EVAL: Final = (
 
 
 def _pop_lm_eval_options(params: dict[str, Any], tasks: Sequence[str]) -> bool:
-    """Remove the options from a command's parameters, and apply them to the others.
+    """Remove lm-eval's options from a command's parameters, and apply them.
 
     Args:
         params: The parameters; `samples` becomes `ids` or `limit`.
         tasks: The names of the tasks.
 
     Returns:
-        Whether the data are checked first.
+        Whether to check the data before the model is loaded.
     """
     samples, check, verbosity = (params.pop(name) for name in _LM_EVAL_NAMES)
     if verbosity is not None:
@@ -236,14 +236,14 @@ def command(
         from treegen.evals.pipeline.execution import ModelLoader
 
     tasks = collect_tasks(params)
-    is_checked_first = _pop_lm_eval_options(params, tasks)
+    checks_data = _pop_lm_eval_options(params, tasks)
     execution = make_execution(params)
     several = adapter if len(adapter) > 1 else ()
     choices = collect_choices(params if several else {**params, "adapter": adapter})
-    if is_checked_first:
+    if checks_data:
         _check_data(tasks, choices)
-    how = {"rubric": rubric, "wordings": wordings, "verdicts": verdicts}
-    plan = plan_judging(judge, how, choices)
+    judge_options = {"rubric": rubric, "wordings": wordings, "verdicts": verdicts}
+    plan = plan_judging(judge, judge_options, choices)
     if judge:
         choices["judged_by"] = None if plan is None else plan.to_json()
     allowed = " --allow-code-execution" if execution else ""
@@ -278,7 +278,7 @@ def command(
 def _describe_results(
     results: "Sequence[EvaluationResult]", judged: "Sequence[Judgings | None]"
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the document of each run, and what the runs lack."""
+    """Return the JSON document of each run, and sentences about what is missing or failed."""
     from treegen.cli.terminal.render import without_parts
 
     documents = [{"run": str(r.path), **without_parts(r.results)} for r in results]

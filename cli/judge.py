@@ -47,13 +47,13 @@ JUDGE = add_options(
 
 
 def plan_judging(
-    judge: tuple[str, ...], how: Mapping[str, Any], choices: Mapping[str, Any]
+    judge: tuple[str, ...], judge_options: Mapping[str, Any], choices: Mapping[str, Any]
 ) -> "JudgingPlan | None":
     """Return how the samples of an evaluation will be judged, checked before any is drawn.
 
     Args:
         judge: The judges that the user names.
-        how: The rubric, the wordings and the kind of verdicts, by name; None if not set.
+        judge_options: The rubric, the wordings and the kind of verdicts, by name; None if not set.
         choices: How the run's own model is loaded.
 
     Raises:
@@ -62,8 +62,8 @@ def plan_judging(
     from treegen.api.judge_plan import JudgingPlan
     from treegen.errors import InputError, arg
 
-    unused = [name for name, value in how.items() if value is not None]
-    plan = JudgingPlan.make(judge, **how, options=loading_of(choices)) if judge else None
+    unused = [name for name, value in judge_options.items() if value is not None]
+    plan = JudgingPlan.make(judge, **judge_options, options=loading_of(choices)) if judge else None
     if plan is not None:
         plan.check()
     elif unused:
@@ -189,7 +189,7 @@ def command(
     from treegen.errors import InputError, arg
     from treegen.evals.judging.sample_size import check_half_width
 
-    engine, reading, how = _sort_options(params)
+    engine, reading, judge_options = _sort_options(params)
     if half_width is not None:
         check_half_width(half_width)
     terminal = Terminal()
@@ -204,11 +204,11 @@ def command(
             follow=terminal.count,
             options=engine,
             **about,
-            **how,
+            **judge_options,
             **reading,
         )
     else:
-        if unused := [*["pairs"] * bool(pairs), *engine, *how]:
+        if unused := [*["pairs"] * bool(pairs), *engine, *judge_options]:
             raise InputError(
                 f"{arg(unused[0] + '=')} has no effect on stored judgements; set "
                 f"{arg('judge=')} too"
@@ -229,5 +229,5 @@ def _sort_options(params: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     # --judge names the judge.
     engine = collect_choices({name: params[name] for name in params if name in MODEL_ARGS})
     reading = pop_reading(params)
-    how = drop_unset({name: params[name] for name in params if name not in MODEL_ARGS})
-    return engine, reading, how
+    judge_options = drop_unset({name: params[name] for name in params if name not in MODEL_ARGS})
+    return engine, reading, judge_options

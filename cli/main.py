@@ -1,8 +1,8 @@
 """The `treegen` command: finds its subcommands, and turns every error into one line.
 
 A command's module is imported when the command runs, and slow libraries later still, so help
-answers at once. Exit codes: 0 done, 1 less done than planned, 2 an error that the user can fix, 128
-plus the number of a signal.
+answers at once. Exit codes: 0 done, 1 less done than planned or a failed check, 2 an error that the
+user can fix, 128 plus the number of a signal.
 """
 
 import errno
@@ -21,8 +21,8 @@ import treegen
 from treegen.cli.options.options import CONTEXT
 from treegen.cli.terminal.flags import (
     describe_unknown_option,
-    hint_at_extra_argument,
     rename_arguments,
+    suggest_model_option,
 )
 from treegen.cli.terminal.interrupts import Interrupted, raising_signals
 from treegen.common.formatting import safe_text
@@ -37,7 +37,7 @@ _GROUPS: Final = {
         "plan": "Show what a run would share, store and read, without loading weights.",
         "demo": "Take a tour of treegen with the bundled model.",
     },
-    "Look": {
+    "Inspect": {
         "show": "Show a run, one of its problems or one of its trees.",
         "report": "Write a page with the plots, samples and trees of runs.",
         "audit": "Find problems that may make the score of a run misleading.",
@@ -58,7 +58,7 @@ _GROUPS: Final = {
     "Serve": {
         "serve": "Serve a model to OpenAI clients.",
     },
-    "Inform": {
+    "Information": {
         "tasks": "List the tasks, or show the arguments of one.",
         "models": "List model families, or show whether and how a checkpoint runs.",
         "power": "Compute how many problems and samples detect a difference.",
@@ -69,7 +69,7 @@ _GROUPS: Final = {
     },
 }
 # The modules of commands that share one; other commands have a module of their own name.
-_SHARED: Final = {
+_MODULE_OF: Final = {
     "import": "export",
     "plan": "eval",
     "replay": "score",
@@ -80,7 +80,9 @@ _SHARED: Final = {
     "watch": "report",
 }
 _MODULES: Final = {
-    name: f"treegen.cli.{_SHARED.get(name, name)}" for group in _GROUPS.values() for name in group
+    name: f"treegen.cli.{_MODULE_OF.get(name, name)}"
+    for group in _GROUPS.values()
+    for name in group
 }
 _COMPLETION: Final = """\b
 Shell completion, in the start file of the shell:
@@ -188,7 +190,7 @@ def _in_one_line(command: Callable[[], click.Command | None]) -> Iterator[None]:
         if isinstance(error, click.NoSuchOption):
             message = describe_unknown_option(error)
         else:
-            message = error.format_message().removesuffix(".") + hint_at_extra_argument(error)
+            message = error.format_message().removesuffix(".") + suggest_model_option(error)
         where = f"see {error.ctx.command_path} --help" if error.ctx else ""
         raise Failure(f"{message} ({where})" if where else message) from error
     except TreegenError as error:
@@ -252,20 +254,21 @@ def guarded_streams() -> Iterator[None]:
     Progress goes to stderr. If it cannot be written it is dropped, because progress must never end
     a run. Results go to stdout. If they cannot be written, one line says so.
     """
-    before = sys.stdout, sys.stderr
+    original = sys.stdout, sys.stderr
     _open_closed()
-    sys.stdout = cast(TextIO, _Guarded(sys.stdout or _open_devnull(), _refuse))
+    sys.stdout = cast(TextIO, _Guarded(sys.stdout or _open_devnull(), _raise_stdout_error))
     sys.stderr = cast(TextIO, _Guarded(sys.stderr or _open_devnull(), _redirect_to_devnull))
     try:
         yield
     finally:
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = original
 
 
 class _Guarded:
-    """A text stream.
+    """A text stream that passes errors of writes to a function.
 
     Args:
+        stream: The stream to write to.
         on_error: Called with the stream and the error if a write fails.
     """
 
@@ -295,7 +298,7 @@ class _Guarded:
         return getattr(self._stream, name)
 
 
-def _refuse(stream: TextIO, error: OSError) -> None:
+def _raise_stdout_error(stream: TextIO, error: OSError) -> None:
     _redirect_to_devnull(stream, error)
     if error.errno == errno.EPIPE:  # for example `treegen ... | head`; click then exits silently
         raise error

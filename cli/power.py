@@ -107,7 +107,7 @@ def command(
     from treegen.report.run_settings import describe_view
 
     if half_width is not None:
-        _refuse_options_of_two_runs()
+        _reject_options_of_two_runs()
     views = [load_run(path, **reading) for path in runs]
     variances, source = choose_variances(views, between, within, correlation)
     num_problems, ks_of_runs = count_problems_and_samples(views)
@@ -142,7 +142,7 @@ def command(
     )
 
 
-def _refuse_options_of_two_runs() -> None:
+def _reject_options_of_two_runs() -> None:
     """Raise InputError if an option of a comparison was passed."""
     context = click.get_current_context()
     for name, flag in _OF_TWO_RUNS.items():

@@ -24,8 +24,8 @@ def _join_names(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}"
 
 
-def _of(setting: str, what: str) -> str:
-    """Return the help of a setting that few methods read: their names, and its meaning."""
+def _setting_help(setting: str, what: str) -> str:
+    """Return the help text of a setting that few methods read: the methods, and its meaning."""
     return f"{', '.join(methods_with_setting(setting))}: {what}"
 
 
@@ -79,7 +79,7 @@ def _describe_arguments() -> str:
 @option("--expand", "Number of next steps per state. Default: the task's.", type=int)
 @option(
     "--n-samples -n --num-samples",
-    _of("num_samples", "maximum number of solutions."),
+    _setting_help("num_samples", "maximum number of solutions."),
     "num_samples",
     type=int,
 )
@@ -105,14 +105,22 @@ def _describe_arguments() -> str:
 @option("--verifier-memory SIZE", "Size of the verifier's KV cache. Default: 1GiB.")
 @option(
     "--prune-below",
-    _of("prune_below", "prune states with a lower value. Default: the task's."),
+    _setting_help("prune_below", "prune states with a lower value. Default: the task's."),
     type=float,
 )
-@option("--exploration", _of("exploration", "constant c of UCT. Default: 1.4."), type=float)
-@option("--iterations", _of("iterations", "maximum number of visits. Default: 1000."), type=int)
+@option(
+    "--exploration",
+    _setting_help("exploration", "constant c of UCT. Default: 1.4."),
+    type=float,
+)
+@option(
+    "--iterations",
+    _setting_help("iterations", "maximum number of visits. Default: 1000."),
+    type=int,
+)
 @option(
     "--rollouts",
-    _of(
+    _setting_help(
         "rollouts",
         "rollouts from a new state, which is judged by their ends; 0 judges the state itself. "
         "Default: 1.",

@@ -175,9 +175,9 @@ def command(
     load_verifier = _verifier_loader(params)
     engine = make_engine(params)
     _check_limits(max_waiting, max_image_pixels, tool_format)
-    body_bytes = parse_bytes(max_body)
+    body_bytes = parse_bytes(max_body, "max_body")
     name = served_model_name or Path(engine.model).name or engine.model
-    with bind_socket(host, port) as at:
+    with bind_socket(host, port) as listener:
         from treegen.integrations.server.run import serve
         from treegen.llm import LLM
         from treegen.tasks.chat import ChatSearches
@@ -190,7 +190,7 @@ def command(
         click.echo(f"loaded in {time.monotonic() - begin:.0f} s", err=True)
         serve(
             llm,
-            at,
+            listener,
             name=name,
             api_key=keys or None,
             max_waiting=max_waiting,
@@ -283,7 +283,9 @@ def _take_limits(params: dict[str, Any], kind: type[Any], *sizes: str) -> Any:
 
     limits = {field.name: params.pop(field.name) for field in fields(kind)}
     chosen = {name: value for name, value in limits.items() if value is not None}
-    return kind(**{n: parse_bytes(value) if n in sizes else value for n, value in chosen.items()})
+    return kind(
+        **{n: parse_bytes(value, n) if n in sizes else value for n, value in chosen.items()}
+    )
 
 
 def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:
@@ -301,7 +303,7 @@ def _verifier_loader(params: dict[str, Any]) -> Callable[[], Any]:
             )
         return lambda: None
     if memory is not None:
-        settings["memory"] = parse_bytes(memory)
+        settings["memory"] = parse_bytes(memory, "verifier_memory")
 
     def load() -> Any:
         from treegen.search.reward import load_verifier

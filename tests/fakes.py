@@ -375,7 +375,7 @@ def sample_alone(
         before: Which tokens of the prompt were drawn too; by default none.
         num_bound: How many of its last tokens have the sample's grammar.
     """
-    name_of = (type(model), model.vocab_size, model.eos_bias, params.drawing)
+    name_of = (type(model), model.vocab_size, model.eos_bias, params.sampling_key)
     drawn_before = [False] * len(prompt) if before is None else list(before)
     key = (*name_of, tuple(prompt), name, index, limit, tuple(drawn_before), num_bound)
     if key not in _alone:

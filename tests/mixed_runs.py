@@ -392,7 +392,7 @@ class MixedRun:
         room = int(rng.choice([50, 80, 130])) // size
         num_pages = max(*alone, 2 * kept_pages, room, 0) + int(rng.integers(0, 9))
         # One state and one before it of each segment and row, and room for little more.
-        deepest = [self.plan.alone_states(i) for i in range(len(self.plan.requests))]
+        deepest = [self.plan.get_single_row_states(i) for i in range(len(self.plan.requests))]
         num_states = 2 * max(*deepest, 3 + len(prefixes), 0) + int(rng.choice([0, 1, 4, 20]))
         self.kept_cache = cache = self.model.new_cache(num_pages, size, num_states)
         self.kept = kept = PrefixCache(cache, kept_pages)

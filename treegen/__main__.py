@@ -14,9 +14,9 @@ def main() -> int:
     codes: list[int] = []
     if not atexit._ncallbacks():  # it must be the first function, so that it runs last
         atexit.register(_exit_early, codes)
-    from treegen.common.lifetimes import collect_less_often
+    from treegen.common.lifetimes import raise_gc_threshold
 
-    collect_less_often()
+    raise_gc_threshold()
     from treegen.cli.main import main as run
 
     try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treegen.cli.bench.decode import decode, prefill
-from treegen.cli.bench.options import CHECKPOINT, DEVICE, count, counts
+from treegen.cli.bench.options import CHECKPOINT, DEVICE, int_list_option, int_option
 from treegen.cli.options.choices import collect_choices, make_placement
 from treegen.cli.options.options import (
     JSON,
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 @option("--shape NAME", "Shape of a model with random weights.", default="tiny")
 @option("--dtype TYPE", "auto, float32, bfloat16 or float16.", default="auto")
 @option("--memory SIZE", "Size of each worker's KV cache.")
-@count("--problems", 64, "Problems below one prefix.")
-@count("--samples", 16, "Samples per problem.")
-@count("--prefix", 512, "Prompt tokens that all problems share.")
-@count("--problem-tokens", 64, "Tokens of each problem.")
-@count("--mean-tokens", 64, "Mean tokens per sample, with random weights.")
-@count("--max-tokens", None, "Maximum tokens per sample. Default: four times the mean.")
+@int_option("--problems", 64, "Problems below one prefix.")
+@int_option("--samples", 16, "Samples per problem.")
+@int_option("--prefix", 512, "Prompt tokens that all problems share.")
+@int_option("--problem-tokens", 64, "Tokens of each problem.")
+@int_option("--mean-tokens", 64, "Mean tokens per sample, with random weights.")
+@int_option("--max-tokens", None, "Maximum tokens per sample. Default: four times the mean.")
 @option("--eager", "On GPUs, skip compiling and CUDA graphs.")
 @JSON
 def cluster(
@@ -125,7 +125,7 @@ def _time_cluster(
     )
 
 
-HEADS: Decorator = counts(
+HEADS: Decorator = int_list_option(
     "--heads",
     "Query heads, KV heads and head dimension.",
     default="8,1,128",
@@ -135,11 +135,11 @@ HEADS: Decorator = counts(
 
 
 @click.command()
-@counts("--rows", "Query rows.", default="64,256,1024,4096")
-@counts("--prefix", "Keys that all rows share.", default="1024,4096,16384")
-@counts("--suffix", "Keys of each row after the prefix.", default="0,128,1024", minimum=0)
+@int_list_option("--rows", "Query rows.", default="64,256,1024,4096")
+@int_list_option("--prefix", "Keys that all rows share.", default="1024,4096,16384")
+@int_list_option("--suffix", "Keys of each row after the prefix.", default="0,128,1024", minimum=0)
 @HEADS
-@count("--repeats", 20, "Number of timed calls.")
+@int_option("--repeats", 20, "Number of timed calls.")
 @add_options(*DEVICE)
 def attention(
     rows: list[int],

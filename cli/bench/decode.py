@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from treegen.bench.workloads import DECODE_MODES, NO_ATTENTION, TIME_LIMIT, Case, decode_cases
-from treegen.cli.bench.options import ENGINE, RUNS, count, counts, shape_or_model, some_of
+from treegen.cli.bench.options import (
+    ENGINE,
+    RUNS,
+    int_list_option,
+    int_option,
+    name_list_option,
+    shape_or_model,
+)
 from treegen.cli.options.options import add_options, option
 from treegen.errors import InputError
 
@@ -24,12 +31,14 @@ if TYPE_CHECKING:
     "granite-4.0-h-micro, deepseek-v2-lite, glm-4.7-flash, tiny, tiny-delta, tiny-mamba2 or "
     "tiny-mla.",
 )
-@counts("--rows", "Samples decoded at once. Default: 1024.")
-@counts("--prefix", "Prompt tokens that all rows share. Default: 2048.")
-@count("--problems", 1, "Number of problems below the prefix; the rows are divided among them.")
-@count("--problem-tokens", 0, "Tokens of each problem.", minimum=0)
-@count("--new-tokens", 64, "Tokens of each sample.", minimum=2)
-@some_of("--modes", DECODE_MODES, "Sharing modes to time: all, one, off, no-attention.")
+@int_list_option("--rows", "Samples decoded at once. Default: 1024.")
+@int_list_option("--prefix", "Prompt tokens that all rows share. Default: 2048.")
+@int_option(
+    "--problems", 1, "Number of problems below the prefix; the rows are divided among them."
+)
+@int_option("--problem-tokens", 0, "Tokens of each problem.", minimum=0)
+@int_option("--new-tokens", 64, "Tokens of each sample.", minimum=2)
+@name_list_option("--modes", DECODE_MODES, "Sharing modes to time: all, one, off, no-attention.")
 @option(
     "--refill",
     "Draw 8 samples per row with random lengths, --new-tokens on average; new samples replace "
@@ -106,33 +115,30 @@ def run_cases(
     Returns:
         The results, and the same with their settings as JSON.
     """
-    check_runs(cases, shape, options)
+    check_runs(cases, options)
     from treegen.bench.shapes import load_or_build
 
     names = ("dtype", "device", "ranks", "quantization", "kv_cache_dtype")
-    how = {name: options[name] for name in names}
-    model, tokenizer = load_or_build(shape, options["model"], **how)
+    load_options = {name: options[name] for name in names}
+    model, tokenizer = load_or_build(shape, options["model"], **load_options)
     return measure_cases(cases, model, tokenizer, options, title=title, bench_type=bench_type)
 
 
-def check_runs(cases: Sequence[Case], shape: str | None, options: Mapping[str, Any]) -> None:
+def check_runs(cases: Sequence[Case], options: Mapping[str, Any]) -> None:
     """Raise InputError for options that do not go together.
 
     Args:
         cases: The workloads and their modes.
-        shape: The shape of a model with random weights; None for a checkpoint.
         options: The values of the options `RUNS`.
     """
     from treegen.model.options import EngineOptions
 
-    ranks, quantization = options["ranks"], options["quantization"]
-    if ranks > 1 and any(NO_ATTENTION in case.modes for case in cases):
+    if options["ranks"] > 1 and any(NO_ATTENTION in case.modes for case in cases):
         raise InputError("--tp supports only the modes all, one and off; remove the other modes")
-    in_4_bits = shape is not None and quantization in ("mxfp4", "nvfp4")
     EngineOptions(
         model="",
-        quantization=None if in_4_bits else quantization,
-        tensor_parallel_size=ranks,
+        quantization=options["quantization"],
+        tensor_parallel_size=options["ranks"],
         kv_cache_dtype=options["kv_cache_dtype"],
         reproducible=options["reproducible"],
     )
@@ -207,9 +213,9 @@ def measure_cases(
 
 @click.command()
 @option("--shape NAME", "Shape of a model with random weights, as in `treegen bench decode`.")
-@counts("--tokens", "Tokens per forward pass.", default="8,64,128,256,512")
-@count("--prefix", 1000, "Prompt tokens that are already in the cache.")
-@count("--passes", 64, "Consecutive passes per run.")
+@int_list_option("--tokens", "Tokens per forward pass.", default="8,64,128,256,512")
+@int_option("--prefix", 1000, "Prompt tokens that are already in the cache.")
+@int_option("--passes", 64, "Consecutive passes per run.")
 @add_options(*ENGINE)
 def prefill(
     shape: str | None,

@@ -15,28 +15,28 @@ _TYPES: Final = ("auto", "float32", "bfloat16", "float16")
 
 
 def bounded_option(
-    flag: str, is_good: Callable[[Any], bool], must: str, *more: str, **how: Any
+    flag: str, is_valid: Callable[[Any], bool], expected: str, *more: str, **kwargs: Any
 ) -> Decorator:
     """Return an option that rejects values outside a bound.
 
     Args:
         flag: The name of the option.
-        is_good: Whether a value is allowed.
-        must: What the value must be, for the error message.
+        is_valid: Returns whether a value is allowed.
+        expected: Description of the allowed values, which follows "must be" in the error message.
         more: Further names of the option.
-        how: Further arguments of `click.option`.
+        kwargs: Further arguments of `click.option`.
     """
 
     def _check(_: click.Context, __: click.Parameter, value: Any) -> Any:
-        if value is not None and not is_good(value):
-            raise InputError(f"{flag} must be {must}, got {value!r}")
+        if value is not None and not is_valid(value):
+            raise InputError(f"{flag} must be {expected}, got {value!r}")
         return value
 
-    return click.option(flag, *more, callback=_check, **how)
+    return click.option(flag, *more, callback=_check, **kwargs)
 
 
-def count(
-    flag: str, default: int | None, text: str, *more: str, minimum: int = 1, **how: Any
+def int_option(
+    flag: str, default: int | None, text: str, *more: str, minimum: int = 1, **kwargs: Any
 ) -> Decorator:
     """Return the option of an integer.
 
@@ -46,13 +46,15 @@ def count(
         text: Its help text.
         more: Further names of the option.
         minimum: The smallest allowed number. Default: 1.
-        how: Further arguments of `click.option`.
+        kwargs: Further arguments of `click.option`.
     """
-    how = {"type": int, "default": default, "show_default": default is not None, **how}
-    return bounded_option(flag, minimum.__le__, f"at least {minimum}", *more, help=text, **how)
+    kwargs = {"type": int, "default": default, "show_default": default is not None, **kwargs}
+    return bounded_option(flag, minimum.__le__, f"at least {minimum}", *more, help=text, **kwargs)
 
 
-def counts(flag: str, text: str, *, minimum: int = 1, once: bool = True, **how: Any) -> Decorator:
+def int_list_option(
+    flag: str, text: str, *, minimum: int = 1, once: bool = True, **kwargs: Any
+) -> Decorator:
     """Return the option of comma-separated integers.
 
     Args:
@@ -60,7 +62,7 @@ def counts(flag: str, text: str, *, minimum: int = 1, once: bool = True, **how: 
         text: Its help text.
         minimum: The smallest allowed number. Default: 1.
         once: Whether to drop repeated numbers. Default: True.
-        how: Further arguments of `click.option`.
+        kwargs: Further arguments of `click.option`.
     """
 
     def _check(_: click.Context, __: click.Parameter, value: str | None) -> list[int] | None:
@@ -69,18 +71,18 @@ def counts(flag: str, text: str, *, minimum: int = 1, once: bool = True, **how: 
         numbers = whole_numbers(value, flag, minimum)
         return list(dict.fromkeys(numbers) if once else numbers)
 
-    how = {"metavar": "N,...", "show_default": "default" in how, **how}
-    return click.option(flag, help=text, callback=_check, **how)
+    kwargs = {"metavar": "N,...", "show_default": "default" in kwargs, **kwargs}
+    return click.option(flag, help=text, callback=_check, **kwargs)
 
 
-def some_of(flag: str, names: Sequence[str], text: str, **how: Any) -> Decorator:
+def name_list_option(flag: str, names: Sequence[str], text: str, **kwargs: Any) -> Decorator:
     """Return the option of a comma-separated list of names.
 
     Args:
         flag: The name of the option.
         names: The allowed names.
         text: Its help text.
-        how: Further arguments of `click.option`.
+        kwargs: Further arguments of `click.option`.
     """
 
     def _check(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
@@ -92,7 +94,7 @@ def some_of(flag: str, names: Sequence[str], text: str, **how: Any) -> Decorator
                 raise InputError(f"{flag} must be chosen from {', '.join(names)}, got {name!r}")
         return tuple(dict.fromkeys(chosen))
 
-    return click.option(flag, metavar="NAME,...", help=text, callback=_check, **how)
+    return click.option(flag, metavar="NAME,...", help=text, callback=_check, **kwargs)
 
 
 def _check_size(_: click.Context, __: click.Parameter, size: str | None) -> str | None:
@@ -135,7 +137,7 @@ DEVICE: Final = (
 # Options that choose a shape or a checkpoint, and how its engine is made.
 ENGINE: Final = (
     option("--model DIR|NAME", "Checkpoint to use instead of --shape."),
-    count("--repeats", 3, "Number of timed runs, after one untimed run."),
+    int_option("--repeats", 3, "Number of timed runs, after one untimed run."),
     option("--memory SIZE", "Size of the KV cache, such as 2GiB.", callback=_check_size),
     option("--eager", "On a GPU, skip compiling and CUDA graphs."),
     option("--reproducible", "On a GPU, compute bit-identical rows in any batch."),
@@ -151,7 +153,7 @@ RUNS: Final = (
         metavar="S",
         help=f"Skip cases whose run takes at least this many seconds. Default: {TIME_LIMIT:g}.",
     ),
-    count(
+    int_option(
         "--tensor-parallel-size",
         1,
         "Split the model across N GPUs of one machine. The roofline is that of all N.",

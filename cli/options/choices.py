@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from treegen.llm.cluster.placement import Placement
 
 _MAX_NUMBER: Final = 9_999_999
-# Flags whose absence means something other than their --no- form.
-_DENIABLE: Final = ("chat", "fewshot_as_multiturn", "score")
+# Flags that may be False: their --no- form differs from leaving them out.
+_NEGATABLE: Final = ("chat", "fewshot_as_multiturn", "score")
 _TASKS: Final = ("names", "more_names", "include_path")
 _EXECUTION: Final = ("allow_code_execution", "sandbox", "num_workers")
 _READING: Final = ("data", "task", "allow_task_code")
@@ -64,11 +64,11 @@ def collect_choices(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drop_unset(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters that the user set: the others are None, () or False."""
+    """Return the parameters that the user set; unset ones are None, (), or False for most flags."""
     return {
         name: value
         for name, value in params.items()
-        if value is not None and value != () and (value is not False or name in _DENIABLE)
+        if value is not None and value != () and (value is not False or name in _NEGATABLE)
     }
 
 

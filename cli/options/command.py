@@ -68,13 +68,13 @@ def _collect_set_options(ctx: click.Context) -> dict[str, Any]:
         value = ctx.params.get(name)
         if value is not None:
             key = next((opt for opt in param.opts if opt.startswith("--")), name).lstrip("-")
-            alone = getattr(param, "flag_value", None)  # for example of --no-score
-            options[key] = True if value == alone else _plain(value)
+            flag_value = getattr(param, "flag_value", None)  # for example of --no-score
+            options[key] = True if value == flag_value else _tuples_to_lists(value)
     return options
 
 
-def _plain(value: Any) -> Any:
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+def _tuples_to_lists(value: Any) -> Any:
+    return [_tuples_to_lists(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _read(ctx: click.Context, _: click.Parameter, path: str | None) -> None:
@@ -151,9 +151,9 @@ def _value(param: click.Parameter, key: str, value: Any, path: str) -> Any:
         return ",".join(f"{name}={_text(item, pair=True)}" for name, item in value.items())
     if isinstance(value, list):
         return ",".join(map(_text, value))
-    # The value of an option that needs no argument, such as --resume.
-    alone = getattr(param, "flag_value", None)
-    return alone if value is True and isinstance(alone, str) else _text(value)
+    # The value of an option whose argument may be left out, such as --resume.
+    flag_value = getattr(param, "flag_value", None)
+    return flag_value if value is True and isinstance(flag_value, str) else _text(value)
 
 
 def _text(value: object, *, pair: bool = False) -> str:

@@ -38,7 +38,7 @@ def add_options(*options: Decorator) -> Decorator:
 PATH: Final = click.Path(path_type=Path)
 
 
-def option(usage: str, help: str, name: str | None = None, **how: Any) -> Decorator:
+def option(usage: str, help: str, name: str | None = None, **kwargs: Any) -> Decorator:
     """Return an option, written as its help shows it.
 
     An option without a metavar, a type and a default is a flag. A default is shown unless it is
@@ -48,15 +48,15 @@ def option(usage: str, help: str, name: str | None = None, **how: Any) -> Decora
         usage: The names and the metavar, such as "--output-path -o DIR".
         help: The help text.
         name: The name of the command's parameter. Default: the first long name.
-        how: Further arguments of `click.option`.
+        kwargs: Further arguments of `click.option`.
     """
     names = [word for word in usage.split() if word.startswith("-")]
     metavar = " ".join(usage.split()[len(names) :]) or None
-    if metavar is None and how.keys().isdisjoint(("type", "default", "flag_value")):
-        how["is_flag"] = True
-    how.setdefault("show_default", how.get("default") not in (None, "", "auto"))
+    if metavar is None and kwargs.keys().isdisjoint(("type", "default", "flag_value")):
+        kwargs["is_flag"] = True
+    kwargs.setdefault("show_default", kwargs.get("default") not in (None, "", "auto"))
     names += [] if name is None else [name]
-    return click.option(*names, metavar=metavar, help=help or None, **how)
+    return click.option(*names, metavar=metavar, help=help or None, **kwargs)
 
 
 RUN: Final = click.argument("run", type=PATH)
@@ -345,7 +345,7 @@ ALL_FILTERS: Final = option("--all-filters", "Show results of every filter, not 
 WRITE_OUT: Final = option("--write-out", "Print the first prompt of each task.")
 
 
-def _note(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _store_flag(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     ctx.meta[f"{__name__}.{param.name}"] = value
 
 
@@ -353,28 +353,28 @@ JSON: Final = option(
     "--json",
     "Print the results as one line of JSON instead of tables.",
     expose_value=False,
-    callback=_note,
+    callback=_store_flag,
 )
 _QUIET: Final = option(
     "--quiet -q",
     "Print only warnings, and the JSON of --json.",
     expose_value=False,
-    callback=_note,
+    callback=_store_flag,
 )
 QUIET: Final = add_options(_QUIET, JSON)
 
 
 def is_json_requested() -> bool:
     """Return whether the running command has --json."""
-    return _is_noted("json")
+    return _is_flag_set("json")
 
 
 def is_quiet() -> bool:
     """Return whether the running command has --quiet."""
-    return _is_noted("quiet")
+    return _is_flag_set("quiet")
 
 
-def _is_noted(name: str) -> bool:
+def _is_flag_set(name: str) -> bool:
     ctx = click.get_current_context(silent=True)
     return ctx is not None and bool(ctx.meta.get(f"{__name__}.{name}"))
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from treegen.common.foreign_names import FOREIGN, advise_foreign
 from treegen.common.params import PENALTIES, SamplingParams
-from treegen.common.spelling import hints_at
+from treegen.common.spelling import suggest_arguments
 from treegen.errors import InputError
 from treegen.evals.arguments import TRUTHS
 from treegen.model.options import EngineOptions
@@ -62,7 +62,7 @@ _KINDS: Final[Mapping[Reader, str]] = {
     float: "a number",
     _bool: "true or false",
 }
-_MANY: Final = ("stop", "stop_token_ids", "bad_words")
+_REPEATABLE: Final = ("stop", "stop_token_ids", "bad_words")
 
 
 def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
         name = name.strip().replace("-", "_")
         named.append((ALIASES.get(name, name), value))
     if unknown := [name for name, _ in named if name not in readers]:
-        hints = hints_at(unknown, lambda name: _advice(name, readers), all_names)
+        hints = suggest_arguments(unknown, lambda name: _advice(name, readers), all_names)
         raise InputError(f"{flag} has no {' and no '.join(map(repr, unknown))}{hints}")
     values: dict[str, Any] = {}
     for name, value in named:
@@ -99,7 +99,7 @@ def read_pairs(texts: Sequence[str], flag: str, readers: Mapping[str, Reader]) -
             raise InputError(
                 f"{flag}: {name} must be {_KINDS[readers[name]]}, got {value!r}"
             ) from None
-        if name in _MANY:
+        if name in _REPEATABLE:
             values[name] = (*values.get(name, ()), read)
         elif name in values and values[name] != read:
             raise InputError(

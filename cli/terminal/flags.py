@@ -84,7 +84,7 @@ def describe_unknown_option(error: click.NoSuchOption) -> str:
     return f"{message}; did you mean {' or '.join(spelled)}?{describe_value(word)}"
 
 
-def hint_at_extra_argument(error: click.UsageError) -> str:
+def suggest_model_option(error: click.UsageError) -> str:
     """Return "; did you mean '--model NAME'?" for a model without its option, or ""."""
     start, _, argument = error.message.removesuffix(")").partition(" (")
     if error.ctx is None or start != "Got unexpected extra argument":

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-from treegen.common.signals import SIGNALS, StopFlag, expect_second, second_signal_handler
+from treegen.common.signals import SIGNALS, StopFlag, handle_racing_signal, second_signal_handler
 
 # Some libraries swallow any exception during their import. So long-running commands also poll this
 # flag; otherwise the signal would be lost with the exception.
@@ -43,7 +43,7 @@ def raising_signals() -> Iterator[None]:
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         received.set(signum)
-        expect_second()
+        handle_racing_signal()
         _set(second_signal_handler)
         # Python prints and drops an exception in a destructor; the command polls `received`.
         if frame is None or frame.f_code.co_name != "__del__":

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from treegen.evals.config.base import BaseSettings
     from treegen.evals.progress.run_progress import RunProgress
 
-_SECONDS: Final = 10.0  # seconds between lines of a log while samples end
-_QUIET_SECONDS: Final = 60.0  # seconds between lines while none ends, but tokens are decoded
-_LINES: Final = 10  # minimum lines of a log, one for each tenth of the samples
-_POLL_SECONDS: Final = 0.1  # seconds between polls of a run
+_LINE_SECONDS: Final = 10.0  # between lines of a log while samples end
+_DECODING_LINE_SECONDS: Final = 60.0  # between lines while no sample ends, but tokens are decoded
+_MIN_LINES: Final = 10  # of a log, one for each tenth of the samples
+_POLL_SECONDS: Final = 0.1  # between polls of a run
 
 
 class Terminal(Listener):
@@ -139,10 +139,10 @@ def _draw_lines(steps: "Iterator[RunProgress]", name: str) -> None:
         if last is None:  # a resumed run may start in the middle
             last = now
         waited = time.monotonic() - printed
-        is_due = (now.done != last.done and waited >= _SECONDS) or (
-            now.tokens != last.tokens and waited >= _QUIET_SECONDS
+        is_due = (now.done != last.done and waited >= _LINE_SECONDS) or (
+            now.tokens != last.tokens and waited >= _DECODING_LINE_SECONDS
         )
-        if _LINES * now.done // now.planned > _LINES * last.done // last.planned or is_due:
+        if _MIN_LINES * now.done // now.planned > _MIN_LINES * last.done // last.planned or is_due:
             printed, last = time.monotonic(), now
             now = now.update_estimate()  # the last update may be some samples ago
             percent = 100 * now.done // now.planned

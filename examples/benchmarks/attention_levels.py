@@ -21,7 +21,7 @@ from treegen.bench.ceilings import Ceilings
 from treegen.bench.table import format_us, skip_reasons
 from treegen.bench.timing import Spread, Stopwatch
 from treegen.cli.bench import HEADS, check_heads, measure_rates, medians
-from treegen.cli.bench.options import DEVICE, count, counts
+from treegen.cli.bench.options import DEVICE, int_list_option, int_option
 from treegen.cli.main import script
 from treegen.cli.options.choices import is_number
 from treegen.cli.options.options import add_options
@@ -147,9 +147,9 @@ def _read_levels(_: click.Context, __: click.Parameter, text: str) -> list[Level
     callback=_read_levels,
     help="So many keys for each of so many groups of rows.",
 )
-@counts("--rows", "Query rows. Default: as many as the most groups.")
+@int_list_option("--rows", "Query rows. Default: as many as the most groups.")
 @HEADS
-@count("--repeats", 20, "Calls that are timed.")
+@int_option("--repeats", 20, "Calls that are timed.")
 @add_options(*DEVICE)
 def main(
     levels: list[LevelShape], rows: list[int] | None, heads: list[int], repeats: int, **options: Any

@@ -22,7 +22,7 @@ from tiny_model import ABOUT, FEW_SHOT, checkpoint, questions
 
 from treegen.bench.shapes import byte_tokenizer
 from treegen.bench.timing import describe_machine, headline
-from treegen.cli.bench.options import CHECKPOINT, count
+from treegen.cli.bench.options import CHECKPOINT, int_option
 from treegen.cli.main import script
 from treegen.cli.options.options import JSON
 from treegen.cli.terminal.render import echo, json_line, print_table
@@ -248,9 +248,9 @@ def _row(name: str, tokens: int, start: float, prompt_tokens: int) -> Throughput
 
 @script
 @CHECKPOINT
-@count("--samples", 40, "Samples per problem.")
-@count("--problems", 4, "Problems.")
-@count("--max-tokens", 64, "Tokens per sample.")
+@int_option("--samples", 40, "Samples per problem.")
+@int_option("--problems", 4, "Problems.")
+@int_option("--max-tokens", 64, "Tokens per sample.")
 @JSON
 def main(model: str | None, samples: int, problems: int, max_tokens: int) -> None:
     """Host time per decode step, pages in use, and tokens per second against transformers."""

@@ -27,7 +27,7 @@ from treegen.bench.shapes import SHAPES, Shape, byte_tokenizer
 from treegen.bench.timing import Spread, free_bytes
 from treegen.bench.workloads import DECODE_MODES, Case, Workload, decode_cases
 from treegen.cli.bench.decode import check_runs, measure_cases
-from treegen.cli.bench.options import RUNS, count, counts, some_of
+from treegen.cli.bench.options import RUNS, int_list_option, int_option, name_list_option
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, print_table
@@ -353,11 +353,13 @@ def image_table(results: Sequence[ImageResult]) -> PrintableTable:
     metavar="NAME",
     help=f"Random weights of this shape: {', '.join(VISION_SHAPES)}. Default: qwen3-vl-4b.",
 )
-@count("--image-tokens", 2000, "The prefix begins with an image of about so many tokens.")
-@counts("--rows", "Samples decoded at once.", default="1024")
-@counts("--prefix", "Prompt tokens that all share after the image.", default="2048")
-@count("--new-tokens", 64, "Tokens of each sample.", minimum=2)
-@some_of("--modes", DECODE_MODES, "Some of all, one, off and no-attention.", default="all,off")
+@int_option("--image-tokens", 2000, "The prefix begins with an image of about so many tokens.")
+@int_list_option("--rows", "Samples decoded at once.", default="1024")
+@int_list_option("--prefix", "Prompt tokens that all share after the image.", default="2048")
+@int_option("--new-tokens", 64, "Tokens of each sample.", minimum=2)
+@name_list_option(
+    "--modes", DECODE_MODES, "Some of all, one, off and no-attention.", default="all,off"
+)
 @add_options(*RUNS)
 def main(
     shape: str | None,
@@ -380,7 +382,7 @@ def main(
         )
     shape = None if path else check_shape(shape or "qwen3-vl-4b")
     cases = decode_cases(rows, prefix, new_tokens, modes=modes)
-    check_runs(cases, shape, options)
+    check_runs(cases, options)
     kind = {name: options[name] for name in ("dtype", "device", "kv_cache_dtype")}
     model, tokenizer = build_vision_model(shape, **kind) if shape else load_checkpoint(path, **kind)
     image = image_of(model, image_tokens)

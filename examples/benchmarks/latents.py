@@ -27,7 +27,7 @@ from treegen.bench.ceilings import Ceilings
 from treegen.bench.table import format_us, skip_reasons
 from treegen.bench.timing import Spread, Stopwatch, free_bytes
 from treegen.cli.bench import measure_rates, medians
-from treegen.cli.bench.options import DEVICE, bounded_option, count, counts
+from treegen.cli.bench.options import DEVICE, bounded_option, int_list_option, int_option
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
@@ -309,10 +309,10 @@ _BY_FORM: Final[dict[str, Callable[[str, LatentResult], str]]] = {
     metavar="NAME",
     help=f"The heads of this model: {', '.join(FORMS)}.",
 )
-@counts("--rows", "Query rows.", default="64,256,1024,4096")
-@counts("--prefix", "Latents that all rows share.", default="2048")
-@counts("--suffix", "Latents of each row's own.", default="0,1000", minimum=0)
-@count("--repeats", 20, "Calls that are timed.")
+@int_list_option("--rows", "Query rows.", default="64,256,1024,4096")
+@int_list_option("--prefix", "Latents that all rows share.", default="2048")
+@int_list_option("--suffix", "Latents of each row's own.", default="0,1000", minimum=0)
+@int_option("--repeats", 20, "Calls that are timed.")
 @add_options(*DEVICE)
 def main(
     shape: str, rows: list[int], prefix: list[int], suffix: list[int], repeats: int, **options: Any

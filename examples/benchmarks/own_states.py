@@ -17,7 +17,7 @@ import click
 from treegen.bench.decode import Bench, WorkloadResult, rows_that_fit
 from treegen.bench.workloads import Case, Workload, decode_cases
 from treegen.cli.bench.decode import run_cases
-from treegen.cli.bench.options import RUNS, count, counts, shape_or_model
+from treegen.cli.bench.options import RUNS, int_list_option, int_option, shape_or_model
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import json_line
@@ -55,9 +55,9 @@ class OwnStatesBench(Bench):
 @click.option(
     "--shape", metavar="NAME", help="Random weights of this shape. Default: qwen3.6-35b-a3b."
 )
-@counts("--rows", "Samples decoded at once.", default="1024")
-@counts("--prefix", "Prompt tokens that all share.", default="1024")
-@count("--new-tokens", 128, "Tokens of each sample.", minimum=2)
+@int_list_option("--rows", "Samples decoded at once.", default="1024")
+@int_list_option("--prefix", "Prompt tokens that all share.", default="1024")
+@int_option("--new-tokens", 128, "Tokens of each sample.", minimum=2)
 @add_options(*RUNS)
 def main(
     shape: str | None, rows: list[int], prefix: list[int], new_tokens: int, **options: Any

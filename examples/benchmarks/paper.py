@@ -30,7 +30,7 @@ from transformers_baseline import ENGINES, TransformersBench, check_engines
 
 from treegen.bench.workloads import NO_ATTENTION, Case, Workload
 from treegen.cli.bench.decode import run_cases
-from treegen.cli.bench.options import RUNS, bounded_option, shape_or_model, some_of
+from treegen.cli.bench.options import RUNS, bounded_option, name_list_option, shape_or_model
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line
@@ -234,7 +234,7 @@ def _is_share(value: float) -> bool:
     show_default=True,
     help="Multiply all lengths, to try a command out.",
 )
-@some_of(
+@name_list_option(
     "--against",
     ENGINES,
     "Engines of transformers to time as well: generate, continuous.",

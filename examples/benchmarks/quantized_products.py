@@ -30,7 +30,7 @@ from fp4_cases import PRODUCTS, Case, Product
 from treegen.bench.ceilings import Ceilings
 from treegen.bench.timing import Stopwatch
 from treegen.cli.bench import measure_rates
-from treegen.cli.bench.options import DEVICE, bounded_option, count, counts
+from treegen.cli.bench.options import DEVICE, bounded_option, int_list_option, int_option
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
@@ -237,8 +237,8 @@ def product_table(results: Sequence[ProductResult]) -> PrintableTable:
     metavar="NAME,...",
     help=f"Matrices: {', '.join(PRODUCTS)}.",
 )
-@counts("--rows", "Rows.", default="1,16,64,256,1024")
-@count("--repeats", 10, "Graphs that are timed.")
+@int_list_option("--rows", "Rows.", default="1,16,64,256,1024")
+@int_option("--repeats", 10, "Graphs that are timed.")
 @click.option("--tune", is_flag=True, help="Measure other sizes of tiles too.")
 @add_options(*DEVICE)
 def main(products: str, rows: list[int], repeats: int, tune: bool, **options: Any) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from treegen.bench.roofline import ModelSize, size_of
 from treegen.bench.shapes import load_or_build
 from treegen.bench.timing import describe_machine, headline
-from treegen.cli.bench.options import count, shape_or_model
+from treegen.cli.bench.options import int_option, shape_or_model
 from treegen.cli.main import script
 from treegen.cli.options.options import JSON
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
@@ -200,12 +200,12 @@ def _time_call(call: Callable[[], _Result]) -> tuple[_Result, tuple[float, float
 
 @script
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3.2-1b.")
-@count("--layers", None, "Layers of the shape, in place of all.", metavar="N")
+@int_option("--layers", None, "Layers of the shape, in place of all.", metavar="N")
 @click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape.")
-@count("--texts", 64, "Texts below one prompt.")
-@count("--tokens", 512, "Tokens of each text.")
-@count("--prefix", 8192, "Tokens of the prompt.")
-@count("--top", 256, "Likeliest tokens in the place of each token.", minimum=0)
+@int_option("--texts", 64, "Texts below one prompt.")
+@int_option("--tokens", 512, "Tokens of each text.")
+@int_option("--prefix", 8192, "Tokens of the prompt.")
+@int_option("--top", 256, "Likeliest tokens in the place of each token.", minimum=0)
 @JSON
 def main(shape: str | None, model: str | None, layers: int | None, **sizes: int) -> None:
     """Score texts below one prompt on a CPU and with transformers: seconds per text, and counts."""

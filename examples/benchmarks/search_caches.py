@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from tiny_model import ABOUT, FEW_SHOT, checkpoint, questions
 
 from treegen.bench.timing import describe_machine, headline
-from treegen.cli.bench.options import CHECKPOINT, count
+from treegen.cli.bench.options import CHECKPOINT, int_option
 from treegen.cli.main import script
 from treegen.cli.options.options import JSON
 from treegen.cli.terminal.render import echo, json_line, print_table
@@ -138,11 +138,11 @@ def _generate(
 
 @script
 @CHECKPOINT
-@count("--problems", 64, "Searches at once.")
-@count("--samples", 4, "Thoughts per node.")
-@count("--breadth", 3, "Thoughts that go on per level.")
-@count("--depth", 4, "Levels.")
-@count("--step-tokens", 16, "Tokens per thought.")
+@int_option("--problems", 64, "Searches at once.")
+@int_option("--samples", 4, "Thoughts per node.")
+@int_option("--breadth", 3, "Thoughts that go on per level.")
+@int_option("--depth", 4, "Levels.")
+@int_option("--step-tokens", 16, "Tokens per thought.")
 @JSON
 def main(model: str | None, **sizes: int) -> None:
     """Tree of thoughts with live caches, against prompting the text of every node anew."""

@@ -18,7 +18,7 @@ from typing import Any
 from tiny_model import FEW_SHOT, checkpoint, questions
 
 from treegen.bench.timing import describe_machine, headline
-from treegen.cli.bench.options import CHECKPOINT, count
+from treegen.cli.bench.options import CHECKPOINT, int_option
 from treegen.cli.main import script
 from treegen.cli.options.options import JSON
 from treegen.cli.terminal.render import echo, json_line, print_table
@@ -135,12 +135,12 @@ def _time_method(
 
 @script
 @CHECKPOINT
-@count("--problems", 64, "Searches at once.")
-@count("--samples", 4, "Children per node.")
-@count("--breadth", 3, "Nodes that the beam keeps per level.")
-@count("--depth", 4, "Levels.")
-@count("--step-tokens", 16, "Tokens per node.")
-@count("--repeats", 1, "Seconds are the medians of so many runs, which take turns.")
+@int_option("--problems", 64, "Searches at once.")
+@int_option("--samples", 4, "Children per node.")
+@int_option("--breadth", 3, "Nodes that the beam keeps per level.")
+@int_option("--depth", 4, "Levels.")
+@int_option("--step-tokens", 16, "Tokens per node.")
+@int_option("--repeats", 1, "Seconds are the medians of so many runs, which take turns.")
 @JSON
 def main(model: str | None, **sizes: Any) -> None:
     """A beam against Monte Carlo tree search in batches of several sizes, at equal tokens."""

@@ -16,7 +16,7 @@ import click
 from treegen.bench.decode import WorkloadResult
 from treegen.bench.workloads import Case, Workload
 from treegen.cli.bench.decode import run_cases
-from treegen.cli.bench.options import RUNS, count, counts, shape_or_model
+from treegen.cli.bench.options import RUNS, int_list_option, int_option, shape_or_model
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, print_table
@@ -111,9 +111,9 @@ def ratio_table(ratios: Sequence[Ratio]) -> PrintableTable:
 
 @script
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3-8b.")
-@counts("--rows", "Samples decoded at once.", default="1,4,16,64,256,1024,4096")
-@counts("--prefix", "Prompt tokens that all share.", default="64,256,1024,4096,16384")
-@count("--new-tokens", 16, "Tokens of each sample.", minimum=2)
+@int_list_option("--rows", "Samples decoded at once.", default="1,4,16,64,256,1024,4096")
+@int_list_option("--prefix", "Prompt tokens that all share.", default="64,256,1024,4096,16384")
+@int_option("--new-tokens", 16, "Tokens of each sample.", minimum=2)
 @add_options(*RUNS)
 def main(
     shape: str | None, rows: list[int], prefix: list[int], new_tokens: int, **options: Any

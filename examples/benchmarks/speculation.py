@@ -27,7 +27,7 @@ import numpy as np
 
 from treegen.bench.shapes import load_or_build
 from treegen.bench.timing import Spread, describe_machine, headline
-from treegen.cli.bench.options import RUNS, count, counts, shape_or_model
+from treegen.cli.bench.options import RUNS, int_list_option, int_option, shape_or_model
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, print_table
@@ -281,9 +281,9 @@ def _tree(trace: Trace, job: SpeculationLoad, vocab_size: int) -> tuple[Node, _S
 
 @script
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3-8b.")
-@counts("--rows", "Samples decoded at once.", default="16,64,1024")
-@counts("--prefix", "Prompt tokens that all share.", default="1000")
-@count("--own-tokens", 0, "Prompt tokens that each sample has for itself.", minimum=0)
+@int_list_option("--rows", "Samples decoded at once.", default="16,64,1024")
+@int_list_option("--prefix", "Prompt tokens that all share.", default="1000")
+@int_option("--own-tokens", 0, "Prompt tokens that each sample has for itself.", minimum=0)
 @click.option(
     "--trace",
     metavar="FILE",

@@ -20,7 +20,7 @@ from treegen.bench.decode import Bench
 from treegen.bench.shapes import byte_tokenizer, load_or_build
 from treegen.bench.workloads import Workload, decode_cases
 from treegen.cli.bench.decode import check_runs, measure_cases
-from treegen.cli.bench.options import RUNS, count, counts, shape_or_model
+from treegen.cli.bench.options import RUNS, int_list_option, int_option, shape_or_model
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import json_line
@@ -92,9 +92,9 @@ def word_tokenizer(vocab_size: int) -> Any:
 
 @script
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3-8b.")
-@counts("--rows", "Samples decoded at once.", default="1024")
-@counts("--prefix", "Prompt tokens that all share.", default="2048")
-@count("--new-tokens", 64, "Tokens of each sample.", minimum=2)
+@int_list_option("--rows", "Samples decoded at once.", default="1024")
+@int_list_option("--prefix", "Prompt tokens that all share.", default="2048")
+@int_option("--new-tokens", 64, "Tokens of each sample.", minimum=2)
 @add_options(*RUNS)
 def main(
     shape: str | None, rows: list[int], prefix: list[int], new_tokens: int, **options: Any
@@ -104,7 +104,7 @@ def main(
         raise InputError("--tp is not supported by this benchmark; remove --tp")
     shape = shape_or_model(shape, options["model"], "llama3-8b")
     cases = decode_cases(rows, prefix, new_tokens, modes=("all", STRUCTURED))
-    check_runs(cases, shape, options)
+    check_runs(cases, options)
     how = {name: options[name] for name in ("dtype", "device", "quantization", "kv_cache_dtype")}
     model, tokenizer = load_or_build(shape, options["model"], **how)
     if shape:

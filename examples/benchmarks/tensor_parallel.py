@@ -23,7 +23,7 @@ import click
 import torch
 import torch.distributed as dist
 
-from treegen.cli.bench.options import count, counts
+from treegen.cli.bench.options import int_list_option, int_option
 from treegen.cli.main import script
 from treegen.cli.options.options import JSON
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
@@ -90,10 +90,10 @@ def tokens_per_second(arguments: list[str]) -> dict[int, float]:
 
 @script
 @click.option("--shape", metavar="NAME", default="llama3-8b", help="The shape of the model.")
-@counts("--tp", "Numbers of GPUs that compute together.", default="1,2,4")
-@counts("--rows", "Samples decoded at once.", default="64,1024")
-@count("--prefix", 2048, "Prompt tokens that all share.", minimum=1)
-@count("--repeats", 3, "Runs that are timed.")
+@int_list_option("--tp", "Numbers of GPUs that compute together.", default="1,2,4")
+@int_list_option("--rows", "Samples decoded at once.", default="64,1024")
+@int_option("--prefix", 2048, "Prompt tokens that all share.", minimum=1)
+@int_option("--repeats", 3, "Runs that are timed.")
 @JSON
 def main(shape: str, tp: list[int], rows: list[int], prefix: int, repeats: int) -> None:
     """Sums over GPUs, and decode steps of models on several GPUs."""

@@ -24,7 +24,13 @@ from treegen.bench.decode import MAX_ROWS, Bench, WorkloadResult
 from treegen.bench.timing import Spread, free_bytes, synchronize
 from treegen.bench.workloads import SHARING_MODES, Case, Workload, decode_cases
 from treegen.cli.bench.decode import run_cases
-from treegen.cli.bench.options import RUNS, count, counts, shape_or_model, some_of
+from treegen.cli.bench.options import (
+    RUNS,
+    int_list_option,
+    int_option,
+    name_list_option,
+    shape_or_model,
+)
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import json_line
@@ -217,11 +223,13 @@ def _continuous(model: Model, prompts: list[list[int]], new_tokens: int) -> Stoc
 
 @script
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: llama3.2-1b.")
-@counts("--rows", "Samples decoded at once. Default: 64.")
-@counts("--prefix", "Prompt tokens that all share. Default: 1024.")
-@count("--new-tokens", 32, "Tokens of each sample.", minimum=2)
-@some_of("--modes", SHARING_MODES, "Some of auto, all, one and off.", default="all")
-@some_of("--against", ENGINES, "Some of generate and continuous.", default="generate,continuous")
+@int_list_option("--rows", "Samples decoded at once. Default: 64.")
+@int_list_option("--prefix", "Prompt tokens that all share. Default: 1024.")
+@int_option("--new-tokens", 32, "Tokens of each sample.", minimum=2)
+@name_list_option("--modes", SHARING_MODES, "Some of auto, all, one and off.", default="all")
+@name_list_option(
+    "--against", ENGINES, "Some of generate and continuous.", default="generate,continuous"
+)
 @add_options(*RUNS)
 def main(
     shape: str | None,

@@ -31,7 +31,7 @@ from treegen.bench.ceilings import Ceilings
 from treegen.bench.shapes import load_or_build
 from treegen.bench.timing import Stopwatch, synchronize
 from treegen.cli.bench import measure_rates
-from treegen.cli.bench.options import DEVICE, count, shape_or_model
+from treegen.cli.bench.options import DEVICE, int_option, shape_or_model
 from treegen.cli.main import script
 from treegen.cli.options.options import add_options
 from treegen.cli.terminal.render import echo, json_line, notice, print_table
@@ -305,11 +305,11 @@ def loss_table(results: list[LossResult], rates: Ceilings) -> PrintableTable:
 
 @script
 @click.option("--shape", metavar="NAME", help="Random weights of this shape. Default: tiny.")
-@count("--layers", None, "Layers of the shape, in place of all.", metavar="N")
+@int_option("--layers", None, "Layers of the shape, in place of all.", metavar="N")
 @click.option("--model", metavar="DIR|NAME", help="A checkpoint instead of a shape.")
-@count("--rollouts", 8, "Completions below one prompt.")
-@count("--tokens", 256, "Tokens of each completion.", minimum=4)
-@count("--prompt", 2048, "Tokens of the prompt.", minimum=4)
+@int_option("--rollouts", 8, "Completions below one prompt.")
+@int_option("--tokens", 256, "Tokens of each completion.", minimum=4)
+@int_option("--prompt", 2048, "Tokens of the prompt.", minimum=4)
 @add_options(*DEVICE)
 def main(
     shape: str | None,

@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 
-from treegen.common.files import create_held, sweep
+from treegen.common.files import create_locked, sweep
 from treegen.errors import CapacityError, InputError, arg
 from treegen.tasks.environments.directories import (
     DirectoryLimitError,
@@ -78,7 +78,7 @@ class Storage:
                 remove_leftovers()
                 path = Path(tempfile.gettempdir(), f"{_NAME}{secrets.token_hex(8)}")
                 stack.callback(remove_tree, path)
-                stack.enter_context(create_held(path, folder=True))
+                stack.enter_context(create_locked(path, folder=True))
                 path.chmod(0o711)  # the users that run programs must get through
             else:
                 path = Path(folder).absolute()

@@ -67,7 +67,7 @@ class VerdictFile:
         self._stack = ExitStack()
         self._file: RecordFile | None = None
         if execution is not None:
-            opened = open_for_append(self.path, _LOCK, anew=execution.rescore)
+            opened = open_for_append(self.path, _LOCK, overwrite=execution.rescore)
             self._file = self._stack.enter_context(opened)
         elif self.path.exists():
             stored = RecordFile(self.path, writable=False)

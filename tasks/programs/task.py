@@ -133,7 +133,7 @@ def judge_limits(arguments: Mapping[str, str], limits: Limits) -> Limits:
             )
         limits = replace(limits, cpu_seconds=seconds)
     if memory is not None:
-        limits = replace(limits, memory=parse_bytes(memory))
+        limits = replace(limits, memory=parse_bytes(memory, "task argument memory"))
     return limits
 
 

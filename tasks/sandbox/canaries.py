@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from treegen.common.files import create_held, sweep
+from treegen.common.files import create_locked, sweep
 from treegen.errors import InputError, arg
 from treegen.tasks.sandbox.child import REPORT
 from treegen.tasks.sandbox.isolation import TIERS, SandboxTier, Workspace
@@ -327,7 +327,7 @@ def _plant_targets() -> Iterator[dict[str, Any]]:
     folder = above / f"treegen-canary-{secrets.token_hex(8)}"
     try:
         with (
-            create_held(folder, folder=True),
+            create_locked(folder, folder=True),
             socket.create_server(("127.0.0.1", 0)) as tcp,
             socket.socket(socket.AF_UNIX) as unix,
         ):

@@ -104,6 +104,12 @@ def test_a_module_in_a_dtype_that_is_not_supported_is_refused() -> None:
         from_module(module)
 
 
+@pytest.mark.parametrize("quantization", ["fp8", "mxfp4", "nvfp4"])
+def test_a_shape_on_several_gpus_is_not_quantized(quantization: str) -> None:
+    with pytest.raises(InputError, match=f"quantization {quantization} is not supported"):
+        build_model(SHAPES["tiny"], device="cpu", ranks=2, quantization=quantization)
+
+
 @pytest.mark.parametrize("name", ["tiny", "tiny-delta", "tiny-mamba2"])
 def test_a_shape_is_made_in_fp8(name: str) -> None:
     model, _ = build_model(SHAPES[name], device="cpu", quantization="fp8")

@@ -586,6 +586,10 @@ REFUSED = [
     (["transformers_baseline", "--against", "vllm"], "--against must be chosen from generate"),
     (["transformers_baseline", "--tp", "2"], "--tp is not supported with the engines"),
     (["sharing_grid", "--quantization", "int3"], "--quantization"),
+    (
+        ["sharing_grid", "--tp", "2", "--quantization", "nvfp4"],
+        "quantization is not supported with tensor_parallel_size",
+    ),
     (["sharing_grid", "--tp", "2", "--shape", "tiny", "--model", "x"], "cannot be used together"),
     (["structured", "--tp", "2"], "--tp is not supported by this benchmark"),
     (["own_states", "--tp", "2"], "--tp is not supported by this benchmark"),

@@ -51,6 +51,7 @@ REFUSED = [
     (["decode", "--time-limit", "0"], "--time-limit"),
     (["decode", "--shape", "tiny-vl"], "llama3-8b"),
     (["decode", "--memory", "much"], "memory must be"),
+    (["decode", "--tp", "2", "--quantization", "nvfp4"], "quantization is not supported with"),
     (["prefill", "--tokens", "8,0"], "--tokens must be comma-separated integers from 1"),
     (["prefill", "--passes", "0"], "--passes must be at least 1"),
     (["prefill", "--shape", "tiny", "--model", "x"], "--shape and --model cannot be used together"),

@@ -54,7 +54,7 @@ def test_a_short_option_means_one_thing() -> None:
 
 def test_the_list_of_commands_is_in_groups(treegen: Command) -> None:
     listed = treegen("--help").out
-    titles = ("Run:", "Look:", "Score again:", "Serve:", "Inform:", "This machine:")
+    titles = ("Run:", "Inspect:", "Score again:", "Serve:", "Information:", "This machine:")
     places = [listed.index(f"\n{title}\n") for title in titles]
     assert places == sorted(places) and "_TREEGEN_COMPLETE=bash_source" in listed
 

@@ -123,7 +123,12 @@ def _metrics(url: str) -> str:
         (["--model", "demo", "--max-key-searches", "0"], "--max-key-searches must be at least 1"),
         (["--model", "demo", "--node-lease", "0"], "--node-lease must be more than 0"),
         (["--model", "demo", "--api-keys", "/dev/null"], "pass a text file with one key per line"),
-        (["--model", "demo", "--max-body", "big"], "big"),
+        (["--model", "demo", "--max-body", "big"], "--max-body must be a number of bytes"),
+        (["--model", "demo", "--max-node-memory", "0"], "--max-node-memory must be a number"),
+        (
+            ["--model", "demo", "--verifier", "x", "--verifier-memory", "1XB"],
+            "--verifier-memory must be a number of bytes, or a size such as '2GiB', got '1XB'",
+        ),
         (["--model", "demo", "--page-size", "0"], "page-size"),
         (["--model", "demo", "--tool-format", "xml"], "--tool-format must be one of harmony"),
         (["--model", "nowhere/at/all", "--port", "0"], "nowhere/at/all"),

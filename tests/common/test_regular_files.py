@@ -282,6 +282,13 @@ def test_a_relative_name_is_looked_for_where_the_command_runs(
     assert read_error(Path("test.json")) == "test.json does not exist; did you mean 'test.jsonl'?"
 
 
+def test_an_empty_path_is_named_as_such() -> None:
+    with pytest.raises(OSError) as caught:
+        read_text("")
+    message = describe_read_error("", caught.value)
+    assert message == "the path is empty; pass the path of a file"
+
+
 def test_a_folder_is_told_with_a_file_of_it(tmp_path: Path) -> None:
     (tmp_path / "b.csv").touch()
     assert read_error(tmp_path).endswith(

@@ -521,3 +521,5 @@ def test_prompts_that_cannot_be_run_are_refused_with_the_numbers(
         llm.score([("abc", "")])
     with pytest.raises(InputError, match="continuation both as text or both as token ids"):
         llm.score([("abc", [1])])
+    with pytest.raises(InputError, match=r"content\[1\] must be a chat message, got str"):
+        llm.score([([{"role": "user", "content": "a"}, "b"], "c")])  # type: ignore[list-item]

@@ -22,7 +22,7 @@ from treegen import LLM, Completion, InputError, Node, SamplingParams
 from treegen.errors import ModelWarning
 from treegen.prompts.grammars import Grammar, _warm_up
 from treegen.prompts.replies.arguments import ToolSchemas
-from treegen.prompts.replies.call_grammars import _WRITTEN, call_grammar
+from treegen.prompts.replies.call_grammars import _SYNTAXES, call_grammar
 from treegen.prompts.replies.formats import TOOL_FORMATS
 from treegen.prompts.replies.parser import ReplyParser
 from treegen.prompts.replies.types import ToolCall
@@ -32,7 +32,7 @@ pytest.importorskip("llguidance")
 MARKS = sorted(
     {
         mark
-        for name in _WRITTEN
+        for name in _SYNTAXES
         for mark in (*TOOL_FORMATS[name].literals, *TOOL_FORMATS[name].inner)
         if mark not in ("Action:", "{")
     }
@@ -54,7 +54,7 @@ TOOLS = [
     }
     for name in ("search", "see")
 ]
-WAYS = [(name, way) for name, ways in _WRITTEN.items() for way in range(len(ways))]
+WAYS = [(name, way) for name, ways in _SYNTAXES.items() for way in range(len(ways))]
 CHOICES = ["<answer>4", "<answer>41</answer>"]
 PROMPT = "Q: Bob has 14 pens. How many?\nA:"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -89,7 +89,7 @@ def structures(tokenizer: Any) -> list[SamplingParams]:
     found = []
     for name, way in WAYS:
         known = copy.copy(tokenizer)
-        known.chat_template = _WRITTEN[name][way].mark
+        known.chat_template = _SYNTAXES[name][way].mark
         text = call_grammar(known, TOOL_FORMATS[name], TOOLS, is_single=True)
         found.append(SamplingParams(grammar=text, **how))
     schema = {"const": {"said": "<answer> and </answer>"}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,20 @@ def test_a_sample_ends_at_the_end_that_the_tokenizer_names(tmp_path: Path) -> No
     params = SamplingParams(max_tokens=30, seed=1, logit_bias={end: 60.0})
     (done,) = llm.chat(CHAT, params)[0]
     assert (done.finish_reason, done.stop, done.text) == ("stop", end, "")
+
+
+def test_the_end_of_turns_is_looked_for_within_the_limits_of_templates(tmp_path: Path) -> None:
+    """A template may loop only for messages that are not those of the user."""
+    llm = load(saved(tmp_path))
+    llm.tokenizer.chat_template = (
+        "{% if messages[-1].role == 'assistant' %}{% for i in range(99999) %}{% for j in "
+        "range(99999) %}{% endfor %}{% endfor %}{% endif %}" + TEMPLATE
+    )
+    begin = time.monotonic()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert llm.chat(CHAT, PARAMS)[0]
+    assert time.monotonic() - begin < 60
 
 
 def test_an_end_of_turn_that_ends_no_sample_is_told_once(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_the_leading_space_of_generated_text_is_kept(name: str) -> None:
 
 @pytest.mark.parametrize("name", BUILDERS)
 @given(st.lists(st.integers(0, 699), max_size=12), st.lists(st.integers(0, 699), max_size=6))
+@example([3, 131, 0, 0], [0])  # in gemma's tokens, bytes of no character and <unk>
 def test_tokens_without_text_do_not_lengthen_the_context(
     name: str, prompt: list[int], tokens: list[int]
 ) -> None:
@@ -113,6 +114,12 @@ def test_an_unfinished_character_does_not_hide_those_before_it() -> None:
     assert decoded(ids[:-1], "llama2").count(PARTIAL) == 7
     detokenizer = Detokenizer(trained("llama2"))
     assert detokenizer.text(ids_of("a", "llama2"), ids[-8:-1]) == "\U0001f9ff" + PARTIAL * 3
+    # Neither before special tokens, which show nothing.
+    stops = [trained("llama2").convert_tokens_to_ids("</s>")] * 2
+    for end in (stops[:1], stops):
+        added = detokenizer.text(ids_of("a", "llama2"), [*ids[-8:-1], *end])
+        assert added == "\U0001f9ff" + PARTIAL * 3
+    assert detokenizer.text([*ids[:-6], *stops], ids[-6:]) == "\U0001f9ff\U0001f9fe"
 
 
 @pytest.mark.parametrize("name", BUILDERS)

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from treegen.errors import InputError
 from treegen.prompts.splice import shared_starts
-from treegen.prompts.tokens import GivenPrompt, PromptAppender, encode_texts, tokenize
+from treegen.prompts.tokens import AppendablePrompt, PromptAppender, encode_texts, tokenize
 from treegen.prompts.tree import Node, prompts_of
 
 # Random texts may begin with the BOS token that a tokenizer adds.
@@ -112,7 +112,7 @@ def test_prompts_that_text_is_appended_to_are_tokenized_as_whole_texts(
 ) -> None:
     appender = PromptAppender(trained(name))
     text = start[: max(0, len(start) - cut)]
-    prompt, ids = GivenPrompt.of(text), np.array(whole(text, name), dtype=np.int32)
+    prompt, ids = AppendablePrompt.of(text), np.array(whole(text, name), dtype=np.int32)
     for more in added:
         prompt, ids = appender.append(prompt, ids, more)
         text += more
@@ -127,13 +127,13 @@ def test_token_ids_that_text_is_appended_to_stay_unless_they_are_those_of_a_text
 ) -> None:
     appender, ids = PromptAppender(trained(name)), whole(text, name, special=False)
     read = trained(name).decode(ids)
-    _, got = appender.append(GivenPrompt.of(ids), np.array(ids, dtype=np.int32), more)
+    _, got = appender.append(AppendablePrompt.of(ids), np.array(ids, dtype=np.int32), more)
     if ids == whole(read, name, special=False):
         assert got.tolist() == whole(read + more, name, special=False)
     else:
         assert got[: len(ids)].tolist() == ids
     drawn = random.Random(seed).choices(range(len(trained(name))), k=9)
-    _, got = appender.append(GivenPrompt.of(drawn), np.array(drawn, dtype=np.int32), more)
+    _, got = appender.append(AppendablePrompt.of(drawn), np.array(drawn, dtype=np.int32), more)
     if drawn != whole(trained(name).decode(drawn), name, special=False):
         assert got[:9].tolist() == drawn
 

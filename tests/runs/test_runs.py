@@ -1,6 +1,7 @@
 """A run stopped at any byte ends, after resuming, with the samples of an undisturbed one."""
 
 import errno
+import io
 import json
 import os
 import random
@@ -21,7 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treegen.common.files import create_held, sweep
+from treegen.common.files import create_locked, sweep
 from treegen.common.signals import SIGNALS
 from treegen.errors import InputError, RunError, RunInUseError
 from treegen.runs import (
@@ -31,6 +32,7 @@ from treegen.runs import (
     StopFlag,
     graceful_signals,
     open_for_append,
+    record_file,
     versions,
 )
 from treegen.runs.files import Lock, check_directory
@@ -252,6 +254,32 @@ def test_identical_records_are_one(run_path: Path) -> None:
     with RunDir.open(run_path) as run:
         assert list(run.records()) == SAMPLES
         assert run.missing == 0
+
+
+def test_a_file_that_was_appended_to_itself_is_read_in_linear_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_read = 0
+
+    class Counted(io.FileIO):
+        def readinto(self, buffer: Any, /) -> int | None:
+            nonlocal num_read
+            num = super().readinto(buffer)
+            num_read += num or 0
+            return num
+
+    def open_counted(fd: int, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(Counted(fd))
+
+    path = tmp_path / "samples.jsonl"
+    lines = b"".join(
+        encode_record({"problem_id": "a", "sample_index": i, "text": "x" * 10_000})
+        for i in range(100)
+    )
+    path.write_bytes(2 * lines)
+    monkeypatch.setattr(record_file, "open", open_counted, raising=False)
+    assert len(RecordFile(path, writable=False).keys) == 100
+    assert num_read < 10 * len(lines)
 
 
 @pytest.mark.parametrize("change", [{"text": "other"}, {"logprob": None}, {"extra": 1}])
@@ -893,8 +921,8 @@ def test_other_versions_are_told_in_one_line(
 HOLDER = """
 import sys, time
 from pathlib import Path
-from treegen.common.files import create_held
-with create_held(Path(sys.argv[1]) / "results.1.tmp"), create_held(Path(sys.argv[1]) / "c-1",
+from treegen.common.files import create_locked
+with create_locked(Path(sys.argv[1]) / "results.1.tmp"), create_locked(Path(sys.argv[1]) / "c-1",
 folder=True):
     print("ready", flush=True)
     time.sleep(60)
@@ -943,7 +971,7 @@ def test_what_is_swept_before_it_is_held_is_made_again(fast: Path) -> None:
         for number in range(300):
             folder = number % 2 == 0
             path = fast / f"x{number % 3}"
-            with create_held(path, folder=folder):
+            with create_locked(path, folder=folder):
                 assert path.exists()
                 shutil.rmtree(path) if folder else path.unlink()
     finally:
@@ -1084,7 +1112,7 @@ def test_a_file_is_begun_anew_under_the_lock_that_appends_to_it(
         file.append({"problem_id": "a", "sample_index": 0})
         with (
             pytest.raises(RunError, match="in use by process"),
-            open_for_append(path, "notes.lock", anew=True),
+            open_for_append(path, "notes.lock", overwrite=True),
         ):
             pass
         assert list(file.records())
@@ -1106,9 +1134,28 @@ def test_a_file_is_begun_anew_under_the_lock_that_appends_to_it(
 
     monkeypatch.setattr(Path, "unlink", watched)
     monkeypatch.setattr(Lock, "_take", staticmethod(counted))
-    with open_for_append(path, "notes.lock", anew=True) as file:
+    with open_for_append(path, "notes.lock", overwrite=True) as file:
         assert not list(file.records())
     assert seen == [path] and len(taken) == 1
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_that_was_removed_is_not_called_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.touch()
+
+    def fail(path: Path, flags: int = os.O_RDONLY) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("treegen.runs.record_file.open_regular", fail)
+    with (
+        pytest.raises(RunError, match="cannot write") as error,
+        open_for_append(path, "notes.lock", overwrite=overwrite),
+    ):
+        pass
+    assert ("the old file is unchanged" in str(error.value)) == path.exists() != overwrite
 
 
 def test_a_file_system_without_locks_is_told_of_and_left_clean(

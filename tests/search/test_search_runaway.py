@@ -29,7 +29,7 @@ _MAX_ROUNDS = 200_000  # rounds of a loop after which a test gives up
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give searches up after fewer calls and less time than usual."""
-    monkeypatch.setattr(budgeted_search, "_MORE", 100)
+    monkeypatch.setattr(budgeted_search, "_MAX_FURTHER_BUDGET_REACHED", 100)
     monkeypatch.setattr(event_loop, "_STUCK_SECONDS", 0.1)
 
 

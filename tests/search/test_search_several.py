@@ -1,5 +1,6 @@
 """Searches over several LLMs, each with a cache of its own, on tiny real checkpoints."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,20 @@ def test_each_llm_goes_on_from_what_the_others_wrote(llms: dict[str, LLM]) -> No
             num_compared += 1
             assert score.logprobs == pytest.approx(node.logprobs, abs=1e-4)
     assert num_compared
+
+
+def test_another_llm_reads_a_path_deeper_than_the_recursion_limit(llms: dict[str, LLM]) -> None:
+    depth = sys.getrecursionlimit() + 100
+
+    async def solve(root: SearchNode) -> SearchNode:
+        node = root
+        for _ in range(depth):
+            node = node.extend("")
+        await node.score(["b"], llm="gpt2")
+        return node
+
+    (result,) = search_with(llms, solve, PROMPTS[:1], PARAMS)
+    assert result.error is None and len(result.tree.nodes) == depth + 1
 
 
 def test_llms_are_arms_of_adaptive_branching(llms: dict[str, LLM]) -> None:

@@ -153,7 +153,7 @@ def test_an_error_without_text_is_named_by_its_type(
     def fail(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr(reward, "_reader", fail)
+    monkeypatch.setattr(reward, "_make_prefix_scorer", fail)
     with pytest.warns(ModelWarning, match="common prefixes: RuntimeError$"):
         assert load_verifier(save(tmp_path), device="cpu").reader is None
 

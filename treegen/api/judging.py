@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from treegen.common.checks import check_int
-from treegen.common.files import given_path
+from treegen.common.files import as_path
 from treegen.common.progress import load_tqdm
 from treegen.errors import InputError, arg
 from treegen.evals.judging.judgements import JudgementSet, labels_of
@@ -204,7 +204,7 @@ def judge(  # noqa: PLR0913 -- users name these settings of a judgement
     follow = follow or _following(listener, progress)
     path = _path(run)
     with ExitStack() as stack:
-        runs = open_runs([path, *(given_path("pairs", pair) for pair in pairs)], reading, stack)
+        runs = open_runs([path, *(as_path("pairs", pair) for pair in pairs)], reading, stack)
         task_rubric = runs.jobs[0].task.rubric
         judge_rubric = given_rubric or load_rubric("pairwise" if pairs else task_rubric)
         choices = {
@@ -419,7 +419,7 @@ def _load_human_labels(
         raise InputError(
             f"{arg('labels=')} cannot be used with a rubric that compares pairs; remove the labels"
         )
-    labelled = labels_of(given_path("labels", labels), rubric.choices, rubric.name)
+    labelled = labels_of(as_path("labels", labels), rubric.choices, rubric.name)
     if not any((0, index) in answers.texts.get(problem, ()) for problem, index in labelled):
         raise InputError(
             f"the file {labels} has no labels for the answers of this run; pass a file with "
@@ -430,7 +430,7 @@ def _load_human_labels(
 
 def _path(run: "Frames | str | Path") -> Path:
     view = getattr(run, "view", None)
-    return given_path("run", run) if view is None else Path(view.path)
+    return as_path("run", run) if view is None else Path(view.path)
 
 
 def _check_listeners(listener: object, follow: object, models: object) -> None:

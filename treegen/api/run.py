@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from treegen.api.judge_plan import JudgingPlan
-from treegen.common.files import file_name, given_path
+from treegen.common.files import as_path, file_name
 from treegen.common.formatting import safe_text
 from treegen.errors import InputError, arg
 from treegen.evals.config.base import ALLOW_TASK_CODE, OpenRunOptions
@@ -91,7 +91,7 @@ class Run(Frames):
         Raises:
             InputError: the page cannot be written.
         """
-        page = self.path / "report.html" if path is None else given_path("path", path)
+        page = self.path / "report.html" if path is None else as_path("path", path)
         return write_page([self.view], page, plots=plots, audits=[audit_quickly(self.view)])[0]
 
     def audit(self, *, quick: bool = False) -> Audit:
@@ -169,7 +169,7 @@ def open_run(
         "task": _instantiate_task(task),
         "allow_task_code": allow_task_code,
     }
-    return Run(load_run(given_path("path", path), **options))
+    return Run(load_run(as_path("path", path), **options))
 
 
 def evaluate(  # noqa: PLR0913 -- users name these settings of a run
@@ -407,7 +407,7 @@ class _OutputDirectory:
         """
         for argument, value in (("output", output), ("resume", resume)):
             if value is not None and not (argument == "resume" and isinstance(value, bool)):
-                given_path(argument, value)
+                as_path(argument, value)
         self.resume = None if resume is False else "" if resume is True else str(resume)
         self._allowed = bool(choices.get(ALLOW_TASK_CODE))
         self._temporary: Path | None = None

@@ -251,13 +251,13 @@ class Cascade:
             NumericsError: the error is larger than rounding explains.
         """
         errors: list[float] = []
-        refused: dict[str, str] = {}
+        rejected: dict[str, str] = {}
         for name in implementations(self.device):
             try:
                 errors.append(self._error(name))
             except (InputError, RuntimeError) as problem:  # unsupported shape, or out of memory
-                refused[name] = summarize_error(problem)
-        return max(errors, default=0.0), refused
+                rejected[name] = summarize_error(problem)
+        return max(errors, default=0.0), rejected
 
     def times(
         self, stopwatch: Stopwatch, repeats: int, skipped: dict[str, str]

@@ -139,11 +139,17 @@ def build_model(
 
     Raises:
         CapacityError: the weights do not fit.
-        InputError: the dtype or the device cannot be used.
+        InputError: the dtype or the device cannot be used, or `quantization` is set with several
+            ranks.
     """
     from treegen.model.rank_processes import load_with_ranks
 
     if ranks > 1:
+        if quantization not in (None, "none"):
+            raise InputError(
+                f"quantization {quantization} is not supported for a shape on {ranks} GPUs; use "
+                "one GPU, or no quantization"
+            )
         make = functools.partial(_build, shape, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
         return load_with_ranks(make, ranks, device), byte_tokenizer()
     model = _build(
@@ -213,7 +219,8 @@ def _build(
     size, free = shape.num_weights * kind.itemsize, free_bytes(target)
     size //= ranks.size if ranks is not None else 1
     if quantization == "fp8":
-        size = shape.num_weights + shape.vocab_size * shape.hidden * 4  # but for the vocabulary's
+        # One byte per weight, except those of the vocabulary.
+        size = shape.num_weights + shape.vocab_size * shape.hidden * 4
     elif quantization == "mxfp4":
         if shape.model_type != "gpt_oss":
             raise InputError(

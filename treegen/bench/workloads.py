@@ -155,11 +155,11 @@ class Workload:
             num_pages: Pages of the pool.
             page_size: Tokens per page.
         """
-        by_all = 0 if sharing == "off" else self.prefix
-        by_some = self.problem_tokens if sharing in ("auto", "all") else 0
-        by_row = self.prompt_tokens - by_all - by_some + self.new_tokens
-        row, shared = -(-by_row // page_size), -(-by_some // page_size)
-        pages = num_pages - self.prefixes * -(-by_all // page_size)
+        per_prefix = 0 if sharing == "off" else self.prefix
+        per_problem = self.problem_tokens if sharing in ("auto", "all") else 0
+        per_row = self.prompt_tokens - per_prefix - per_problem + self.new_tokens
+        row, shared = -(-per_row // page_size), -(-per_problem // page_size)
+        pages = num_pages - self.prefixes * -(-per_prefix // page_size)
         problems, remainder = divmod(max(pages, 0), row * self.samples + shared)
         return problems * self.samples + max(remainder - shared, 0) // row
 

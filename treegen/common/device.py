@@ -60,16 +60,16 @@ def pin_array(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 class StagingBuffer:
-    """Pinned memory through which the host fills tensors of a device, used in turns.
+    """A ring of pinned buffers through which the host fills tensors of a device.
 
     Pinning fresh memory for each copy would cost more than the copy.
     """
 
     def __init__(self, turns: int = 8) -> None:
-        """Create a buffer without memory.
+        """Create a ring of empty buffers, which grow when they are used.
 
         Args:
-            turns: Number of copies after which memory is reused.
+            turns: Number of buffers, and so of copies after which one is reused. Default: 8.
         """
         self._pieces: list[tuple[Tensor, torch.cuda.Event | None]] = [
             (torch.empty(0, dtype=torch.uint8), None) for _ in range(turns)
@@ -132,8 +132,8 @@ class StagingBuffer:
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
     """Return the one stream for copies that overlap a device's work.
 
-    Memory of a stream is reused only for that stream. So if each run had its own stream, it would
-    leave memory behind.
+    torch reuses memory of a stream only for that stream. So if each run had its own stream, the
+    memory of its copies would stay reserved after the run.
     """
     return torch.cuda.Stream(device)
 
@@ -142,7 +142,7 @@ class AsyncHostCopy:
     """Tensors that are being copied to the host."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        """Queue the copies after the device's queued work, one for each piece of memory."""
+        """Queue the copies after the device's queued work, one for each storage."""
         self._event: torch.cuda.Event | None = None
         if tensors[0].device.type != "cuda":
             self._copies = list(tensors)
@@ -159,11 +159,11 @@ class AsyncHostCopy:
 
 
 def copy_together(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -> list[Tensor]:
-    """Copy tensors; those that share one piece of memory are copied together.
+    """Return copies of tensors; tensors that share a storage are copied with it in one call.
 
     Args:
         tensors: The tensors.
-        copy: Copies a tensor of bytes.
+        copy: Returns a copy of a uint8 tensor, which is a whole storage.
     """
     storages: dict[int, Tensor] = {}
     copies = []
@@ -172,13 +172,13 @@ def copy_together(tensors: Sequence[Tensor], copy: Callable[[Tensor], Tensor]) -
         if storage.data_ptr() not in storages:
             raw = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             storages[storage.data_ptr()] = copy(raw)
-        there = torch.empty(0, dtype=tensor.dtype).set_(
+        copied = torch.empty(0, dtype=tensor.dtype).set_(
             storages[storage.data_ptr()].untyped_storage(),
             tensor.storage_offset(),
             tensor.shape,
             tensor.stride(),
         )
-        copies.append(there)
+        copies.append(copied)
     return copies
 
 

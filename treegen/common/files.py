@@ -155,6 +155,8 @@ _MAX_LISTED_NAMES = 10_000
 
 def describe_read_error(path: Path | str, error: OSError) -> str:
     """Return one line: which file cannot be read, why, and what to do."""
+    if not os.fspath(path):
+        return "the path is empty; pass the path of a file"
     path = Path(path)
     match error:
         case FileNotFoundError():
@@ -189,18 +191,18 @@ def _suggest_path(path: Path) -> str:
         if above.is_dir():
             break
     missing = path.relative_to(above).parts[0]
-    hint = did_you_mean(missing, _names(above))
+    hint = did_you_mean(missing, _list_names(above))
     if missing != path.name:
         return f": there is no {above / missing}{hint or '; check the path'}"
     return hint or "; check the path"
 
 
 def _such_as(path: Path) -> str:
-    first = min((name for name in _names(path) if not name.startswith(".")), default="")
+    first = min((name for name in _list_names(path) if not name.startswith(".")), default="")
     return f", such as {first}" if first else ""
 
 
-def _names(folder: Path) -> Iterable[str]:
+def _list_names(folder: Path) -> Iterable[str]:
     try:
         return [entry.name for entry in islice(folder.iterdir(), _MAX_LISTED_NAMES)]
     except OSError:
@@ -230,8 +232,13 @@ _MAX_NAME_BYTES: Final = 200
 """Maximum bytes of a name; file systems allow 255, and scratch files append a suffix."""
 
 
-def given_path(name: str, value: object) -> Path:
-    """Return a value as a path; raise InputError if no file can have the name."""
+def as_path(name: str, value: object) -> Path:
+    """Return an argument as a path; raise InputError if no file can have the name.
+
+    Args:
+        name: Name of the argument in messages.
+        value: Its value.
+    """
     try:
         os.fsencode(path := Path(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -289,14 +296,14 @@ def file_name(text: str) -> str:
 
 
 @contextmanager
-def create_held(path: Path, *, folder: bool = False) -> Iterator[int]:
-    """Create a file or a folder, and hold its lock inside; yield its descriptor.
+def create_locked(path: Path, *, folder: bool = False) -> Iterator[int]:
+    """Create a file or a folder, hold its lock until the block ends, and yield its descriptor.
 
     The caller removes or renames it.
 
     Args:
         path: The file or folder.
-        folder: Whether to create a folder.
+        folder: Whether to create a folder. Default: False.
 
     Raises:
         OSError: It cannot be created.
@@ -313,7 +320,7 @@ def create_held(path: Path, *, folder: bool = False) -> Iterator[int]:
         try:
             with suppress(OSError):  # without locks in the file system nothing is ever swept
                 fcntl.flock(fd, fcntl.LOCK_EX)
-            if is_at(fd, path):  # otherwise it was swept, or its previous holder replaced it
+            if is_at(fd, path):  # otherwise it was swept, or the previous owner replaced it
                 yield fd
                 return
         finally:
@@ -322,12 +329,16 @@ def create_held(path: Path, *, folder: bool = False) -> Iterator[int]:
 
 @contextmanager
 def write_atomically(path: Path, scratch: Path) -> Iterator[BinaryIO]:
-    """Write a file whole or not at all; yield `scratch`, which replaces `path` at the end.
+    """Write a file whole or not at all; yield the open scratch file, which replaces `path`.
+
+    Args:
+        path: The file to create or replace.
+        scratch: The scratch file, in the same file system.
 
     Raises:
         OSError: It cannot be written; the previous content of `path` is kept.
     """
-    with create_held(scratch) as fd:
+    with create_locked(scratch) as fd:
         try:
             os.ftruncate(fd, 0)
             with open(fd, "wb", closefd=False) as file:

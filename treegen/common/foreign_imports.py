@@ -84,7 +84,7 @@ def check_attribute(name: str) -> None:
 
 
 class ForeignImports:
-    """The last finder of Python's import system; it finds nothing, and fails with advice."""
+    """An entry at the end of `sys.meta_path` that raises errors with advice for names of vLLM."""
 
     @staticmethod
     def find_spec(

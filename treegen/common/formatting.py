@@ -36,8 +36,12 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def parse_bytes(amount: int | str) -> int:
+def parse_bytes(amount: int | str, name: str = "memory") -> int:
     """Return the bytes of a size such as 2_000_000, "512MiB" or "2 GiB".
+
+    Args:
+        amount: The size.
+        name: Name of the parameter in messages. Default: "memory".
 
     Raises:
         InputError: It is not such a size, or not positive.
@@ -51,7 +55,7 @@ def parse_bytes(amount: int | str) -> int:
         if size > 0:
             return size
     raise InputError(
-        f"{arg('memory')} must be a number of bytes, or a size such as '2GiB', got {amount!r}"
+        f"{arg(name)} must be a number of bytes, or a size such as '2GiB', got {amount!r:.60}"
     )
 
 

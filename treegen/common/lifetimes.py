@@ -85,14 +85,14 @@ class NonCopyable:
         )
 
 
-# Collecting fewer new objects than this takes less time than counting the frozen ones.
-_MANY: Final = 100_000
+# With fewer new objects, moving them to the oldest generation costs more than collecting them.
+_MIN_MOVED_OBJECTS: Final = 100_000
 
 
-def collect_less_often() -> None:
-    """Make collections rarer in a process of treegen's own.
+def raise_gc_threshold() -> None:
+    """Collect garbage less often, in a process that treegen has started.
 
-    Imports create many objects that stay, and would take a quarter longer by default.
+    Imports create many objects that stay. With the default threshold, they take a quarter longer.
     """
     gc.set_threshold(50_000)
 
@@ -113,7 +113,7 @@ def pause_gc() -> Iterator[None]:
         yield
     finally:
         if was_on:
-            if gc.get_count()[0] > _MANY:
+            if gc.get_count()[0] > _MIN_MOVED_OBJECTS:
                 with freeze_gc():
                     pass
             gc.enable()
@@ -121,9 +121,9 @@ def pause_gc() -> Iterator[None]:
 
 @contextmanager
 def freeze_gc() -> Iterator[None]:
-    """Exclude the existing objects from collections inside; newer ones are collected.
+    """Exclude the existing objects from collections inside the block; newer ones are collected.
 
-    So objects that are made from a large run may have cycles, such as plots, without piling up.
+    Plots, for example, contain cycles. Inside, they are collected without traversing a large run.
     Cycles in frozen objects pile up if a program spends all of its time in such blocks. So a full
     collection follows a block now and then, and takes about a hundredth of the time.
     """

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from treegen.common.checks import as_tuple, check_bool, check_int, check_number
 from treegen.common.foreign_names import NEUTRAL_SAMPLING, drop_neutral
-from treegen.common.spelling import check_field_names, with_hints
+from treegen.common.spelling import check_field_names, with_suggestions
 from treegen.common.structured_outputs import STRUCTURES, check_structure, read_structured_outputs
 from treegen.errors import InputError, arg
 
@@ -20,7 +20,7 @@ MAX_TEMPERATURE = 1e4
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_REPETITION = 1e4
-# Parameters that make a draw depend on earlier tokens, with the values that change nothing.
+# Parameters that make a draw depend on earlier tokens, with the values that have no effect.
 PENALTIES: Mapping[str, Any] = {
     "presence_penalty": 0.0,
     "frequency_penalty": 0.0,
@@ -44,7 +44,7 @@ REQUEST_FIELDS = (
 MAX_COUNT = 2**31 - 1  # larger numbers of tokens have no use, and overflow
 
 
-@with_hints
+@with_suggestions
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """Sampling parameters, named as in vLLM.
@@ -118,7 +118,7 @@ class SamplingParams:
     In a search both penalties count the tokens generated on the path to a node as the sample's."""
     repetition_penalty: float = 1.0
     """Divides the logit of each token of the prompt or the sample if the logit is positive, and
-    multiplies it if negative, as in transformers. Above 0; 1 changes nothing."""
+    multiplies it if negative, as in transformers. From 0.0001 to 10000; 1 changes nothing."""
     no_repeat_ngram_size: int = 0
     """Never draw a token that completes a sequence of this many tokens which the prompt or the
     sample already contains, as in transformers; 0 allows all."""
@@ -279,14 +279,14 @@ class SamplingParams:
                 )
         if not 1 / MAX_REPETITION <= self.repetition_penalty <= MAX_REPETITION:
             raise InputError(
-                f"{arg('repetition_penalty')} must be above 0, and at most {MAX_REPETITION:g}; got "
-                f"{self.repetition_penalty}"
+                f"{arg('repetition_penalty')} must be above 0 (from {1 / MAX_REPETITION:g} to "
+                f"{MAX_REPETITION:g}), got {self.repetition_penalty}"
             )
         check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, minimum=0, maximum=MAX_COUNT)
         if isinstance(self.bad_words, str):
             raise InputError(f"{arg('bad_words')} must be a list of words, got {self.bad_words!r}")
         object.__setattr__(self, "bad_words", as_tuple("bad_words", self.bad_words))
-        for word in self.banned:
+        for word in self.banned_words:
             if not isinstance(word, str) or not word:
                 raise InputError(f"{arg('bad_words')} must contain non-empty text, got {word!r}")
 
@@ -350,8 +350,8 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def drawing(self) -> tuple[object, ...]:
-        """Parameters that decide how rows are drawn and ended.
+    def sampling_key(self) -> tuple[object, ...]:
+        """Values that requests must have in common to share one parameter set of the sampler.
 
         `n` and `max_tokens` are not among them, because each request has its own.
         """
@@ -390,31 +390,31 @@ class SamplingParams:
     def reports_processed(self) -> bool:
         """Whether reported log-probabilities differ from the model's own distribution."""
         changes = (self.top_p, self.top_k, self.min_p, self.temperature or 1, self.min_tokens)
-        same = changes == (1, 0, 0, 1, 0) and not self.biases and not self.looks_back
+        same = changes == (1, 0, 0, 1, 0) and not self.biases and not self.has_penalties
         same = same and self.structure is None and self.allowed_token_ids is None
         return self.logprobs_mode == "processed_logprobs" and not same
 
     @property
     def structure(self) -> tuple[str, str] | None:
-        """The name in STRUCTURES and its value as text; None if a sample may be any text."""
+        """The structure's name in STRUCTURES and its value as text; None without a structure."""
         for name in STRUCTURES:
             if (value := getattr(self, name)) is not None:
                 return name, value if isinstance(value, str) else json.dumps(value)
         return None
 
     @property
-    def looks_back(self) -> bool:
-        """Whether penalties make a draw depend on earlier tokens, in addition to the model."""
+    def has_penalties(self) -> bool:
+        """Whether a parameter of PENALTIES has an effect, so that draws read earlier tokens."""
         return bool(self.penalties)
 
     @property
     def penalties(self) -> dict[str, Any]:
-        """The parameters of PENALTIES that change something, by name."""
+        """The parameters of PENALTIES that have an effect, by name."""
         values = {name: getattr(self, name) for name in PENALTIES}
         return {name: value for name, value in values.items() if value != PENALTIES[name]}
 
     @property
-    def banned(self) -> tuple[str, ...]:
+    def banned_words(self) -> tuple[str, ...]:
         """The bad words, always as a tuple."""
         return tuple(self.bad_words or ())
 

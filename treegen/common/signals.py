@@ -1,6 +1,6 @@
-"""The ends of processes: by a first and a second signal, and with the process that started them.
+"""Handlers of signals that end a process, and the end of a process whose parent has ended.
 
-The first of some signals asks a loop to stop, the second ends the process.
+A first signal asks a loop to stop, a second signal ends the process.
 """
 
 import os
@@ -29,18 +29,18 @@ def second_signal_handler(signum: int) -> signal.Handlers:
     return signal.SIG_IGN if signum == signal.SIGHUP else signal.SIG_DFL
 
 
-def expect_second() -> None:
-    """Apply `second_signal_handler` to a second signal that arrived together with the first.
+def handle_racing_signal() -> None:
+    """Apply `second_signal_handler` to a second signal that arrives together with the first.
 
-    Python finds no handler for such a signal any more, and reports that race with a traceback.
+    Python finds no handler for such a signal any more, and would print a traceback about the race.
     """
-    before = sys.unraisablehook
+    previous_hook = sys.unraisablehook
     match_race = _RACE.match  # a local name, because the module's names are gone at exit
 
     def hook(unraisable: "sys.UnraisableHookArgs") -> None:
         match = match_race(str(unraisable.exc_value))
         if match is None:
-            before(unraisable)
+            previous_hook(unraisable)
         elif signal.getsignal(int(match[1])) is signal.SIG_DFL:
             os.kill(os.getpid(), int(match[1]))
 
@@ -103,7 +103,7 @@ def graceful_signals() -> Iterator[StopFlag]:
 
     def on_signal(signum: int, frame: FrameType | None) -> None:
         flag.set(signum)
-        expect_second()
+        handle_racing_signal()
         for s in previous:
             signal.signal(s, second_signal_handler(s))
 
@@ -116,19 +116,19 @@ def graceful_signals() -> Iterator[StopFlag]:
             signal.signal(s, handler)
 
 
-_POLL_SECONDS: Final = 1.0  # seconds between checks
+_POLL_SECONDS: Final = 1.0
 
 
-def exit_with_parent(leader: int) -> None:
-    """End this process soon after its leader ends, in whatever way.
+def exit_with_parent(parent: int) -> None:
+    """Start a thread that ends this process within about a second after its parent has ended.
 
     Args:
-        leader: Id of the process that started this one.
+        parent: Id of the process that started this one.
     """
-    threading.Thread(target=_watch, args=(leader,), daemon=True).start()
+    threading.Thread(target=_exit_after_parent, args=(parent,), daemon=True).start()
 
 
-def _watch(leader: int) -> None:
-    while os.getppid() == leader:
+def _exit_after_parent(parent: int) -> None:
+    while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     os._exit(1)

@@ -158,7 +158,7 @@ class DeltaSpec:
 
     @property
     def page_tokens(self) -> int:
-        """Number of updates that a page has room for; 0 where a list does not pay."""
+        """Number of updates that a page has room for; 0 if a state slot has no room for one."""
         return self._tokens_of(self.pages)
 
     def _tokens_of(self, pages: int) -> int:
@@ -197,8 +197,10 @@ class DeltaSpec:
             siblings: Number of rows that start from the same state, and read it once for all of
                 them.
         """
-        spared = self.state_bytes * (siblings - 1) // max(siblings, 1) // self.token_bytes
-        return min(spared + self.own_tokens, (self.pages + self.own_pages) * self.page_tokens)
+        saved_updates = self.state_bytes * (siblings - 1) // max(siblings, 1) // self.token_bytes
+        return min(
+            saved_updates + self.own_tokens, (self.pages + self.own_pages) * self.page_tokens
+        )
 
     def row_slots(self, max_tokens: int, siblings: int) -> float:
         """Return the state slots that a row takes; pages are fractions of a slot.

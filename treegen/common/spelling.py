@@ -19,7 +19,7 @@ from treegen.errors import InputError, arg
 
 _Kind = TypeVar("_Kind", bound=type)
 
-_SHORTEST: Final = 3  # characters of a word that may be part of a known one
+_MIN_PART_CHARS: Final = 3  # shorter words are not compared with parts of longer ones
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -53,7 +53,7 @@ def find_near(word: str, known: Iterable[str]) -> list[str]:
         is_part = name.startswith(typed) or name.endswith(typed)
         if name and typed.startswith(name):  # `evaluate` for `eval`, but no further words
             is_part = typed[len(name)] not in "_-"
-        if is_part and min(len(typed), len(name)) >= _SHORTEST:
+        if is_part and min(len(typed), len(name)) >= _MIN_PART_CHARS:
             near.append((4, other))
     near.sort(key=lambda pair: pair[0])
     return [other for _, other in near[:2]]
@@ -75,7 +75,7 @@ def _count_typing_errors(a: str, b: str) -> int:
     return row[-1]
 
 
-def hint_at(
+def suggest_argument(
     name: str, known: Iterable[str], advice_of: Mapping[str, str] = MappingProxyType({})
 ) -> str:
     """Return "; did you mean NAME=?" for an unknown name, or advice, or "".
@@ -97,13 +97,13 @@ def hint_at(
     return f"; did you mean {suggestions}?{describe_value(name)}"
 
 
-def hints_at(names: Sequence[str], hint: Callable[[str], str], otherwise: str = "") -> str:
-    """Return the hints for unknown names, each after its names if there are several.
+def suggest_arguments(names: Sequence[str], hint: Callable[[str], str], otherwise: str = "") -> str:
+    """Return the hints for unknown names; with several names, each hint follows its names.
 
     Args:
         names: The unknown names.
-        hint: Returns the hint for a name as `hint_at` does.
-        otherwise: The end of the text if a name has no hint.
+        hint: Returns the hint for a name as `suggest_argument` does.
+        otherwise: Text to append if a name has no hint. Default: "".
     """
     hints = [hint(name) for name in names]
     if len(names) == 1:
@@ -118,10 +118,10 @@ def hints_at(names: Sequence[str], hint: Callable[[str], str], otherwise: str = 
     return text if all(hints) else f"{text}{otherwise}"
 
 
-def with_hints(kind: _Kind) -> _Kind:
-    """Make sampling parameters raise InputError for an unknown argument or a changed field.
+def with_suggestions(kind: _Kind) -> _Kind:
+    """Make a class of sampling parameters reject unknown arguments and assignments with a hint.
 
-    The message has a hint. Arguments of vLLM that request what treegen does anyway are accepted.
+    Arguments of vLLM that request what treegen does anyway are accepted.
     """
     init: Callable[..., None] = kind.__init__  # type: ignore[misc]
     fields = frozenset(kind.__dataclass_fields__)  # type: ignore[attr-defined]
@@ -150,9 +150,9 @@ def check_field_names(kind: Any, names: Iterable[object]) -> None:
     fields = list(kind.__dataclass_fields__)
     if unknown := [str(name) for name in names if name not in fields]:
         title = kind.__name__
-        hints = hints_at(
+        hints = suggest_arguments(
             unknown,
-            lambda name: hint_at(name, fields, SAMPLING_ADVICE),
+            lambda name: suggest_argument(name, fields, SAMPLING_ADVICE),
             f"; `help(treegen.{title})` lists all parameters",
         )
         raise InputError(f"{title} has no {' and no '.join(map(repr, unknown))}{hints}")

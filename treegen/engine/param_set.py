@@ -60,10 +60,10 @@ def param_sets(
         stopping_of: Returns the stop conditions of sampling parameters.
     """
     # Rows with equal parameters are drawn and ended together.
-    sets = {p.drawing: p for p in params or [SamplingParams()]}
+    sets = {p.sampling_key: p for p in params or [SamplingParams()]}
     index_of = {drawing: index for index, drawing in enumerate(sets)}
     distinct = [ParamSet(p, stopping_of(p)) for p in sets.values()]
-    return distinct, [index_of[p.drawing] for p in params]
+    return distinct, [index_of[p.sampling_key] for p in params]
 
 
 class ParamTable(list[ParamSet]):
@@ -76,7 +76,7 @@ class ParamTable(list[ParamSet]):
     def __init__(self, first: ParamSet) -> None:
         """Set up a table of the first parameters, whose index is always 0."""
         super().__init__([first])
-        self._index = {first.params.drawing: 0}
+        self._index = {first.params.sampling_key: 0}
         self._free: list[int] = []
         self._capacity = _MIN_CAPACITY
         # The tokens that may end a row, for each StopConditions, and the index of each set's.
@@ -96,7 +96,7 @@ class ParamTable(list[ParamSet]):
             param_set: The parameters.
             in_use: Returns the indices in use.
         """
-        key = param_set.params.drawing
+        key = param_set.params.sampling_key
         if key in self._index:
             return self._index[key]
         if len(self._index) >= self._capacity:

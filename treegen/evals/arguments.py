@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from treegen.common.spelling import did_you_mean, hints_at
+from treegen.common.spelling import did_you_mean, suggest_arguments
 from treegen.errors import InputError, arg
 
 TRUTHS: Final = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
@@ -57,7 +57,7 @@ def check_arguments(task: str, names_given: Iterable[str], known: Iterable[str])
     names = list(known)
     if unknown := [name for name in names_given if name not in names]:
         all_names = f"; known: {', '.join(names)}" if names else "; the task has no arguments"
-        hints = hints_at(unknown, lambda name: did_you_mean(name, names), all_names)
+        hints = suggest_arguments(unknown, lambda name: did_you_mean(name, names), all_names)
         listed = " and no ".join(map(repr, unknown))
         raise InputError(f"task {task!r} has no argument {listed}{hints}")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 from treegen.common.foreign_names import FOREIGN, NEUTRAL_CALL, SAMPLING_ADVICE, drop_neutral
 from treegen.common.outputs import Completion, RequestOutput
 from treegen.common.params import Params, SamplingParams, check_params, check_tree_params
-from treegen.common.spelling import find_near, hint_at, hints_at
+from treegen.common.spelling import find_near, suggest_argument, suggest_arguments
 from treegen.errors import InputError, MissingNameError
 from treegen.prompts.tree import Message, as_list
 
@@ -125,7 +125,7 @@ def reject_unknown_arguments(call: _Call) -> _Call:
         given = drop_neutral(given, names, NEUTRAL_CALL)
         kwargs = {name: value for name, value in kwargs.items() if name in given}
         if unknown := [name for name in kwargs if name not in names]:
-            hints = hints_at(
+            hints = suggest_arguments(
                 unknown,
                 lambda name: _hint(name, kwargs[name], names),
                 f"; the arguments are {', '.join(names)}",
@@ -157,7 +157,7 @@ def _hint(name: str, value: Any, names: list[str]) -> str:
             own_name = next(iter(find_near(name, _SAMPLING)), "")
         if own_name in _SAMPLING:
             return f"; use params=SamplingParams({own_name}={value!r:.40})"
-    return hint_at(name, names)
+    return suggest_argument(name, names)
 
 
 def missing_attribute(owner: object, name: str) -> AttributeError:

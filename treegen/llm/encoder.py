@@ -229,7 +229,7 @@ class PromptEncoder:
 
 
 def _compiles_long(params: SamplingParams) -> bool:
-    return params.structure is not None or bool(params.banned)
+    return params.structure is not None or bool(params.banned_words)
 
 
 async def _run_in(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from treegen.common.checks import check_bool, check_int, device_name
 from treegen.common.foreign_names import ENGINE_ADVICE
 from treegen.common.formatting import parse_bytes
-from treegen.common.spelling import hint_at, hints_at
+from treegen.common.spelling import suggest_argument, suggest_arguments
 from treegen.errors import InputError, arg
 from treegen.prompts.plan.cost_model import Sharing, check_sharing
 
@@ -219,9 +219,9 @@ def check_known(names: Iterable[str], whose: str, more_names: Sequence[str] = ()
         *(field.name for field in fields(EngineOptions) if field.name != "model"),
     ]
     if unknown := sorted(set(names) - set(allowed)):
-        hints = hints_at(
+        hints = suggest_arguments(
             unknown,
-            lambda name: hint_at(name, allowed, ENGINE_ADVICE),
+            lambda name: suggest_argument(name, allowed, ENGINE_ADVICE),
             f"; use one of {', '.join(allowed)}",
         )
         raise InputError(f"{whose} have unknown names: {', '.join(unknown)}{hints}")

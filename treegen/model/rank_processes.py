@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import torch
 
-from treegen.common.files import create_held, sweep
+from treegen.common.files import create_locked, sweep
 from treegen.common.lifetimes import Closeable
 from treegen.errors import InputError, TreegenError, WorkerError, arg
 from treegen.model.config import load_spec, resolve_device
@@ -44,7 +44,7 @@ from treegen.ops.attention.registry import check_reads_fp8, choose
 _START_CODE: Final = (
     "import sys; from treegen.common.signals import exit_with_parent; "
     "exit_with_parent(int(sys.argv[-1])); "
-    "from treegen.common.lifetimes import collect_less_often; collect_less_often(); "
+    "from treegen.common.lifetimes import raise_gc_threshold; raise_gc_threshold(); "
     "from treegen.llm.follower import main; main()"
 )
 _START_SECONDS: Final = 300.0  # for a follower to import its modules
@@ -71,7 +71,7 @@ class FollowerProcesses:
         sweep(temporary, f"{_FOLDER}*")  # remove folders of killed processes
         self.folder = Path(tempfile.mkdtemp(prefix=_FOLDER, dir=temporary))
         self._folder_lock = ExitStack()
-        self._folder_lock.enter_context(create_held(self.folder, folder=True))
+        self._folder_lock.enter_context(create_locked(self.folder, folder=True))
         self.failed = ""
         self._closing = False
         self._processes: list[subprocess.Popen[bytes]] = []

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from weakref import WeakSet
 
+from treegen.common.bounded.templates import TemplateError, render_chat
 from treegen.common.params import SamplingParams
 from treegen.errors import ModelWarning
 from treegen.prompts.radix import Tokens
@@ -83,8 +84,8 @@ def _turn_end(tokenizer: Any) -> tuple[str, int | None]:
     question = {"role": "user", "content": "Hello"}
     answer = {"role": "assistant", "content": _PROBE_ANSWER}
     try:
-        text = str(tokenizer.apply_chat_template([question, answer], tokenize=False))
-    except Exception:  # a template is a program, which may raise anything
+        text = render_chat(tokenizer, [question, answer])
+    except TemplateError:
         return "", None
     _, separator, after = text.rpartition(_PROBE_ANSWER)
     added = getattr(tokenizer, "added_tokens_decoder", {})

@@ -1,8 +1,8 @@
-"""Whether a grammar has any finite text; sampling from one without would never end.
+"""Whether a grammar matches any finite text; sampling from one that does not would never end.
 
-A rule terminates if one of its alternatives does not lead back to the rule. Alternatives are
-collected first and then followed from rules that surely terminate, so the cost is linear in the
-text whatever its nesting and repetition.
+A rule terminates if all rules that one of its alternatives needs terminate. Alternatives are
+collected first, and then followed from the rules that need no other rule, so the cost is linear in
+the text of the grammar, whatever its nesting and repetition.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def _can_end(alternatives: _Alternatives, start: Hashable) -> bool:
     num_missing = [len(set(needed)) for _, needed in alternatives]
     waiting: dict[Hashable, list[int]] = defaultdict(list)
     for index, (_, needed) in enumerate(alternatives):
-        for schema_id in set(needed):
-            waiting[schema_id].append(index)
+        for rule in set(needed):
+            waiting[rule].append(index)
     ending: set[Hashable] = set()
     ready = [rule for (rule, _), num in zip(alternatives, num_missing, strict=True) if not num]
     while ready:

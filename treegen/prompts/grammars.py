@@ -66,19 +66,19 @@ def parse_structure(fields: Mapping[str, Any]) -> dict[str, Any]:
         InputError: a part is malformed.
     """
     arguments = {argument: fields[field] for field, argument in _NAMES.items() if field in fields}
-    if within := fields.get("structured_outputs"):
-        arguments |= read_structured_outputs(within)
+    if structured_outputs := fields.get("structured_outputs"):
+        arguments |= read_structured_outputs(structured_outputs)
     response_format = fields.get("response_format") or {}
     kind = response_format.get("type", "text") if isinstance(response_format, Mapping) else None
     if kind == "json_object":
         arguments["json_schema"] = {"type": "object"}
     elif kind == "json_schema":
-        described = response_format.get("json_schema")
-        if not isinstance(described, Mapping) or "schema" not in described:
+        schema_format = response_format.get("json_schema")
+        if not isinstance(schema_format, Mapping) or "schema" not in schema_format:
             raise InputError(
                 "a response_format with the type json_schema must contain json_schema.schema"
             )
-        arguments["json_schema"] = described["schema"]
+        arguments["json_schema"] = schema_format["schema"]
     elif kind != "text":
         raise InputError("response_format must have the type text, json_object or json_schema")
     return arguments
@@ -117,7 +117,7 @@ class Grammar:
         self._tokens = tokens
         self.num_words = -(-tokens.vocab_size // 32)
         start = time.perf_counter()
-        self._lanes = [_run_with_timeout(kind, lambda: self._first(kind, text))]
+        self._lanes = [_run_with_timeout(kind, lambda: self._compile(kind, text))]
         self.num_lanes = _num_lanes(time.perf_counter() - start)
         if self._lanes[0].is_error():
             raise _make_grammar_error(kind, self._lanes[0].get_error())
@@ -126,9 +126,8 @@ class Grammar:
         """Return a matcher at the start of a text.
 
         Args:
-            lane: Matchers of one lane share what they learn about tokens, and one lock. So matchers
-                of one lane run one after another, and those of several lanes in parallel. Default:
-                0.
+            lane: Index of the lane. Matchers of one lane share their caches and one lock, so they
+                run one after another, and those of several lanes in parallel. Default: 0.
         """
         if (num_missing := lane + 1 - len(self._lanes)) > 0:
             with ThreadPoolExecutor() as threads:
@@ -136,10 +135,10 @@ class Grammar:
             self._lanes += [future.result() for future in futures]
         return self._lanes[lane].deep_copy()
 
-    def _first(self, kind: str, text: str) -> LLMatcher:
+    def _compile(self, kind: str, text: str) -> LLMatcher:
         self._compiled = _compile_structure(kind, text)
         if kind == "grammar":
-            self._compiled = _named_by_id(self._compiled, self._names)
+            self._compiled = _replace_names(self._compiled, self._names)
         return self._new()
 
     def _new(self) -> LLMatcher:
@@ -171,7 +170,7 @@ def _num_lanes(seconds: float) -> int:
 
 
 def _warm_up(matcher: LLMatcher) -> LLMatcher:
-    """Compute the first mask of a matcher, so that copies have it; leave a failed matcher alone."""
+    """Compute the first mask of a matcher, so that copies have it; skip a failed matcher."""
     if not matcher.is_error():
         matcher.compute_bitmask()
     return matcher
@@ -210,7 +209,7 @@ def _compile_structure(kind: str, text: str) -> str:
     return grammar
 
 
-def _named_by_id(lark: str, ids: Mapping[str, int]) -> str:
+def _replace_names(lark: str, ids: Mapping[str, int]) -> str:
     """Return a grammar with the `<name>` of each added token that is text replaced by its id."""
     return _LARK.sub(lambda match: f"<[{ids[match[0]]}]>" if match[0] in ids else match[0], lark)
 
@@ -254,7 +253,7 @@ def _run_with_timeout(kind: str, make: Callable[[], _Result]) -> _Result:
     """Return the result of a function that runs in a thread; abandon the thread after a time limit.
 
     A grammar of a few hundred characters can take forever, because llguidance intersects patterns
-    by trying.
+    by search.
     """
     result = run_in_daemon("treegen-grammar", make)
     if not wait([result], _MAX_COMPILE_SECONDS).done:

@@ -8,7 +8,7 @@ from typing import SupportsIndex
 
 from treegen.common.checks import as_int, check_int
 from treegen.errors import InputError
-from treegen.prompts.plan.requests import token_ids
+from treegen.prompts.plan.requests import as_token_ids
 from treegen.prompts.radix import RadixNode, build
 from treegen.prompts.tree import as_list
 
@@ -42,7 +42,7 @@ class RolloutTree:
                 ends in no segment.
         """
         for at, segment in enumerate(self.segments):
-            token_ids(f"segment {at} of the tree", segment.tokens)
+            as_token_ids(f"segment {at} of the tree", segment.tokens)
             parent = segment.parent
             if parent is not None and not 0 <= as_int(f"the parent of segment {at}", parent) < at:
                 raise InputError(
@@ -122,18 +122,18 @@ def tree_of(texts: Sequence[Sequence[int]]) -> RolloutTree:
     Raises:
         InputError: a text is no list of token ids.
     """
-    arrays = [token_ids(f"text {at}", text) for at, text in enumerate(as_list("texts", texts))]
+    arrays = [as_token_ids(f"text {at}", text) for at, text in enumerate(as_list("texts", texts))]
     segments: list[Segment] = []
     last = [0] * len(arrays)
     waiting: list[tuple[RadixNode, int | None, int]] = [(n, None, 0) for n in build(arrays)[::-1]]
     while waiting:
         node, parent, start = waiting.pop()
-        here = len(segments)
+        index = len(segments)
         tokens = tuple(arrays[node.first][start : node.stop].tolist())
         segments.append(Segment(tokens, parent, tuple(sorted(_list_samples(node)))))
         for sample in node.sequences:
-            last[sample] = here
-        waiting += [(child, here, node.stop) for child in node.children[::-1]]
+            last[sample] = index
+        waiting += [(child, index, node.stop) for child in node.children[::-1]]
     return RolloutTree(tuple(segments), tuple(last))
 
 

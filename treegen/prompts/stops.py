@@ -76,12 +76,12 @@ class StopConditions:
         self._eos = frozenset(eos)
         self._requested = frozenset((*params.stop_token_ids, *self._named))
         self.ids = frozenset(id for id in self._eos | self._requested if id < vocab_size)
-        self._include_stop, self._least = params.include_stop, params.min_tokens
+        self._include_stop, self._min_tokens = params.include_stop, params.min_tokens
         self.may_end: NDArray[np.bool_] = np.zeros(vocab_size, dtype=np.bool_)
         if self._strings is not None:
             self.may_end |= self._strings.may_end
         self.may_end[list(self.ids)] = True
-        self.bad_words = word_tokens(params.banned, tokenizer, vocab_size)
+        self.bad_words = word_tokens(params.banned_words, tokenizer, vocab_size)
         self.grammar = grammar_of(params.structure, tokenizer, eos_token_ids, vocab_size)
         self.thinking = thinking_of(params, tokenizer)
         if self.thinking is not None and params.max_thinking_tokens is not None:
@@ -119,8 +119,8 @@ class StopConditions:
             hit = None
             # Only the last token can have completed a stop string: the sample had not ended before.
             may_end = self._strings is not None and self._strings.may_end[tokens[-1]]
-            if self._strings and may_end and len(tokens) > self._least:
-                hit = self._strings.find_stop(prompt, tokens, num_new=1, since=self._least)
+            if self._strings and may_end and len(tokens) > self._min_tokens:
+                hit = self._strings.find_stop(prompt, tokens, num_new=1, since=self._min_tokens)
             if hit is not None:
                 text, stop = hit
                 endings[at] = "stop", stop, text + stop * self._include_stop
@@ -191,7 +191,7 @@ class StopConditionsCache:
             max_thinking_tokens=None if params.max_thinking_tokens is None else 0,
             reasoning_tags=params.reasoning_tags,
             thinking_end=params.thinking_end,
-            bad_words=params.banned,
+            bad_words=params.banned_words,
             **_structure(params),
         )
         stopping = self._cache(stops, *key)
@@ -332,10 +332,10 @@ class StopStrings:
         # No token's text begins with an end that is longer than the longest text. Other ends are
         # looked up by their first character, because a long stop string has many ends.
         longest = max(map(len, (*alone, *after)))
-        every: dict[str, list[str]] = defaultdict(list)
+        ends_of: dict[str, list[str]] = defaultdict(list)
         for end in {stop[at:] for stop in self.stops for at in range(-longest, 0)}:
-            every[end[0]].append(end)
-        ends = {first: tuple(endings) for first, endings in every.items()}
+            ends_of[end[0]].append(end)
+        ends = {first: tuple(endings) for first, endings in ends_of.items()}
         # A token that is part of a character can complete the character, and with it a stop
         # string. ASCII characters are never split.
         parts = () if all(stop.isascii() for stop in self.stops) else (PARTIAL,)

@@ -221,8 +221,8 @@ class TokenLowerBound:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._most = 0  # largest number of characters of a token; 0 if it is not known
-        self._greedy: list[str] = []  # added tokens that absorb all spaces next to them
+        self._max_token_chars = 0  # characters that a token covers at most; 0 if not known
+        self._absorbing: list[str] = []  # added tokens that absorb all spaces next to them
         if getattr(tokenizer, "is_fast", False):
             self._inspect_backend(tokenizer.backend_tokenizer)
 
@@ -231,11 +231,11 @@ class TokenLowerBound:
 
         It holds for texts without added tokens that absorb the spaces next to them.
         """
-        return -(-num_chars // self._most) if self._most else 0
+        return -(-num_chars // self._max_token_chars) if self._max_token_chars else 0
 
     def of_text(self, text: str) -> int:
         """Return a lower bound for a text without special tokens around it; 0 means unknown."""
-        return 0 if any(token in text for token in self._greedy) else self.of_chars(len(text))
+        return 0 if any(token in text for token in self._absorbing) else self.of_chars(len(text))
 
     def _inspect_backend(self, backend: Any) -> None:
         normalizers = list(component_parts(backend.normalizer))
@@ -249,15 +249,15 @@ class TokenLowerBound:
             or not _has_all_bytes(backend.model, cutters, vocab)
         ):
             return
-        greedy = [
+        absorbing = [
             token
             for token in backend.get_added_tokens_decoder().values()
             if token.lstrip or token.rstrip
         ]
-        if normalizers and any(token.normalized for token in greedy):
+        if normalizers and any(token.normalized for token in absorbing):
             return  # such a token also replaces other texts
-        self._greedy = [token.content for token in greedy]
-        self._most = shrinks * max(map(len, vocab), default=0)
+        self._absorbing = [token.content for token in absorbing]
+        self._max_token_chars = shrinks * max(map(len, vocab), default=0)
 
 
 def _bound_shrinkage(normalizers: Sequence[Mapping[str, Any]]) -> int | None:

@@ -23,7 +23,7 @@ MAX_CHARACTER_TOKENS: Final = 4
 CONTEXT_TOKENS: Final = 8
 """Prompt tokens that are decoded together with generated ones, if they show any text."""
 NUM_PROBES: Final = 256
-_MANY: Final = 64  # sequences worth waking the tokenizer's threads for, which may take 13 ms
+_MIN_BATCH: Final = 64  # fewer sequences are decoded one by one: threads may take 13 ms to start
 
 
 class Detokenizer:
@@ -85,8 +85,9 @@ class Detokenizer:
         if text.startswith(before):
             return text[len(before) :]
         if before.endswith(PARTIAL):
+            seen = tuple(filter(self._is_decoded, context))
             for cut in range(1, MAX_CHARACTER_TOKENS + 1):
-                before = self._decode_cached(context[:-cut])
+                before = self._decode_cached(seen[:-cut])
                 if not before.endswith(PARTIAL) and text.startswith(before):
                     return text[len(before) :]
         # Bytes that never complete a character change how the end of the prompt decodes. In that
@@ -116,10 +117,12 @@ class Detokenizer:
         if self._shows_all:
             return texts
         unfinished = [at for at, text in enumerate(texts) if text.endswith(PARTIAL)]
+        # Skipped tokens are not bytes of the character.
+        seen = {at: tuple(filter(self._is_decoded, sequences[at])) for at in unfinished}
         for cut in range(1, MAX_CHARACTER_TOKENS):
             if not unfinished:
                 break
-            shorter = self.decode_each([sequences[at][:-cut] for at in unfinished])
+            shorter = self.decode_each([seen[at][:-cut] for at in unfinished])
             finished = dict(zip(unfinished, shorter, strict=True))
             unfinished = [at for at, text in finished.items() if text.endswith(PARTIAL)]
             for at in finished.keys() - unfinished:
@@ -133,7 +136,7 @@ class Detokenizer:
         if self._hidden is not None:
             sequences = [[id for id in ids if id not in self._hidden] for ids in sequences]
         if self._limit is None:
-            if len(sequences) < _MANY:
+            if len(sequences) < _MIN_BATCH:
                 return [self._backend.decode(ids, skip_special_tokens=skip) for ids in sequences]
             texts: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=skip)
             return texts
@@ -184,8 +187,8 @@ def _ids(tokens: Tokens) -> tuple[int, ...]:
 def special_tokens(tokenizer: PreTrainedTokenizerBase, detokenizer: Detokenizer) -> dict[str, int]:
     """Return the special tokens that decode to no text: their ids by their names."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    also = set(getattr(tokenizer, "all_special_ids", ()))
-    ids = {str(token): id for id, token in added.items() if token.special or id in also}
+    special_ids = set(getattr(tokenizer, "all_special_ids", ()))
+    ids = {str(token): id for id, token in added.items() if token.special or id in special_ids}
     texts = detokenizer.decode_each([[id] for id in ids.values()])
     return {name: id for (name, id), text in zip(ids.items(), texts, strict=True) if not text}
 
@@ -263,17 +266,17 @@ class TokenText:
             tops: (token id, logprob) pairs of the most likely tokens at each position, if recorded.
         """
         context = list(before[-CONTEXT_TOKENS:])
-        pieces = _Pieces()
+        characters = _CharacterCounter()
         for token in context:
-            pieces.add(self._bytes(token), "")
-        every = zip(tokens, logprobs, tops or [()] * len(tokens), strict=True)
-        for token, logprob, top in every:
+            characters.add(self._bytes(token), "")
+        positions = zip(tokens, logprobs, tops or [()] * len(tokens), strict=True)
+        for token, logprob, top in positions:
             text = self._decode_next(context, token)
             most_likely = tuple(
                 NamedToken(*self._name_token(self._decode_next(context, other), other), value)
                 for other, value in top
             )
-            num = pieces.add(self._bytes(token), text)
+            num = characters.add(self._bytes(token), text)
             named = self._name_token(text, token)
             if logprob is not None and all(other != token for other, _ in top):
                 most_likely += (NamedToken(*named, logprob),)
@@ -287,7 +290,7 @@ class TokenText:
     def _decode_next(self, before: Sequence[int], token: int) -> str:
         """Return the text that a token adds after the tokens `before`."""
         data = self._bytes(token)
-        if len(before) and data and not _is_piece(data):
+        if len(before) and data and not _is_partial_utf8(data):
             return data.decode()
         return self.of(before[-CONTEXT_TOKENS:], [token])  # a text may lose its first space
 
@@ -299,7 +302,7 @@ class TokenText:
             token: The token id.
         """
         data = self._bytes(token)
-        if _is_piece(data):
+        if _is_partial_utf8(data):
             return "".join(f"\\x{byte:02x}" for byte in data), data
         text = added_text if added_text and PARTIAL not in added_text else data.decode()
         if text:
@@ -312,7 +315,7 @@ class TokenText:
         return _read_token_bytes(self.tokenizer, len(self.tokenizer)).get(token, b"")
 
 
-class _Pieces:
+class _CharacterCounter:
     """Counts characters whose bytes span several tokens; each counts for the token that ends it."""
 
     def __init__(self) -> None:
@@ -325,13 +328,13 @@ class _Pieces:
             data: Its bytes.
             text: Its text.
         """
-        if _is_piece(data):
+        if _is_partial_utf8(data):
             return len(self._decoder.decode(data))
         unfinished = len(self._decoder.decode(b"", final=True))
         return unfinished + len(text)
 
 
-def _is_piece(data: bytes) -> bool:
+def _is_partial_utf8(data: bytes) -> bool:
     try:
         data.decode()
     except UnicodeDecodeError:

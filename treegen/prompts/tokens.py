@@ -242,7 +242,7 @@ def _encode_shared(
 
 
 @dataclass(slots=True, eq=False)
-class GivenPrompt:
+class AppendablePrompt:
     """A user's prompt to which text can be appended."""
 
     text: str | None
@@ -253,9 +253,13 @@ class GivenPrompt:
     """The rows of the text's encoding once they are known; see splice.py."""
 
     @staticmethod
-    def of(content: str | Sequence[int]) -> GivenPrompt:
+    def of(content: str | Sequence[int]) -> AppendablePrompt:
         """Return the prompt for a text or for token ids."""
-        return GivenPrompt(content, True) if isinstance(content, str) else GivenPrompt(None, False)
+        return (
+            AppendablePrompt(content, True)
+            if isinstance(content, str)
+            else AppendablePrompt(None, False)
+        )
 
 
 class PromptAppender:
@@ -268,7 +272,9 @@ class PromptAppender:
         self._splicer = Splicer(tokenizer) if is_spliced else None
         self._around = [np.array(special, dtype=np.int32) for special in around or ([], [])]
 
-    def append(self, prompt: GivenPrompt, tokens: Ids, text: str) -> tuple[GivenPrompt, Ids]:
+    def append(
+        self, prompt: AppendablePrompt, tokens: Ids, text: str
+    ) -> tuple[AppendablePrompt, Ids]:
         """Return a prompt with text appended, and its token ids.
 
         Token ids that the user passed stay as they are, unless the tokenizer encodes the text that
@@ -288,10 +294,10 @@ class PromptAppender:
             self._read(prompt, tokens)
         if prompt.text is None:
             added = append_text(self._tokenizer, tokens[-TAIL:], text)
-            return GivenPrompt(None, False), np.concatenate([tokens, added])
+            return AppendablePrompt(None, False), np.concatenate([tokens, added])
         return self._encode(prompt.text + text, prompt.special, prompt)
 
-    def _read(self, prompt: GivenPrompt, tokens: Ids) -> None:
+    def _read(self, prompt: AppendablePrompt, tokens: Ids) -> None:
         """Fill in a prompt's rows, and the text of token ids if it encodes to the same ids."""
         text = prompt.text
         if text is None:
@@ -301,8 +307,8 @@ class PromptAppender:
             prompt.text, prompt.rows = text, read.rows
 
     def _encode(
-        self, text: str, special: bool, start: GivenPrompt | None = None
-    ) -> tuple[GivenPrompt, Ids]:
+        self, text: str, special: bool, start: AppendablePrompt | None = None
+    ) -> tuple[AppendablePrompt, Ids]:
         """Return a text as a prompt, and its token ids.
 
         Args:
@@ -312,7 +318,7 @@ class PromptAppender:
         """
         if self._splicer is None:
             (ids,) = encode_texts([text], self._tokenizer, add_special_tokens=special)
-            return GivenPrompt(text, special), ids
+            return AppendablePrompt(text, special), ids
         encoded = None
         if start is not None and start.text is not None and start.rows is not None:
             encoded = len(start.text), start.rows
@@ -320,7 +326,7 @@ class PromptAppender:
         rows = np.concatenate(parts, axis=1)
         before, after = self._around if special else ([], [])
         ids = np.concatenate([before, rows[ID], after]).astype(np.int32)
-        return GivenPrompt(text, special, rows), ids
+        return AppendablePrompt(text, special, rows), ids
 
 
 def append_text(tokenizer: PreTrainedTokenizerBase, tail: Ids, text: str) -> Ids:
@@ -399,9 +405,9 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
     messages = [dict(message) for node in prompt.path for message in node.content]  # type: ignore[arg-type]
     images = [image for message in messages for image in extract_images(message, prompt.id, table)]
     last = messages[-1]
-    begun = ""
+    reply_prefix = ""
     if last["role"] == "assistant" and not last.get("tool_calls"):
-        begun = get_reply_prefix(messages.pop()["content"], prompt.id)
+        reply_prefix = get_reply_prefix(messages.pop()["content"], prompt.id)
     arguments = reasoning_arguments(prompt.template, tokenizer)
     # A template may treat an empty list of tools unlike no tools, so an empty list is dropped.
     if not arguments.get("tools"):
@@ -426,7 +432,7 @@ def _render(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, table: ImageTabl
                 f"remove the tools, or load the model with {arg('chat_template', 'TEMPLATE')} and "
                 "a template that renders tools"
             )
-    text = f"{text}{begun}"
+    text = f"{text}{reply_prefix}"
     if table is None:
         return _Text(text, False)
     return _Text(expand_image_markers(text, images, table, prompt.id), False, tuple(images), text)

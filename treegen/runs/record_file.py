@@ -55,18 +55,19 @@ class CorruptLineError(RunError):
         problem: The file, the line, and what is wrong with it.
     """
 
-    def __init__(self, file: Path, number: int, why: str, again: str) -> None:
+    def __init__(self, file: Path, number: int, why: str, next_step: str) -> None:
         """Create the error.
 
         Args:
             file: The file.
             number: The number of the line, from 1.
             why: What is wrong with the line.
-            again: The action with which the user continues, such as "run the same command again".
+            next_step: The action with which the user continues, such as "run the same command
+                again".
         """
         super().__init__(
             f"{file}:{number}: corrupt line ({why}); restore the file from a copy, or "
-            f"delete this line and {again} to draw this sample again"
+            f"delete this line and {next_step} to draw this sample again"
         )
         self.problem = f"{file.name}, line {number:,}: {why}"
 
@@ -74,28 +75,28 @@ class CorruptLineError(RunError):
 class RecordFile:
     """The records of one file, at most one per key; written by one thread of one process."""
 
-    def __init__(self, path: Path, *, writable: bool, again: str | None = None) -> None:
+    def __init__(self, path: Path, *, writable: bool, next_step: str | None = None) -> None:
         """Read an existing file; with `writable`, also repair its end.
 
         Args:
             path: The file.
             writable: Whether records will be appended.
-            again: The action with which the user continues after an error, for messages. Default:
-                resume the run.
+            next_step: The action with which the user continues after an error, for messages.
+                Default: resume the run.
 
         Raises:
             RunError: the file cannot be read, is corrupt before its end, or has two different
                 records for one key.
         """
         self.path: Final = path
-        self._again = again or f"continue with {arg('resume', str(path.parent))}"
+        self._next_step = next_step or f"continue with {arg('resume', str(path.parent))}"
         # What was wrong at the end of the file and how it was repaired, one sentence each.
         self.notices: list[str] = []
         self._offsets: dict[Key, int] = {}
         self._end = 0
         self._read = 0  # bytes read, including a torn line at the end
         self._fd = -1
-        self._unsure = False
+        self._is_end_unknown = False
         self._dirty = False
         self._sync_due = 0.0
         try:
@@ -197,10 +198,10 @@ class RecordFile:
             os.fsync(self._fd)
         except OSError as error:
             # The system may have dropped data that it could not write, and reports it only once.
-            self._unsure = True
+            self._is_end_unknown = True
             raise RunError(
                 f"cannot flush {self.path} to the disk: {format_os_error(error)}; the latest "
-                f"records may be lost; {self._again} to check the file"
+                f"records may be lost; {self._next_step} to check the file"
             ) from error
         end = time.monotonic()
         self._dirty = False
@@ -247,7 +248,7 @@ class RecordFile:
                         try:
                             record = next(decoded)
                         except ValueError as error:
-                            raise self._damage(number, str(error)) from None
+                            raise self._make_corrupt_error(number, str(error)) from None
                         while first < offset:
                             key, first = next(firsts, _NO_MORE)
                         record_key = record["problem_id"], record["sample_index"]
@@ -265,7 +266,7 @@ class RecordFile:
         """Flush and close the file; a second call does nothing."""
         if self._fd >= 0:
             try:
-                if not self._unsure:
+                if not self._is_end_unknown:
                     self.sync()
             finally:
                 os.close(self._fd)
@@ -281,7 +282,7 @@ class RecordFile:
         with open(open_regular(self.path), "rb") as file:  # iterating over bytes splits on \n only
             for number, line in enumerate(file, 1):
                 if torn is not None:
-                    raise self._damage(torn[0], torn[2])
+                    raise self._make_corrupt_error(torn[0], torn[2])
                 try:
                     key = read_key(line)
                 except ValueError as error:
@@ -295,23 +296,28 @@ class RecordFile:
 
     def _check_same(self, key: Key, line: bytes, first: int, number: int) -> None:
         with open(open_regular(self.path), "rb") as file:
-            first_number = file.read(first).count(b"\n") + 1
+            file.seek(first)
             earlier = file.readline()
         texts = []
-        for at, line_read in ((first_number, earlier), (number, line)):
+        for offset, line_read in ((first, earlier), (self._end, line)):
             try:
                 # Compare text, because 1, 1.0 and True are equal in Python.
                 texts.append(json.dumps(decode_unchecked(line_read), sort_keys=True))
             except ValueError as error:
-                raise self._damage(at, str(error)) from None
+                raise self._make_corrupt_error(self._line_number(offset), str(error)) from None
         if texts[0] != texts[1]:
             raise RunError(
-                f"{self.path} has two different records for sample {key[1]} of problem "
-                f"{key[0]!r}, in lines {first_number} and {number}; delete the wrong line"
+                f"{self.path} has two different records for sample {key[1]} of problem {key[0]!r}, "
+                f"in lines {self._line_number(first)} and {number}; delete the wrong line"
             )
 
-    def _damage(self, number: int, why: str) -> RunError:
-        return CorruptLineError(self.path, number, why, self._again)
+    def _line_number(self, offset: int) -> int:
+        """Return the number of the line that starts at byte `offset`, from 1."""
+        with open(open_regular(self.path), "rb") as file:
+            return file.read(offset).count(b"\n") + 1
+
+    def _make_corrupt_error(self, number: int, why: str) -> RunError:
+        return CorruptLineError(self.path, number, why, self._next_step)
 
     def _repair_tail(self, ends_with_newline: bool, torn: tuple[int, int, str] | None) -> None:
         if not ends_with_newline:
@@ -326,21 +332,21 @@ class RecordFile:
             return
         number, size, why = torn
         tail = os.pread(self._fd, size, self._end)
-        aside = self._set_aside(tail)
+        copy = self._copy_torn(tail)
         os.ftruncate(self._fd, self._end)
         os.fsync(self._fd)
         self.notices.append(
             f"the last line of {self.path.name} (line {number}) was unfinished ({len(tail):,} "
-            f"bytes; {why}); the line was moved to {aside.name}, and its sample is drawn again"
+            f"bytes; {why}); the line was moved to {copy.name}, and its sample is drawn again"
         )
 
-    def _set_aside(self, tail: bytes) -> Path:
+    def _copy_torn(self, tail: bytes) -> Path:
         """Write `tail` to a new file in the same directory and return its path."""
         number = 1
         while True:
-            aside = self.path.with_name(f"{self.path.stem}.torn-{number}")
+            copy = self.path.with_name(f"{self.path.stem}.torn-{number}")
             try:
-                file = open(aside, "xb")  # noqa: SIM115 (closed by the with below)
+                file = open(copy, "xb")  # noqa: SIM115 (closed by the with below)
                 break
             except FileExistsError:
                 number += 1
@@ -350,10 +356,10 @@ class RecordFile:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
-            aside.unlink(missing_ok=True)
+            copy.unlink(missing_ok=True)
             raise
-        sync_directory(aside.parent)
-        return aside
+        sync_directory(copy.parent)
+        return copy
 
     def _write(self, data: bytes) -> None:
         written = os.write(self._fd, data)
@@ -362,7 +368,7 @@ class RecordFile:
 
     def _cut(self, end: int) -> str:
         """Cut the file back to `end`; return a sentence on its content and how to continue."""
-        self._unsure = True
+        self._is_end_unknown = True
         self._end = end
         try:
             os.ftruncate(self._fd, end)
@@ -372,20 +378,20 @@ class RecordFile:
                 "the run is resumed"
             )
         else:
-            self._unsure = False
+            self._is_end_unknown = False
             part = "the next sample is not in the file"
         return (
             f"{len(self._offsets):,} finished samples are kept, and {part}; free some disk "
-            f"space or fix the cause, then {self._again}"
+            f"space or fix the cause, then {self._next_step}"
         )
 
     def _check_writable(self) -> None:
         if self._fd < 0:
             raise RunError(f"{self.path} is closed, or was opened for reading only")
-        if self._unsure:
+        if self._is_end_unknown:
             raise RunError(
                 f"an earlier write to {self.path} failed, so the end of the file is unknown; "
-                f"{self._again}"
+                f"{self._next_step}"
             )
 
 
@@ -400,13 +406,13 @@ def _read_lines(file: BinaryIO, end: int) -> Iterator[list[bytes]]:
 
 
 @contextmanager
-def open_for_append(path: Path, lock: str, *, anew: bool = False) -> Iterator[RecordFile]:
+def open_for_append(path: Path, lock: str, *, overwrite: bool = False) -> Iterator[RecordFile]:
     """Open a file of records to read and to append; it is locked meanwhile.
 
     Args:
         path: The file, which is created if it does not exist.
         lock: Name of the lock file in the same directory.
-        anew: Whether to remove an existing file first, under the same lock.
+        overwrite: Whether to remove an existing file first, under the same lock.
 
     Yields:
         The records.
@@ -416,13 +422,14 @@ def open_for_append(path: Path, lock: str, *, anew: bool = False) -> Iterator[Re
     """
     with Lock(path.with_name(lock)):
         try:
-            if anew:
+            if overwrite:
                 path.unlink(missing_ok=True)
             os.close(open_regular(path, os.O_WRONLY | os.O_CREAT))
             sync_directory(path.parent)
         except OSError as error:
-            raise RunError(
-                f"cannot write {path}: {format_os_error(error)}; the old file is unchanged"
-            ) from error
-        with closing(RecordFile(path, writable=True, again="run the same command again")) as file:
+            old = "" if overwrite else "; the old file is unchanged"
+            raise RunError(f"cannot write {path}: {format_os_error(error)}{old}") from error
+        with closing(
+            RecordFile(path, writable=True, next_step="run the same command again")
+        ) as file:
             yield file

@@ -19,7 +19,7 @@ from treegen.common.lifetimes import Closeable
 from treegen.common.outputs import Completion, FinishReason, Score
 from treegen.common.params import Params, SamplingParams, check_tree_params
 from treegen.errors import InputError
-from treegen.prompts.plan.draws import DrawCounter, hash_prompt
+from treegen.prompts.plan.draws import DrawCounter, hash_prompt, row_seed
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context
 from treegen.search.budget import Budget, SearchUsage
@@ -164,8 +164,6 @@ class _RequestBackend:
             search: The search that asks.
             continues: Whether the samples belong to a call that is already counted.
         """
-        from treegen.prompts.plan.draws import row_seed
-
         assert isinstance(context, TextContext)
         origin = search.origin_of(key)
         seeds = tuple(row_seed(params.seed, origin, index) for index in indices)
@@ -236,7 +234,7 @@ class _RequestBackend:
         pending = _PendingRequest(search, asyncio.get_running_loop().create_future())
         self.waiting[request] = pending
         self.new.append(request)
-        if search.line is not None:
+        if search.call_queue is not None:
             samples = len(request.indices) if isinstance(request, SampleRequest) else 0
             max_tokens = request.params.max_tokens if isinstance(request, SampleRequest) else 0
             pending.call = QueuedCall(
@@ -245,13 +243,13 @@ class _RequestBackend:
                 return_=pending.deliver,
                 max_tokens=max_tokens,
             )
-            search.line.join(pending.call)
+            search.call_queue.join(pending.call)
         try:
             return await pending.future
         finally:
             del self.waiting[request]
-            if search.line is not None and pending.call is not None:
-                search.line.leave(pending.call)
+            if search.call_queue is not None and pending.call is not None:
+                search.call_queue.leave(pending.call)
 
 
 class AskTell(Closeable):
@@ -365,7 +363,7 @@ class AskTell(Closeable):
         if not self.is_wanted(request):
             return False
         pending = self._backend.waiting[request]
-        search, line, call = pending.search, pending.search.line, pending.call
+        search, queue, call = pending.search, pending.search.call_queue, pending.call
         kind: type[Completion | Score] = Score
         if isinstance(request, SampleRequest):
             expected, kind = len(request.indices), Completion
@@ -392,13 +390,13 @@ class AskTell(Closeable):
                 "AskTell, or answer with Completions that include tokens"
             )
         pending.answers = answers
-        if line is None or call is None:
+        if queue is None or call is None:
             search.usage.tokens_decoded += sum(map(self._backend.num_tokens, completions))
             pending.future.set_result(answers)
             return True
         call.num_open = len(completions)
         for position, completion in enumerate(completions):
-            line.record_end(call, position, self._backend.num_tokens(completion))
+            queue.record_end(call, position, self._backend.num_tokens(completion))
         return True
 
     def stop(self, reason: str = "stopped") -> None:

@@ -133,12 +133,12 @@ class PendingResults(Generic[T]):
             num_samples: Number of samples requested; 0 for scores.
             **more: Further fields of `QueuedCall`.
         """
-        if self.search.line is not None:
+        if self.search.call_queue is not None:
             num_open = len(self.results)
             self.call = QueuedCall(
                 num_samples=num_samples, num_open=num_open, return_=self.deliver, **more
             )
-            self.search.line.join(self.call)
+            self.search.call_queue.join(self.call)
 
     def deliver(self, num_kept: int) -> None:
         """Finish; only the first `num_kept` samples are within the budget."""
@@ -199,8 +199,8 @@ class PendingResults(Generic[T]):
         Args:
             error: As for `finish`.
         """
-        if self.search.line is not None and self.call is not None and not self.is_done:
-            self.search.line.leave(self.call)
+        if self.search.call_queue is not None and self.call is not None and not self.is_done:
+            self.search.call_queue.leave(self.call)
             self.num_kept = 0
         self.finish(error)
 
@@ -212,9 +212,9 @@ class PendingResults(Generic[T]):
             completion: The sample.
             reserved: Tokens that were reserved for it.
         """
-        line, call = self.search.line, self.call
-        if line is None or call is None:
+        queue, call = self.search.call_queue, self.call
+        if queue is None or call is None:
             self.search.usage.tokens_decoded += completion.num_tokens
-        elif call in line.calls:
+        elif call in queue.calls:
             is_cut = reserved < call.max_tokens and completion.finish_reason == "length"
-            line.record_end(call, place, completion.num_tokens, reserved=reserved, is_cut=is_cut)
+            queue.record_end(call, place, completion.num_tokens, reserved=reserved, is_cut=is_cut)

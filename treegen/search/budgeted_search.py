@@ -23,12 +23,12 @@ from typing import Final, Literal, NoReturn
 from treegen.common.lifetimes import NonCopyable
 from treegen.search.budget import Budget, BudgetIgnored, BudgetReached, SearchUsage, StopReason
 
-_PATIENCE: Final = 100_000
-"""How often BudgetReached is raised before BudgetIgnored is."""
-_MORE: Final = 1000
-"""How often BudgetReached is raised again after each BudgetIgnored."""
-_ENDS: Final = 3
-"""How often BudgetIgnored is raised before the search is abandoned."""
+_MAX_BUDGET_REACHED: Final = 100_000
+"""How often BudgetReached is raised before the first BudgetIgnored."""
+_MAX_FURTHER_BUDGET_REACHED: Final = 1000
+"""How often BudgetReached is raised after each BudgetIgnored, before the next one."""
+_MAX_BUDGET_IGNORED: Final = 3
+"""How often BudgetIgnored is raised; the last time, the search is abandoned."""
 
 
 class BudgetedSearch(NonCopyable):
@@ -38,13 +38,13 @@ class BudgetedSearch(NonCopyable):
         origin: Text that the seeds of its samples follow from, in addition to their paths and the
             seed of the params; by default the name.
         usage: What the search has cost so far.
-        line: Its calls in order, if its budget counts them; otherwise None.
+        call_queue: Its pending calls in order, if its budget counts them; otherwise None.
         stopped: Why further calls are not allowed; None while they are.
-        is_abandoned: Whether the search was given up, because it kept making calls despite every
+        is_abandoned: Whether the search was abandoned, because it kept making calls despite every
             error.
-        num_asked: Pending calls for samples and scores.
-        num_acting: Pending actions of environments.
-        num_acted: Actions that the budget counts: those of all distinct replies.
+        num_pending_calls: Pending calls for samples and scores.
+        num_pending_actions: Pending actions of environments.
+        num_counted_actions: Ended actions that the budget counts: those of all distinct replies.
     """
 
     def __init__(self, name: str, budget: Budget | None, origin: str | None) -> None:
@@ -59,11 +59,11 @@ class BudgetedSearch(NonCopyable):
         self.origin = origin if origin is not None else name
         self.budget = budget or Budget()
         self.usage = SearchUsage()
-        self.line = CallQueue.of(self.budget, self.usage)
+        self.call_queue = CallQueue.of(self.budget, self.usage)
         self.stopped: BudgetReached | None = None
         self.is_abandoned = False
-        self.num_asked = self.num_acting = self.num_acted = 0
-        self._num_drawing = self._num_refused = self._num_ended = 0
+        self.num_pending_calls = self.num_pending_actions = self.num_counted_actions = 0
+        self._num_drawing = self._num_budget_reached = self._num_budget_ignored = 0
 
     def origin_of(self, key: str) -> str:
         """Return the origin of the seeds of a node's samples."""
@@ -94,7 +94,7 @@ class BudgetedSearch(NonCopyable):
 
         Call it when nothing of the search can run.
         """
-        return self.line is not None and self.line.return_next()
+        return self.call_queue is not None and self.call_queue.return_next()
 
     def max_fitting_samples(self, n: int, max_tokens: int) -> int:
         """Return how many of n samples are sure to end within the budget of tokens; at least 0."""
@@ -105,7 +105,7 @@ class BudgetedSearch(NonCopyable):
 
     @contextmanager
     def drawing(self, n: int, *, continues: bool = False) -> Iterator[int]:
-        """Draw samples inside; yield how many of n the budget has room for.
+        """Reserve budget for samples until the block ends; yield how many of n may be drawn.
 
         Each sample takes a node and at least one token.
 
@@ -129,17 +129,17 @@ class BudgetedSearch(NonCopyable):
 
     @contextmanager
     def count_pending_call(self) -> Iterator[None]:
-        """Count the code inside as a pending call of the model."""
-        self.num_asked += 1
+        """Count a pending call of the model until the block ends."""
+        self.num_pending_calls += 1
         try:
             yield
         finally:
-            self.num_asked -= 1
+            self.num_pending_calls -= 1
 
     def fits_actions(self, num: int) -> bool:
         """Return whether the budget has room for `num` actions, besides the pending ones."""
         limit = self.budget.actions
-        return limit is None or self.num_acted + self.num_acting + num <= limit
+        return limit is None or self.num_counted_actions + self.num_pending_actions + num <= limit
 
     def refuse_actions(self) -> NoReturn:
         """Raise BudgetReached, because the budget has no room for the calls of a reply."""
@@ -164,12 +164,13 @@ class BudgetedSearch(NonCopyable):
         return room
 
     def _refuse(self, reason: str, by: StopReason = StopReason.BUDGET) -> NoReturn:
-        self._num_refused += 1
-        if self._num_refused <= _PATIENCE:
+        self._num_budget_reached += 1
+        if self._num_budget_reached <= _MAX_BUDGET_REACHED:
             raise BudgetReached(reason, by)
-        self._num_refused -= _MORE  # so that the search's cleanup code gets BudgetReached again
-        self._num_ended += 1
-        self.is_abandoned = self._num_ended >= _ENDS
+        # So that the search's cleanup code gets BudgetReached again.
+        self._num_budget_reached -= _MAX_FURTHER_BUDGET_REACHED
+        self._num_budget_ignored += 1
+        self.is_abandoned = self._num_budget_ignored >= _MAX_BUDGET_IGNORED
         raise BudgetIgnored(reason)
 
 

@@ -219,13 +219,13 @@ def rollouts(
     """
     check_int("n", n, minimum=1)
 
-    async def go_on(node: SearchNode) -> Sequence[SearchNode]:
+    async def play_to_end(node: SearchNode) -> Sequence[SearchNode]:
         if done(node) or is_ended(node):
             return [node]
         return await (node.sample(n, **overrides) if play is None else play(node, n))
 
     async def estimate(nodes: Sequence[SearchNode]) -> list[float]:
-        ends = await gather(go_on(node) for node in nodes)
+        ends = await gather(play_to_end(node) for node in nodes)
         values = iter(await evaluate_nodes([end for group in ends for end in group], evaluate))
         means = []
         for node, group in zip(nodes, ends, strict=True):

@@ -24,7 +24,7 @@ WalkKey = tuple[tuple[int, int], ...]
 """Sorts the nodes of a tree in the order of `SearchNode.walk`."""
 
 _THREADS: Final = 32
-_WAIT_SECONDS: Final = 0.0002  # seconds
+_WAIT_SECONDS: Final = 0.0002
 
 T = TypeVar("T")
 X = TypeVar("X")
@@ -32,14 +32,14 @@ Y = TypeVar("Y")
 
 
 class SearchLike(Protocol):
-    """A search."""
+    """What external calls need of a search; `BudgetedSearch` is in a module above this one."""
 
-    num_asked: int
+    num_pending_calls: int
     """Its pending calls of the model."""
 
 
 class NodeLike(Protocol):
-    """A node of a search."""
+    """What external calls need of a node; `SearchNode` is in a module above this one."""
 
     search: Any
     order: tuple[int, int]
@@ -99,11 +99,11 @@ class ExternalCallQueue:
             num_items = sum(len(items) for items, _ in batch.calls)
             if not busy or num_items >= function.size or batch.num_checks > function.patience:
                 del self._batches[function]
-                function.answer(batch.calls)
+                function.compute_calls(batch.calls)
         ready = [
             search
             for search, calls in self._calls.items()
-            if not search.num_asked and all(call.work.done() for call in calls)
+            if not search.num_pending_calls and all(call.work.done() for call in calls)
         ]
         for search in ready:
             for call in sorted(self._calls.pop(search), key=lambda call: call.walk_key):
@@ -116,7 +116,7 @@ class ExternalCallQueue:
         new = [
             call
             for search, calls in self._calls.items()
-            if not search.num_asked
+            if not search.num_pending_calls
             for call in calls
             if call.is_new and not call.work.done()
         ]
@@ -127,7 +127,7 @@ class ExternalCallQueue:
         return bool(new)
 
     async def run_call(
-        self, search: SearchLike, work: asyncio.Future[T], walk_key: WalkKey, *, by_itself: bool
+        self, search: SearchLike, work: asyncio.Future[T], walk_key: WalkKey, *, is_function: bool
     ) -> T:
         """Return the result of `work`, once nothing else of the search is pending.
 
@@ -136,9 +136,9 @@ class ExternalCallQueue:
             work: The result to come.
             walk_key: Walk key of the node that the call is about. Parts of a search resume in the
                 order of their walk keys; those with equal keys in the order of their calls.
-            by_itself: Whether the work runs by itself, as a function in a thread does.
+            is_function: Whether the work runs in a thread, rather than in a batch of the loop.
         """
-        call = _Call(work, asyncio.get_running_loop().create_future(), walk_key, by_itself)
+        call = _Call(work, asyncio.get_running_loop().create_future(), walk_key, is_function)
         self._calls.setdefault(search, []).append(call)
         try:
             await call.turn
@@ -202,28 +202,32 @@ class BatchedFunction(Generic[X, Y]):
         if not items:
             return []
         if queue is None:  # not in a loop of searches, so there is nothing to batch with
-            return self._of(items)
+            return self._compute_items(items)
         future = queue.add(self, items)
-        return await queue.run_call(node.search, future, walk_key_of(node), by_itself=False)
+        return await queue.run_call(node.search, future, walk_key_of(node), is_function=False)
 
-    def answer(self, calls: Sequence[tuple[Sequence[X], asyncio.Future[list[Y]]]]) -> None:
-        """Compute calls, and give each its results or its error."""
+    def compute_calls(self, calls: Sequence[tuple[Sequence[X], asyncio.Future[list[Y]]]]) -> None:
+        """Compute the items of calls in one batch, and set the results or errors of their futures.
+
+        Args:
+            calls: The items of each call, and the future of their results.
+        """
         open_calls = [(items, future) for items, future in calls if not future.done()]
         if not open_calls:
             return
         try:
-            results = iter(self._of([item for items, _ in open_calls for item in items]))
+            results = iter(self._compute_items([item for items, _ in open_calls for item in items]))
         except Exception as error:
             if len(open_calls) == 1:
                 open_calls[0][1].set_exception(error)
                 return
             for call in open_calls:
-                self.answer([call])
+                self.compute_calls([call])
             return
         for items, future in open_calls:
             future.set_result([next(results) for _ in items])
 
-    def _of(self, items: Sequence[X]) -> list[Y]:
+    def _compute_items(self, items: Sequence[X]) -> list[Y]:
         results = list(self._compute(list(items)))
         if len(results) != len(items):
             raise InputError(
@@ -276,7 +280,7 @@ async def in_thread(
     if queue is None:
         return await loop.run_in_executor(threads, call)
     work = loop.run_in_executor(threads or queue.threads(), call)
-    return await queue.run_call(node.search, work, walk_key_of(node), by_itself=True)
+    return await queue.run_call(node.search, work, walk_key_of(node), is_function=True)
 
 
 async def await_external(node: NodeLike, futures: Sequence[ConcurrentFuture[T]]) -> list[T]:
@@ -297,7 +301,7 @@ async def await_external(node: NodeLike, futures: Sequence[ConcurrentFuture[T]])
     queue = _get_call_queue()
     if queue is None:
         return await work
-    return await queue.run_call(node.search, work, walk_key_of(node), by_itself=True)
+    return await queue.run_call(node.search, work, walk_key_of(node), is_function=True)
 
 
 def walk_key_of(node: NodeLike) -> WalkKey:

@@ -54,14 +54,18 @@ class CrossModelContext:
 
     def of(self, name: str) -> Context:
         """Return the context in one LLM's cache; its text is computed at the first use."""
-        if name not in self.contexts:
-            backend = self.backends[name]
-            if self.above is None:
-                assert isinstance(self.content, Mapping)
-                self.contexts[name] = backend.prompt(self.content[name], SearchUsage())
-            else:
-                assert not isinstance(self.content, Mapping)
-                self.contexts[name] = backend.extend(self.above.of(name), self.content)
+        backend, missing, context = self.backends[name], list[CrossModelContext](), self
+        # A loop, because a path may be deeper than the interpreter's recursion limit.
+        while name not in context.contexts and context.above is not None:
+            missing.append(context)
+            context = context.above
+        if name not in context.contexts:
+            assert isinstance(context.content, Mapping)
+            context.contexts[name] = backend.prompt(context.content[name], SearchUsage())
+        for below in reversed(missing):
+            assert not isinstance(below.content, Mapping)
+            below.contexts[name] = backend.extend(context.contexts[name], below.content)
+            context = below
         return self.contexts[name]
 
     def on(self, name: str) -> SelectedModelContext:

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from treegen.search.live.prefix_scorer import PrefixScorer
 
 MEMORY: Final = "1GiB"
-_TOY: Final = 24  # tokens of the text that checks whether treegen computes a model correctly
+_NUM_CHECK_TOKENS: Final = 24  # of the text on which treegen compares a model with its own class
 
-# Readers in use, by their settings, so that equal settings share one reader.
-_in_use: WeakValueDictionary[tuple[Any, ...], PrefixScorer] = WeakValueDictionary()
+# The prefix scorers in use, by their settings, so that equal settings share one.
+_prefix_scorers: WeakValueDictionary[tuple[Any, ...], PrefixScorer] = WeakValueDictionary()
 
 
 def load_verifier(
@@ -77,12 +77,12 @@ def load_verifier(
     output_settings = (settings.get(setting) for setting in ("label", "tokens"))
     identity = directory, fingerprint(directory)  # a checkpoint may have been overwritten
     key = tuple(map(str, (*identity, *where.values(), memory, *output_settings)))
-    reader = _in_use.get(key)
+    reader = _prefix_scorers.get(key)
     if reader is not None:
         return Verifier(scorer=reader.scorer, reader=reader, **settings)
     verifier = Verifier(scorer=load_scorer(name, separate=True, **where), **settings)
     try:
-        reader = _in_use[key] = _reader(verifier, os.fspath(name), memory)
+        reader = _prefix_scorers[key] = _make_prefix_scorer(verifier, os.fspath(name), memory)
         return replace(verifier, reader=reader)
     except CapacityError:
         raise
@@ -98,7 +98,7 @@ def load_verifier(
     return Verifier(scorer=load_scorer(name, **where), **settings)
 
 
-def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
+def _make_prefix_scorer(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
     """Return the prefix scorer of a verifier, checked against the model's own class."""
     from treegen.model.load_check import TOLERANCE
     from treegen.model.scorers.heads import as_tree_model, head_of, slice_head
@@ -112,16 +112,16 @@ def _reader(verifier: Verifier, name: str, memory: int | str) -> PrefixScorer:
         head, column = head_of(module), verifier.column
     row = _pick_ordinary_tokens(scorer)
     parts = [row[: len(row) // 2], row]
-    want = [verifier.read([part], [[len(part) - 1]])[0][0] for part in parts]
+    expected = [verifier.read([part], [[len(part) - 1]])[0][0] for part in parts]
     model = as_tree_model(module, head, column, name)
     reader = PrefixScorer(model, scorer, memory=memory)
     limit = TOLERANCE[model.dtype]
     # The second text continues the first, so this also checks the cache.
-    got = [reader.score_prefixes([part], [[len(part) - 1]])[0][0] for part in parts]
-    if not all(abs(a - b) <= limit for a, b in zip(got, want, strict=True)):
+    computed = [reader.score_prefixes([part], [[len(part) - 1]])[0][0] for part in parts]
+    if not all(abs(a - b) <= limit for a, b in zip(computed, expected, strict=True)):
         mismatch = (
-            f"{name} computes the score {got} for a test text, but the class of the checkpoint "
-            f"computes {want}"
+            f"{name} computes the scores {computed} for test texts, but the class of the "
+            f"checkpoint computes {expected}"
         )
         raise ModelError(f"{mismatch}; use dtype float32, or another verifier")
     return reader
@@ -131,7 +131,7 @@ def _pick_ordinary_tokens(scorer: Scorer) -> list[int]:
     """Return a fixed list of ordinary (not special) token ids."""
     special = set(scorer.tokenizer.all_special_ids)
     plain = [token for token in range(min(len(scorer.tokenizer), 5000)) if token not in special]
-    length = min(_TOY, scorer.length or _TOY)
+    length = min(_NUM_CHECK_TOKENS, scorer.length or _NUM_CHECK_TOKENS)
     return random.Random(0).choices(plain, k=length)
 
 
@@ -242,14 +242,14 @@ def _evaluate(
 ) -> Evaluate:
     check_counts(batch_size=batch_size)
 
-    together = BatchedFunction(partial(compute_values, verifier), size=batch_size)
+    batched = BatchedFunction(partial(compute_values, verifier), size=batch_size)
 
     async def evaluate(nodes: Sequence[SearchNode]) -> list[float]:
         if not nodes:
             return []
         texts = [encode(node) for node in nodes]
         verifier.scorer.check_length([ids for ids, _ in texts])  # fails before joining a batch
-        values = await together(nodes[0], texts)
+        values = await batched(nodes[0], texts)
         for node, value in zip(nodes, values, strict=True):
             node.scores[name] = value
         return values

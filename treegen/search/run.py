@@ -121,10 +121,10 @@ class RunningSearch:
         self, call: Coroutine[Any, Any, object]
     ) -> Generator[Any, Any, object]:
         """Await a call, in which `end_wait` raises BudgetReached."""
-        go_on: Callable[[], Any] = partial(call.send, None)
+        resume: Callable[[], Any] = partial(call.send, None)
         while True:
             try:
-                awaited = go_on()
+                awaited = resume()
             except StopIteration as end:
                 return end.value
             error: BaseException | None = None
@@ -137,7 +137,7 @@ class RunningSearch:
                 self.task.uncancel()
                 if isinstance(error, asyncio.CancelledError):
                     error = BudgetReached(str(ending), ending.by)
-            go_on = partial(call.send, value) if error is None else partial(call.throw, error)
+            resume = partial(call.send, value) if error is None else partial(call.throw, error)
 
 
 def resume_any(loop: IdleLoop, running: set[RunningSearch], *, busy: bool) -> bool:

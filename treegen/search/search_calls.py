@@ -43,9 +43,21 @@ class SearchCalls(ABC, Generic[Run]):
 
     @abstractmethod
     def _start_searches(
-        self, fn: SearchFn, problems: Sequence[SearchProblem], *, params: SamplingParams, **how: Any
+        self,
+        fn: SearchFn,
+        problems: Sequence[SearchProblem],
+        *,
+        params: SamplingParams,
+        **options: Any,
     ) -> Run:
-        """Start a search of each problem; `how` has further arguments of the run."""
+        """Start a search of each problem.
+
+        Args:
+            fn: The search.
+            problems: The problems.
+            params: Default sampling parameters of nodes.
+            **options: Further arguments of the run: concurrency, budget and rows.
+        """
 
     def search(
         self,

@@ -121,7 +121,7 @@ def test_an_image_has_the_same_ids_where_it_is_sent(llm: LLM) -> None:
     assert (sent.digest, sent.first) == (piece.digest, piece.first)
     assert there.inputs(sent).keys() == here.inputs(piece).keys()
     other = ImageTable(here._processor, here.placeholder, here.vocab_size)
-    other._room = lambda number, num: piece.first  # type: ignore[method-assign]
+    other._allocate_ids = lambda number, num: piece.first  # type: ignore[method-assign]
     other.add(picture(42))
     with pytest.raises(CapacityError, match="create a new Cluster"):
         other.import_images(here.export_images([tokens]))

@@ -193,7 +193,7 @@ def test_recurrent_states_are_counted_beside_pages() -> None:
     assert f"{text} (2.0 KiB each)" in str(plan)
     assert "recurrent" not in str(plan_of([[1, 2]]))
     # Two segments above a sample, or one, and the sample's own.
-    assert [plan.alone_states(i) for i in range(3)] == [3, 3, 2]
+    assert [plan.get_single_row_states(i) for i in range(3)] == [3, 3, 2]
     assert plan.rows_that_fit(1000, 4) == 9
     for states, rows in ((3, 1), (5, 3), (6, 3), (7, 4), (9, 6), (13, 9), (99, 9)):
         assert plan.rows_that_fit(1000, 4, states) == rows, states
@@ -222,7 +222,7 @@ def test_however_many_prompts_are_asked_for_no_sample_is_drawn_twice(
         samples = {(origin, first + index) for index in range(num)}
         assert not samples & drawn, "a sample is drawn twice"
         drawn |= samples
-        assert len(before._num) <= 3
+        assert len(before._counts) <= 3
     assert before.num("never asked for") >= before._forgotten > 0
 
 

@@ -16,7 +16,7 @@ from treegen import InputError
 from treegen.prompts.grammars import Grammar
 from treegen.prompts.replies import ReplyReader
 from treegen.prompts.replies.arguments import ToolSchemas
-from treegen.prompts.replies.call_grammars import _WRITTEN, call_grammar
+from treegen.prompts.replies.call_grammars import _SYNTAXES, call_grammar
 from treegen.prompts.replies.formats import TOOL_FORMATS
 from treegen.prompts.replies.parser import ReplyParser
 from treegen.prompts.replies.types import ToolCall
@@ -135,7 +135,7 @@ def test_what_cannot_be_forced_is_refused_by_name() -> None:
     tokenizer = tiny_tokenizer()
     endless = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
     for name, form in TOOL_FORMATS.items():
-        if name not in _WRITTEN:
+        if name not in _SYNTAXES:
             with pytest.raises(InputError, match=f"'{name}'.*hermes"):
                 call_grammar(tokenizer, form, TOOLS)
     for tools, message in (

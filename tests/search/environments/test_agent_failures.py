@@ -45,6 +45,8 @@ class Fragile(Machine):
             raise StopIteration
         if self.how == "exits":
             raise SystemExit(3)
+        if self.how == "times out":
+            raise TimeoutError("no reply from the crane")
         if self.how == "text":
             return 17
         if self.how == "reward":
@@ -73,6 +75,7 @@ def fragile(how: str) -> MemoryEnvironment:
         ("raises", "ValueError: the wheel came off"),
         ("stops", "StopIteration"),
         ("exits", "SystemExit: 3"),
+        ("times out", "TimeoutError: no reply from the crane"),
         ("text", "the environment returned 17, which is not an Observation"),
         ("reward", "the environment returned an Observation whose reward is nan"),
         ("flag", "the environment returned an Observation whose is_done is 'yes'"),

@@ -40,7 +40,7 @@ def first_matches(request: tuple[list[str], list[str]]) -> dict[str, Any]:
         try:
             patterns.append(re.compile(source))
         except (re.error, OverflowError, RecursionError) as error:
-            return {"refused": f"{source[:60]!r} is not a regular expression: {error}"}
+            return {"rejected": f"{source[:60]!r} is not a regular expression: {error}"}
     indices = [
         next((index for index, pattern in enumerate(patterns) if pattern.match(text)), None)
         for text in texts

@@ -130,9 +130,9 @@ def first_matches(patterns: Sequence[str], texts: Sequence[str], name: str) -> l
             f"{name}: the regular expressions take more than {MATCH_SECONDS:g} s or too much "
             "memory; remove nested repetitions from the expressions"
         )
-    if "refused" in reply:
+    if "rejected" in reply:
         raise InputError(
-            f"{name}: {reply['refused']}; write a valid regular expression, or escape special "
+            f"{name}: {reply['rejected']}; write a valid regular expression, or escape special "
             "characters with a backslash"
         )
     indices: list[int | None] = reply["indices"]

@@ -27,16 +27,16 @@ def prepare(kind: str) -> Callable[[Any], Any]:
             raise
         except Exception as error:  # a template is a program, which may raise anything
             message = " ".join(f"{error}".split())[:_MAX_ERROR_CHARS]
-            return {"refused": message or type(error).__name__}
+            return {"rejected": message or type(error).__name__}
 
     return answer
 
 
-def _check_length(text: str, room: int) -> dict[str, Any]:
-    max_chars = BASE_CHARS + CHARS_PER_REQUEST_CHAR * room
+def _check_length(text: str, request_chars: int) -> dict[str, Any]:
+    max_chars = BASE_CHARS + CHARS_PER_REQUEST_CHAR * request_chars
     if len(text) > max_chars:
         message = f"the text has {len(text):,} characters, but the maximum is {max_chars:,}"
-        return {"refused": message}
+        return {"rejected": message}
     return {"text": text}
 
 
@@ -44,7 +44,7 @@ def _chats() -> Callable[[int, Any], Any]:
     from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
     class Templates(PreTrainedTokenizerBase):  # type: ignore[misc]
-        """The part of a tokenizer that renders chat templates."""
+        """A tokenizer that can only render chat templates."""
 
         special_tokens_map: Any = None
 
@@ -52,12 +52,14 @@ def _chats() -> Callable[[int, Any], Any]:
             # Bypasses the attribute handling of its base.
             self.__dict__.update(chat_template=source, special_tokens_map=special)
 
-    def handle(room: int, request: Any) -> Any:
+    def handle(request_chars: int, request: Any) -> Any:
         if request["kind"] == "names":
             return _names(request["source"])
         tokenizer = Templates(request["source"], request["special"])
-        text = tokenizer.apply_chat_template(request["messages"], tokenize=False, **request["how"])
-        return _check_length(text, room)
+        text = tokenizer.apply_chat_template(
+            request["messages"], tokenize=False, **request["kwargs"]
+        )
+        return _check_length(text, request_chars)
 
     return handle
 
@@ -86,10 +88,10 @@ def _rubrics() -> Callable[[int, Any], Any]:
     )
     compiled = lru_cache(maxsize=256)(environment.from_string)
 
-    def handle(room: int, request: Any) -> Any:
+    def handle(request_chars: int, request: Any) -> Any:
         template = compiled(request["source"])
         if request["kind"] == "render":
-            return _check_length(template.render(request["values"]), room)
+            return _check_length(template.render(request["values"]), request_chars)
         module = template.make_module(request["values"])
         return {
             "set": {

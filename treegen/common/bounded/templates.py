@@ -33,14 +33,14 @@ class TemplateError(InputError):
     """A template cannot be rendered, or not within its limits."""
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: Any) -> str:
-    """Return what `tokenizer.apply_chat_template(messages, tokenize=False, **how)` returns.
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **kwargs: Any) -> str:
+    """Return what `tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)` returns.
 
     Args:
         tokenizer: A tokenizer of transformers. A tokenizer that overrides `apply_chat_template` has
             no template from a file, and is called directly.
         messages: Chat messages.
-        **how: Further arguments, such as `add_generation_prompt` and those of the template.
+        **kwargs: Further arguments, such as `add_generation_prompt` and those of the template.
 
     Returns:
         The rendered text.
@@ -50,22 +50,22 @@ def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **how: An
     """
     if not _is_stock(tokenizer):
         try:
-            text: str = tokenizer.apply_chat_template(messages, tokenize=False, **how)
+            text: str = tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
         except Exception as error:
             raise TemplateError(" ".join(str(error).split()) or type(error).__name__) from error
         return text
-    if how.get("tools"):
-        how["tools"] = [_schema(tool) for tool in how["tools"]]
+    if kwargs.get("tools"):
+        kwargs["tools"] = [_schema(tool) for tool in kwargs["tools"]]
     try:
-        source = tokenizer.get_chat_template(how.pop("chat_template", None), how.get("tools"))
+        source = tokenizer.get_chat_template(kwargs.pop("chat_template", None), kwargs.get("tools"))
     except Exception as error:  # such as several templates without a default
         raise TemplateError(" ".join(str(error).split())) from error
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items()}
-    return render_source(source, messages, special, **how)
+    return render_source(source, messages, special, **kwargs)
 
 
 def render_source(
-    source: str, messages: Sequence[Mapping[str, Any]], special: Mapping[str, str], **how: Any
+    source: str, messages: Sequence[Mapping[str, Any]], special: Mapping[str, str], **kwargs: Any
 ) -> str:
     """Render a chat template without its tokenizer.
 
@@ -73,7 +73,7 @@ def render_source(
         source: The template.
         messages: Chat messages.
         special: The special tokens that the template may show, by name.
-        **how: Further variables.
+        **kwargs: Further variables.
 
     Raises:
         TemplateError: The template rejects the messages, or exceeds its limits.
@@ -85,7 +85,7 @@ def render_source(
             "source": source,
             "special": dict(special),
             "messages": list(messages),
-            "how": how,
+            "kwargs": kwargs,
         },
     )
 
@@ -165,8 +165,8 @@ def _ask(worker: FileWorker, request: dict[str, Any]) -> dict[str, Any]:
             f"the template takes more than {SECONDS:g} s or {_MEMORY >> 30} GiB of memory; "
             "check the loops in the template"
         )
-    if "refused" in reply:
-        raise TemplateError(reply["refused"])
+    if "rejected" in reply:
+        raise TemplateError(reply["rejected"])
     answer: dict[str, Any] = reply
     return answer
 

@@ -1,9 +1,9 @@
 """A process that answers requests, each in bounded CPU time and memory.
 
 Some code cannot be stopped from within: a match of a regular expression, a power with a billion
-digits. A thread that runs it cannot be stopped either. So a separate process runs it. It gives up
-after a fixed CPU time, so that an answer does not depend on how busy the machine is. A request that
-cannot even be given up ends its process, and a fresh copy of the process takes the next one.
+digits. A thread that runs it cannot be stopped either. So a separate process runs it, and stops it
+after a fixed CPU time, so that an answer does not depend on how busy the machine is. If a request
+does not react to that, its process is killed, and a new one takes the next request.
 """
 
 import json
@@ -76,7 +76,7 @@ class FileWorker:
             reply = self._exchange(self._process or self._start(), request)
             if "killed" in reply:  # by the system, not by the request, so try again
                 reply = self._exchange(self._process or self._start(), request)
-            # The process ends a request that does not give up, and then knows no time.
+            # The reply for a request whose process was killed has no time.
             self.cpu_seconds += reply.get("seconds", self._setup["seconds"])
         if "killed" in reply:
             raise TreegenError(
@@ -101,8 +101,8 @@ class FileWorker:
         )
         self._end = weakref.finalize(self, _end, process)
         self._process = process
-        # The process sees the same packages as this one, wherever they come from.
-        path = [place for place in sys.path if place] if self._site else None
+        # The process imports the same packages as this one.
+        path = [folder for folder in sys.path if folder] if self._site else None
         reply = self._exchange(process, json.dumps({**self._setup, "path": path}))
         if "error" in reply:
             self._drop()

@@ -1,8 +1,8 @@
 """The process of treegen.common.bounded.worker. It imports nothing of treegen.
 
-The first line of input says which file to run and its limits. The process prepares it and forks.
-The copy answers further lines, each with a line of JSON. If a request ends the copy, the process
-answers in its place and forks again, so that slow preparations such as imports are not repeated.
+The first line of input names the file to run and its limits. The process loads the file and forks.
+The child answers each further line with a line of JSON. If a request ends the child, the parent
+answers in its place and forks again, so slow imports are not repeated.
 """
 
 import importlib.util
@@ -16,18 +16,18 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, BinaryIO
 
-# A request that does not give up at its time limit is killed at this multiple of it.
-PATIENCE = 1.25
-FROM_OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
+# A request that is still running at this multiple of its time limit is killed.
+KILL_FACTOR = 1.25
+EXTERNAL_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 
 
-class Slow(BaseException):
-    """The time limit of a request is reached. `except Exception` does not catch it."""
+class TimeLimitReached(BaseException):
+    """A request has reached its time limit. `except Exception` does not catch this."""
 
 
-def give_up(signum: int, frame: FrameType | None) -> None:
-    """Raise Slow in the running code; Python handles signals between two instructions."""
-    raise Slow
+def raise_time_limit(signum: int, frame: FrameType | None) -> None:
+    """Raise TimeLimitReached in the running code, between two of its instructions."""
+    raise TimeLimitReached
 
 
 def answer(handle: Any, request: object, seconds: float) -> dict[str, Any]:
@@ -51,13 +51,13 @@ def _answer(handle: Any, request: object, seconds: float) -> dict[str, Any]:
     try:
         try:
             # No handler catches the virtual timer, so it ends a process that is stuck in C code.
-            signal.setitimer(signal.ITIMER_VIRTUAL, seconds * PATIENCE)
+            signal.setitimer(signal.ITIMER_VIRTUAL, seconds * KILL_FACTOR)
             signal.setitimer(signal.ITIMER_PROF, seconds)
             return {"answer": handle(request)}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    except (Slow, MemoryError, RecursionError):
+    except (TimeLimitReached, MemoryError, RecursionError):
         # The time limit may have been reached between the two lines above.
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         return {"answer": None}
@@ -100,7 +100,7 @@ def serve(handle: Any, start: dict[str, Any], out: BinaryIO) -> None:
         start: The first line of input.
         out: Where answers are written.
     """
-    signal.signal(signal.SIGPROF, give_up)
+    signal.signal(signal.SIGPROF, raise_time_limit)
     signal.signal(signal.SIGVTALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -114,8 +114,8 @@ def serve(handle: Any, start: dict[str, Any], out: BinaryIO) -> None:
 
 
 def main() -> None:
-    """Prepare the handler, and keep a copy of this process that answers."""
-    # The terminal sends Ctrl-C to all processes. This one ends when its input ends.
+    """Load the handler, and keep a forked child that answers requests."""
+    # The terminal sends Ctrl-C to all processes, but this process ends only when its input ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # keeps prints of the file's code out of the answers
@@ -126,20 +126,20 @@ def main() -> None:
         send(out, {"error": " ".join(f"{type(error).__name__}: {error}".split())})
         return
     send(out, {"answer": None})
-    # The other side writes a line only after the previous answer, so the input's buffer is empty
-    # here and at every further fork.
+    # The client writes a line only after the previous answer, so the input's buffer is empty here
+    # and at every further fork.
     while True:
-        copy = os.fork()
-        if not copy:
+        child = os.fork()
+        if not child:
             with suppress(BrokenPipeError):  # nobody waits for the answer any more
                 serve(handle, start, out)
             os._exit(0)
-        _, status = os.waitpid(copy, 0)
+        _, status = os.waitpid(child, 0)
         if not os.WIFSIGNALED(status):
             break
         number = os.WTERMSIG(status)
-        # Requests do not send these signals, so something else on this machine ended the copy.
-        is_killed = number in FROM_OUTSIDE
+        # Requests do not send these signals, so another process ended the child.
+        is_killed = number in EXTERNAL_SIGNALS
         send(out, {"killed": signal.Signals(number).name} if is_killed else {"answer": None})
 
 

@@ -208,7 +208,7 @@ def build_step_rows(run: EngineRun, slots: Ints, levels: Sequence[HostLevel]) ->
     """
     sets, index = run.param_sets_of(run.rows.params[slots])
     generated_spans = None
-    if any(param_set.params.looks_back for param_set in sets):
+    if any(param_set.params.has_penalties for param_set in sets):
         requests, inverse = np.unique(run.rows.request[slots], return_inverse=True)
         generated_spans = find_generated_spans(
             [run.requests[number] for number in requests.tolist()]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, TypedDict, TypeVar
 
 from treegen import demo
 from treegen.common.files import is_path_component
-from treegen.common.spelling import hint_at, hints_at
+from treegen.common.spelling import suggest_argument, suggest_arguments
 from treegen.errors import DataError, InputError, RunError, arg
 from treegen.evals.config.type_checks import check_bounds, check_choices
 from treegen.evals.registry import LM_EVAL, code_of, get_task_name, is_lm_eval
@@ -188,9 +188,9 @@ def _check_names(
     valid = [n for n in kind.choice_names() if n != "kept" or n not in requested]
     if unknown := sorted(name for name in choices if name not in valid):
         public = [name for name in valid if name != "kept"]
-        hints = hints_at(
+        hints = suggest_arguments(
             unknown,
-            lambda name: hint_at(name, public),
+            lambda name: suggest_argument(name, public),
             "; `help(treegen.evaluate)` and `help(treegen.search_task)` list them",
         )
         raise InputError(f"there is no setting {' and no '.join(map(repr, unknown))}{hints}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from treegen.common.bounded.templates import TemplateError, read_set, render_rubric
-from treegen.common.files import given_path, read_text
+from treegen.common.files import as_path, read_text
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError
 
@@ -290,7 +290,7 @@ def load_rubric(name: "str | Path | Mapping[str, Any] | Rubric") -> Rubric:
     if str(name) in BUILT_IN:
         source = files("treegen.evals.judging").joinpath("rubrics", f"{name}.yaml")
         return of_json(_yaml(source.read_text(encoding="utf-8"), str(name)), str(name))
-    path = given_path("rubric", name)
+    path = as_path("rubric", name)
     if path.suffix not in (".yaml", ".yml", ".jinja", ".j2"):
         hint = did_you_mean(str(name), BUILT_IN)
         raise InputError(

@@ -94,12 +94,12 @@ def read_values(
         InputError: a name is not known, a value has another type, or one is missing.
     """
     # It is slow to import, and help does not need it.
-    from treegen.common.spelling import did_you_mean, hints_at
+    from treegen.common.spelling import did_you_mean, suggest_arguments
 
     names = [argument.name for argument in arguments]
     if unknown := [name for name in texts if name not in names and name not in also]:
         takes = f"; known: {', '.join(names)}" if names else "; the method has no arguments"
-        hints = hints_at(unknown, lambda name: did_you_mean(name, names), takes)
+        hints = suggest_arguments(unknown, lambda name: did_you_mean(name, names), takes)
         raise InputError(f"{label} has no argument {' and no '.join(map(repr, unknown))}{hints}")
     values = {}
     for argument in arguments:

@@ -115,7 +115,7 @@ class SearchSettings(BaseSettings, TreeSettings):
                 f"{arg('verifier_args=')} requires a verifier; pass {arg('verifier=')}"
             )
         if self.verifier_memory is not None:
-            parse_bytes(self.verifier_memory)
+            parse_bytes(self.verifier_memory, "verifier_memory")
 
     @property
     def runs_code(self) -> bool:

@@ -174,7 +174,7 @@ class NodeBackend:
                     StepCall(ticket, context, name, make, result_indices, max_tokens, counted)
                 )
 
-        if search.line is None:
+        if search.call_queue is None:
             begin(0, len(indices), params.max_tokens)
         return await self._wait_for(
             ticket, num_samples=len(indices), max_tokens=params.max_tokens, begin=begin

@@ -22,7 +22,7 @@ from inspect_ai.util import SandboxEnvironment
 from inspect_ai.util._sandbox.registry import registry_find_sandboxenv
 
 from treegen.common.files import (
-    create_held,
+    create_locked,
     describe_read_error,
     open_regular,
     read_bytes,
@@ -305,7 +305,7 @@ class InspectEnvironment:
         sweep(above, f"{_NAME}*")  # killed processes may have left some
         path = above / f"{_NAME}{secrets.token_hex(8)}"
         self._stack.callback(path.rmdir)
-        self._stack.enter_context(create_held(path, folder=True))
+        self._stack.enter_context(create_locked(path, folder=True))
         return path
 
 

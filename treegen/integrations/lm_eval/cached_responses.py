@@ -92,7 +92,7 @@ class SampledPrompt:
     @classmethod
     def of(cls, tokens: list[int], params: SamplingParams) -> Self:
         """Return the prompt of these tokens, with its name."""
-        return cls(_name(tokens, (params.drawing, params.max_tokens)), tokens, params)
+        return cls(_name(tokens, (params.sampling_key, params.max_tokens)), tokens, params)
 
 
 class ResponseCache:

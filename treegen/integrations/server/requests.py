@@ -16,7 +16,7 @@ from treegen.common.foreign_names import (
 )
 from treegen.common.lifetimes import pause_gc
 from treegen.common.params import REQUEST_FIELDS, SamplingParams
-from treegen.common.spelling import did_you_mean, hints_at
+from treegen.common.spelling import did_you_mean, suggest_arguments
 from treegen.common.structured_outputs import STRUCTURES
 from treegen.errors import InputError, TreegenError
 from treegen.integrations.server.field_errors import describe_field_error, hint_field
@@ -325,7 +325,9 @@ def parse_request(body: Mapping[str, Any], *, is_chat: bool) -> CompletionReques
     body = drop_neutral(body, supported, NEUTRAL_REQUEST)
     if unknown := [name[:80] for name in body if name not in supported]:
         verb = "is" if len(unknown) == 1 else "are"
-        hints = hints_at(unknown[:_NAMED], lambda name: _hint_request(name, supported, is_chat))
+        hints = suggest_arguments(
+            unknown[:_NAMED], lambda name: _hint_request(name, supported, is_chat)
+        )
         listed = ", ".join(unknown[:_NAMED])
         raise RequestError(f"{listed} {verb} not supported{hints}", unknown[0])
     if "logprobs" in body and type(body["logprobs"]) is not (bool if is_chat else int):

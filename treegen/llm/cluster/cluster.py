@@ -43,7 +43,7 @@ from treegen.model.options import EngineOptions, check_known
 from treegen.model.tokenizer import load_image_processor, load_tokenizer, read_chat_template
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
-from treegen.prompts.plan.requests import check_vocabulary, token_ids
+from treegen.prompts.plan.requests import as_token_ids, check_vocabulary
 from treegen.prompts.radix import Tokens
 from treegen.prompts.tokens import encode_texts
 
@@ -231,7 +231,7 @@ class Cluster(BaseLLM):
         self._check_ready()
         for problem in problems:
             if not isinstance(problem.content, str):
-                ids = token_ids(problem.name, problem.content)
+                ids = as_token_ids(problem.name, problem.content)
                 check_vocabulary(problem.name, ids, self.spec, self.images)
         problems = self._with_origins(problems, params.seed)
         job = SearchingJob(fn, problems, params, **how)

@@ -48,14 +48,14 @@ class PackedPlan:
     @staticmethod
     def of(plan: Plan, params: Sequence[SamplingParams]) -> PackedPlan:
         """Pack a plan and the sampling parameters of each of its requests."""
-        sets = {one.drawing: one for one in params}
+        sets = {one.sampling_key: one for one in params}
         index_of = {drawing: index for index, drawing in enumerate(sets)}
         requests = tuple(replace(request, tokens=_NONE, images=()) for request in plan.requests)
         # Copies, because pickling a view would include the whole prompt.
         segments = tuple(replace(s, tokens=s.tokens.copy()) for s in plan.segments)
         packed = replace(plan, requests=requests, segments=segments)
         return PackedPlan(
-            packed, tuple(sets.values()), tuple(index_of[one.drawing] for one in params)
+            packed, tuple(sets.values()), tuple(index_of[one.sampling_key] for one in params)
         )
 
     def unpack(self) -> tuple[Plan, list[SamplingParams]]:

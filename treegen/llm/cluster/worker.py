@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from treegen.common.lifetimes import collect_less_often
+from treegen.common.lifetimes import raise_gc_threshold
 from treegen.common.outputs import LevelRows, Status, Usage
 from treegen.errors import CapacityError, InternalError, ModelWarning, TreegenError, WorkerError
 from treegen.llm.cluster.jobs import JobShare, Part, Result, WorkerJob, unpickle_job
@@ -88,7 +88,7 @@ class Worker:
 
     def __init__(self) -> None:
         """Set up a worker without a model."""
-        collect_less_often()
+        raise_gc_threshold()
         self._llm: LLM | None = None
         self._before: list[Any] = []  # kept for jobs that need them
         self._task: JobShare | None = None

@@ -43,7 +43,7 @@ class ImageFile:
     """An image file of a problem, whose header has been read."""
 
     path: str
-    """Of its file. An image without a file has the name from its data, which may be empty."""
+    """The path of its file; for an image in the task's data its name there, which may be empty."""
     sha256: str
     """Hex digits of a hash of the file."""
     size: tuple[int, int] = (0, 0)

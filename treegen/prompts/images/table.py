@@ -4,8 +4,8 @@ A transformers processor turns an image into the inputs of the vision tower and 
 prompt. In that text one token, the placeholder, is repeated; the tower's output replaces it.
 treegen finds shared prefixes by comparing token ids, so the n-th placeholder of an image gets its
 own id past the vocabulary, derived from a hash of the image's pixels and of the processor's
-settings: two questions after one image share it, and two images never collide. The model sees the
-placeholder.
+settings. So prompts with the same image share its tokens, and two images never have the same ids.
+The model receives the id of the placeholder.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class ImageTable:
             self.blocks = BidirectionalBlocks(self, windowed=sees_ahead == "windowed")
         settings = json.dumps(processor.image_processor.to_dict(), sort_keys=True, default=str)
         self._settings = settings.encode()
-        # Two locks: processing may take seconds, while the engine reads images that are known.
+        # Two locks, because processing may take seconds, and the engine reads images meanwhile.
         self._processing, self._lock = threading.Lock(), threading.Lock()
         self._by_digest: weakref.WeakValueDictionary[str, PlacedImage] = (
             weakref.WeakValueDictionary()
@@ -115,7 +115,7 @@ class ImageTable:
         )
 
     def add(self, source: Source) -> PlacedImage:
-        """Return the entry of an image, which is processed only the first time.
+        """Return the table's entry of an image, which is processed only the first time.
 
         Raises:
             InputError: it cannot be used.
@@ -241,7 +241,7 @@ class ImageTable:
                 known_image = self._by_digest.get(image.digest)
                 first = self._find_free(image.first, image.num, self._list_alive())
                 if known_image is None and first == image.first:
-                    known_image = self._note(image)
+                    known_image = self._insert(image)
                 if known_image is None or known_image.first != image.first:
                     raise CapacityError("the cluster has too many images; create a new Cluster")
                 self._kept.add(known_image)
@@ -256,10 +256,10 @@ class ImageTable:
             known = self._by_digest.get(digest)
             if known is not None:  # another process has sent it meanwhile
                 return known
-            first = self._room(int(digest[:16], 16), num)
-            return self._note(PlacedImage(digest, first, num, text, picture.size, source))
+            first = self._allocate_ids(int(digest[:16], 16), num)
+            return self._insert(PlacedImage(digest, first, num, text, picture.size, source))
 
-    def _note(self, image: PlacedImage) -> PlacedImage:
+    def _insert(self, image: PlacedImage) -> PlacedImage:
         """Add an image, and forget the ids of dropped ones."""
         if not self.keeps_all:
             self._recent[image.digest] = image
@@ -274,10 +274,10 @@ class ImageTable:
     def _list_alive(self) -> list[PlacedImage]:
         return [image for ref in self._placed[0] if (image := ref()) is not None]
 
-    def _room(self, number: int, num: int) -> int:
+    def _allocate_ids(self, number: int, num: int) -> int:
         """Return the first of `num` consecutive free ids, searching from the hash `number`."""
-        room = _MAX_ID + 1 - self.vocab_size - num
-        first, images = self.vocab_size + number % room, self._list_alive()
+        num_starts = _MAX_ID + 1 - self.vocab_size - num
+        first, images = self.vocab_size + number % num_starts, self._list_alive()
         for _ in range(2):  # the second search starts at the lowest id
             first = self._find_free(first, num, images)
             if first + num <= _MAX_ID + 1:

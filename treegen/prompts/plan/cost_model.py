@@ -36,7 +36,7 @@ class CostModel:
     """Attention FLOPs per microsecond."""
 
     def should_expand(self, latent: LatentSpec, rows: int, itemsize: int) -> bool:
-        """Whether rows attend faster over keys and values expanded from latents than over these.
+        """Whether rows attend faster over keys and values expanded from latents than over latents.
 
         Expanded keys and values take more bytes to read and fewer operations per row.
 
@@ -62,9 +62,9 @@ class CostModel:
             layer_bytes: Bytes of one token's keys and values in a layer.
             live_rows: Rows of the whole step.
         """
-        again = (rows - 1) * tokens * layer_bytes / self.bytes_per_us
-        level = self.level_us * rows / max(live_rows, rows)
-        return again - self.group_us - rows * self.row_us - level
+        reread_us = (rows - 1) * tokens * layer_bytes / self.bytes_per_us
+        level_us = self.level_us * rows / max(live_rows, rows)
+        return reread_us - self.group_us - rows * self.row_us - level_us
 
 
 # The CPU costs were fitted to timings of the attention operator on one core, with 8 query heads

@@ -65,13 +65,13 @@ class DrawCounter:
     def __init__(self, earlier: DrawCounter | None = None) -> None:
         """Start from zero, or from the counts of `earlier`, which is not changed."""
         self._earlier = earlier
-        self._num: OrderedDict[str, int] = OrderedDict()  # least recently used first
+        self._counts: OrderedDict[str, int] = OrderedDict()  # least recently used first
         self._forgotten = 0  # the highest count that was dropped
 
     def num(self, origin: str) -> int:
         """Return the number of samples counted for an origin."""
         earlier = 0 if self._earlier is None else self._earlier.num(origin)
-        return self._num.get(origin, max(earlier, self._forgotten))
+        return self._counts.get(origin, max(earlier, self._forgotten))
 
     def advance(self, origin: str, num: int) -> int:
         """Count `num` more samples of an origin, and return how many there were before."""
@@ -82,20 +82,20 @@ class DrawCounter:
     def update(self, other: DrawCounter) -> None:
         """Adopt the counts of another `DrawCounter` where they are higher."""
         self._forgotten = max(self._forgotten, other._forgotten)
-        for origin, num in other._num.items():
+        for origin, num in other._counts.items():
             self._set(origin, max(num, self.num(origin)))
 
     def _set(self, origin: str, num: int) -> None:
-        self._num[origin] = num
-        self._num.move_to_end(origin)
+        self._counts[origin] = num
+        self._counts.move_to_end(origin)
 
     def forget(self) -> None:
         """Drop the counts of all but the most recent prompts, and keep only their maximum.
 
         A prompt without a count continues from that maximum, so no random numbers are used twice.
         """
-        while len(self._num) > _MAX_COUNTED_PROMPTS:
-            self._forgotten = max(self._forgotten, self._num.popitem(last=False)[1])
+        while len(self._counts) > _MAX_COUNTED_PROMPTS:
+            self._forgotten = max(self._forgotten, self._counts.popitem(last=False)[1])
 
     def origin_of_search(self, origin: str) -> str:
         """Count one more search of a prompt, and return an origin that no earlier search had."""
@@ -114,14 +114,16 @@ class DrawCounter:
     def continue_numbering_flat(
         self, requests: Sequence[Request], seeds: Sequence[int | None]
     ) -> list[Request]:
-        """Return one call's flat requests, renumbered; those with a seed start at 0 in each call.
+        """Return one call's flat requests with their samples numbered by `continue_numbering`.
+
+        The numbering of requests with a seed starts at 0 in each call.
 
         Args:
             requests: The requests of the call.
             seeds: The seed of each request; None for requests that continue the numbering.
         """
-        of_seed: dict[int, DrawCounter] = defaultdict(DrawCounter)
+        counter_of_seed: dict[int, DrawCounter] = defaultdict(DrawCounter)
         return [
-            (self if seed is None else of_seed[seed]).continue_numbering(request)
+            (self if seed is None else counter_of_seed[seed]).continue_numbering(request)
             for request, seed in zip(requests, seeds, strict=True)
         ]

@@ -231,10 +231,14 @@ class Plan:
     @property
     def read_tokens(self) -> int:
         """Prompt keys that a step reads in each layer while all rows are live."""
+        # For each folded segment, the page tables that read it: cascaded segments and rows below.
+        tables = [sum(self.requests[i].rows for i in s.requests) for s in self.segments]
         total = 0
-        for segment in self.segments:
-            length = segment.stop - segment.start
-            total += length if segment.is_cascaded else length * self._readers(segment)
+        for segment in reversed(self.segments):  # children before their parents
+            num_readers = 1 if segment.is_cascaded else tables[segment.index]
+            total += num_readers * (segment.stop - segment.start)
+            if segment.parent >= 0:
+                tables[segment.parent] += num_readers
         return total
 
     @property
@@ -251,22 +255,6 @@ class Plan:
     def unshared_read_tokens(self) -> int:
         """Prompt keys that a step would read in each layer if every row read its whole prompt."""
         return sum(len(request.tokens) * request.rows for request in self.requests)
-
-    def _readers(self, segment: PlanSegment) -> int:
-        """Return how many page tables read a folded segment: cascaded segments and rows below."""
-        count, depth = sum(self.requests[i].rows for i in segment.requests), segment.depth
-        index = segment.index + 1
-        while index < len(self.segments) and self.segments[index].depth > depth:
-            below = self.segments[index]
-            if below.is_cascaded:
-                count += 1
-                index += 1
-                while index < len(self.segments) and self.segments[index].depth > below.depth:
-                    index += 1
-            else:
-                count += sum(self.requests[i].rows for i in below.requests)
-                index += 1
-        return count
 
     def path(self, request: int) -> Iterator[PlanSegment]:
         """Yield the segments of one request, from the last one up to the root."""
@@ -309,7 +297,7 @@ class Plan:
         pages = sum(self.table_pages(segment, page_size) for segment in self.path(request))
         return pages + (self.row_pages(request, page_size) if self.requests[request].rows else 0)
 
-    def alone_states(self, request: int) -> int:
+    def get_single_row_states(self, request: int) -> int:
         """Return the recurrent states that one row of a request needs with nothing else in memory.
 
         Each segment above the row has a state at its end, and the row has its own. A row that lists
@@ -376,7 +364,7 @@ class Plan:
                 f"({format_bytes(num_pages * page_size * self.token_bytes)}); increase "
                 f"{arg('memory=')}, shorten the prompt or lower {arg('max_tokens')}"
             )
-        states = [self.alone_states(index) for index in range(len(self.requests))]
+        states = [self.get_single_row_states(index) for index in range(len(self.requests))]
         if num_states is not None and max(states, default=0) > num_states:
             request = self.requests[states.index(max(states))]
             raise CacheFullError(

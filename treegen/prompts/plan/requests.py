@@ -264,7 +264,7 @@ def check_vocabulary(
         )
 
 
-def token_ids(name: str, ids: Sequence[int]) -> Tokens:
+def as_token_ids(name: str, ids: Sequence[int]) -> Tokens:
     """Return the user's token ids as an array.
 
     Args:
@@ -325,7 +325,8 @@ def build_score_requests(
             raise InputError(f"pair {index} must be (context, continuation), got {pair!r:.80}")
         context, continuation = pair
         if isinstance(continuation, str) and (chat := _get_messages(context)) is not None:
-            chats += [Node(turns, samples=1) for turns in (chat, _append_reply(chat, continuation))]
+            chats.append(Node(chat, samples=1))  # checks the messages before one is extended
+            chats.append(Node(_append_reply(chat, continuation), samples=1))
             continue
         if isinstance(context, str) != isinstance(continuation, str):
             raise InputError(
@@ -350,7 +351,7 @@ def build_score_requests(
             different = before[:shared] != sequence[:shared]
             start = int(different.argmax()) if different.any() else shared
         else:
-            parts = [token_ids(name, ids) for ids in (context, continuation)]  # type: ignore[arg-type]
+            parts = [as_token_ids(name, ids) for ids in (context, continuation)]  # type: ignore[arg-type]
             start, sequence = len(parts[0]), np.concatenate(parts)
         if start == len(sequence):
             raise InputError(
@@ -378,10 +379,10 @@ def _append_reply(messages: Sequence[Message], text: str) -> list[Message]:
     *above, last = messages
     if last.get("role") != "assistant" or last.get("tool_calls"):
         return [*messages, {"role": "assistant", "content": text}]
-    begun = last.get("content")
-    if isinstance(begun, list | tuple):
-        return [*above, {**last, "content": [*begun, {"type": "text", "text": text}]}]
-    return [*above, {**last, "content": f"{begun}{text}"}]
+    content = last.get("content")
+    if isinstance(content, list | tuple):
+        return [*above, {**last, "content": [*content, {"type": "text", "text": text}]}]
+    return [*above, {**last, "content": f"{content}{text}"}]
 
 
 def check_scored(name: str, num_tokens: int, spec: ModelSpec) -> None:

@@ -65,7 +65,7 @@ class ToolSchemas:
         if not types:
             return from_json(text)
         for kind in ("null", "boolean", "integer", "number", "object", "array"):
-            if kind in types and (value := _READERS[kind](text.strip())) is not _UNREAD:
+            if kind in types and (value := _READERS[kind](text.strip())) is not _INVALID:
                 return value
         return text
 
@@ -113,13 +113,13 @@ def _declared_types(schema: Mapping[str, Any]) -> set[str]:
     return types
 
 
-_UNREAD: Final = object()
+_INVALID: Final = object()
 
 
 def from_json(text: str) -> Any:
     """Return the value of a JSON text or of True, False or None; else the text itself."""
     value = _from_json(text)
-    return _WORDS.get(text.strip(), text) if value is _UNREAD else value
+    return _WORDS.get(text.strip(), text) if value is _INVALID else value
 
 
 def _from_json(text: str) -> Any:
@@ -128,18 +128,18 @@ def _from_json(text: str) -> Any:
         json.dumps(value, allow_nan=False)
         return value
     except (ValueError, RecursionError):
-        return _UNREAD
+        return _INVALID
 
 
 def _literal(text: str, kind: type) -> Any:
     """Return a container written as JSON or in Python."""
     value = _from_json(text)
-    if value is _UNREAD:
+    if value is _INVALID:
         try:
             value = plain_value(ast.parse(text, mode="eval").body)
         except (SyntaxError, ValueError, RecursionError, MemoryError, NotACall):
-            return _UNREAD
-    return value if isinstance(value, kind) else _UNREAD
+            return _INVALID
+    return value if isinstance(value, kind) else _INVALID
 
 
 def _number(text: str) -> Any:
@@ -148,14 +148,14 @@ def _number(text: str) -> Any:
     try:
         value = float(text) if _NUMBER.fullmatch(text) else math.nan
     except ValueError:
-        return _UNREAD
-    return value if math.isfinite(value) else _UNREAD
+        return _INVALID
+    return value if math.isfinite(value) else _INVALID
 
 
 _READERS: Final[dict[str, Callable[[str], Any]]] = {
-    "null": lambda text: None if text in ("null", "None") else _UNREAD,
-    "boolean": lambda text: {"true": True, "false": False}.get(text.lower(), _UNREAD),
-    "integer": lambda text: int(text) if _INTEGER.fullmatch(text) else _UNREAD,
+    "null": lambda text: None if text in ("null", "None") else _INVALID,
+    "boolean": lambda text: {"true": True, "false": False}.get(text.lower(), _INVALID),
+    "integer": lambda text: int(text) if _INTEGER.fullmatch(text) else _INVALID,
     "number": _number,
     "object": lambda text: _literal(text, dict),
     "array": lambda text: _literal(text, list),

@@ -64,7 +64,7 @@ _DEEPSEEK_R1_CALL: Final = (
 _DEEPSEEK: Final = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 
 # For each format its syntaxes, the most specific one first.
-_WRITTEN: Final[Mapping[str, tuple[_CallSyntax, ...]]] = {
+_SYNTAXES: Final[Mapping[str, tuple[_CallSyntax, ...]]] = {
     "hermes": (_objects("", "", "\n", around=("<tool_call>\n", "\n</tool_call>")),),
     "llama": (_objects("", "", "; ", names=("name", "parameters")),),
     "nemotron": (_objects("<TOOLCALL>[", "]</TOOLCALL>"),),
@@ -109,14 +109,14 @@ def call_grammar(
             finite value.
     """
     form = form or DEFAULT_FORMAT
-    if form.name not in _WRITTEN:
+    if form.name not in _SYNTAXES:
         raise InputError(
             f"forced tool calls are not supported with the format {form.name!r}; the supported "
-            f'formats are {", ".join(_WRITTEN)}. Set tool_choice to "auto", and request the call '
+            f'formats are {", ".join(_SYNTAXES)}. Set tool_choice to "auto", and request the call '
             "in a message"
         )
     template = template_text(tokenizer)
-    written = next(syntax for syntax in _WRITTEN[form.name] if syntax.mark in template)
+    call_syntax = next(syntax for syntax in _SYNTAXES[form.name] if syntax.mark in template)
     schemas = dict(map(_function, tools))
     if not schemas:
         raise InputError("a forced tool call requires tools; pass tools")
@@ -126,7 +126,7 @@ def call_grammar(
         )
     chosen = schemas if name is None else {name: schemas[name]}
     marks = _find_special_tokens(tokenizer, form)
-    before, within, after = written.call
+    before, within, after = call_syntax.call
     lines = []
     for index, (tool_name, schema) in enumerate(chosen.items()):
         if not has_finite_value(schema):
@@ -134,16 +134,18 @@ def call_grammar(
                 f"no finite text can call the tool {tool_name!r}, because a required argument "
                 "contains itself; remove the argument from `required`"
             )
-        escaped = json.dumps(tool_name, ensure_ascii=False)[1:-1] if written.is_json else tool_name
+        escaped = (
+            json.dumps(tool_name, ensure_ascii=False)[1:-1] if call_syntax.is_json else tool_name
+        )
         head, tail = _literals(f"{before}{escaped}{within}", marks), _literals(after, marks)
         lines += [
             f"call_{index}: {head} arguments_{index} {tail}",
             f"arguments_{index}: %json {json.dumps(schema)}",
         ]
     more = ""
-    if written.between is not None and name is None and not is_single:
-        more = f" ({_literals(written.between, marks)} call)*"
-    start = f"{_literals(written.open, marks)} call{more} {_literals(written.close, marks)}"
+    if call_syntax.between is not None and name is None and not is_single:
+        more = f" ({_literals(call_syntax.between, marks)} call)*"
+    start = f"{_literals(call_syntax.open, marks)} call{more} {_literals(call_syntax.close, marks)}"
     calls = " | ".join(f"call_{index}" for index in range(len(chosen)))
     return "\n".join([f"start: {start}", f"call: {calls}", *lines])
 

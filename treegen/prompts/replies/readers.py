@@ -206,7 +206,7 @@ class TaggedCallReader:
     key: tuple[str, str]
     """The text before and after the name of an argument."""
     value: tuple[str, str]
-    """Before and after its text."""
+    """The text before and after the value of an argument."""
     end: str = ""
     """The mark after all calls; empty if the last call ends them."""
     trims: bool = False

@@ -76,7 +76,9 @@ class ReplyReader:
         *,
         is_structured: bool = False,
     ) -> Reply:
-        """Split a completion into a reply. Calls are only looked for if there are tools.
+        """Split a completion into a reply.
+
+        Calls are read only if there are tools, or if the format has channels, as Harmony has.
 
         Thoughts are the completion's `thinking` if that is known. Otherwise they are the text
         between the tokenizer's known tags, or <think> and </think>, and any text before a closing
@@ -257,13 +259,13 @@ class StreamingReply:
         self._prompt, self._tools, self._is_structured = prompt, tools, is_structured
 
     @property
-    def waits(self) -> bool:
-        """Whether all parts are emitted only at the end."""
+    def is_buffered(self) -> bool:
+        """Whether parts are emitted only at the end, as with a response template."""
         return self._replies.by_template
 
     def add(self, piece: str) -> list[Part]:
         """Return the parts that a further piece of text, with marks, completes."""
-        return [] if self.waits else self._parser.add(piece)
+        return [] if self.is_buffered else self._parser.add(piece)
 
     def decode_completion(self, completion: Completion) -> str:
         """Return the whole text of the finished sample, with marks."""
@@ -276,7 +278,7 @@ class StreamingReply:
             piece: The last piece of text.
             completion: The finished sample.
         """
-        if not self.waits:
+        if not self.is_buffered:
             return self._parser.end(piece)
         reply = self._replies.read(
             completion, self._prompt, self._tools, is_structured=self._is_structured

@@ -13,9 +13,9 @@ class ToolCall:
 
     name: str
     arguments: dict[str, Any]
-    """By name."""
+    """The values of the arguments, by name."""
     id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex[:24]}", compare=False)
-    """Its own id, to which a result refers."""
+    """The id to which the result of the call refers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPart:
-    """A piece of thinking."""
+    """A piece of the reasoning."""
 
     text: str
 
@@ -40,6 +40,8 @@ class Reply:
     """A model's reply."""
 
     text: str
-    """Without thoughts and calls."""
+    """The text without thoughts and calls."""
     calls: list[ToolCall]
+    """The tool calls, in order."""
     thoughts: str = ""
+    """The reasoning; "" if there is none."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Final, Unpack
 
-from treegen.common.files import given_path
+from treegen.common.files import as_path
 from treegen.common.lifetimes import pause_gc
 from treegen.errors import Message, TreegenError
 from treegen.evals.config.base import OpenRunOptions
@@ -53,7 +53,7 @@ def audit_run(
         TreegenError: the audit fails.
     """
     faulty = None if faulty_items is None else read_faulty_ids(faulty_items)
-    view = load_run(given_path("run", run), **options)
+    view = load_run(as_path("run", run), **options)
     return audit_view(view, faulty=faulty, execution=execution, model=model)
 
 

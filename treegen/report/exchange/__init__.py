@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from treegen.common.files import describe_read_error, given_path
+from treegen.common.files import as_path, describe_read_error
 from treegen.errors import InputError, arg
 from treegen.report.exchange.export import FORMATS, export_run
 from treegen.report.exchange.external_log import ExternalLog, make_runs
@@ -40,11 +40,11 @@ def import_log(
             of correctness, or a task is missing; or inspect_ai is not installed.
         RunError: a directory is not empty, or cannot be written.
     """
-    target = given_path("path", path)
+    target = as_path("path", path)
     names = [] if tasks is None else tasks
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise InputError(f"{arg('tasks')} must be a list of names, got {tasks!r:.60}")
-    return make_runs(read_log(given_path("log", log), tasks), target)
+    return make_runs(read_log(as_path("log", log), tasks), target)
 
 
 def read_log(log: Path, tasks: Sequence[str] | None = None) -> list[ExternalLog]:

@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, Unpack
 
-from treegen.common.files import given_path
+from treegen.common.files import as_path
 from treegen.common.formatting import replace_surrogates
 from treegen.common.spelling import did_you_mean
 from treegen.errors import InputError, RunError
@@ -226,11 +226,11 @@ def export_with_notices(
         path: See `export_run`.
         options: See `export_run`.
     """
-    directory = given_path("run", run)
+    directory = as_path("run", run)
     if not isinstance(to, str) or to not in _WRITERS:
         hint = did_you_mean(str(to), FORMATS) or f"; known: {', '.join(FORMATS)}"
         raise InputError(f"there is no format {to!r:.60}{hint}{suggest_frames(str(to), run)}")
-    target = None if path is None else given_path("path", path)
+    target = None if path is None else as_path("path", path)
     full_run = read_full_run(directory, **options)
     module, default = _WRITERS[to]
     write: Callable[[ExportedRun, Path], list[Path]] = import_module(module).write

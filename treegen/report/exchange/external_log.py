@@ -18,7 +18,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from treegen.common.files import create_held, path_component, sweep
+from treegen.common.files import create_locked, path_component, sweep
 from treegen.common.params import SamplingParams
 from treegen.errors import InputError, RunError
 from treegen.evals.config.eval_settings import resolve_eval_settings
@@ -270,7 +270,7 @@ def _make_scratch_folder(path: Path) -> Iterator[Path]:
     try:
         path.mkdir(parents=True, exist_ok=True)
         scratch = path / _SCRATCH.format(os.getpid())
-        with create_held(scratch, folder=True):
+        with create_locked(scratch, folder=True):
             try:
                 yield scratch
             finally:

@@ -164,7 +164,7 @@ class Agent(Closeable):
         Raises:
             BudgetReached: As for `SearchNode.sample`; also if the budget has no room for the calls
                 of a reply.
-            InputError: The episode is over, or has not begun.
+            InputError: The episode is over, or has not root_branch.
             WorldError: The world of an episode that begins at the root cannot be started.
         """
         branch = branch_of(node)
@@ -235,8 +235,12 @@ class Agent(Closeable):
             n: Replies to sample.
             params: Sampling parameters.
         """
-        begun = node.path[0].branch
-        if branch.state is not None and isinstance(begun, Branch) and begun.state is branch.state:
+        root_branch = node.path[0].branch
+        if (
+            branch.state is not None
+            and isinstance(root_branch, Branch)
+            and root_branch.state is branch.state
+        ):
             await await_external(node, [branch.state.state])
             if branch.state is None:  # the node was dropped meanwhile
                 return []
@@ -279,7 +283,7 @@ class Agent(Closeable):
             if run is None:
                 if not search.fits_actions(len(calls)):
                     return runs, True
-                search.num_acting += len(calls)
+                search.num_pending_actions += len(calls)
                 run = SharedRun(self._worlds.run(state.state, calls, is_last=is_last))
                 state.runs[key] = run
             runs[key] = run.join()
@@ -315,7 +319,7 @@ class Agent(Closeable):
             n: Episodes to play.
         """
 
-        async def go_on(last: SearchNode) -> list[SearchNode]:
+        async def play_on(last: SearchNode) -> list[SearchNode]:
             for _ in range(self._max_steps - 1):
                 if self.done(last):
                     break
@@ -325,7 +329,7 @@ class Agent(Closeable):
                 (last,) = following
             return [last]
 
-        ends = await gather(map(go_on, await self.act(node, n)))
+        ends = await gather(map(play_on, await self.act(node, n)))
         return [last for end in ends for last in end]
 
     # What strategies take

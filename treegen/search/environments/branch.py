@@ -302,9 +302,9 @@ def count_actions(search: BudgetedSearch, runs: Mapping[tuple[str, ...], SharedR
         if run.is_counted:
             continue
         run.is_counted = True
-        search.num_acting -= len(key)
+        search.num_pending_actions -= len(key)
         outcome = run.outcome
         is_over = outcome.done() and not outcome.cancelled() and outcome.exception() is None
         search.usage.actions += outcome.result().num_run if is_over else len(key)
         # Which of several replies has run a call that they share depends on timing.
-        search.num_acted += outcome.result().num_calls if is_over else len(key)
+        search.num_counted_actions += outcome.result().num_calls if is_over else len(key)

@@ -86,14 +86,12 @@ async def limit_time(call: Awaitable[T], what: str, seconds: float) -> T:
     Raises:
         WorldError: It took too long, or it would end the event loop.
     """
-
-    async def await_call() -> T:
-        try:
-            return await call
-        except (SystemExit, KeyboardInterrupt) as error:
-            raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
-
     try:
-        return await asyncio.wait_for(await_call(), seconds)
+        async with asyncio.timeout(seconds) as limit:
+            return await call
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise WorldError(f"{type(error).__name__}: {error}".rstrip(": ")) from error
     except TimeoutError as error:
+        if not limit.expired():  # an error of the environment itself
+            raise
         raise WorldError(f"{what} took more than {seconds:g} seconds") from error

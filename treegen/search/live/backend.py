@@ -24,11 +24,11 @@ from treegen.errors import ContextError, InputError
 from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.plan.draws import DrawCounter, hash_prompt
 from treegen.prompts.plan.plan import Plan, Request
-from treegen.prompts.plan.requests import check_vocabulary, token_ids
+from treegen.prompts.plan.requests import as_token_ids, check_vocabulary
 from treegen.prompts.radix import Tokens
 from treegen.prompts.stops import StopConditions
 from treegen.prompts.token_text import Detokenizer
-from treegen.prompts.tokens import TAIL, GivenPrompt, append_text, encode_texts
+from treegen.prompts.tokens import TAIL, AppendablePrompt, append_text, encode_texts
 from treegen.prompts.tree import Parts
 from treegen.search.backend import BackendSample, Context, PendingResults, T
 from treegen.search.budget import SearchUsage, StopReason
@@ -98,7 +98,7 @@ class LiveBackend:
         ]
         ends = self.prompts.add_plan(self._make_plan(requests))
         return [
-            LiveContext(segment, prompt=GivenPrompt.of(content))
+            LiveContext(segment, prompt=AppendablePrompt.of(content))
             for segment, content in zip(ends, contents, strict=True)
         ]
 
@@ -106,7 +106,7 @@ class LiveBackend:
         texts = [content for content in contents if isinstance(content, str)]
         encoded = iter(encode_texts(texts, self.tokenizer))
         tokens: list[Tokens] = [
-            next(encoded) if isinstance(content, str) else token_ids(f"prompt {index}", content)
+            next(encoded) if isinstance(content, str) else as_token_ids(f"prompt {index}", content)
             for index, content in enumerate(contents)
         ]
         for index, ids in enumerate(tokens):
@@ -127,7 +127,7 @@ class LiveBackend:
         """
         self._check_open()
         ids = self._encode([content])[0] if tokens is None else tokens
-        return LiveContext(self.prompts.find(ids), prompt=GivenPrompt.of(content), _ids=ids)
+        return LiveContext(self.prompts.find(ids), prompt=AppendablePrompt.of(content), _ids=ids)
 
     def extend(
         self,
@@ -230,7 +230,7 @@ class LiveBackend:
 
         try:
             max_tokens = spec.max_tokens
-            if search.line is None:
+            if search.call_queue is None:
                 begin(0, len(indices), max_tokens)
             return await self._wait_for(
                 ticket, num_samples=len(indices), max_tokens=max_tokens, begin=begin

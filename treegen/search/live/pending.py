@@ -18,7 +18,7 @@ from treegen.prompts.chat_images import render_parts
 from treegen.prompts.images.table import ImageTable, PlacedImage
 from treegen.prompts.plan.requests import check_scored, check_vocabulary
 from treegen.prompts.radix import Tokens
-from treegen.prompts.tokens import TAIL, GivenPrompt, PromptAppender, append_text
+from treegen.prompts.tokens import TAIL, AppendablePrompt, PromptAppender, append_text
 from treegen.prompts.tree import Parts
 from treegen.search.backend import PendingResults, T
 
@@ -29,7 +29,7 @@ class LiveContext:
 
     segment: LiveSegment
     """The segment that ends with the node."""
-    prompt: GivenPrompt | None
+    prompt: AppendablePrompt | None
     """The text or token ids of the context; None if some of it was generated."""
     released: bool = False
     """Whether it was released."""
@@ -81,7 +81,7 @@ class AppendedText:
 
     tokens: Tokens
     """Token ids of the text, or of everything up to its end if `prompt` is not None."""
-    prompt: GivenPrompt | None
+    prompt: AppendablePrompt | None
     """Everything up to its end; None if some of it was generated."""
     images: Sequence[PlacedImage] = ()
     """The images in the text, which their table keeps until the text is a segment."""
@@ -128,7 +128,7 @@ class AppendedTextEncoder:
             if table is not None and images:
                 ids = table.replace_placeholders(ids, images, "extension")
             if prompt is not None:
-                prompt, ids = GivenPrompt(None, False), np.concatenate([context.ids, ids])
+                prompt, ids = AppendablePrompt(None, False), np.concatenate([context.ids, ids])
         check_vocabulary("extension", ids, self._spec, table)
         return AppendedText(ids, prompt, images)
 

@@ -36,13 +36,13 @@ class PromptIndex:
         self._below: dict[tuple[int, int], list[LiveSegment]] = {}
         # The most recently used segments are kept in memory by a reference of their own.
         self._recent: OrderedDict[int, LiveSegment] = OrderedDict()
-        self._num_noted = 0
+        self._num_inserted = 0
 
     def add_plan(self, plan: Plan) -> list[LiveSegment]:
         """Return the last segment of each prompt of a plan, with one reference for the caller."""
         live = self._store.add_plan(plan)
         for segment in live:
-            self._note(segment)
+            self._insert(segment)
         return [self._store.retain(live[int(index)]) for index in plan.segment_of]
 
     def find(self, tokens: Tokens) -> LiveSegment:
@@ -54,7 +54,7 @@ class PromptIndex:
             if match is None:
                 break
             if cut < match.stop:
-                match = self._part(match, cut)
+                match = self._split_off(match, cut)
             elif match.index in self._recent:
                 self._recent.move_to_end(match.index)
             remaining = remaining[len(match.tokens) :]
@@ -105,30 +105,30 @@ class PromptIndex:
     def _can_split(self, segment: LiveSegment) -> bool:
         return segment.is_untouched and has_room_to_split(self._store, segment)
 
-    def _part(self, segment: LiveSegment, cut: int) -> LiveSegment:
+    def _split_off(self, segment: LiveSegment, cut: int) -> LiveSegment:
         """Return the part of a segment up to position `cut`, as a separate segment that is kept."""
         if not self._can_split(segment):
             return self._keep(self._store.view(segment, cut, rows=self._rows))
         self._below[self._key(segment.parent, segment.tokens)].remove(segment)
         part = self._keep(split(self._store, segment, cut, rows=self._rows))
-        self._note(segment)
+        self._insert(segment)
         return part
 
     @staticmethod
     def _key(parent: LiveSegment | None, tokens: Tokens) -> tuple[int, int]:
         return parent.index if parent is not None else -1, int(tokens[0])
 
-    def _note(self, segment: LiveSegment) -> None:
+    def _insert(self, segment: LiveSegment) -> None:
         self._below.setdefault(self._key(segment.parent, segment.tokens), []).append(segment)
-        self._num_noted += 1
-        if self._num_noted > 2 * len(self._store.segments) + self._max_recent:
+        self._num_inserted += 1
+        if self._num_inserted > 2 * len(self._store.segments) + self._max_recent:
             below = {key: [s for s in group if s.refs > 0] for key, group in self._below.items()}
             self._below = {key: group for key, group in below.items() if group}
-            self._num_noted = sum(map(len, self._below.values()))
+            self._num_inserted = sum(map(len, self._below.values()))
 
     def _keep(self, segment: LiveSegment) -> LiveSegment:
         """Keep a new segment by the caller's reference until many other segments have been used."""
-        self._note(segment)
+        self._insert(segment)
         self._recent[segment.index] = segment
         while len(self._recent) > self._max_recent:
             _, oldest = self._recent.popitem(last=False)

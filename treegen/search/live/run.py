@@ -159,7 +159,7 @@ class LiveRun(Closeable, NonCopyable):
                 spec, segment, index, range(request.samples), makes_segments=False
             )
             self.usage.prompt_tokens_unshared += len(request.tokens) * max(request.samples, 1)
-            return self._note(live, request.samples)
+            return self._register(live, request.samples)
         finally:
             store.release(segment)  # its request holds a reference by now
 
@@ -195,11 +195,11 @@ class LiveRun(Closeable, NonCopyable):
             live = self.scheduler.add(spec, segment, 0, (), makes_segments=False)
             self._scored[live.index] = self._num_added
             self.usage.prompt_tokens_unshared += len(tokens)
-            return self._note(live, 1)
+            return self._register(live, 1)
         finally:
             store.release(segment)
 
-    def _note(self, live: LiveRequest, results: int) -> int:
+    def _register(self, live: LiveRequest, results: int) -> int:
         self._open_requests[self._num_added] = _OpenRequest(live, results)
         self._num_added += 1
         return self._num_added - 1

@@ -185,7 +185,7 @@ def choose_child(
     return options[draws.index(max(draws))]
 
 
-def generator(values: Mapping[str, Sequence[float]], rule: Rule, rng: random.Random) -> str:
+def choose_generator(values: Mapping[str, Sequence[float]], rule: Rule, rng: random.Random) -> str:
     """Return the name of the generator to use next.
 
     Args:
@@ -333,7 +333,7 @@ class _Branches:
                 options, children, self._childless[node], self.observed, self._rule, self._rng
             )
             if child is None:
-                return node, generator(self._values, self._rule, self._rng)
+                return node, choose_generator(self._values, self._rule, self._rng)
             node = child
 
     def add(self, node: SearchNode, name: str, child: SearchNode | None, value: float) -> None:
@@ -354,14 +354,14 @@ class _Branches:
                 child.data = {"by": name}
         else:
             self._childless[node].append(value)
-        self._note(node, value)
+        self._add_value_above(node, value)
         self._values[name].append(value)
 
     def _is_open(self, node: SearchNode, steps: int) -> bool:
         is_short = self._depth is None or steps < self._depth
         return (self._refine or not self._done(node)) and is_short
 
-    def _note(self, node: SearchNode, value: float) -> None:
+    def _add_value_above(self, node: SearchNode, value: float) -> None:
         while node is not self._root:
             self.observed[node].append(value)
             node.visits += 1

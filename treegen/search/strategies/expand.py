@@ -54,9 +54,9 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> SearchOutcome:
     async def search() -> str:
         frontier = [root]
         for level in levels:
-            candidates = await propose_all(frontier, _continue(level))
+            candidates = await propose_all(frontier, _propose_level(level))
             if level.keep is not None or level.scorer is not None:
-                await assess(candidates, _scorer(level))
+                await assess(candidates, _get_scorer(level))
                 candidates = rank(candidates)
             best = candidates[: level.keep]
             prune(candidates[len(best) :], root, OUTRANKED)
@@ -64,16 +64,16 @@ async def expand(root: SearchNode, levels: Sequence[Expand]) -> SearchOutcome:
         return ""
 
     stopped = await run_until_budget(search())
-    return await collect_outcome(root, done, _scorer(levels[-1]), stopped)
+    return await collect_outcome(root, done, _get_scorer(levels[-1]), stopped)
 
 
-def _scorer(level: Expand) -> Evaluate:
+def _get_scorer(level: Expand) -> Evaluate:
     if level.scorer is None:
         return mean_logprob
     return _SCORERS[level.scorer] if isinstance(level.scorer, str) else level.scorer
 
 
-def _continue(level: Expand) -> Propose:
+def _propose_level(level: Expand) -> Propose:
     async def propose(node: SearchNode) -> list[SearchNode]:
         above = node.extend(level.given) if level.given else node
         return await above.sample(level.samples, **level.overrides)

@@ -26,7 +26,7 @@ from treegen.search.strategies.node_statistics import (
     MCTSRules,
     NodeStatistics,
     TreeStatistics,
-    arms_of,
+    make_statistics,
 )
 from treegen.search.tree.node import SearchNode
 from treegen.search.tree.result import SearchOutcome
@@ -179,5 +179,5 @@ class _Visits:
         for node, steps in zip(nodes, proposed, strict=True):
             new = drop_duplicates(steps, self._state, self._seen, self._root)
             self._statistics.children[node] = new
-            weights = await arms_of(new, self._priors)
+            weights = await make_statistics(new, self._priors)
             self._statistics.arms.update(zip(new, weights, strict=True))

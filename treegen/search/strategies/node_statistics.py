@@ -127,7 +127,9 @@ async def likelihood_priors(nodes: Sequence[SearchNode]) -> list[float]:
     return [math.exp(node.logprob - top) for node in nodes]
 
 
-async def arms_of(children: Sequence[SearchNode], priors: Evaluate | None) -> list[NodeStatistics]:
+async def make_statistics(
+    children: Sequence[SearchNode], priors: Evaluate | None
+) -> list[NodeStatistics]:
     """Return the statistics of siblings without visits.
 
     Args:

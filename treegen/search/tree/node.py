@@ -26,7 +26,7 @@ from treegen.search.budget import Budget, StopReason
 from treegen.search.budgeted_search import BudgetedSearch
 from treegen.search.event_loop import check_loop, suspend_forever
 from treegen.search.external_calls import in_thread
-from treegen.search.tree.node_registry import check_stays, register, resolve_node
+from treegen.search.tree.node_registry import check_same_process, register, resolve_node
 from treegen.search.tree.text_node import TextNode
 
 T = TypeVar("T")
@@ -194,7 +194,7 @@ class SearchNode(TextNode):
         self._num_drawn = self._num_extended = 0
 
     def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        check_stays(self.key)
+        check_same_process(self.key)
         return resolve_node, (self.search.token, self.key)
 
     def __repr__(self) -> str:

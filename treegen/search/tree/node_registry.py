@@ -20,7 +20,7 @@ class Findable(Protocol):
         ...
 
 
-_leaving: ContextVar[bool] = ContextVar("_leaving", default=False)
+_is_for_other_process: ContextVar[bool] = ContextVar("_is_for_other_process", default=False)
 _searches: WeakValueDictionary[str, Findable] = WeakValueDictionary()
 
 
@@ -36,12 +36,12 @@ def register(search: Findable) -> str:
 
 def pickling_for_other_process() -> AbstractContextManager[None]:
     """Make pickling a node raise InputError inside, because another process could not find it."""
-    return use_context_value(_leaving, True)
+    return use_context_value(_is_for_other_process, True)
 
 
-def check_stays(key: str) -> None:
+def check_same_process(key: str) -> None:
     """Raise InputError for a node that is pickled for another process."""
-    if _leaving.get():
+    if _is_for_other_process.get():
         raise InputError(
             f"node {key!r} cannot be sent to another process, because the node belongs to a model "
             "in memory; send the path_text or data of the node"
