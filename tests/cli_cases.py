@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -100,11 +101,11 @@ class Command:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def __call__(self, *args: object) -> Done:
-        """Run the command and return its exit code and what it printed."""
+    def __call__(self, line: object = "", *args: object) -> Done:
+        """Run a command as `run_command` does; return its exit code and what it printed."""
         self._capsys.readouterr()
         with recorded_documents() as documents:
-            code = run_command(*args)
+            code = run_command(line, *args)
         printed = self._capsys.readouterr()
         return Done(code, printed.out, printed.err, documents[-1] if documents else None)
 
@@ -143,10 +144,15 @@ def recorded_documents(*modules: ModuleType) -> Iterator[list[dict[str, Any]]]:
         yield documents
 
 
-def run_command(*args: object) -> int:
-    """Run `treegen` in this process and return its exit code."""
+def run_command(line: object = "", *args: object) -> int:
+    """Run `treegen` in this process and return its exit code.
+
+    line: the beginning of the command as in a shell, such as "eval gsm8k -n 4".
+    args: further arguments, which may contain spaces.
+    """
+    words = [*shlex.split(str(line)), *map(str, args)]
     try:
-        cli.main([str(arg) for arg in args], prog_name="treegen")
+        cli.main(words, prog_name="treegen")
     except SystemExit as stopped:
         return int(stopped.code or 0)
     raise AssertionError("the command did not exit")

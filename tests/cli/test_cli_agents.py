@@ -73,21 +73,9 @@ def test_every_reply_calls_a_tool_if_forced(treegen: Command, walker: Path, tmp_
     pytest.importorskip("llguidance")
     run = tmp_path / "run"
     done = treegen(
-        "search",
-        "text-world",
+        f"search text-world -m best-of-n -n 2 -M {walker} --force-calls -o {run} --temperature 2",
         *TASK,
-        "-m",
-        "best-of-n",
-        "-n",
-        "2",
-        "-M",
-        walker,
         *FEW,
-        "--force-calls",
-        "-o",
-        run,
-        "--temperature",
-        "2",
     )
     assert done.code == 0, done.err
     for record in records_of(run):
@@ -201,20 +189,9 @@ def test_what_an_agent_cannot_do_is_refused(treegen: Command, walker: Path, tmp_
 def test_files_are_repaired_in_the_sandbox(treegen: Command, walker: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = treegen(
-        "search",
-        "repair",
-        "-T",
-        "level=easy",
-        "-T",
-        "problems=1",
-        "-M",
-        walker,
-        *FEW,
-        "-n",
-        "2",
+        f"search repair -T level=easy -T problems=1 -M {walker} -n 2 -o {run}",
         "--allow-code-execution",
-        "-o",
-        run,
+        *FEW,
     )
     assert done.code == 0, done.err
     (record,) = records_of(run)

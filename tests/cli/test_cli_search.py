@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shlex
 import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
@@ -124,18 +125,7 @@ def test_a_method_is_added_to_a_comparison(
 
 
 def test_a_word_problem(treegen: Command, tiny: Path, tmp_path: Path) -> None:
-    args = [
-        "-M",
-        tiny,
-        "-L",
-        "2",
-        "-f",
-        "1",
-        "--budget",
-        "tokens=200,calls=30",
-        "-o",
-        tmp_path / "r",
-    ]
+    args = shlex.split(f"-M {tiny} -L 2 -f 1 --budget tokens=200,calls=30 -o {tmp_path}/r")
     done = treegen("search", "gsm8k", "--width", 2, "--expand", 2, *args, "--max-tokens", 40)
     assert done.code == 0, done.err
     assert done.document["runs"][0]["method"] == "beam"

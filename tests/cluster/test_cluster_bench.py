@@ -12,22 +12,8 @@ def test_it_times_the_same_samples_on_one_worker_and_on_two(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     done = Command(capsys)(
-        "bench",
-        "cluster",
-        "--workers",
-        "2",
-        "--problems",
-        "6",
-        "--samples",
-        "3",
-        "--prefix",
-        "40",
-        "--problem-tokens",
-        "8",
-        "--mean-tokens",
-        "8",
-        "--memory",
-        "4MiB",
+        "bench cluster --workers 2 --problems 6 --samples 3 --prefix 40 --problem-tokens 8"
+        " --mean-tokens 8 --memory 4MiB"
     )
     assert done.code == 0, done.err
     one, two = done.document["results"]
@@ -43,24 +29,8 @@ def test_it_times_the_same_samples_on_one_worker_and_on_two(
 def test_workers_share_the_samples_of_few_problems(capsys: pytest.CaptureFixture[str]) -> None:
     """Fewer problems than keep two workers busy, with many samples each."""
     done = Command(capsys)(
-        "bench",
-        "cluster",
-        "--workers",
-        "2",
-        "--problems",
-        "1",
-        "--samples",
-        "64",
-        "--prefix",
-        "20",
-        "--problem-tokens",
-        "8",
-        "--mean-tokens",
-        "8",
-        "--max-tokens",
-        "16",
-        "--memory",
-        "4MiB",
+        "bench cluster --workers 2 --problems 1 --samples 64 --prefix 20"
+        " --problem-tokens 8 --mean-tokens 8 --max-tokens 16 --memory 4MiB"
     )
     assert done.code == 0, done.err
     one, two = done.document["results"]

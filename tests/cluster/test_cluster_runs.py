@@ -96,26 +96,10 @@ def test_searches_of_workers_are_those_of_one_engine(
     tiny: Path, cluster: Cluster, command: Command, tmp_path: Path
 ) -> None:
     """With the Ray that this process has already, which the command leaves as it is."""
-    args = [
-        "search",
-        "countdown",
-        "-m",
-        "beam",
-        "-L",
-        "6",
-        "--budget",
-        "tokens=150",
-        "-M",
-        tiny,
-        "--memory",
-        "4MiB",
-        "-b",
-        "6",
-        "-q",
-    ]
+    line = f"search countdown -m beam -L 6 --budget tokens=150 -M {tiny} --memory 4MiB -b 6 -q"
     one, two = tmp_path / "one", tmp_path / "two"
-    assert command(*args, "-o", one).code == 0
-    done = command(*args, "-o", two, "--workers", "2")
+    assert command(line, "-o", one).code == 0
+    done = command(line, "-o", two, "--workers", "2")
     assert done.code == 0, done.err
     assert _trees_of(two) == _trees_of(one)
     assert len(results_of(two)["parts"][-1]["workers"]) == 2

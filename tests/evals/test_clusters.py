@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -72,23 +73,10 @@ def test_a_field_of_the_data_clusters_an_eval_and_a_comparison(
     ]
     data = tmp_path / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    how = [
-        "-M",
-        tiny,
-        "--data",
-        data,
-        "-T",
-        "metric=contains",
-        "--max-tokens",
-        "12",
-        "-n",
-        "4",
-        "--temperature",
-        "1",
-        "--memory",
-        "4MiB",
-        "-q",
-    ]
+    how = shlex.split(
+        f"-M {tiny} --data {data} -T metric=contains --max-tokens 12 -n 4 --temperature 1"
+        " --memory 4MiB -q"
+    )
     errors = {}
     for name, more in (("plain", []), ("by", ["-T", "group_field=passage"])):
         done = treegen("eval", "jsonl", *how, *more, "-o", tmp_path / name)

@@ -100,20 +100,8 @@ def test_scores_are_those_of_plain_transformers(
     """With passes so small that the examples take several."""
     out = tmp_path / "run"
     done = command(
-        "eval",
-        "mmlu",
-        "--data",
-        folder,
-        "-M",
-        checkpoint,
-        "-o",
-        out,
-        "--model-args",
-        "prefill_chunk=64",
-        "-T",
-        "per_subject=6",
-        "--memory",
-        "4MiB",
+        f"eval mmlu --data {folder} -M {checkpoint} -o {out} --model-args prefill_chunk=64"
+        " -T per_subject=6 --memory 4MiB"
     )
     assert done.code == 0
     check_records(out, checkpoint, prompts(folder, {"per_subject": "6"}))
@@ -128,17 +116,7 @@ def test_real_questions_score_as_in_plain_transformers(
 ) -> None:
     out = tmp_path / "run"
     done = command(
-        "eval",
-        "mmlu",
-        "--data",
-        data_dir / "mmlu",
-        "-M",
-        checkpoint,
-        "-o",
-        out,
-        "-T",
-        "per_subject=2",
-        "--quiet",
+        f"eval mmlu --data {data_dir}/mmlu -M {checkpoint} -o {out} -T per_subject=2 --quiet"
     )
     assert done.code == 0
     check_records(out, checkpoint, prompts(data_dir / "mmlu", {"per_subject": "2"}))
@@ -286,18 +264,7 @@ def test_sampling_shortens_prompts_as_well(command: Command, folder: Path, tmp_p
     small = build_checkpoint(tmp_path / "small", context=420)
     out = tmp_path / "run"
     done = command(
-        "eval",
-        "mmlu-generate",
-        "--data",
-        folder,
-        "-M",
-        small,
-        "-o",
-        out,
-        "-T",
-        "per_subject=4",
-        "--max-tokens",
-        "5",
+        f"eval mmlu-generate --data {folder} -M {small} -o {out} -T per_subject=4 --max-tokens 5"
     )
     assert done.code == 0
     assert any(record.get("dropped") for record in samples_of(out))
@@ -310,19 +277,8 @@ def test_after_a_chat_turn_choices_lose_their_space(
 ) -> None:
     out = tmp_path / "run"
     done = command(
-        "eval",
-        "mmlu",
-        "--data",
-        folder,
-        "-M",
-        checkpoint,
-        "-o",
-        out,
-        "-T",
-        "per_subject=2",
-        "--apply-chat-template",
-        "--no-fewshot-as-multiturn",
-        "-q",
+        f"eval mmlu --data {folder} -M {checkpoint} -o {out} -T per_subject=2"
+        " --apply-chat-template --no-fewshot-as-multiturn -q"
     )
     assert done.code == 0
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)

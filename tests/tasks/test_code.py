@@ -473,20 +473,10 @@ def test_samples_without_a_reference_are_counted_as_not_judged(
         "base_input": [[0]],
         "plus_input": [],
     }
+    data = write(tmp_path / "a.jsonl", [row])
     done = Command(capsys)(
-        "eval",
-        "mbpp-plus",
-        "-M",
-        "demo",
-        "--data",
-        write(tmp_path / "a.jsonl", [row]),
-        "--n-samples",
-        "5",
-        "--max-tokens",
-        "8",
-        "-o",
-        tmp_path / "run",
-        "--allow-code-execution",
+        f"eval mbpp-plus -M demo --data {data} --n-samples 5 --max-tokens 8 -o {tmp_path}/run"
+        " --allow-code-execution"
     )
     judging = done.document["runs"][0]["judging"]
     assert judging["judge_errors"] == 5 and judging["judged"] == 0
@@ -515,19 +505,8 @@ def test_hostile_programs_cost_bounded_time() -> None:
 def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command, out = Command(capsys), tmp_path / "run"
     done = command(
-        "eval",
-        "humaneval-plus",
-        "-M",
-        "demo",
-        "--limit",
-        "2",
-        "--n-samples",
-        "3",
-        "--max-tokens",
-        "24",
-        "-o",
-        out,
-        "--allow-code-execution",
+        f"eval humaneval-plus -M demo --limit 2 --n-samples 3 --max-tokens 24 -o {out}"
+        " --allow-code-execution"
     )
     assert done.code == 0 and len(samples_of(out)) == 6
     report = done.document["runs"][0]["report"]

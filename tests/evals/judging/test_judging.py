@@ -92,19 +92,8 @@ def test_judgements_are_stored_once_and_read_without_a_model(
 ) -> None:
     run, rubric = small_run(tmp_path / "run"), rubric_file(tmp_path, LETTERS)
     arguments = (
-        "judge",
-        run,
-        "--judge",
-        "demo",
-        "--rubric",
-        rubric,
-        "--wordings",
-        "1",
+        f"judge {run} --judge demo --rubric {rubric} --wordings 1 --repeats 2 --max-tokens 12",
         *SMALL,
-        "--repeats",
-        "2",
-        "--max-tokens",
-        "12",
     )
     first = treegen(*arguments).document
     assert first["done"] == first["planned"] == 24
@@ -116,17 +105,7 @@ def test_judgements_are_stored_once_and_read_without_a_model(
     file = next((run / FOLDER).glob(f"*/{FILE}"))
     file.write_bytes(b"".join(stored)[:-30])
     more = treegen(
-        "judge",
-        run,
-        "--judge",
-        "demo",
-        "--rubric",
-        rubric,
-        *SMALL,
-        "--repeats",
-        "3",
-        "--max-tokens",
-        "12",
+        f"judge {run} --judge demo --rubric {rubric} --repeats 3 --max-tokens 12", *SMALL
     ).document
     assert more["done"] == more["planned"] == 72
     whole = lines_of(run)
@@ -245,20 +224,8 @@ def test_a_jury_and_people(tmp_path: Path, treegen: Command, tiny: Path) -> None
     ]
     labels.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = treegen(
-        "judge",
-        run,
-        "--judge",
-        "demo",
-        "--judge",
-        tiny,
-        "--rubric",
-        rubric,
-        "--labels",
-        labels,
-        "--weight",
-        "3",
-        "--weight",
-        "1",
+        f"judge {run} --judge demo --judge {tiny} --rubric {rubric} --labels {labels}",
+        *("--weight", "3", "--weight", "1"),
         *SMALL,
     ).document
     (summary,) = found["summaries"]
@@ -274,21 +241,7 @@ def test_a_jury_and_people(tmp_path: Path, treegen: Command, tiny: Path) -> None
 def test_an_evaluation_is_judged_in_its_own_directory(tmp_path: Path, treegen: Command) -> None:
     run = tmp_path / "run"
     done = treegen(
-        "eval",
-        "gsm8k",
-        "--limit",
-        "2",
-        "-n",
-        "2",
-        "--max-tokens",
-        "16",
-        "-o",
-        run,
-        "--judge",
-        "demo",
-        "--wordings",
-        "1",
-        *SMALL,
+        f"eval gsm8k --limit 2 -n 2 --max-tokens 16 -o {run} --judge demo --wordings 1", *SMALL
     )
     assert done.code == 0, done.err
     (document,) = done.document["runs"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -579,17 +580,11 @@ def results_of(output: Path) -> tuple[dict[str, Any], list[Any]]:
 def test_a_killed_command_goes_on_from_its_journal(tmp_path: Path) -> None:
     drawn = lm_eval_tasks.write_tasks(tmp_path / "tasks", limit=2)
     kept = tmp_path / "kept"
-    arguments: list[object] = [
-        "--model_args",
-        f"pretrained=demo,dtype=float32,check=False,cache={kept}",
-        "--device",
-        "cpu",
-        "--tasks",
-        "local_gsm8k_cot_self_consistency,local_mmlu",
-        "--log_samples",
-        "--gen_kwargs",
-        "temperature=1.0,max_gen_toks=60",
-    ]
+    arguments: list[object] = shlex.split(
+        f"--model_args pretrained=demo,dtype=float32,check=False,cache={kept} --device cpu"
+        " --tasks local_gsm8k_cot_self_consistency,local_mmlu --log_samples"
+        " --gen_kwargs temperature=1.0,max_gen_toks=60"
+    )
     lines = command(drawn, *arguments, "--output_path", tmp_path / "first")
     process = subprocess.Popen(
         lines, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

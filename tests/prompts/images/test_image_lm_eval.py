@@ -121,18 +121,11 @@ def test_a_run_of_treegen_draws_the_same_answers(
         tasks,
         apply_chat_template=True,
     )
-    words = (
-        "eval",
-        tmp_path / "task.yaml",
-        "--model",
-        model,
-        "--device",
-        "cpu",
-        "--memory",
-        "16MiB",
-        "--apply-chat-template",
+    line = (
+        f"eval {tmp_path}/task.yaml --model {model} --device cpu --memory 16MiB"
+        " --apply-chat-template"
     )
-    done = treegen(*words, "--images", "--allow-task-code", "-o", tmp_path / "run")
+    done = treegen(line, "--images", "--allow-task-code", "-o", tmp_path / "run")
     assert done.code == 0, done.err
     lines = map(json.loads, (tmp_path / "run" / "samples.jsonl").read_text().splitlines())
     records = sorted(lines, key=lambda record: record["problem_id"])
@@ -140,7 +133,7 @@ def test_a_run_of_treegen_draws_the_same_answers(
     shown = treegen("show", tmp_path / "run", "--problem", records[2]["problem_id"])
     assert shown.out.count("image: ") == 2
 
-    done = treegen(*words, "--allow-task-code", "-o", tmp_path / "text")
+    done = treegen(line, "--allow-task-code", "-o", tmp_path / "text")
     assert done.code == 2 and "the task has images" in done.err and "--images" in done.err
 
 
