@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
+from devices import DEVICE
 from torch import Tensor
 
-from treegen.ops.attention import Level
+from treegen.ops.attention import Level, attend
 
 
 @dataclass
@@ -159,6 +160,47 @@ def paged(
             )
         )
     return keys, values, levels
+
+
+def to_device(level: Level, device: str) -> Level:
+    """Return a level whose tensors are on a device."""
+    names = ("q_start_G", "q_stop_G", "pages_GP", "kv_len_G", "kv_start_G")
+    return replace(level, **{name: getattr(level, name).to(device) for name in names})
+
+
+def check_attention(
+    case: Case,
+    dtype: torch.dtype,
+    impl: str,
+    bounds: tuple[float, float],
+    *,
+    device: str = DEVICE,
+    stored: torch.dtype | None = None,
+    page_size: int = 4,
+    poison: float = math.nan,
+    **options: Any,
+) -> None:
+    """Compare out and LSE with the oracle by their worst element; unused slots are poisoned.
+
+    bounds: how far elements of out, and LSEs, may be from the oracle.
+    stored: dtype of keys and values, if it is not that of queries.
+    """
+    want_out, want_lse = oracle(case, **options)
+    keys, values, levels = paged(case, stored or dtype, page_size, poison=poison)
+    out, lse = attend(
+        case.q.to(device, dtype),
+        keys.to(device),
+        values.to(device),
+        [to_device(level, device) for level in levels],
+        case.positions.to(device),
+        impl=impl,
+        return_lse=True,
+        **{k: v.to(device) if isinstance(v, Tensor) else v for k, v in options.items()},
+    )
+    assert out.dtype == dtype and lse.dtype == torch.float32
+    of_out, of_lse = bounds
+    torch.testing.assert_close(out.cpu().double(), want_out, rtol=of_out, atol=of_out)
+    torch.testing.assert_close(lse.cpu().double(), want_lse, rtol=of_lse, atol=of_lse)
 
 
 def dense(

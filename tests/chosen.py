@@ -1,16 +1,9 @@
-"""What tests of experts share: devices, and which experts tokens choose."""
+"""Which experts tokens choose in tests."""
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
-
-CUDA = torch.cuda.is_available()
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]),
-]
 
 
 def choose(tokens: int, each: int, num: int) -> Tensor:

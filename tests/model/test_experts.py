@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from chosen import CUDA, DEVICES, choose
+from chosen import choose
+from devices import DEVICES, INTERPRETED
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -20,7 +21,6 @@ from treegen.model.linear.experts import GroupedExperts, GroupedLayers, fused_ex
 from treegen.model.linear.fp8 import quantize_rows
 from treegen.ops.attention.types import FP8
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
 SIZES = [  # tokens, experts of a token, experts, (outputs, inputs)
     (7, 2, 4, (48, 32)),
     (1, 3, 5, (16, 16)),
@@ -197,7 +197,6 @@ def test_the_compiler_takes_them_whole() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="no GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP8])
 def test_bits_of_a_row_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
-import os
 import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from chosen import CUDA, DEVICES, choose
+from chosen import choose
+from devices import DEVICES, INTERPRETED
 from fp4_matrices import FORMATS, NEEDS_COMPILER, Matrices, exact, limit, stored
 from shared_races import RaceError, Walk, barriers, parse
 from torch import Tensor
@@ -28,7 +28,6 @@ from treegen.model.linear.fp4 import (
     split_rows,
 )
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
 SIZES = [  # tokens, experts of a token, experts, (outputs, inputs)
     (7, 2, 4, (48, 32)),
     (1, 3, 5, (16, 64)),
@@ -171,7 +170,6 @@ def test_all_bytes_times_all_scales_are_exact(kind: str, device: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="no GPU")
 @pytest.mark.parametrize("kind", FORMATS)
 def test_bits_of_a_row_do_not_depend_on_the_others_and_never_change(kind: str) -> None:
     torch.manual_seed(0)
@@ -196,7 +194,6 @@ def test_bits_of_a_row_do_not_depend_on_the_others_and_never_change(kind: str) -
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="no GPU")
 @pytest.mark.parametrize("sizes", [(256, 8192), (5120, 1024), (40000, 320)])
 def test_bits_of_a_row_do_not_depend_on_the_others_with_one_matrix(sizes: tuple[int, int]) -> None:
     torch.manual_seed(0)

@@ -6,12 +6,12 @@ The kernels need a GPU, or TRITON_INTERPRET=1.
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any
 
 import pytest
 import torch
-from chosen import CUDA, choose
+from chosen import choose
+from devices import DEVICE, INTERPRETED, needs_triton
 from fp4_matrices import FORMATS, NEEDS_COMPILER, exact, limit, stored
 from tiny_models import save_tiny_model
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from treegen.model.linear.experts import group_by_expert
 from treegen.model.linear.fp4 import FourBitExperts, Fp4Linear, fp4_product, split_rows
 from treegen.model.linear.fp4_checkpoint import replace_with_empty_fp4
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not CUDA
-DEVICE = "cuda" if CUDA else "cpu"
-RUNS = pytest.mark.skipif(not (CUDA or INTERPRETED), reason="needs a GPU, or TRITON_INTERPRET=1")
 KIND = torch.float32 if INTERPRETED else torch.bfloat16
 
 
@@ -58,7 +55,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 class TestKernels:
     """On a GPU or in the interpreter."""
 
-    pytestmark = RUNS
+    pytestmark = needs_triton
 
     @pytest.mark.parametrize("kind", FORMATS)
     @pytest.mark.parametrize("shape", [(3, 32), (2, 5, 96), (1, 7, 4224)])
@@ -147,7 +144,6 @@ class TestKernels:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not CUDA, reason="no GPU")
 def test_rows_around_the_threshold_have_equal_products(monkeypatch: pytest.MonkeyPatch) -> None:
     from treegen.model.linear import fp4_expansion
 

@@ -9,6 +9,7 @@ import pytest
 import tiny_models
 import torch
 from cli_cases import Command
+from devices import DEVICES
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,17 +31,6 @@ from treegen.model.load import load_model
 from treegen.model.load_check import check_model
 from treegen.model.options import EngineOptions
 from treegen.ops.attention.types import FP8
-
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-        ],
-    ),
-]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -225,7 +215,6 @@ def test_a_run_goes_on_as_it_was_quantized(tmp_path: Path, treegen: Command) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize(
     ("outputs", "inputs"), [(64, 32), (3072, 2048), (12_352, 2048), (4096, 14_336)]
 )

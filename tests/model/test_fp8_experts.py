@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from devices import DEVICES
 from tiny_models import save_tiny_model
 from torch import Tensor
 from torch.nn.functional import gelu, silu
@@ -23,12 +24,6 @@ from treegen.model.linear.fp8_experts import (
 )
 from treegen.model.load import load_model
 from treegen.ops.attention.types import FP8
-
-CUDA = torch.cuda.is_available()
-DEVICES = [
-    "cpu",
-    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not CUDA, reason="no GPU")]),
-]
 
 
 def wide(rounded: Tensor, scale: Tensor) -> Tensor:

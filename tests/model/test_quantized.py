@@ -201,7 +201,6 @@ def test_a_run_names_fp8_where_it_computes_in_it(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("layout", ["channel", "fine"])
 def test_a_gpu_multiplies_fp8_as_it_is_stored(layout: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "source", dtype=torch.bfloat16)
