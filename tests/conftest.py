@@ -188,6 +188,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama for tests of the engine, with random weights; not to be changed."""
+    from tiny_models import save_tiny_model
+
+    return save_tiny_model(tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="session")
 def finished(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run of the checkpoint; not to be changed."""
     path = tmp_path_factory.mktemp("runs") / "whole"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
-from transformers import AutoModelForCausalLM
+from engine_cases import generate_greedily, load, stock_of, tokens_of
 
 from treegen import LLM, Node, SamplingParams
 from treegen.common.outputs import Completion
@@ -36,24 +36,8 @@ FAMILIES = ["llama", "gpt2", "gemma2", "gpt_oss", "deepseek_v3", "mixtral", "coh
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    tiny_models.save_tiny_model(path, "llama")
-    return path
-
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
-
-
-@pytest.fixture(scope="module")
 def llm(checkpoint: Path) -> LLM:
     return load(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def stock(checkpoint: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")
 
 
 def tree_of(samples: int = 3, questions: list[str] = QUESTIONS) -> Node:
@@ -61,25 +45,11 @@ def tree_of(samples: int = 3, questions: list[str] = QUESTIONS) -> Node:
     return Node(FEW_SHOT, children=leaves)
 
 
-def generated(stock: Any, ids: list[int], count: int) -> list[int]:
-    """Stock greedy decoding of one whole prompt, end of sequence ignored."""
-    out = stock.generate(
-        torch.tensor([ids]), do_sample=False, max_new_tokens=count, eos_token_id=None
-    )
-    tokens: list[int] = out[0, len(ids) :].tolist()
-    return tokens
-
-
-def tokens_of(completions: Any) -> dict[tuple[str, int], tuple[int, ...]]:
-    return {(c.prompt_id, c.sample_index): c.tokens for c in completions}
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_equal_stock_generation(family: str, tmp_path: Path) -> None:
     """Ragged problems under one prefix, in a pool so small that rows come one after another."""
     tiny_models.save_tiny_model(tmp_path, family)
-    stock = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    llm = load(tmp_path)
+    llm, stock = load(tmp_path), stock_of(tmp_path)
     plan = llm.plan(tree_of(), GREEDY)
     pages = max(plan.get_single_row_pages(i, 4) for i in range(3)) + 2
     small = load(tmp_path, memory=pages * 4 * llm.spec.kv_bytes_per_token, page_size=4)
@@ -87,8 +57,8 @@ def test_greedy_tokens_equal_stock_generation(family: str, tmp_path: Path) -> No
         result = engine.run(tree_of(), GREEDY)
         for index, question in enumerate(QUESTIONS):
             ids = engine.tokenizer(FEW_SHOT + question)["input_ids"]
-            want = generated(stock, ids, GREEDY.max_tokens)
-            assert [list(c.tokens) for c in result.of(f"q{index}")] == [want] * 3
+            want, _ = generate_greedily(stock, ids, GREEDY.max_tokens)
+            assert [c.tokens for c in result.of(f"q{index}")] == [want] * 3
         assert result.usage.prompt_tokens_computed == result.plan.stored_tokens
 
 
@@ -130,12 +100,14 @@ def test_a_sample_does_not_depend_on_its_neighbours(llm: LLM) -> None:
     assert other != want
 
 
-def test_logprobs_are_those_of_the_model(llm: LLM, stock: Any) -> None:
+def test_logprobs_are_those_of_the_model(checkpoint: Path, llm: LLM) -> None:
     params = SamplingParams(temperature=0.7, max_tokens=6, logprobs=3, ignore_eos=True)
     for c in llm.run(tree_of(2), params).completions:
         ids = llm.tokenizer(FEW_SHOT + QUESTIONS[int(c.prompt_id[1])])["input_ids"]
         with torch.no_grad():
-            logits = stock(torch.tensor([[*ids, *c.tokens]])).logits[0, len(ids) - 1 : -1]
+            logits = stock_of(checkpoint)(torch.tensor([[*ids, *c.tokens]])).logits[
+                0, len(ids) - 1 : -1
+            ]
         want = logits.log_softmax(-1)
         chosen = want[range(len(c.tokens)), list(c.tokens)]
         torch.testing.assert_close(torch.tensor(c.logprobs), chosen, atol=1e-4, rtol=0)
@@ -144,7 +116,9 @@ def test_logprobs_are_those_of_the_model(llm: LLM, stock: Any) -> None:
         torch.testing.assert_close(top, want.topk(3).values, atol=1e-4, rtol=0)
 
 
-def test_scores_are_log_likelihoods_with_the_context_computed_once(llm: LLM, stock: Any) -> None:
+def test_scores_are_log_likelihoods_with_the_context_computed_once(
+    checkpoint: Path, llm: LLM
+) -> None:
     pairs = [
         (FEW_SHOT + question, answer)
         for question in QUESTIONS
@@ -156,7 +130,7 @@ def test_scores_are_log_likelihoods_with_the_context_computed_once(llm: LLM, sto
         start = len(ids) - len(score.tokens)
         assert ids[start:] == list(score.tokens)
         with torch.no_grad():
-            logits = stock(torch.tensor([ids])).logits[0, start - 1 : -1]
+            logits = stock_of(checkpoint)(torch.tensor([ids])).logits[0, start - 1 : -1]
         want = logits.log_softmax(-1)[range(len(score.tokens)), ids[start:]]
         torch.testing.assert_close(torch.tensor(score.logprobs), want, atol=1e-4, rtol=0)
         assert score.is_greedy == (logits.argmax(-1).tolist() == ids[start:])
@@ -417,7 +391,7 @@ def test_weights_may_be_written_into_a_compiled_model_but_not_replaced(checkpoin
     llm, tree = load(checkpoint), Node("Ann has 3 apples.")
     module: Any = llm.model.module
     llm.model.compile_layers(llm.cache.layers, backend="aot_eager")
-    other = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")
+    other = copy.deepcopy(stock_of(checkpoint))
     for weight in other.parameters():
         weight.data.mul_(torch.rand_like(weight) + 0.5)
     ids = llm.tokenizer(tree.content)["input_ids"]
@@ -425,7 +399,7 @@ def test_weights_may_be_written_into_a_compiled_model_but_not_replaced(checkpoin
     module.load_state_dict(other.state_dict())
     after = llm.run(tree, GREEDY).completions[0].tokens
     assert before != after
-    assert list(after) == generated(other, ids, GREEDY.max_tokens)
+    assert after == generate_greedily(other, ids, GREEDY.max_tokens)[0]
     module.load_state_dict({k: v.clone() for k, v in other.state_dict().items()}, assign=True)
     with pytest.raises(ModelError, match="weights of the module were replaced"):
         llm.run(tree, GREEDY)

@@ -12,14 +12,13 @@ import latent_cases
 import numpy as np
 import pytest
 import torch
+from engine_cases import generate_greedily, stock_of, tokens_of
 from latent_cases import with_room
 from tiny_models import HYBRID, known, save_tiny_model
-from transformers import AutoConfig
 
 from treegen import LLM, Node, SamplingParams
 from treegen.engine.compute import model_runner
 from treegen.errors import CacheFullError, CapacityError
-from treegen.model.checkpoint.text_part import auto_class
 from treegen.model.recurrent.state_batch import fold_lists
 from treegen.ops.cache.state_cache import StateCache
 from treegen.prompts.plan.requests import build_sample_requests
@@ -42,32 +41,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return save
 
 
-def tokens_of(completions: Any) -> dict[tuple[str, int], tuple[int, ...]]:
-    return {(c.prompt_id, c.sample_index): c.tokens for c in completions}
-
-
-def stock_of(path: Path) -> Any:
-    stock = auto_class(AutoConfig.from_pretrained(path)).from_pretrained(
-        path, attn_implementation="eager"
-    )
-    stock.generation_config.eos_token_id = None
-    return stock
-
-
-def logprobs_alone(stock: Any, ids: list[int], tokens: tuple[int, ...]) -> list[float]:
-    """Log-probabilities of tokens after a prompt, by stock transformers with its own cache."""
-    out = stock.generate(
-        torch.tensor([ids]),
-        do_sample=False,
-        max_new_tokens=len(tokens),
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    assert tuple(out.sequences[0, len(ids) :].tolist()) == tokens
-    logits = torch.cat(out.logits)
-    return [float(row.log_softmax(-1)[token]) for row, token in zip(logits, tokens, strict=True)]
-
-
 # The text parts of models with images have the layers of a family without images.
 TEXT_PARTS = {name for name in HYBRID if name.endswith("_on_text")} - {"glm5_next_on_text"}
 
@@ -87,7 +60,9 @@ def test_a_ragged_tree_decodes_like_generate(family: str, saved: Callable[[str],
     requests = {request.id: request for request in result.plan.requests}
     assert len(result.completions) == len(requests) == 6
     for c in result.completions:
-        want = logprobs_alone(stock, requests[c.prompt_id].tokens.tolist(), c.tokens)
+        ids = requests[c.prompt_id].tokens.tolist()
+        tokens, want = generate_greedily(stock, ids, len(c.tokens))
+        assert c.tokens == tokens
         assert c.logprobs == pytest.approx(want, abs=1e-4)
     assert len({c.tokens for c in result.completions}) > 3, "the test would see little"
 

@@ -13,18 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from engine_cases import generate_greedily, stock_of
 from guessing import Always, Knowing, guessed
 from latent_cases import FAMILIES, TRUNK, force, load, ragged, shared, small
 from quantized_checkpoints import store_in_fp8
 from tiny_models import known, save_tiny_model
-from transformers import AutoConfig
 
 from treegen import LLM, AsyncLLM, Cluster, Node, SamplingParams
 from treegen.engine.compute.model_runner import ModelRunner
 from treegen.engine.features.expanded_kv import ExpandedKVCache
 from treegen.errors import ModelWarning
-from treegen.model.checkpoint.text_part import auto_class
 from treegen.ops.attention import latent as latents
 from treegen.prompts.plan.cost_model import CostModel
 from treegen.prompts.plan.requests import build_sample_requests
@@ -56,30 +54,6 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@functools.cache
-def stock_of(path: Path) -> Any:
-    stock = auto_class(AutoConfig.from_pretrained(path)).from_pretrained(
-        path, attn_implementation="eager"
-    )
-    stock.generation_config.eos_token_id = None
-    return stock
-
-
-@functools.cache
-def greedy_alone(path: Path, ids: tuple[int, ...], num: int) -> tuple[list[int], list[float]]:
-    """Greedy tokens of stock transformers after a prompt, and their log-probabilities."""
-    out = stock_of(path).generate(
-        torch.tensor([ids]),
-        do_sample=False,
-        max_new_tokens=num,
-        return_dict_in_generate=True,
-        output_logits=True,
-    )
-    tokens = out.sequences[0, len(ids) :].tolist()
-    rows = torch.cat(out.logits).log_softmax(-1)
-    return tokens, [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
-
-
 @pytest.mark.parametrize(
     ("family", "form"),
     [*itertools.product(FAMILIES, ("absorbed", "expanded")), ("deepseek_v3", "chosen")],
@@ -97,9 +71,9 @@ def test_a_ragged_tree_decodes_like_stock_transformers(
     result = llm.run(ragged(), SamplingParams(temperature=0, max_tokens=7, ignore_eos=True))
     assert bool(copied) == (form != "absorbed")
     for request in result.plan.requests:
-        tokens, logprobs = greedy_alone(path, tuple(request.tokens.tolist()), 7)
+        tokens, logprobs = generate_greedily(stock_of(path), request.tokens.tolist(), 7)
         (completion,) = (c for c in result.completions if c.prompt_id == request.id)
-        assert list(completion.tokens) == tokens
+        assert completion.tokens == tokens
         # A recurrence in other steps is rounded otherwise, and goes on with that. Stock float32 is
         # up to 1.1e-5 from stock float64 here (kimi_linear; 7e-6 for longcat_flash), and ours no
         # more than that.
@@ -270,7 +244,7 @@ def test_a_checkpoint_that_is_stored_in_fp8(
             assert found.setdefault(kind, drawn) == drawn
     assert copied and len(found) == 2
     prompt = llm.plan(ragged(), params).requests[0]
-    want, _ = greedy_alone(plain, tuple(prompt.tokens.tolist()), 10)
+    want, _ = generate_greedily(stock_of(plain), prompt.tokens.tolist(), 10)
     assert found["expanded"][0] == tuple(want)
 
 

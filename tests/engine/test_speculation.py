@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from engine_cases import load
 from guessing import Always, Knowing, guessed
 from safetensors.torch import load_file, save_file
 
-from treegen import LLM, Completion, Node, SamplingParams
+from treegen import Completion, Node, SamplingParams
 from treegen.common.drafter import DraftContext
 from treegen.engine.passes.decode import DecodeSteps
 from treegen.engine.requests.output_processor import OutputProcessor
@@ -46,16 +47,6 @@ PARAMS = SamplingParams(max_tokens=24, seed=6, ignore_eos=True)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether guesses pay is not what is tested here."""
     monkeypatch.setattr("treegen.engine.speculative.speculation.DraftLengthController", Always)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("llama")
-    return tiny_models.save_tiny_model(path, "llama")
-
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
 
 
 def tree_of(samples: int = 4) -> Node:

@@ -13,16 +13,16 @@ import latent_cases
 import numpy as np
 import pytest
 import torch
+from engine_cases import load, stock_of
 from image_cases import tree_of
 from latent_cases import with_room
 from tiny_images import picture, save_tiny_vision_model
 from tiny_models import save_tiny_model
-from transformers import AutoConfig, DynamicCache
+from transformers import DynamicCache
 
 from treegen import LLM, Completion, Node, SamplingParams
 from treegen.common.checks import CACHE_MODES
 from treegen.errors import InputError
-from treegen.model.checkpoint.text_part import auto_class
 
 FAMILIES = ["llama", "deepseek_v3", "mixtral", "qwen3_next", "lfm2", "jamba", "bamba"]
 GREEDY = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
@@ -37,17 +37,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         return save_tiny_model(tmp_path_factory.mktemp(f"{family}-{seed}"), family, seed=seed)
 
     return save
-
-
-def load(path: Path, **options: Any) -> LLM:
-    return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
-
-
-@functools.cache
-def stock_of(path: Path) -> Any:
-    return auto_class(AutoConfig.from_pretrained(path)).from_pretrained(
-        path, attn_implementation="eager"
-    )
 
 
 class Reference:

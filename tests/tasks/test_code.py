@@ -462,7 +462,7 @@ def test_a_wrong_reference_is_told_and_is_no_score(tmp_path: Path) -> None:
 
 
 def test_samples_without_a_reference_are_counted_as_not_judged(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, treegen: Command
 ) -> None:
     row = {
         "task_id": "Mbpp/1",
@@ -474,7 +474,7 @@ def test_samples_without_a_reference_are_counted_as_not_judged(
         "plus_input": [],
     }
     data = write(tmp_path / "a.jsonl", [row])
-    done = Command(capsys)(
+    done = treegen(
         f"eval mbpp-plus -M demo --data {data} --n-samples 5 --max-tokens 8 -o {tmp_path}/run"
         " --allow-code-execution"
     )
@@ -502,9 +502,9 @@ def test_hostile_programs_cost_bounded_time() -> None:
     assert [result.verdict for result in found] == list(HOSTILE.values())
 
 
-def test_a_run_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command, out = Command(capsys), tmp_path / "run"
-    done = command(
+def test_a_run_from_the_command_line(tmp_path: Path, treegen: Command) -> None:
+    out = tmp_path / "run"
+    done = treegen(
         f"eval humaneval-plus -M demo --limit 2 --n-samples 3 --max-tokens 24 -o {out}"
         " --allow-code-execution"
     )

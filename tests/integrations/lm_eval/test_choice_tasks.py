@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command, build_checkpoint, samples_of
+from cli_cases import Command, samples_of
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
 
@@ -98,11 +98,6 @@ TASKS: dict[str, tuple[Callable[[random.Random], Row], str, str]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_checkpoint(tmp_path_factory.mktemp("model"))
-
-
 def write(path: Path, rows: list[Row]) -> Path:
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
     return path
@@ -185,24 +180,17 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
 
 
-@pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
-
-
 @pytest.mark.parametrize("name", TASKS)
 def test_choices_and_scores_are_those_of_lm_eval(
-    name: str, checkpoint: Path, tmp_path: Path, command: Command
+    name: str, tiny: Path, tmp_path: Path, treegen: Command
 ) -> None:
-    compare(
-        name, 24, 2 if name in ("winogrande", "hellaswag") else 0, checkpoint, tmp_path, command
-    )
+    compare(name, 24, 2 if name in ("winogrande", "hellaswag") else 0, tiny, tmp_path, treegen)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("shots", [0, 3])
 @pytest.mark.parametrize("name", TASKS)
 def test_a_thousand_questions_are_scored_as_by_lm_eval(
-    name: str, shots: int, checkpoint: Path, tmp_path: Path, command: Command
+    name: str, shots: int, tiny: Path, tmp_path: Path, treegen: Command
 ) -> None:
-    compare(name, 1000, shots, checkpoint, tmp_path, command)
+    compare(name, 1000, shots, tiny, tmp_path, treegen)

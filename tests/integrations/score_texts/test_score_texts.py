@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from cli_cases import Command
-from tiny_models import save_tiny_model
 
 from treegen import LLM
 from treegen.errors import DataError, InputError, RunError
@@ -26,11 +25,6 @@ LINES: list[dict[str, Any]] = [
     {"text": [11, 12, 13]},
     *({"prompt": PROMPT, "completion": "x" * i} for i in range(1, 6)),
 ]
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("llama"))
 
 
 @pytest.fixture(scope="module")

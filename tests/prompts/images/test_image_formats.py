@@ -124,15 +124,15 @@ def test_postscript_starts_no_program(
 
 
 def test_a_foreign_run_with_postscript_can_be_looked_at(
-    ghostscript: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ghostscript: Path, tmp_path: Path, treegen: Command
 ) -> None:
-    command, run = Command(capsys), tmp_path / "run"
+    run = tmp_path / "run"
     model = save_tiny_vision_model(tmp_path / "model", "llava", seed=1)
     picture(1).save(tmp_path / "0.png")
     rows = [{"id": "a", "question": "What?", "answer": "1", "image": "0.png"}]
     data = write_jsonl(tmp_path / "x.jsonl", rows)
     arguments = ["--data", data, "-M", model, "--images", "-T", "image_field=image"]
-    done = command("eval", "jsonl", *arguments, "--max-tokens", 2, "-q", "-o", run)
+    done = treegen("eval", "jsonl", *arguments, "--max-tokens", 2, "-q", "-o", run)
     assert done.code == 0, done.err
     name = hashlib.sha256(EPS).hexdigest()
     index = json.loads((run / "images.json").read_text())
@@ -142,8 +142,8 @@ def test_a_foreign_run_with_postscript_can_be_looked_at(
     (run / "images").mkdir()
     (run / "images" / name).write_bytes(EPS)
     assert RunImages.read(run).content(name) == EPS
-    assert command("show", run).code == 0
-    report = command("report", run, "-o", tmp_path / "page.html")
+    assert treegen("show", run).code == 0
+    report = treegen("report", run, "-o", tmp_path / "page.html")
     assert report.code == 0, report.err
 
 
