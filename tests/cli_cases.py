@@ -216,6 +216,13 @@ def problem(question: str, answer: int, **more: Any) -> dict[str, Any]:
     return {"question": question, "answer": f"It is {answer}.\n#### {answer}", **more}
 
 
+def inspect_model(treegen: Command, *words: object) -> dict[str, Any]:
+    """Return what `treegen models` says of a model."""
+    done = treegen("models", *words, "-q")
+    assert done.code == 0, done.err
+    return done.document
+
+
 def edit_config(model: Path, **changes: Any) -> None:
     """Change fields of a checkpoint's config.json."""
     file = model / "config.json"

@@ -9,7 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from treegen import LLM, Node, SamplingParams
+
 BLOCK = 16
+_TREE = Node("Q: 1 + 1?\nA:", children=[Node(" 2", samples=2), Node(" two, for", samples=1)])
 _E4M3_MAX = 448.0
 _GROUP = {
     "targets": ["Linear"],
@@ -32,6 +35,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "mxfp8": {"quant_method": "mxfp8", "weight_block_size": [1, BLOCK]},
 }
 """The quantization_config of each layout."""
+
+
+def draw_greedily(path: Path, **options: Any) -> list[list[int]]:
+    """Tokens of the samples of a small tree."""
+    params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    llm = LLM(str(path), memory="8MiB", device="cpu", **options)
+    return [list(c.tokens) for c in llm.run(_TREE, params).completions]
 
 
 def expanded(weight: Tensor, grid: Tensor) -> Tensor:

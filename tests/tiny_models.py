@@ -821,6 +821,16 @@ def save_tiny_model(
     return directory
 
 
+def save_drawn(model: Any, directory: Path, seed: int = 7, chat_template: str | None = None) -> Any:
+    """Draw the weights of a model, write it with a tokenizer to a directory, and return it."""
+    spread_weights(model, seed)
+    model.save_pretrained(directory)
+    tokenizer = copy.deepcopy(tiny_tokenizer())
+    tokenizer.chat_template = chat_template
+    tokenizer.save_pretrained(directory)
+    return model.eval()
+
+
 @torch.no_grad()
 def spread_weights(model: torch.nn.Module, seed: int) -> None:
     """Draw every weight anew, wide enough that different contexts give different next tokens."""

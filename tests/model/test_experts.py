@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from chosen import choose
+from chosen import choose, tiny_experts
 from devices import DEVICES, INTERPRETED
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from treegen.model.linear import blocks, experts
 from treegen.model.linear.experts import GroupedExperts, GroupedLayers, fused_experts
@@ -134,26 +133,7 @@ def test_weighted_sums_leave_out_pairs_without_an_expert(device: str) -> None:
 
 
 def experts_of(family: str, **settings: Any) -> tuple[Any, Any]:
-    config = AutoConfig.for_model(
-        family,
-        vocab_size=64,
-        hidden_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        num_experts=6,
-        num_local_experts=6,
-        num_experts_per_tok=2,
-        n_routed_experts=6,
-        intermediate_size=32,
-        moe_intermediate_size=32,
-        **settings,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).requires_grad_(False)
-    for weight in model.parameters():
-        weight.normal_()
+    model = tiny_experts(family, **settings)
     ((_, found),) = fused_experts(model)
     return model, found.module
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cli_cases import edit_config
 from packed_checkpoints import INT4, store_in_int4
 from quantized_checkpoints import SETTINGS, expanded, store_in_fp8
 from safetensors.torch import load_file, save_file
@@ -41,11 +42,6 @@ def weights_of(model: Model) -> dict[str, torch.Tensor]:
         for name, part in model.module.named_modules()
         if isinstance(part, Fp8Linear)
     }
-
-
-def edit(directory: Path, **fields: Any) -> None:
-    file = directory / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
 
 
 def drawn(llm: LLM) -> list[list[int]]:
@@ -228,7 +224,7 @@ def test_divided_models_expand(tmp_path: Path) -> None:
 def test_fp8_that_nothing_tells_of_is_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "source")
     store_in_fp8(tmp_path / "source", tmp_path / "fp8", "tensor")
-    edit(tmp_path / "fp8", quantization_config=None)
+    edit_config(tmp_path / "fp8", quantization_config=None)
     with pytest.raises(ModelError, match=r"has weights in FP8 .* no quantization_config"):
         load_model(tmp_path / "fp8", device="cpu")
 
@@ -245,7 +241,7 @@ def test_layouts_that_are_not_read_are_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     save_tiny_model(tmp_path)
-    edit(tmp_path, quantization_config={**SETTINGS["channel"], **changes})
+    edit_config(tmp_path, quantization_config={**SETTINGS["channel"], **changes})
     with pytest.raises(ModelError, match=message):
         load_spec(tmp_path)
 
@@ -254,7 +250,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     save_tiny_model(tmp_path)
     monkeypatch.setattr(quantization, "find_spec", lambda name: None)
     for settings, extra in ((SETTINGS["fine"], "fp8"), (INT4, "compressed-tensors")):
-        edit(tmp_path, quantization_config=settings)
+        edit_config(tmp_path, quantization_config=settings)
         with pytest.raises(ModelError, match=rf"pip install '\.\[{extra}\]'"):
             load_spec(tmp_path)
 

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command, samples_of
+from cli_cases import Command, samples_of, write_jsonl
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
 
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 from lm_eval_tasks import definition  # noqa: E402
+
+pytestmark = pytest.mark.usefixtures("no_environment")
 
 Row = dict[str, Any]
 WORDS = [
@@ -98,11 +100,6 @@ TASKS: dict[str, tuple[Callable[[random.Random], Row], str, str]] = {
 }
 
 
-def write(path: Path, rows: list[Row]) -> Path:
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def lm_eval_scores(folder: Path, name: str, data: Path, train: Path, shots: int, model: Any) -> Any:
     """What lm-eval's own task makes of the data, by its model `hf`."""
     _, included, split = TASKS[name]
@@ -140,8 +137,8 @@ def compare(
     """Requests, log-likelihoods, choices and scores are those of lm-eval's task."""
     make, _, _ = TASKS[name]
     rng = random.Random(f"{name} {num}")
-    data = write(folder / "data.jsonl", [make(rng) for _ in range(num)])
-    train = write(folder / "train.jsonl", [make(rng) for _ in range(4)])
+    data = write_jsonl(folder / "data.jsonl", [make(rng) for _ in range(num)])
+    train = write_jsonl(folder / "train.jsonl", [make(rng) for _ in range(4)])
     model = HFLM(pretrained=str(checkpoint), dtype="float32", device="cpu", batch_size=32)
     want = lm_eval_scores(folder, name, data, train, shots, model)
     out = folder / "run"
@@ -172,12 +169,6 @@ def compare(
 def ids_of(data: Path, name: str) -> list[str]:
     rows = [json.loads(line) for line in data.read_text("utf-8").split("\n") if line]
     return [row.get("id", f"{name}-{number}") for number, row in enumerate(rows)]
-
-
-@pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval asks pip and other commands about the machine, which takes seconds."""
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
 
 
 @pytest.mark.parametrize("name", TASKS)

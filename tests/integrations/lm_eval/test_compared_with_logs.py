@@ -11,7 +11,6 @@ from report_cases import make_run
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
 
-import lm_eval_kinds  # noqa: E402
 from lm_eval.loggers import EvaluationTracker  # noqa: E402
 from lm_eval.tasks import TaskManager  # noqa: E402
 from lm_eval.utils import get_file_task_name, make_table  # noqa: E402
@@ -26,11 +25,6 @@ from treegen.report.exchange import export_run, import_log  # noqa: E402
 from treegen.report.lm_eval_documents import describe_document, dump_document  # noqa: E402
 
 GENERATED, CHOSEN = "local_triviaqa", "local_arc_easy"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lm_eval_kinds.write_kinds(tmp_path_factory.mktemp("tasks"))
 
 
 @pytest.fixture(scope="module")

@@ -34,18 +34,14 @@ from lm_eval.tasks import TaskManager  # noqa: E402
 from treegen.integrations.lm_eval import TreegenLM  # noqa: E402
 from treegen.integrations.lm_eval.__main__ import main  # noqa: E402
 
+pytestmark = pytest.mark.usefixtures("no_environment")
+
 TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('none') }}{% endif %}"
     "[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 MEMORY = "64MiB"
-
-
-@pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval asks pip and other commands about the machine, which takes seconds."""
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
 
 
 @pytest.fixture(scope="module")

@@ -33,11 +33,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lm_eval_kinds.write_kinds(tmp_path_factory.mktemp("tasks"))
-
-
-@pytest.fixture(scope="module")
 def hf(checkpoint: Path) -> Any:
     return HFLM(pretrained=str(checkpoint), device="cpu", dtype="float32", batch_size=8)
 

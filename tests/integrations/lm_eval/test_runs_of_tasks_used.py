@@ -12,7 +12,6 @@ from click.testing import CliRunner
 
 pytest.importorskip("lm_eval", "0.4")
 
-import lm_eval_kinds
 
 import treegen
 from treegen import LLM, Cluster
@@ -33,11 +32,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def llm(checkpoint: Path) -> Iterator[LLM]:
     with LLM(str(checkpoint), check=False, **OPTIONS) as loaded:
         yield loaded
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lm_eval_kinds.write_kinds(tmp_path_factory.mktemp("tasks"))
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,7 @@ from treegen.evals.registry import get_task  # noqa: E402
 from treegen.integrations.lm_eval.model import TreegenLM  # noqa: E402
 from treegen.report.exchange import export_run, import_log  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval asks pip and other commands about the machine, which takes seconds."""
-    monkeypatch.setattr("lm_eval.evaluator.add_env_info", lambda results: None)
+pytestmark = pytest.mark.usefixtures("no_environment")
 
 
 LOADS = """

@@ -14,7 +14,7 @@ from agent_runs import load_job, run_job, walker
 from audit_cases import import_run
 from cli_cases import Command
 from click.testing import CliRunner
-from report_cases import make_search_run
+from report_cases import make_search_run, set_fingerprint
 
 from treegen import evaluate
 from treegen.cli.main import cli
@@ -36,7 +36,6 @@ from treegen.report.html_page import write_page
 from treegen.report.load import load_run
 from treegen.report.view import RunView
 from treegen.runs.record_format import encode_record
-from treegen.runs.settings import _comparable_fields, _fingerprint
 from treegen.tasks.gsm8k import GSM8K
 
 _MISREAD = [[("The answer is 18.", "17", False)]]
@@ -453,9 +452,7 @@ def test_lies_in_the_settings(tmp_path: Path, at: str) -> None:
     for lie in _LIES:
         content = json.loads(json.dumps(honest))
         _change(content, at, lie)
-        identity = content["settings"]["identity"]
-        fields = _comparable_fields(identity, content["problem_ids"], content["planned"])
-        content["fingerprint"] = _fingerprint(fields)
+        set_fingerprint(content)
         (run / "run.json").write_text(json.dumps(content))
         try:
             audit_run(run)
