@@ -10,13 +10,22 @@ from typing import Any
 import torch
 from transformers import AutoConfig
 
-from treegen import LLM, Completion
+from treegen import LLM, Completion, Node
 from treegen.model.checkpoint.text_part import auto_class
+
+FEW_SHOT = "Q: Ann has 3 apples.\nA: The answer is 3.\n\n" * 2
+QUESTIONS = ["Q: Bob has 14 pens and 2 caps. How many?\nA:", "Q: Cy?\nA:", "Q: How many?\nA:"]
 
 
 def load(path: Path, **options: Any) -> LLM:
     """Load a checkpoint with a small cache, unchecked, on the CPU."""
     return LLM(str(path), **{"check": False, "device": "cpu", "memory": "8MiB", **options})
+
+
+def tree_of(samples: int, few_shot: str = FEW_SHOT) -> Node:
+    """The questions below an example, with their numbers as ids."""
+    leaves = [Node(text, samples=samples, id=str(i)) for i, text in enumerate(QUESTIONS)]
+    return Node(few_shot, children=leaves)
 
 
 def tokens_of(completions: Iterable[Completion]) -> dict[tuple[str, int], tuple[int, ...]]:
