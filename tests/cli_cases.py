@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 from treegen.cli.main import cli
-from treegen.runs import RunDir
+from treegen.runs import RunDir, SearchRunDir
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SMALL = ["--limit", "4", "--n-samples", "5", "--max-tokens", "12", "--memory", "4MiB"]
 OWN_TASK = """
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from treegen import Node, SamplingParams
 from treegen.tasks import Problem, TaskData, TaskDefaults, Verdict, summarize
 
@@ -135,7 +135,7 @@ def recorded_documents(*modules: ModuleType) -> Iterator[list[dict[str, Any]]]:
     print_document = render.json_line
 
     def record(document: Mapping[str, Any]) -> None:
-        documents.append(json.loads(json.dumps(document, allow_nan=False)))
+        documents.append(json.loads(json.dumps(document, allow_nan=False, default=asdict)))
         print_document(document)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -204,11 +204,30 @@ def copy_part(whole: Path, part: Path, lines: int, tail: bytes = b"") -> Path:
     return part
 
 
+def trees_of(path: Path, *dropped: str) -> list[dict[str, Any]]:
+    """Return the stored trees of a run without times, in a fixed order.
+
+    dropped: further numbers of their usage to leave out.
+    """
+    with SearchRunDir.open(path) as run:
+        records = sorted(run.records(), key=lambda record: str(record["problem_id"]))
+    for record in records:
+        for name in ("seconds", *dropped):
+            del record["usage"][name]
+        del record["time"]
+    return records
+
+
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> Path:
     """Write rows as JSON lines; a text is written as it is."""
     lines = [row if isinstance(row, str) else json.dumps(row) for row in rows]
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return path
+
+
+def write_data(path: Path, rows: Iterable[Mapping[str, Any] | str]) -> str:
+    """Write rows as JSON lines, and return the path as `TaskOptions.data`."""
+    return str(write_jsonl(path, rows))
 
 
 def problem(question: str, answer: int, **more: Any) -> dict[str, Any]:

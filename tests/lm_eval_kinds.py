@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
 from cli_cases import write_jsonl
 from lm_eval_tasks import definition
 
@@ -317,3 +318,9 @@ def write_kinds(folder: Path, *, most_tokens: int = 24) -> Path:
         "metadata:\n  version: 2\n"
     )
     return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tasks of lm-eval, one of each kind."""
+    return write_kinds(tmp_path_factory.mktemp("tasks"))

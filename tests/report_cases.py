@@ -191,7 +191,7 @@ def make_timeline(path: Path) -> None:
         for part in range(2)
         for s in range(40)
     ]
-    (path / "progress.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    write_jsonl(path / "progress.jsonl", lines)
 
 
 @contextmanager

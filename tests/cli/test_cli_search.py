@@ -8,14 +8,12 @@ import shutil
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
-from cli_cases import Command, edit_config, run_command, write_jsonl
+from cli_cases import Command, edit_config, run_command, trees_of, write_jsonl
 
 from treegen.cli.search import _pair_runs
 from treegen.evals.search.methods import METHODS
-from treegen.runs import SearchRunDir
 from treegen.search.tree.records import SearchTree
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
@@ -23,22 +21,14 @@ pytestmark = pytest.mark.usefixtures("elsewhere")
 FEW = ["-L", "3", "--budget", "tokens=150", "-f", "1", "--memory", "4MiB"]
 
 
-def trees_of(path: Path) -> list[dict[str, Any]]:
-    with SearchRunDir.open(path) as run:
-        records = sorted(run.records(), key=lambda record: str(record["problem_id"]))
-    for record in records:
-        # Which of two searches computes what they share is a matter of who comes first.
-        del record["time"], record["usage"]["seconds"], record["usage"]["tokens_prefilled"]
-    return records
-
-
 def assert_same_trees(found: Path, expected: Path) -> None:
     """Compare two runs: texts exactly, numbers of the model as closely as they are rounded."""
-    want = trees_of(expected)
+    # Which of two searches computes what they share is a matter of who comes first.
+    want = trees_of(expected, "tokens_prefilled")
     for record in want:
         for node, name in product(record["nodes"], ("logprob", "score")):
             node[name] = pytest.approx(node[name], abs=1.1e-3)
-    assert trees_of(found) == want
+    assert trees_of(found, "tokens_prefilled") == want
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from certified_run import certified as certified
 from cli_cases import Command
 from report_cases import make_run
 

@@ -1,6 +1,5 @@
 """Comparing two runs: the tests and intervals, and what is refused."""
 
-import json
 import math
 import random
 import re
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_cases import Command
+from cli_cases import Command, write_jsonl
 from hypothesis import given
 from hypothesis import strategies as st
 from report_cases import answer_with, edit_run, make_run
@@ -260,7 +259,7 @@ def _ask(path: Path, data: Path, answers: list[int], question: str, template: st
         {"id": f"q{i}", "question": f"{question} {i}?", "answer": str(answer)}
         for i, answer in enumerate(answers)
     ]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_jsonl(data, rows)
     arguments = {"template": template, "answer": "number"}
     options: dict[str, Any] = {"max_tokens": 2, "eager": True, "task_args": arguments}
     evaluate("jsonl", "demo", data=str(data), output=path, **options)

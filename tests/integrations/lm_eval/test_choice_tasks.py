@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cli_cases import Command, samples_of, write_jsonl
+from lm_eval_kinds import folder as folder
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cli_cases import Command, build_checkpoint
+from cli_cases import Command, build_checkpoint, write_jsonl
+from lm_eval_kinds import folder as folder
 from report_cases import make_run
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
@@ -215,7 +216,7 @@ def test_logs_of_other_documents_are_not_compared(
         changed = tmp_path / f"changed-{name}"
         changed.mkdir()
         (changed / results.name).write_text(results.read_text())
-        (changed / file).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        write_jsonl(changed / file, rows)
         (log,) = import_log(changed, tmp_path / name, tasks=[name])
         run = treegen.open_run(runs[name][0], allow_task_code=True)
         with pytest.raises(InputError, match="have the same ids but different content"):

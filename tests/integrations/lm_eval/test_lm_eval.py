@@ -18,6 +18,7 @@ import lm_eval_tasks
 import pytest
 import tiny_models
 import torch
+from lm_eval_kinds import folder as folder
 
 from treegen import LLM, Node, from_module
 from treegen.demo import model_path
@@ -576,7 +577,7 @@ def results_of(output: Path) -> tuple[dict[str, Any], list[Any]]:
 def test_a_killed_command_goes_on_from_its_journal(tmp_path: Path) -> None:
     drawn = lm_eval_tasks.write_tasks(tmp_path / "tasks", limit=2)
     kept = tmp_path / "kept"
-    arguments: list[object] = shlex.split(
+    arguments = shlex.split(
         f"--model_args pretrained=demo,dtype=float32,check=False,cache={kept} --device cpu"
         " --tasks local_gsm8k_cot_self_consistency,local_mmlu --log_samples"
         " --gen_kwargs temperature=1.0,max_gen_toks=60"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_cases import build_checkpoint, samples_of
+from lm_eval_kinds import folder as folder
 
 lm_eval = pytest.importorskip("lm_eval", "0.4")
 

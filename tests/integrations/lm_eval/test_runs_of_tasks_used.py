@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from cli_cases import assert_same_samples, build_checkpoint, samples_of
 from click.testing import CliRunner
+from lm_eval_kinds import folder as folder
 
 pytest.importorskip("lm_eval", "0.4")
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import Command
+from certified_run import certified as certified
+from certified_run import copied as copied
+from cli_cases import Command, write_jsonl
 from foreign_logs import generated_rows, write_lm_eval
 from report_cases import edit_run, make_run, set_fingerprint
 
@@ -311,7 +313,6 @@ def test_the_page_shows_what_the_command_prints(
 
 
 def test_choices_are_scored_again(tmp_path: Path, treegen: Command) -> None:
-    data = tmp_path / "data.jsonl"
     rows = [
         {
             "id": str(i),
@@ -321,7 +322,7 @@ def test_choices_are_scored_again(tmp_path: Path, treegen: Command) -> None:
         }
         for i in range(4)
     ]
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    data = write_jsonl(tmp_path / "data.jsonl", rows)
     run = tmp_path / "run"
     evaluate("arc-easy", "demo", data=str(data), num_fewshot=0, output=run, progress=False)
     done = treegen("certify", run)
@@ -476,7 +477,13 @@ def test_what_cannot_be_certified_is_an_error(
     done = treegen("certify", copied)
     assert done.code == 2 and "1 of 20 samples of the run" in done.err
     samples = (copied / "samples.jsonl").read_bytes()
-    for path in (copied / "samples.jsonl", copied, ".", "", tmp_path / "missing" / "c.json"):
+    for path in (
+        copied / "samples.jsonl",
+        copied,
+        ".",
+        "",
+        tmp_path / "missing" / "c.json",
+    ):
         done = treegen("certify", copied, "-o", path)
         assert (
             done.code == 2 and "choose another path" in done.err and len(done.err.splitlines()) == 1

@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from certified_run import certified as certified
+from certified_run import copied as copied
 from cli_cases import Command
 
 import treegen as package

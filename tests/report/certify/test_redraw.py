@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from certified_run import certified as certified
 from cli_cases import Command
 
 from treegen import LLM, Node
