@@ -26,6 +26,19 @@ class Group:
     kv_start: int = 0
 
 
+RAGGED = [
+    [Group(0, 9, 21)],
+    [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
+    [Group(i, i + 1, 1 + i, 39) for i in range(9)],
+]
+"""For nine rows after 60 keys."""
+MIXED = (
+    [[Group(0, 20, 33)], [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)]],
+    [*range(33 + 8, 33 + 20), *range(33, 40), 37],
+)
+"""A chunk that continues an earlier one, a fresh span and a decoding row under one prefix."""
+
+
 @dataclass
 class Case:
     """Query rows, levels of groups, and each group's keys and values in float64."""
@@ -187,6 +200,10 @@ def check_attention(
     """
     want_out, want_lse = oracle(case, **options)
     keys, values, levels = paged(case, stored or dtype, page_size, poison=poison)
+    moved: dict[str, Any] = {
+        name: value.to(device) if isinstance(value, Tensor) else value
+        for name, value in options.items()
+    }
     out, lse = attend(
         case.q.to(device, dtype),
         keys.to(device),
@@ -195,7 +212,7 @@ def check_attention(
         case.positions.to(device),
         impl=impl,
         return_lse=True,
-        **{k: v.to(device) if isinstance(v, Tensor) else v for k, v in options.items()},
+        **moved,
     )
     assert out.dtype == dtype and lse.dtype == torch.float32
     of_out, of_lse = bounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -13,4 +14,8 @@ DEVICE = "cuda" if CUDA else "cpu"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 needs_triton = pytest.mark.skipif(
     not CUDA and not INTERPRETED, reason="needs a GPU, or TRITON_INTERPRET=1"
+)
+needs_compiler = pytest.mark.skipif(
+    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
+    reason="needs Triton's compiler",
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from tiny_models import EXACT, HYBRID, known, save_tiny_model
 from transformers import AutoConfig
 
 from treegen import LLM, Completion, Node
@@ -56,3 +58,17 @@ def generate_greedily(
     tokens = tuple(out.sequences[0, len(ids) :].tolist())
     rows = torch.cat(out.logits).log_softmax(-1)
     return tokens, [float(row[token]) for row, token in zip(rows, tokens, strict=True)]
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Saves a tiny model of a family, once for each seed of its weights."""
+
+    @functools.cache
+    def save(family: str, seed: int = 1) -> Path:
+        model_type, _ = (EXACT | HYBRID)[family]
+        if not known(model_type):
+            pytest.skip(f"this transformers has no {model_type}")
+        return save_tiny_model(tmp_path_factory.mktemp(family), family, seed=seed)
+
+    return save

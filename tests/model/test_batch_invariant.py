@@ -6,8 +6,6 @@ The kernel runs on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1).
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from devices import DEVICES, INTERPRETED
+from devices import DEVICES, INTERPRETED, needs_compiler
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -83,10 +81,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(
         assert torch.equal(batch_invariant_linear(rows[begin:end], weight, bias), whole[begin:end])
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
-    reason="needs Triton's compiler",
-)
+@needs_compiler
 @pytest.mark.parametrize("number", ["bf16", "fp32"])
 def test_the_kernel_compiles(number: str) -> None:
     from triton.backends.compiler import GPUTarget

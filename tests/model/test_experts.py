@@ -5,14 +5,12 @@ The kernels run on a GPU, or in Triton's interpreter (TRITON_INTERPRET=1).
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from typing import Any
 
 import pytest
 import torch
 from chosen import choose, tiny_experts
-from devices import DEVICES, INTERPRETED
+from devices import DEVICES, INTERPRETED, needs_compiler
 from torch import Tensor
 
 from treegen.model.linear import blocks, experts
@@ -203,10 +201,7 @@ def test_bits_of_a_row_do_not_depend_on_the_others(dtype: torch.dtype) -> None:
     assert sizes == {16, 32, 128}
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") == "1",
-    reason="needs Triton's compiler",
-)
+@needs_compiler
 @pytest.mark.parametrize(
     ("capability", "kind", "rows", "warps"),
     [(89, "fp8e4nv", 128, 8), (90, "fp8e4nv", 64, 4), (90, "bf16", 64, 4)],

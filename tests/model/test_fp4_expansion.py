@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from chosen import choose
-from devices import DEVICE, INTERPRETED, needs_triton
-from fp4_matrices import FORMATS, NEEDS_COMPILER, exact, limit, stored
+from devices import DEVICE, INTERPRETED, needs_compiler, needs_triton
+from fp4_matrices import FORMATS, check_products, exact, limit, stored
 from tiny_models import save_tiny_model
 from torch import Tensor, nn
 
@@ -131,16 +131,8 @@ class TestKernels:
         quarters, *of_experts = given
         routes = order, blocks, each
         fp4_expansion.grouped_fp4_product(quarters, tuple(of_experts), routes, out)
-        live_S = chosen_TX.reshape(-1) < 4
-        at_S = chosen_TX.reshape(-1).clamp(max=3)
-        a, b = rows.double().repeat_interleave(each, 0), exact(matrices)[at_S]
-        want = torch.einsum("sk,snk->sn", a, b)
-        size = torch.einsum("sk,snk->sn", a.abs(), b.abs()) + 1e-6
-        if bias is not None:
-            want = want + bias.double()[at_S]
-            size = size + want.abs()
-        far = (out.cpu().double() - want).abs()
-        assert (far <= limit(want, size, out.dtype))[live_S].all() and len(scratch) == 1
+        check_products(out, rows, matrices, bias, chosen_TX)
+        assert len(scratch) == 1
 
 
 @pytest.mark.gpu
@@ -199,7 +191,7 @@ def test_reproducible_layers_do_not_expand(tmp_path: Any) -> None:
     assert all(part.expands for part in layers)
 
 
-@NEEDS_COMPILER
+@needs_compiler
 @pytest.mark.parametrize("capability", [80, 89, 90])
 @pytest.mark.parametrize("kind", FORMATS)
 def test_the_kernel_compiles(kind: str, capability: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attention_cases import Case, Group, check_attention, make_case, random_tree
+from attention_cases import MIXED, Case, check_attention, make_case, random_tree
 from devices import CUDA, DEVICE, needs_triton
 from torch import Tensor
 
@@ -54,15 +54,8 @@ def test_ragged_trees(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (4, 1)])
 def test_heads_and_causal_spans(heads: tuple[int, int]) -> None:
-    groups = [
-        [Group(0, 20, 33)],
-        [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)],
-    ]
-    positions = [*range(33 + 8, 33 + 20), *range(33, 40), 37]
     for dtype in DTYPES:
-        case = make_case(
-            groups, positions, heads=heads, dims=(48, 32), causal=[False, True], round_to=dtype
-        )
+        case = make_case(*MIXED, heads=heads, dims=(48, 32), causal=[False, True], round_to=dtype)
         check(case, dtype, page_size=16)
 
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import Case, Group, check_attention, make_case, paged, random_tree
+from attention_cases import (
+    MIXED,
+    RAGGED,
+    Case,
+    Group,
+    check_attention,
+    make_case,
+    paged,
+    random_tree,
+)
 from torch import Tensor
 
 from treegen.errors import InputError
@@ -107,12 +116,7 @@ def test_windows_and_sinks(impl: str, seed: int, kind: str) -> None:
 @pytest.mark.parametrize("impl", KERNELS, indirect=True)
 @pytest.mark.parametrize("dim", [64, 80, 96, 128, 256])
 def test_head_dimensions(impl: str, dim: int) -> None:
-    groups = [
-        [Group(0, 9, 21)],
-        [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
-        [Group(i, i + 1, 1 + i, 39) for i in range(9)],
-    ]
-    check(case_of(groups, [60] * 9, heads=(6, 2), dims=(dim, dim)), impl, page_size=16)
+    check(case_of(RAGGED, [60] * 9, heads=(6, 2), dims=(dim, dim)), impl, page_size=16)
 
 
 @pytest.mark.parametrize("impl", KERNELS, indirect=True)
@@ -126,12 +130,7 @@ def test_prefill_of_chunks_beside_decoding(
     impl: str, options: dict[str, int], page_size: int
 ) -> None:
     """A chunk that continues an earlier one, a fresh span and a decoding row under one prefix."""
-    groups = [
-        [Group(0, 20, 33)],
-        [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)],
-    ]
-    positions = [*range(33 + 8, 33 + 20), *range(33, 40), 37]
-    case = case_of(groups, positions, causal=[False, True])
+    case = case_of(*MIXED, causal=[False, True])
     check(case, impl, page_size=page_size, **options)
 
 

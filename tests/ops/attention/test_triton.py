@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 from attention_cases import (
+    MIXED,
+    RAGGED,
     Case,
     Group,
     check_attention,
@@ -72,14 +74,9 @@ def test_window_cap_and_sinks(seed: int) -> None:
 @pytest.mark.parametrize("heads", [(4, 4), (8, 2), (6, 2), (4, 1)])
 @pytest.mark.parametrize("dims", [(16, 16), (64, 64), (80, 80), (96, 96), (129, 64), (256, 256)])
 def test_heads_and_dimensions(heads: tuple[int, int], dims: tuple[int, int]) -> None:
-    groups = [
-        [Group(0, 9, 21)],
-        [Group(0, 1, 3, 21), Group(2, 9, 18, 21)],
-        [Group(i, i + 1, 1 + i, 39) for i in range(9)],
-    ]
     dtype = torch.bfloat16 if CUDA else torch.float16
     for kind in (torch.float32, dtype):
-        case = make_case(groups, [60] * 9, heads=heads, dims=dims, round_to=kind)
+        case = make_case(RAGGED, [60] * 9, heads=heads, dims=dims, round_to=kind)
         check(case, kind, page_size=16)
 
 
@@ -97,13 +94,8 @@ def test_tall_units_of_wide_heads(dims: tuple[int, int]) -> None:
 @needs_triton
 def test_chunked_causal_prefill_beside_decode() -> None:
     """A chunk that continues an earlier one, a fresh span and a decoding row under one prefix."""
-    groups = [
-        [Group(0, 20, 33)],
-        [Group(0, 12, 20, 33), Group(12, 19, 7, 33), Group(19, 20, 5, 33)],
-    ]
-    positions = [*range(33 + 8, 33 + 20), *range(33, 40), 37]
-    check(make_case(groups, positions, causal=[False, True]), torch.float32)
-    check(make_case(groups, positions, causal=[False, True]), torch.float32, window=9)
+    check(make_case(*MIXED, causal=[False, True]), torch.float32)
+    check(make_case(*MIXED, causal=[False, True]), torch.float32, window=9)
 
 
 @needs_triton

@@ -159,18 +159,6 @@ def test_a_loaded_model_and_a_plan_know_it(tmp_path: Path, treegen: Command) -> 
     assert each[1]["model"]["kv_cache_dtype"] == "fp8"
 
 
-def test_a_run_names_it_and_is_continued_so(tmp_path: Path, treegen: Command) -> None:
-    run = tmp_path / "run"
-    arguments = ["gsm8k", "--limit", "1", "-n", "2", "--max-tokens", "4", "--memory", "16MiB", "-q"]
-    assert treegen("eval", *arguments, "--kv-cache-dtype", "fp8", "-o", run).code == 0
-    assert '"kv_cache_dtype": "fp8"' in (run / "run.json").read_text()
-    assert treegen("eval", "--resume", run, "-q").code == 0
-    plain = tmp_path / "plain"
-    assert treegen("eval", *arguments, "-o", plain).code == 0
-    refused = treegen("eval", "--resume", plain, "--kv-cache-dtype", "fp8", "-q")
-    assert refused.code == 2 and "kv_cache_dtype" in refused.err
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
